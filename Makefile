@@ -1,0 +1,66 @@
+# Everything happens in .venv; nothing else on the machine is touched.
+# make venv PYTHON=python3.13 EXTRAS=test,dev   another Python, or without torch and JupyterLab
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# The first Python of the supported range that really runs here.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
+EXTRAS ?= torch,demo,test,dev
+
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+STAMP := $(VENV)/.installed
+KERNELSPEC := $(wildcard monarch_kernel/kernel/kernelspec/*)
+OUT := build
+
+# Jupyter must find this checkout's kernel, whatever is installed elsewhere for the user.
+export JUPYTER_PREFER_ENV_PATH := 1
+
+.PHONY: help venv test check format demo lab bench lock clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+venv: $(STAMP) ## .venv with the project (editable) and all that its tests and notebooks need
+
+$(STAMP): pyproject.toml $(wildcard constraints/*.txt) $(KERNELSPEC)
+	@test -n "$(PYTHON)" || { echo "No Python 3.11, 3.12 or 3.13 was found. Install one, or name it: make venv PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@set -e; c=constraints/py$$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt; \
+	test -f $$c || { echo "$(VENV) has an unsupported Python; remove $(VENV) and run make again with Python 3.11, 3.12 or 3.13."; exit 1; }; \
+	echo "Installing monarch_kernel[$(EXTRAS)] into $(VENV) (a few minutes the first time) ..."; \
+	export PIP_DISABLE_PIP_VERSION_CHECK=1; \
+	$(PY) -m pip install --quiet -c $$c hatchling editables; \
+	$(PY) -m pip install --quiet -c $$c --no-build-isolation -e '.[$(EXTRAS)]'
+	@touch $@
+
+test: venv ## the whole suite, notebooks included
+	$(PY) -m pytest
+
+check: venv ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: venv ## put the code in its format, and mend what ruff can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+demo: venv ## run the quickstart notebook on the real kernel, and say where the result lies
+	@$(PY) notebooks/run.py notebooks/01_quickstart.ipynb --out $(OUT)/demo
+
+lab: venv ## JupyterLab with the quickstart notebook
+	$(BIN)/jupyter lab notebooks/01_quickstart.ipynb
+
+bench: venv ## measure against torchmonarch (BENCH_ARGS="--quick", see docs/performance.md)
+	$(PY) -m bench $(BENCH_ARGS)
+
+lock: venv ## write constraints/ anew for the Python of .venv, from what the index offers today
+	$(PY) constraints/lock.py
+
+clean: ## remove all that make made
+	rm -rf $(VENV) .bench $(OUT) dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

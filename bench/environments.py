@@ -1,0 +1,52 @@
+"""An environment of its own for each peer, made when first needed and kept under .bench/."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+STATE = ROOT / ".bench"
+REQUIREMENTS = ROOT / "bench" / "requirements"
+
+
+class EnvironmentFailed(Exception):
+    """A peer's environment could not be made; the message says why and what to try."""
+
+
+def python_for(peer: str) -> Path:
+    """The interpreter that runs `peer`: ours and the limits use the one that runs the bench.
+
+    Raises EnvironmentFailed when the peer cannot be installed here.
+    """
+    requirements = REQUIREMENTS / f"{peer}.txt"
+    if not requirements.exists():
+        return Path(sys.executable)
+    folder = STATE / "envs" / peer
+    stamp = folder / ".installed"
+    wanted = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
+    python = folder / "bin" / "python"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return python
+    print(f"making the environment of {peer} in {folder.relative_to(ROOT)} ...", file=sys.stderr, flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True, text=True
+        )
+        install = [str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)]
+        environ = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        subprocess.run(install, check=True, capture_output=True, text=True, env=environ)
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or "").strip().splitlines()
+        why = said[-1] if said else f"exit status {error.returncode}"
+        raise EnvironmentFailed(
+            f"{peer} could not be installed from {requirements.relative_to(ROOT)}: {why}; "
+            f"leave it out with --peers, or install it there by hand"
+        ) from None
+    stamp.write_text(wanted)
+    return python

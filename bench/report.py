@@ -1,0 +1,129 @@
+"""Medians over rounds, and the tables."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from bench.metrics import LIMITS, REFERENCE, ROWS, Row
+
+Result = dict[str, object]
+Medians = dict[tuple[str, str], float]
+
+
+def medians(results: Iterable[Result]) -> Medians:
+    """(peer, metric) -> the median over the rounds."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for r in results:
+        value = r["value"]
+        if isinstance(value, int | float):
+            values.setdefault((str(r["peer"]), str(r["metric"])), []).append(value)
+    return {key: statistics.median(v) for key, v in values.items()}
+
+
+def notes(results: Iterable[Result]) -> list[str]:
+    """What could not be measured, and why; each once."""
+    said: dict[str, None] = {}
+    for r in results:
+        if r["value"] is None and r["metric"] != "version":
+            said[f"{r['peer']} {str(r['metric']).removeprefix('group:')}: {r.get('note', '')}"] = None
+    return list(said)
+
+
+def versions(results: Iterable[Result]) -> dict[str, str]:
+    """peer -> what was measured."""
+    return {str(r["peer"]): str(r["note"]) for r in results if r["metric"] == "version"}
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, thousands with commas."""
+    if value is None:
+        return "–"
+    if value and abs(value) < 0.001:
+        return f"{value:.6f}".rstrip("0")
+    if abs(value) < 100:
+        return f"{value:.3g}"
+    return f"{value:,.0f}"
+
+
+def verdict(row: Row, ratio: float | None) -> str:
+    """Whether the bar of a row is met: "<= 0.25 ok", "<= 0.25 MISS", or nothing."""
+    if row.bar is None:
+        return ""
+    sign = ">=" if row.more_is_better else "<="
+    if ratio is None:
+        return f"{sign} {row.bar:g} ?"
+    met = ratio >= row.bar if row.more_is_better else ratio <= row.bar
+    return f"{sign} {row.bar:g} {'ok' if met else 'MISS'}"
+
+
+def over(value: float | None, by: float | None) -> float | None:
+    """value / by, where both are there."""
+    return None if value is None or not by else value / by
+
+
+def table(found: Medians, peers: Sequence[str], show_all: bool) -> Table:
+    """One row a metric: each peer, the limit, and ours against torchmonarch and the limit."""
+    shown = Table(box=box.MARKDOWN)
+    shown.add_column("metric", no_wrap=True)
+    names = [p for p in peers if p != "limit"]
+    against_reference, against_limit = {"ours", REFERENCE} <= {*peers}, {"ours", "limit"} <= {*peers}
+    extra = ["limit"] if "limit" in peers else []
+    extra += [f"ours / {REFERENCE}", "bar"] if against_reference else []
+    extra += ["ours / limit"] if against_limit else []
+    for name in [*names, *extra]:
+        shown.add_column(name, justify="right")
+    for row in ROWS:
+        values = {name: found.get((name, row.metric)) for name in names}
+        if (row.detail and not show_all) or not any(v is not None for v in values.values()):
+            continue
+        ours, limit = values.get("ours"), found.get(("limit", row.limit or ""))
+        ratio = over(ours, values.get(REFERENCE))
+        known = {
+            "limit": number(limit),
+            f"ours / {REFERENCE}": number(ratio),
+            "bar": verdict(row, ratio),
+            "ours / limit": number(over(ours, limit)),
+        }
+        shown.add_row(row.label, *(number(values[name]) for name in names), *(known[name] for name in extra))
+    return shown
+
+
+def limits(found: Medians) -> Table | None:
+    """What the machine itself allows, or None when that was not measured."""
+    shown = Table("limit", box=box.MARKDOWN)
+    shown.add_column("value", justify="right")
+    for metric, label in LIMITS.items():
+        value = found.get(("limit", metric))
+        if value is not None:
+            shown.add_row(label, number(value))
+    return shown if shown.row_count else None
+
+
+def missed(found: Medians) -> list[str]:
+    """The bars that ours did not meet."""
+    return [
+        row.label.strip()
+        for row in ROWS
+        if verdict(row, over(found.get(("ours", row.metric)), found.get((REFERENCE, row.metric)))).endswith(
+            "MISS"
+        )
+    ]
+
+
+def show(results: Sequence[Result], peers: Sequence[str], show_all: bool) -> None:
+    """Print it all to standard output."""
+    # A table in a file must not be folded at 80 columns.
+    console = Console(
+        width=None if Console().is_terminal else 200, highlight=False, emoji=False, markup=False
+    )
+    found = medians(results)
+    console.print(table(found, peers, show_all))
+    if (bare := limits(found)) is not None:
+        console.print(bare)
+    for line in notes(results):
+        console.print(f"note: {line}", soft_wrap=True)

@@ -1,0 +1,115 @@
+"""Starts each (peer, group) in a fresh process, and collects what it prints.
+
+The process that calls `measure` must have no children of its own that matter: after each group,
+all its descendants are ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from bench.environments import ROOT, STATE
+from bench.measure import tree
+from bench.report import Result
+
+SCRIPTS = {
+    "ours": "monarch_actors",
+    "torchmonarch": "monarch_actors",
+    "ray": "ray_actors",
+    "ipyparallel": "ipyparallel_views",
+    "dask": "dask_actors",
+    "limit": "limits",
+}
+DEADLINE_S = 300
+#: How long the helpers of a peer that has ended may take to end too.
+GRACE_S = 3
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever a peer leaves behind, so that it can be found and ended."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_leftovers(grace: float = 0) -> list[str]:
+    """Kill every descendant of this process after a while; the names of those that were still running."""
+    names: list[str] = []
+    until = time.monotonic() + grace
+    while any(_running(pid) for pid in tree()[1:]) and time.monotonic() < until:
+        time.sleep(0.02)
+    while pids := tree()[1:]:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                if _running(pid):
+                    names.append(Path(f"/proc/{pid}/comm").read_text().strip())
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.01)
+    return names
+
+
+def _running(pid: int) -> bool:
+    """Whether the process is there and more than a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def measure(peer: str, python: Path, group: str, scale: float) -> list[Result]:
+    """Run one group of one peer; its measurements, and notes for what went wrong."""
+    logs = STATE / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"{peer}-{group}.log"
+    environ = {
+        **os.environ,
+        "BENCH_PEER": peer,
+        "BENCH_SCALE": str(scale),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # one warning less
+    }
+    # Into files, not pipes: a helper that outlives the peer may hold them open.
+    out = log.with_suffix(".out")
+    with log.open("w") as stderr, out.open("w") as stdout:
+        process = subprocess.Popen(
+            [str(python), "-m", f"bench.peers.{SCRIPTS[peer]}", group],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=ROOT,
+            env=environ,
+            start_new_session=True,  # an interrupt here must not reach the peers twice
+        )
+        try:
+            process.wait(DEADLINE_S)
+            timed_out = False
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            process.kill()
+            process.wait()
+    # Peers print other things too.
+    lines = out.read_text(errors="replace").splitlines()
+    results: list[Result] = [json.loads(line) for line in lines if line.startswith('{"peer"')]
+    trouble = {"peer": peer, "metric": f"group:{group}", "value": None}
+    if timed_out:
+        results.append({**trouble, "note": f"no end within {DEADLINE_S} s; see {log.relative_to(ROOT)}"})
+    elif process.returncode:
+        last = (log.read_text(errors="replace").strip().splitlines() or ["nothing on stderr"])[-1]
+        results.append({**trouble, "note": f"exit status {process.returncode}: {last[:200]}"})
+    left = end_leftovers(GRACE_S)
+    if left and not timed_out and peer == "ours":
+        results.append(
+            {**trouble, "note": f"left {len(left)} processes behind: {', '.join(sorted(set(left)))}"}
+        )
+    return [{**r, "group": group} for r in results]

@@ -1,0 +1,50 @@
+"""Write constraints/pyX.Y.txt for the Python that runs this: exact versions, and nothing else.
+
+The resolver is pip's own, in a dry run.  Only names and versions are kept, so that the
+file says nothing about where the packages came from and holds on every platform.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+EXTRAS = "torch,demo,test,dev"
+BUILD = ["hatchling", "editables"]
+# Held back: the torch that the bench's main peer, torchmonarch 0.7.0, was built for.
+HELD = ["torch==2.13.0"]
+# torch pins these itself, to the builds it was linked with; whether it wants them depends on the platform.
+OF_TORCH = re.compile(r"nvidia-|cuda-|triton$|nvshmem")
+
+
+def resolve(requirements: list[str]) -> dict[str, str]:
+    """Normalised name -> version of everything that installing the requirements would bring."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as report:
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
+        subprocess.run([*command, "--report", report.name, *requirements], check=True)
+        installs = json.load(report)["install"]
+    versions: dict[str, str] = {}
+    for item in installs:
+        name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
+        # "+cpu" and the like name one index's build; the plain version matches them all.
+        versions[name] = item["metadata"]["version"].split("+")[0]
+    return versions
+
+
+def main() -> None:
+    """Resolve, and replace the file."""
+    versions = resolve([f"{ROOT}[{EXTRAS}]", *BUILD, *HELD])
+    del versions["monarch-kernel"]
+    target = ROOT / "constraints" / "py{}.{}.txt".format(*sys.version_info[:2])
+    lines = [f"{name}=={version}\n" for name, version in sorted(versions.items()) if not OF_TORCH.match(name)]
+    target.write_text("".join(lines))
+    print(f"{target.relative_to(ROOT)}: {len(lines)} packages")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""monarch_kernel: a Jupyter kernel for driving and debugging a cluster as if it were one machine.
+
+The actor API is in ``monarch_kernel.actor``; ``%load_ext monarch_kernel`` adds the ``%mesh`` magics to any IPython.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch_kernel._version import __version__
+
+__all__ = [
+    "__version__",
+    "enable_monarch_imports",
+    "get_mesh",
+    "load_ipython_extension",
+    "unload_ipython_extension",
+]
+
+
+def enable_monarch_imports(prefer_installed: bool = False) -> bool:
+    """Make ``import monarch`` give this package; see ``monarch_kernel.aliases``."""
+    from monarch_kernel.aliases import enable_monarch_imports as enable
+
+    return enable(prefer_installed)
+
+
+def get_mesh(name: str) -> Any:
+    """The newest proc mesh of this controller with that name (``%mesh ls`` lists them)."""
+    from monarch_kernel.meshes import get_mesh as find
+
+    return find(name)
+
+
+def load_ipython_extension(ip: Any) -> None:
+    """``%load_ext monarch_kernel``: the ``%mesh`` and ``%%mesh`` magics."""
+    from monarch_kernel.kernel.extension import load
+
+    load(ip)
+
+
+def unload_ipython_extension(ip: Any) -> None:
+    """``%unload_ext monarch_kernel``."""
+    from monarch_kernel.kernel.extension import unload
+
+    unload(ip)

@@ -1,0 +1,81 @@
+"""``python -m monarch_kernel``, also installed as ``monarch-kernel``: the kernel, and commands around it.
+
+Jupyter starts the kernel with ``-f CONNECTION_FILE``: arguments that begin with an option go to the kernel.
+A first word names a command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+from monarch_kernel._version import __version__
+
+
+class _Command(NamedTuple):
+    """A command: imported only when it is called, so that the others cost nothing."""
+
+    help: str
+    setup: str
+    """``module:function``. The function adds options to a parser, and sets ``run``: a function of the parsed
+    options that gives the exit status."""
+
+
+_COMMANDS = {
+    "install": _Command(
+        "tell Jupyter about this environment's kernel", "monarch_kernel.kernel.install:add_install_command"
+    ),
+    "uninstall": _Command("undo install", "monarch_kernel.kernel.install:add_uninstall_command"),
+}
+
+
+def _parser(command: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="monarch-kernel",
+        description="The Monarch kernel for Jupyter.",
+        epilog="With -f CONNECTION_FILE, as Jupyter calls it, the kernel itself runs.",
+    )
+    parser.add_argument("--version", action="version", version=f"monarch_kernel {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (text, setup) in _COMMANDS.items():
+        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        if name == command:
+            module, _, function = setup.partition(":")
+            getattr(import_module(module), function)(sub)
+    return parser
+
+
+def _run_kernel(argv: Sequence[str]) -> int:
+    # A user's random.py in the working folder must not hide the standard library's while the kernel starts;
+    # IPython puts the folder back, behind it.
+    if sys.path and sys.path[0] in ("", os.getcwd()):
+        del sys.path[0]
+    from monarch_kernel.kernel.app import launch
+
+    launch(argv)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command, or the kernel.
+
+    Args:
+        argv: the arguments; those of the process by default.
+
+    Returns:
+        The exit status.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    first = argv[0] if argv else ""
+    if first.startswith("-") and first not in ("-h", "--help", "--version"):
+        return _run_kernel(argv)
+    options = _parser(first).parse_args(argv)
+    return int(options.run(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

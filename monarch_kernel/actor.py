@@ -1,0 +1,63 @@
+"""The actor API: hosts, procs and actors as meshes. Names and semantics are those of ``monarch.actor``.
+
+This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
+"""
+
+from monarch_kernel.runtime.actor.base import Actor, concurrent_endpoint, endpoint
+from monarch_kernel.runtime.actor.context import Context, context, current_actor_name, current_rank, current_size
+from monarch_kernel.runtime.actor.controllers import get_or_spawn_controller
+from monarch_kernel.runtime.actor.endpoint import Accumulator, Endpoint, as_endpoint, send
+from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, SupervisionError
+from monarch_kernel.runtime.actor.faultline import default_hook as unhandled_fault_hook
+from monarch_kernel.runtime.actor.hosts import (
+    BootstrapCommand,
+    HostMesh,
+    default_bootstrap_cmd,
+    local_proc_mesh,
+    proc_mesh,
+    this_host,
+    this_proc,
+)
+from monarch_kernel.runtime.actor.life import shutdown_context
+from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
+from monarch_kernel.runtime.actor.ports import Channel, Port, PortReceiver
+from monarch_kernel.runtime.mesh.shape import Extent, Point
+from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
+from monarch_kernel.runtime.node.future import Future
+
+__all__ = [
+    "Accumulator",
+    "Actor",
+    "ActorError",
+    "ActorMesh",
+    "BootstrapCommand",
+    "Channel",
+    "Context",
+    "Endpoint",
+    "Extent",
+    "Future",
+    "HostMesh",
+    "MeshFailure",
+    "Point",
+    "Port",
+    "PortReceiver",
+    "ProcMesh",
+    "SupervisionError",
+    "ValueMesh",
+    "as_endpoint",
+    "concurrent_endpoint",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "default_bootstrap_cmd",
+    "endpoint",
+    "get_or_spawn_controller",
+    "local_proc_mesh",
+    "proc_mesh",
+    "send",
+    "shutdown_context",
+    "this_host",
+    "this_proc",
+    "unhandled_fault_hook",
+]

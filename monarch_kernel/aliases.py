@@ -1,0 +1,83 @@
+"""``import monarch`` gives this package: code written for Monarch runs unchanged.
+
+Only names that exist here are aliased; ``monarch.X`` for anything else raises ``ImportError`` and says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Sequence
+
+_ALIAS = "monarch"
+_OURS = "monarch_kernel"
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Resolves ``monarch`` and ``monarch.X`` to ``monarch_kernel`` and ``monarch_kernel.X``, the same module objects."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _ALIAS and not fullname.startswith(_ALIAS + "."):
+            return None
+        ours = _OURS + fullname[len(_ALIAS) :]
+        if importlib.util.find_spec(ours) is None:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname == _ALIAS)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        module = importlib.import_module(_OURS + spec.name[len(_ALIAS) :])
+        # The import system is about to write these; an alias must not rename the module it stands for.
+        self._saved = (module.__spec__, getattr(module, "__loader__", None), module.__package__)
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__spec__, module.__loader__, module.__package__ = self._saved
+
+
+_finder: _Finder | None = None
+
+
+def enable_monarch_imports(prefer_installed: bool = False) -> bool:
+    """Make ``import monarch`` (and ``monarch.actor``, ...) give this package.
+
+    Args:
+        prefer_installed: leave ``monarch`` alone if the real one is installed.
+
+    Returns:
+        Whether ``monarch`` is this package now.
+
+    Raises:
+        RuntimeError: the real Monarch has been imported already.
+    """
+    global _finder
+    loaded = sys.modules.get(_ALIAS)
+    if loaded is not None and loaded is not sys.modules.get(_OURS):
+        if prefer_installed:
+            return False
+        raise RuntimeError(
+            "the real monarch has been imported in this process: call enable_monarch_imports() before anything imports it"
+        )
+    if _finder is not None:
+        return True
+    if prefer_installed and importlib.util.find_spec(_ALIAS) is not None:
+        return False
+    _finder = _Finder()
+    sys.meta_path.insert(0, _finder)
+    return True
+
+
+def disable_monarch_imports() -> None:
+    """Undo ``enable_monarch_imports``."""
+    global _finder
+    if _finder is not None:
+        sys.meta_path.remove(_finder)
+        _finder = None
+        ours = {name for name, module in sys.modules.items() if name.partition(".")[0] == _ALIAS}
+        for name in ours:
+            del sys.modules[name]

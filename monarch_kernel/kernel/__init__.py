@@ -1,0 +1,1 @@
+"""The Jupyter kernel: its application, interrupts, kernelspec, magics and output."""

@@ -1,0 +1,50 @@
+"""The kernel's application: what ``python -m monarch_kernel -f FILE`` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ipykernel.kernelapp import IPKernelApp
+from traitlets import Bool, Type
+
+import monarch_kernel
+from monarch_kernel.kernel.kernel import MonarchKernel
+
+
+class MonarchKernelApp(IPKernelApp):
+    """``IPKernelApp`` for ``MonarchKernel``. It keeps the name, so a user's IPython configuration applies."""
+
+    kernel_class = Type(
+        MonarchKernel,
+        klass="ipykernel.kernelbase.Kernel",
+        help="The kernel class to run.",
+    ).tag(config=True)
+
+    classes = [*IPKernelApp.classes, MonarchKernel]  # noqa: RUF012 - traitlets reads it from the class
+
+    prefer_installed_monarch = Bool(
+        False, help="Let `import monarch` give an installed torchmonarch, if there is one."
+    ).tag(config=True)
+
+    def init_kernel(self) -> None:
+        """Make the kernel object; from here on ``import monarch`` finds this package."""
+        monarch_kernel.enable_monarch_imports(prefer_installed=self.prefer_installed_monarch)
+        super().init_kernel()
+
+    def init_extensions(self) -> None:
+        """Load the magics like any extension, so that ``%load_ext`` and ``%reload_ext`` know about them."""
+        # Not among IPython's own: those may fail, and a kernel without its magics must not start.
+        assert self.shell is not None
+        self.shell.extension_manager.load_extension("monarch_kernel")
+        super().init_extensions()
+
+
+def launch(argv: Sequence[str] | None = None) -> None:
+    """Run the kernel until it is told to end.
+
+    Args:
+        argv: ipykernel's arguments, such as ``-f CONNECTION_FILE``; those of the process by default.
+    """
+    options: dict[str, Any] = {} if argv is None else {"argv": list(argv)}
+    MonarchKernelApp.launch_instance(**options)

@@ -1,0 +1,241 @@
+"""The actors that `%mesh` puts on every rank: one that runs cells, one that tells where they are."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import sysconfig
+import threading
+import time
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from monarch_kernel.actor import Actor, context, endpoint
+from monarch_kernel.kernel import rank_output
+from monarch_kernel.kernel.cellrunner import Cell, CellRunner, fallback_bundle, plain_text, where_is
+from monarch_kernel.kernel.lazyshell import LazyShell
+from monarch_kernel.kernel.rank_env import Rendezvous, end_process_group, reserve_port, set_up
+from monarch_kernel.protocol.faults import Fault, capture
+
+#: A cell's value is sent to the notebook if its pickle is not larger than this (bytes).
+VALUE_LIMIT = 16_000_000
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(_HERE)) + os.sep
+# Code that is not the user's: where a rank is, is told by the innermost line outside of these.
+_FOREIGN = tuple(
+    {
+        _PACKAGE,
+        *(path + os.sep for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name))),
+    }
+)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How a cell ended on one rank.
+
+    Attributes:
+        rank: the rank in its mesh.
+        value: the pickled value of the last expression; None if there is none or it was not sent.
+        has_value: whether the cell ends in an expression.
+        unsent: why the value was not sent, as a sentence.
+        shown: the value as text, where it was not sent.
+        fault: the exception that ended the cell.
+        seconds: how long it took.
+    """
+
+    rank: int
+    value: bytes | None
+    has_value: bool
+    unsent: str
+    shown: str
+    fault: Fault | None
+    seconds: float
+
+
+class _Activity:
+    """What the main thread of this process does for `CellExecutor`; read by `Monitor`."""
+
+    cell: str = ""
+
+
+class CellExecutor(Actor):
+    """Runs cells in this rank's `__main__`, on its main thread."""
+
+    __main_thread__ = True
+
+    def __init__(self) -> None:
+        point = context().actor_instance.rank
+        self._rank = point.rank
+        main = _main_module()
+        self._names = vars(main)
+        self._names.update(rank=point.rank, world_size=point.extent.nelements, point=point)
+        builtins.input = _no_input
+        self._shell = LazyShell(main)
+        self._shell.install()
+        self._runner = CellRunner(self._names, self._show)
+        self._owns_group = False
+
+    # -- set-up --------------------------------------------------------------------------------
+
+    @endpoint
+    def reserve(self, backend: str, local: bool) -> Rendezvous:
+        """Choose where the ranks meet; called on rank 0."""
+        return reserve_port(backend, local=local)
+
+    @endpoint
+    def set_up(self, rendezvous: Rendezvous, local_size: int, threads: int) -> None:
+        """Set torchrun's environment, and join the process group if one is wanted."""
+        world_size = self._names["world_size"]
+        self._owns_group = set_up(rendezvous, self._rank, world_size, local_size, threads)
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        """Leave the process group that `set_up` joined."""
+        if self._owns_group:
+            end_process_group()
+        self._runner.close()
+
+    # -- cells ---------------------------------------------------------------------------------
+
+    @endpoint
+    def run(self, cell: Cell) -> Reply:
+        """Run a cell. Never raises: what the cell raises is in the reply."""
+        started = time.perf_counter()
+        try:
+            reply = self._run(cell, started)
+        except BaseException as error:  # an interrupt that hit this code, around the user's
+            reply = self._reply(started, fault=_fault_of(error))
+        _Activity.cell = ""
+        _surely(rank_output.end_cell, cell.id)
+        return reply
+
+    def _run(self, cell: Cell, started: float) -> Reply:
+        rank_output.begin_cell(cell.id)
+        _Activity.cell = cell.id
+        self._shell.before_cell()
+        outcome = self._runner.run(cell)
+        fault = None if outcome.error is None else _fault_of(outcome.error)
+        try:
+            self._shell.after_cell()
+        except BaseException as error:  # drawing a figure runs user code
+            fault = fault or _fault_of(error)
+        if fault is not None:
+            return self._reply(started, fault=fault)
+        if not outcome.has_value:
+            return self._reply(started)
+        pickled, unsent = _pickled(outcome.value)
+        shown = "" if pickled is not None else _short(outcome.value)
+        return self._reply(started, value=pickled, has_value=True, unsent=unsent, shown=shown)
+
+    def _reply(
+        self,
+        started: float,
+        *,
+        value: bytes | None = None,
+        has_value: bool = False,
+        unsent: str = "",
+        shown: str = "",
+        fault: Fault | None = None,
+    ) -> Reply:
+        return Reply(self._rank, value, has_value, unsent, shown, fault, time.perf_counter() - started)
+
+    def _show(self, value: Any) -> None:
+        text = None if self._shell.existing is not None else plain_text(value)
+        bundle = ({"text/plain": text}, {}) if text is not None else self._shell.bundle(value)
+        data, metadata = bundle or fallback_bundle(value)
+        if data:
+            rank_output.emit_display(data, metadata, result=True)
+
+    # -- variables -----------------------------------------------------------------------------
+
+    @endpoint
+    def push(self, values: dict[str, Any]) -> None:
+        """Set variables of the cells' namespace."""
+        self._names.update(values)
+
+    @endpoint
+    def pull(self, names: list[str]) -> dict[str, Any]:
+        """Variables of the cells' namespace; those that do not exist are left out."""
+        return {name: self._names[name] for name in names if name in self._names}
+
+
+class Monitor(Actor):
+    """Tells where this rank's main thread is, from a thread of its own."""
+
+    def __init__(self) -> None:
+        self._rank = context().actor_instance.rank.rank
+        self._main = threading.main_thread().ident or 0
+
+    @endpoint
+    def where(self) -> tuple[int, str, int, str] | None:
+        """Rank, file, line and function of the user's innermost frame; None when no cell runs."""
+        if not _Activity.cell:
+            return None
+        place = where_is(self._main, _is_foreign)
+        return None if place is None else (self._rank, *place)
+
+
+def _main_module() -> types.ModuleType:
+    """A fresh `__main__`: the one of this process holds the host agent's names."""
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    return main
+
+
+def _is_foreign(file: str) -> bool:
+    return file.startswith(_FOREIGN) or file.startswith("<frozen") or any(part in file for part in _INSTALLED)
+
+
+def _fault_of(error: BaseException) -> Fault:
+    return capture(error, (_HERE, *_ipython()))
+
+
+def _ipython() -> tuple[str, ...]:
+    module = sys.modules.get("IPython")
+    file = getattr(module, "__file__", None)
+    return (os.path.dirname(file) + os.sep,) if file else ()
+
+
+def _pickled(value: Any) -> tuple[bytes | None, str]:
+    size = getattr(value, "nbytes", 0)
+    if isinstance(size, int) and size > VALUE_LIMIT:
+        return None, _too_large(size)
+    try:
+        pickled = cloudpickle.dumps(value, protocol=5)
+    except Exception as error:  # pickling runs user code
+        return None, f"it cannot be pickled ({type(error).__name__}: {error})"
+    return (pickled, "") if len(pickled) <= VALUE_LIMIT else (None, _too_large(len(pickled)))
+
+
+def _too_large(size: int) -> str:
+    return f"it is larger than a cell sends by itself ({size / 1e6:.0f} MB); use %mesh pull"
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception as error:  # user code
+        return f"<{type(value).__qualname__} whose repr raised {type(error).__name__}>"
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def _surely(action: Any, *args: Any) -> None:
+    """Call `action`, once more if an interrupt hits it."""
+    try:
+        action(*args)
+    except KeyboardInterrupt:
+        action(*args)
+
+
+def _no_input(prompt: object = "") -> str:
+    raise RuntimeError(
+        "input() does not work on ranks, where nobody can type; ask in an ordinary cell and send the answer with "
+        "%mesh push"
+    )

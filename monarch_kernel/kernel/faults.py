@@ -1,0 +1,94 @@
+"""Unhandled faults in a notebook: one notice, below a cell, that disturbs nothing.
+
+A script ends when a failure reaches the root of the supervision tree. A kernel goes on: whoever waited for
+the failed mesh has had an error already, and a cell that has nothing to do with it is not interrupted.
+"""
+
+from __future__ import annotations
+
+import html
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from IPython.display import publish_display_data
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from monarch_kernel.actor import MeshFailure
+
+
+class FaultNotices:
+    """Collects unhandled faults, and shows them below the cell that runs, or else below the next one.
+
+    A fault that the cell's own error has told is not told again.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self._waiting: deque[MeshFailure] = deque()
+        self._told: deque[tuple[str, frozenset[int]]] = deque(maxlen=64)
+
+    def install(self) -> None:
+        """Take over the fault hook, and hear when cells begin and end."""
+        from monarch_kernel import actor
+
+        actor.unhandled_fault_hook = self.add
+        self._shell.events.register("pre_run_cell", self._before_cell)
+        self._shell.events.register("post_run_cell", self._after_cell)
+
+    def add(self, failure: MeshFailure) -> None:
+        """The fault hook; called on any thread."""
+        self._waiting.append(failure)
+
+    def _before_cell(self, info: Any) -> None:
+        self._show()
+
+    def _after_cell(self, result: Any) -> None:
+        error = None if result is None else result.error_in_exec
+        for part in _chain(error):
+            name = getattr(part, "mesh_name", None)
+            if isinstance(name, str):
+                self._told.append((name, frozenset(getattr(part, "ranks", ()) or ())))
+        self._show()
+
+    def _show(self) -> None:
+        failures: list[MeshFailure] = []
+        while self._waiting:
+            failure = self._waiting.popleft()
+            key = (failure.mesh_name, frozenset(failure.ranks))
+            if not any(name == key[0] and key[1] <= ranks for name, ranks in self._told):
+                self._told.append(key)
+                failures.append(failure)
+        if failures:
+            publish_display_data(render(failures))
+
+
+def render(failures: Sequence[MeshFailure]) -> dict[str, str]:
+    """The notice as a mimebundle."""
+    reports = [failure.report() for failure in failures]
+    folded = "".join(_folded(report) for report in reports)
+    return {
+        "text/plain": "\n".join(reports),
+        "text/html": f'<div style="border-left:3px solid {_WARNING_COLOR};padding-left:.6em">{folded}</div>',
+    }
+
+
+_WARNING_COLOR = "var(--jp-warn-color1,#ef6c00)"
+
+
+def _folded(report: str) -> str:
+    """The first line of a report, and the others when somebody wants them."""
+    headline, _, rest = report.partition("\n")
+    if not rest:
+        return f"<div>{html.escape(headline)}</div>"
+    return f"<details><summary>{html.escape(headline)}</summary><pre>{html.escape(rest)}</pre></details>"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,141 @@
+"""Installing and removing the kernelspec, so that Jupyter finds the kernel in this environment's Python."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from importlib.resources import as_file, files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+KERNEL_NAME = "monarch"
+DISPLAY_NAME = "Monarch (Python 3)"
+
+
+class InstallError(Exception):
+    """The kernelspec could not be written or removed; the message says why and what to do."""
+
+
+def _resources() -> Traversable:
+    return files("monarch_kernel.kernel").joinpath("kernelspec")
+
+
+def kernel_spec(display_name: str = DISPLAY_NAME) -> dict[str, Any]:
+    """The contents of ``kernel.json`` for this Python, by its absolute path."""
+    spec: dict[str, Any] = json.loads(_resources().joinpath("kernel.json").read_text("utf-8"))
+    spec["argv"][0] = sys.executable
+    spec["display_name"] = display_name
+    return spec
+
+
+def install(
+    user: bool = False, prefix: str | None = None, name: str = KERNEL_NAME, display_name: str | None = None
+) -> Path:
+    """Write the kernelspec where Jupyter looks for it.
+
+    Args:
+        user: for the current user only.
+        prefix: in ``PREFIX/share/jupyter``, such as an environment's ``sys.prefix``.
+        name: the kernelspec's name; several environments can each have one.
+        display_name: what launchers show; by default the kernel's own, with ``name`` if that is another.
+
+    Returns:
+        The folder it lies in.
+    """
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    if display_name is None:
+        display_name = DISPLAY_NAME if name == KERNEL_NAME else f"{DISPLAY_NAME} [{name}]"
+    with tempfile.TemporaryDirectory() as folder, as_file(_resources()) as resources:
+        staged = Path(folder, KERNEL_NAME)
+        shutil.copytree(resources, staged, ignore=shutil.ignore_patterns("__pycache__"))
+        staged.chmod(0o755)
+        spec = json.dumps(kernel_spec(display_name), indent=1)
+        Path(staged, "kernel.json").write_text(spec + "\n", "utf-8")
+        try:
+            place = KernelSpecManager().install_kernel_spec(str(staged), name, user=user, prefix=prefix)
+        except ValueError as error:  # an impossible name
+            raise InstallError(str(error)) from error
+        except OSError as error:
+            raise InstallError(
+                f"Cannot write the kernelspec to {error.filename}: {error.strerror}. "
+                "Install it with --user or --sys-prefix."
+            ) from error
+    return Path(place)
+
+
+def uninstall(user: bool = False, prefix: str | None = None, name: str = KERNEL_NAME) -> Path:
+    """Remove a kernelspec that ``install`` wrote, given the same place.
+
+    Returns:
+        The folder that was removed.
+    """
+    from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_core.paths import SYSTEM_JUPYTER_PATH, jupyter_data_dir
+
+    if user:
+        root = jupyter_data_dir()
+    elif prefix:
+        root = str(Path(prefix, "share", "jupyter"))
+    else:
+        root = SYSTEM_JUPYTER_PATH[0]
+    folder = Path(root, "kernels", name.lower())
+    if not (folder / "kernel.json").is_file():
+        known = KernelSpecManager().find_kernel_specs().get(name)
+        hint = f" One lies in {known}." if known else ""
+        raise InstallError(f"There is no kernelspec '{name}' in {folder.parent}.{hint}")
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise InstallError(f"Cannot remove {folder}: {error.strerror}.") from error
+    return folder
+
+
+# -- the commands ------------------------------------------------------------------------------------
+
+
+def add_install_command(parser: argparse.ArgumentParser) -> None:
+    """The options of ``install``."""
+    _add_place(parser)
+    parser.add_argument("--display-name", help=f"what launchers show (default: {DISPLAY_NAME})")
+    parser.set_defaults(run=_run_install)
+
+
+def add_uninstall_command(parser: argparse.ArgumentParser) -> None:
+    """The options of ``uninstall``."""
+    _add_place(parser)
+    parser.set_defaults(run=_run_uninstall)
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--user", action="store_true", help="for the current user only")
+    place.add_argument(
+        "--sys-prefix", action="store_const", const=sys.prefix, dest="prefix", help="in this environment"
+    )
+    place.add_argument("--prefix", help="in PREFIX/share/jupyter")
+    parser.add_argument("--name", default=KERNEL_NAME, help="the kernelspec's name (default: %(default)s)")
+
+
+def _run_install(options: argparse.Namespace) -> int:
+    try:
+        place = install(options.user, options.prefix, options.name, options.display_name)
+    except InstallError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"Installed the kernelspec '{options.name}' in {place}")
+    return 0
+
+
+def _run_uninstall(options: argparse.Namespace) -> int:
+    try:
+        place = uninstall(options.user, options.prefix, options.name)
+    except InstallError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"Removed {place}")
+    return 0

@@ -1,0 +1,375 @@
+"""What Ctrl-C does to the ranks.
+
+jupyter_client signals the kernel's process group. Ranks and host agents live in sessions of their own, so
+an interrupt reaches them only because it is forwarded here, on purpose.
+
+Three parts, so that each can be tested alone:
+
+* ``PressLogic``: which press means what (pure; time comes in as an argument);
+* ``InterruptRelay``: holds what a press concerns, and does the work on a thread of its own, because a signal
+  handler must do next to nothing;
+* ``SigintHandler``: the handler itself. It decides what happens to the kernel's own code, which depends on
+  whether a cell computes, awaits, or has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+from monarch_kernel.meshes import format_ranks
+
+#: A second press this soon after the first kills what did not answer (seconds).
+ESCALATION_WINDOW = 2.0
+#: Ranks get this long to answer, so that a double click does not kill healthy ones (seconds).
+ANSWER_GRACE = 0.3
+
+
+class InterruptTarget(Protocol):
+    """Something running on ranks that a press concerns. All methods are called on the relay's thread."""
+
+    def describe(self) -> str:
+        """Name it in a sentence: ``mesh 'trainers'``."""
+        ...
+
+    def interrupt(self) -> object:
+        """Ask what runs there to stop, without waiting for it."""
+        ...
+
+    def unanswered(self) -> Iterable[int]:
+        """The ranks that have not stopped since ``interrupt()``."""
+        ...
+
+    def kill(self, ranks: Sequence[int]) -> object:
+        """End these ranks' processes, without waiting for it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Interrupt these targets; with none, the default ones."""
+
+    cell: object
+    targets: tuple[InterruptTarget, ...]
+
+
+@dataclass(frozen=True)
+class Escalate:
+    """Kill what did not answer the first press, but not before ``not_before``."""
+
+    cell: object
+    not_before: float
+
+
+class PressLogic:
+    """Tells a first press from a second one.
+
+    Args:
+        window: a press this soon after the first, for the same cell or for none, is a second one.
+        grace: how long after the first press a rank may take to answer.
+    """
+
+    def __init__(self, window: float = ESCALATION_WINDOW, grace: float = ANSWER_GRACE) -> None:
+        self.window = window
+        self.grace = grace
+        self._first: tuple[float, object] | None = None
+
+    def press(
+        self, now: float, cell: object, targets: tuple[InterruptTarget, ...] = (), idle: bool = False
+    ) -> Forward | Escalate | None:
+        """What this press asks for.
+
+        Args:
+            now: when it came.
+            cell: the cell that ran then: the same object for all presses during it.
+            targets: what was active then.
+            idle: no cell ran. Such a press concerns the cell that the first press ended, or whatever still
+                runs on ranks in the background; with neither it means nothing.
+        """
+        first = self._first
+        if first is not None and now - first[0] <= self.window and (idle or first[1] is cell):
+            self._first = None
+            return Escalate(first[1], first[0] + self.grace)
+        if idle and not targets:
+            return None
+        self._first = (now, cell)
+        return Forward(cell, targets)
+
+
+class InterruptRelay:
+    """Carries interrupts from the kernel to ranks.
+
+    Args:
+        notify: called with the cell and one sentence, when ranks were killed or could not be reached.
+        default_targets: what a press concerns when no target is active, such as the meshes whose endpoints a
+            plain cell calls.
+        clock: seconds that only grow.
+        sleep: waits that many seconds.
+    """
+
+    def __init__(
+        self,
+        notify: Callable[[object, str], None] | None = None,
+        default_targets: Callable[[], Iterable[InterruptTarget]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.notify = notify
+        self.default_targets = default_targets
+        self._clock = clock
+        self._sleep = sleep
+        self.logic = PressLogic()
+        # Replaced, never changed: the signal handler takes a reference and is done.
+        self._targets: tuple[InterruptTarget, ...] = ()
+        self._background: tuple[InterruptTarget, ...] = ()
+        self._concerned: tuple[InterruptTarget, ...] = ()
+        self._lock = threading.Lock()
+        # SimpleQueue.put is reentrant: it may be called in a handler that interrupts another put.
+        self._presses: queue.SimpleQueue[
+            tuple[float, object, tuple[InterruptTarget, ...], bool] | threading.Event
+        ] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.connected = False
+        """Whether SIGINT leads here. Elsewhere (a plain ipykernel), who catches KeyboardInterrupt presses."""
+
+    # -- what a press concerns -------------------------------------------------------------------
+
+    def add(self, target: InterruptTarget, background: bool = False) -> None:
+        """Let presses concern ``target`` until ``remove``.
+
+        Args:
+            target: what runs on ranks.
+            background: it was started by a cell that has ended, so only a press while the kernel is idle
+                concerns it.
+        """
+        self.start()
+        with self._lock:
+            if background:
+                self._background = (*self._background, target)
+            else:
+                self._targets = (*self._targets, target)
+
+    def remove(self, target: InterruptTarget) -> None:
+        """End what ``add`` began; unknown targets are ignored."""
+        with self._lock:
+            self._targets = tuple(t for t in self._targets if t is not target)
+            self._background = tuple(t for t in self._background if t is not target)
+
+    @contextmanager
+    def active(self, target: InterruptTarget) -> Iterator[InterruptTarget]:
+        """``add`` for the length of a ``with`` block."""
+        self.add(target)
+        try:
+            yield target
+        finally:
+            self.remove(target)
+
+    # -- presses -----------------------------------------------------------------------------------
+
+    def press(self, cell: object = None, idle: bool = False) -> None:
+        """Somebody wants this to stop. Quick and reentrant: safe in a signal handler.
+
+        Args:
+            cell: the cell that runs, as ``notify`` wants it.
+            idle: no cell runs.
+        """
+        targets = self._targets
+        if idle and not targets:
+            targets = self._background
+        self._presses.put((self._clock(), cell, targets, idle))
+
+    def start(self) -> None:
+        """Start the thread that does the work; presses made earlier are not lost."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="monarch-interrupts", daemon=True)
+                self._thread.start()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all presses so far have been dealt with; whether they were in time."""
+        self.start()
+        done = threading.Event()
+        self._presses.put(done)
+        return done.wait(timeout)
+
+    def _run(self) -> None:
+        while True:
+            item = self._presses.get()
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            action = self.logic.press(*item)
+            if isinstance(action, Forward):
+                self._forward(action)
+            elif isinstance(action, Escalate):
+                self._escalate(action)
+
+    def _forward(self, action: Forward) -> None:
+        targets = action.targets
+        if not targets and self.default_targets is not None:
+            try:
+                targets = tuple(self.default_targets())
+            except Exception as error:
+                self._tell(action.cell, f"The interrupt did not reach the ranks: {error}")
+        self._concerned = targets
+        for target in targets:
+            try:
+                target.interrupt()
+            except Exception as error:
+                self._tell(action.cell, f"The interrupt did not reach {target.describe()}: {error}")
+
+    def _escalate(self, action: Escalate) -> None:
+        wait = action.not_before - self._clock()
+        if wait > 0:
+            self._sleep(wait)
+        for target in self._concerned:
+            try:
+                ranks = sorted(target.unanswered())
+                if not ranks:
+                    continue
+                target.kill(ranks)
+            except Exception as error:
+                self._tell(action.cell, f"What hangs in {target.describe()} could not be killed: {error}")
+            else:
+                which = f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks)}"
+                self._tell(action.cell, f"Killed {which} of {target.describe()}: no answer to the interrupt.")
+        self._concerned = ()
+
+    def _tell(self, cell: object, text: str) -> None:
+        if self.notify is not None:
+            self.notify(cell, text)
+
+
+_relay: InterruptRelay | None = None
+
+
+def get_relay() -> InterruptRelay:
+    """This process's relay, made when first asked for. ``MonarchKernel`` connects it to SIGINT."""
+    global _relay
+    if _relay is None:
+        _relay = InterruptRelay()
+    return _relay
+
+
+#: Whose tasks are never the user's: Ctrl-C must not raise in them.
+_MACHINERY = frozenset({"ipykernel", "tornado", "zmq", "jupyter_client"})
+
+
+class SigintHandler:
+    """The kernel's SIGINT handler: forwards the press, and stops the kernel's own code in the right way.
+
+    A request that computes gets KeyboardInterrupt where it stands. A cell that awaits is cancelled through
+    its event loop, which must be woken for it. Between a cell's end and its reply the press is
+    recorded only, since an exception there would lose the reply and leave the front end waiting. When
+    the kernel is idle nothing of it is interrupted.
+    """
+
+    def __init__(self, relay: InterruptRelay) -> None:
+        self.relay = relay
+        self._pid = os.getpid()
+        self._cell: object = None
+        self._busy = False
+        self._protected = False
+        self._pending = False
+        self._awaiting: tuple[asyncio.Future[Any], asyncio.AbstractEventLoop] | None = None
+        self._cancelled = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a forked child (multiprocessing) that inherited the handler
+            raise KeyboardInterrupt
+        self.relay.press(self._cell, idle=not self._busy)
+        if not self._busy:
+            return
+        if self._awaiting is not None:
+            self._stop_awaiting(*self._awaiting)
+        elif self._protected:
+            self._pending = True
+        else:
+            raise KeyboardInterrupt
+
+    def _stop_awaiting(self, future: asyncio.Future[Any], loop: asyncio.AbstractEventLoop) -> None:
+        running = asyncio.current_task(loop)
+        if running is future and not self._protected:
+            raise KeyboardInterrupt  # the cell computes between two awaits
+        self._cancelled = True
+        # Plain call_soon does not wake a loop that sleeps.
+        loop.call_soon_threadsafe(future.cancel)
+        if running is not None and running is not future and not _is_machinery(running):
+            # A task of the cell's computes or blocks. KeyboardInterrupt in it would end the event loop.
+            raise asyncio.CancelledError("KeyboardInterrupt")
+
+    # -- told by the kernel what the main thread does -----------------------------------------------
+
+    # Subshells run cells on threads of their own, which signals never reach: they change nothing here.
+
+    @contextmanager
+    def request(self, cell: object) -> Iterator[None]:
+        """A cell's request is being handled: protected, except inside ``interruptible``."""
+        if not _in_main_thread():
+            yield
+            return
+        self._cell, self._protected, self._pending, self._cancelled = cell, True, False, False
+        try:
+            yield
+        finally:
+            self._protected = False
+            self._cell = None
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """The cell's own code runs. A press that came since the request began counts here."""
+        if not _in_main_thread():
+            yield
+            return
+        protected, self._protected = self._protected, False
+        try:
+            if self._pending:
+                self._pending = False
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._protected = protected
+
+    @contextmanager
+    def awaiting(self, future: asyncio.Future[Any]) -> Iterator[None]:
+        """The cell is this task of the running event loop."""
+        self._awaiting = (future, asyncio.get_running_loop())
+        try:
+            yield
+        finally:
+            self._awaiting = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the current cell was cancelled by an interrupt, so its CancelledError is one."""
+        return self._cancelled
+
+    def begin(self) -> None:
+        """The main thread begins to handle a request."""
+        self._busy = True
+
+    def end(self) -> None:
+        """The main thread has handled it."""
+        self._busy = False
+        self._awaiting = None
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _is_machinery(task: asyncio.Task[Any]) -> bool:
+    frame = getattr(task.get_coro(), "cr_frame", None)
+    if frame is None:
+        return False
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _MACHINERY

@@ -1,0 +1,172 @@
+"""The kernel: ipykernel's, with interrupts that reach ranks, faults that wait their turn, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+
+from ipykernel.debugger import Debugger
+from ipykernel.ipkernel import IPythonKernel
+from traitlets import Type
+
+from monarch_kernel._version import __version__
+from monarch_kernel.kernel.faults import FaultNotices
+from monarch_kernel.kernel.interrupts import SigintHandler, get_relay
+from monarch_kernel.kernel.mesh_targets import running_meshes
+from monarch_kernel.kernel.shell import MonarchShell
+
+#: How long the end of the kernel waits for meshes to stop (seconds). jupyter_client kills the kernel after
+#: five; whatever is left then is ended by the host agent, which sees its controller go.
+SHUTDOWN_DEADLINE = 3.0
+
+
+class MonarchDebugger(Debugger):
+    """ipykernel's debugger, without the injection into child processes.
+
+    debugpy makes every Python child wait for a debugger to attach. Jupyter front ends never answer, so
+    subprocesses, and the host agent's ranks, would hang once the bug button has been pressed.
+    """
+
+    def start(self) -> bool:
+        """Start listening. Called on the control thread by the first ``initialize`` request."""
+        if not self.debugpy_initialized:
+            import debugpy
+
+            debugpy.configure(subProcess=False)
+        return bool(super().start())
+
+
+class MonarchKernel(IPythonKernel):
+    """A full Python kernel that drives meshes."""
+
+    implementation = "monarch_kernel"
+    implementation_version = __version__
+
+    shell_class = Type(MonarchShell)
+    debugger_class = Type(MonarchDebugger)
+
+    shell: MonarchShell
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        relay = get_relay()
+        relay.notify = self._notify_cell
+        relay.default_targets = running_meshes
+        self.interrupts = relay
+        self._sigint = SigintHandler(relay)
+        self.shell.sigint = self._sigint
+        self.faults = FaultNotices(self.shell)
+
+    @property
+    def banner(self) -> str:
+        """What a console shows when it starts."""
+        return f"monarch_kernel {__version__}\n{super().banner}"
+
+    def start(self) -> None:
+        """Begin to handle messages."""
+        self._install_sigint()
+        self.interrupts.connected = True
+        self.interrupts.start()
+        self.faults.install()
+        super().start()
+
+    # -- interrupts -----------------------------------------------------------------------------------
+
+    def _install_sigint(self) -> None:
+        # Again before and after each request: user code may have put a handler of its own there.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._sigint)
+
+    def pre_handler_hook(self) -> None:
+        """Called before each message that the shell handles, on the thread that handles it."""
+        if threading.current_thread() is threading.main_thread():
+            self._install_sigint()
+            self._sigint.begin()
+
+    def post_handler_hook(self) -> None:
+        """Called after it."""
+        if threading.current_thread() is threading.main_thread():
+            self._sigint.end()
+            self._install_sigint()
+
+    async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """Run a cell."""
+        with self._sigint.request(parent):
+            await super().execute_request(stream, ident, parent)
+
+    def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Any:
+        # ipykernel's own does not wake the event loop, so an idle await goes on until something else does.
+        return self._sigint.awaiting(future)
+
+    def _notify_cell(self, cell: object, text: str) -> None:
+        """Print a sentence below the cell that it concerns. Called on the relay's thread."""
+        tokens = self.shell.set_thread_parent(cell) if isinstance(cell, dict) else ()
+        try:
+            print(text, file=sys.stderr, flush=True)
+        finally:
+            self.shell.reset_thread_parent(tokens)
+
+    # -- questions ------------------------------------------------------------------------------------
+
+    def do_history(self, hist_access_type: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Answer a request for input history."""
+        reply = super().do_history(hist_access_type, *args, **kwargs)
+        manager = self.shell.history_manager
+        if hist_access_type == "range" and manager is not None:
+            # IPython calls the current session 0 in ranges, but by its number everywhere else.
+            current = manager.session_number
+            reply["history"] = [(session or current, *rest) for session, *rest in reply["history"]]
+        return reply
+
+    # -- debugger -------------------------------------------------------------------------------------
+
+    async def do_debug_request(self, msg: dict[str, Any]) -> dict[str, Any]:
+        """Answer the debugger's front end, which waits for ever when an exception ate the reply."""
+        try:
+            return await super().do_debug_request(msg) or {}
+        except Exception as error:
+            self.log.exception("The debug request %r failed", msg.get("command"))
+            return {
+                "type": "response",
+                "request_seq": msg.get("seq", 0),
+                "command": msg.get("command", ""),
+                "success": False,
+                "message": f"{type(error).__name__}: {error}",
+                "body": {},
+            }
+
+    # -- end ------------------------------------------------------------------------------------------
+
+    async def _at_shutdown(self) -> None:
+        """Called on the control thread when a front end ends or restarts the kernel."""
+        await stop_runtime(self.log)
+        await super()._at_shutdown()
+
+
+async def stop_runtime(log: logging.Logger, deadline: float = SHUTDOWN_DEADLINE) -> None:
+    """End this process's meshes and host agents, if it ever made any, within ``deadline`` seconds."""
+    actor = sys.modules.get("monarch_kernel.actor")
+    if actor is None:
+        return
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+
+    def stop() -> None:
+        try:
+            actor.shutdown_context().get(timeout=deadline)
+        except Exception:
+            log.exception("The meshes of this kernel could not be stopped in order")
+        finally:
+            with suppress(RuntimeError):  # nobody waits any more, and the loop is closed
+                loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=stop, name="monarch-shutdown", daemon=True).start()
+    try:
+        await asyncio.wait_for(done.wait(), deadline)
+    except TimeoutError:
+        log.warning("The meshes of this kernel did not stop in %.0f s; they end with it", deadline)

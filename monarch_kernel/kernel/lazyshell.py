@@ -1,0 +1,110 @@
+"""Gives a rank its IPython shell the moment anything there imports IPython, and not before.
+
+Libraries find out at import whether they run in IPython (matplotlib's inline backend does), so that the
+shell has to exist as soon as the package is there. `get_ipython` and `display` are builtins from the start.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_INLINE = "module://matplotlib_inline.backend_inline"
+
+
+class LazyShell:
+    """The shell of this rank, if it has come to that.
+
+    Args:
+        main: the module whose namespace the cells run in.
+    """
+
+    def __init__(self, main: ModuleType) -> None:
+        self._main = main
+        self._shell: Any = None
+
+    def install(self) -> None:
+        """Watch for IPython's import, and make `get_ipython` and `display` available."""
+        if importlib.util.find_spec("IPython") is None:
+            os.environ.pop("MPLBACKEND", None)
+            return
+        inline = importlib.util.find_spec("matplotlib_inline") is not None
+        if inline and os.environ.get("MPLBACKEND", _INLINE) == _INLINE:
+            os.environ["MPLBACKEND"] = _INLINE
+        if "IPython" in sys.modules:
+            self.get()
+            return
+        sys.meta_path.insert(0, _Watcher(self))  # type: ignore[arg-type]
+        builtins.get_ipython = self.get  # type: ignore[attr-defined]
+        builtins.display = self._display  # type: ignore[attr-defined]
+
+    @property
+    def existing(self) -> Any:
+        """The shell, or None if nothing needed it so far."""
+        return self._shell
+
+    def get(self) -> Any:
+        """The shell, made now if need be; None where IPython is not installed."""
+        if self._shell is None:
+            try:
+                from monarch_kernel.kernel.rankshell import make_shell
+            except ImportError:
+                return None
+            if self._shell is None:  # importing IPython may have made it
+                self._shell = make_shell(self._main)
+        return self._shell
+
+    def bundle(self, value: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """How IPython shows `value`: data and metadata, empty if it showed itself; None without IPython."""
+        shell = self.get()
+        if shell is None:
+            return None
+        from monarch_kernel.kernel.rankshell import jsonable
+
+        data, metadata = shell.display_formatter.format(value)
+        return jsonable(data), jsonable(metadata)
+
+    def before_cell(self) -> None:
+        """Run what was registered for the beginning of cells."""
+        if self._shell is not None:
+            self._shell.events.trigger("pre_execute")
+
+    def after_cell(self) -> None:
+        """Run what was registered for the end of cells: matplotlib shows its figures here."""
+        if self._shell is not None:
+            self._shell.events.trigger("post_execute")
+
+    def _display(self, *objects: Any, **options: Any) -> Any:
+        self.get()
+        from IPython.display import display
+
+        return display(*objects, **options)
+
+
+class _Watcher:
+    """A finder that lets IPython's import pass and then has the shell made."""
+
+    def __init__(self, lazy: LazyShell) -> None:
+        self._lazy = lazy
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if name != "IPython":
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._lazy.get()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,114 @@
+"""IPython on a rank: what `get_ipython()`, `display()`, magics and figures need there.
+
+Imported only when a cell uses IPython or has a result that text cannot show (see `lazyshell`). The shell
+does not run cells: `CellRunner` does. It stores no history and makes no files.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from IPython.core import page
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from monarch_kernel.kernel import rank_output
+
+_CONFIG = Config({"HistoryManager": {"enabled": False, "hist_file": ":memory:"}})
+
+
+class RankDisplayPublisher(DisplayPublisher):
+    """Sends what is displayed to the cell that displayed it."""
+
+    def publish(
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        source: Any = None,
+        *,
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+        **_kwargs: Any,
+    ) -> None:
+        """Called by everything that displays."""
+        display_id = (transient or {}).get("display_id")
+        rank_output.emit_display(jsonable(data), jsonable(metadata or {}), display_id=display_id, update=update)
+
+    def clear_output(self, wait: bool = False) -> None:
+        """Called by `IPython.display.clear_output`."""
+        rank_output.clear_output(wait)
+
+
+class RankShell(InteractiveShell):
+    """The `get_ipython()` of a rank."""
+
+    display_pub_class = RankDisplayPublisher  # type: ignore[assignment]
+
+    def init_ipython_dir(self, ipython_dir: Any) -> None:
+        """No folder of its own: a rank leaves nothing behind."""
+
+    def init_profile_dir(self, profile_dir: Any) -> None:
+        """See `init_ipython_dir`."""
+
+    def init_user_ns(self) -> None:
+        """Adds what magics need and nothing over the user's own names: cells may have run before this shell."""
+        self.user_ns.setdefault("get_ipython", self.get_ipython)
+        self.user_ns.setdefault("_dh", [os.getcwd()])
+
+    def init_hooks(self) -> None:
+        """There is no pager: `?` prints."""
+        super().init_hooks()
+        self.set_hook("show_in_pager", page.as_hook(_print_page), 99)
+
+    def init_sys_modules(self) -> None:
+        """`__main__` is the cells' namespace already."""
+
+    def system(self, cmd: str) -> None:
+        """`!cmd`: writes straight to the rank's stdout and stderr, as it runs."""
+        rank_output.flush()
+        # IPython's warning about !pip and !cd names lines of its own.
+        self.system_raw(cmd)
+
+    def ask_exit(self) -> None:
+        """`exit()` in a cell."""
+        raise UsageError("a rank is ended from the notebook: %mesh down, or %mesh restart for a fresh one")
+
+    def run_cell_magic(self, magic_name: str, line: str, cell: str) -> Any:
+        """Refuses the one cell magic that would call itself."""
+        if magic_name == "mesh":
+            raise UsageError("%%mesh stands in the first line of a cell, once")
+        return super().run_cell_magic(magic_name, line, cell)
+
+    def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+        print("\n".join(stb), file=sys.stderr)
+
+
+def make_shell(main: ModuleType) -> RankShell:
+    """This rank's shell, over the namespace of its cells; one per process."""
+    displayhook, excepthook = sys.displayhook, sys.excepthook
+    shell: Any = RankShell.instance(config=_CONFIG, user_module=main, user_ns=vars(main))
+    sys.displayhook, sys.excepthook = displayhook, excepthook
+    shell.builtin_trap.activate()
+    return shell
+
+
+def jsonable(data: dict[str, Any]) -> dict[str, Any]:
+    """A MIME bundle or its metadata as JSON can carry it; bytes as base64, as in notebooks."""
+    return {key: value if isinstance(value, str) else _jsonable(value) for key, value in data.items()}
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    return json.loads(json.dumps(value, default=repr))
+
+
+def _print_page(text: Any, *_args: Any, **_kwargs: Any) -> None:
+    print(text.get("text/plain", "") if isinstance(text, dict) else text)

@@ -1,0 +1,149 @@
+"""What folded output and tables look like: as text for plain front ends, as HTML for notebooks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from html import escape
+from typing import Any
+
+from monarch_kernel.kernel.ansi import ansi_to_html, strip_ansi
+from monarch_kernel.kernel.folding import Block, RichView, Source, TextView, View
+from monarch_kernel.meshes import format_ranks
+
+# Longer rank sets are cut: a label is to be read at a glance, the tooltip has the rest.
+_LABEL_RUNS = 6
+
+_PRE = "margin:0;padding:0;white-space:pre-wrap;overflow-wrap:anywhere;background:none;line-height:1.35"
+_LABEL = _PRE + ";white-space:pre;user-select:none;opacity:.6;flex:none;cursor:default"
+_ROW = "display:flex;gap:1ch;align-items:baseline"
+_STREAMS = {
+    "stderr": ";color:#c0392b",
+    "notice": ";opacity:.7;font-style:italic",
+    "progress": ";opacity:.7",
+}
+
+Tooltip = Callable[[frozenset[Source]], str]
+
+
+def label(sources: Collection[Source], *, name_meshes: bool = False, limit: int | None = _LABEL_RUNS) -> str:
+    """A set of ranks in brackets, `[0-3,7]`; with their mesh's name where several meshes write."""
+    meshes: dict[str, list[int]] = {}
+    for source in sources:
+        meshes.setdefault(source.mesh, []).append(source.rank)
+    return " ".join(
+        f"{mesh if name_meshes else ''}[{format_ranks(ranks, limit=limit)}]"
+        for mesh, ranks in sorted(meshes.items())
+    )
+
+
+def blocks_text(blocks: Sequence[Block], *, name_meshes: bool = False, colours: bool = True) -> str:
+    """Blocks as text: each begins with its label, its lines are aligned after it."""
+    labels = [label(block.sources, name_meshes=name_meshes) for block in blocks]
+    width = max(map(len, labels), default=0)
+    lines: list[str] = []
+    for text, block in zip(labels, blocks, strict=True):
+        head = text.ljust(width)
+        for line in block.lines:
+            shown = line if colours else strip_ansi(line)
+            lines.append(f"{head} {shown}".rstrip())
+            head = " " * width
+    return "\n".join(lines)
+
+
+def raw_line(source: Source, line: str, *, name_mesh: bool = False) -> str:
+    """One line as `--raw` shows it."""
+    return f"{label((source,), name_meshes=name_mesh)} {line}"
+
+
+def bundle(view: View, *, name_meshes: bool = False, tooltip: Tooltip | None = None) -> dict[str, Any]:
+    """The MIME bundle that shows a section as it is now; an empty section shows nothing."""
+    if isinstance(view, RichView):
+        return dict(view.data) or {"text/plain": "", "text/html": ""}
+    text = blocks_text(view.blocks, name_meshes=name_meshes)
+    if view.progress:
+        text += f"\n{view.progress}" if text else view.progress
+    return {"text/plain": text, "text/html": _section_html(view, name_meshes, tooltip) if text else ""}
+
+
+def _section_html(view: TextView, name_meshes: bool, tooltip: Tooltip | None) -> str:
+    labels = [label(block.sources, name_meshes=name_meshes) for block in view.blocks]
+    width = max(map(len, labels), default=0)
+    rows: list[str] = []
+    for text, block in zip(labels, view.blocks, strict=True):
+        title = escape(tooltip(block.sources)) if tooltip is not None else ""
+        body = ansi_to_html("\n".join(block.lines))
+        rows.append(
+            f'<div style="{_ROW}"><pre style="{_LABEL};min-width:{width}ch" title="{title}">{escape(text)}</pre>'
+            f'<pre style="{_PRE}{_STREAMS.get(block.stream, "")}">{body}</pre></div>'
+        )
+    if view.progress:
+        rows.append(f'<pre style="{_PRE}{_STREAMS["progress"]}">{escape(view.progress)}</pre>')
+    return "".join(rows)
+
+
+class Table:
+    """Rows under headings; shows itself as text in a terminal and as HTML in a notebook.
+
+    Args:
+        headings: the names of the columns; those of numbers end in a space-less unit and are right-aligned.
+        rows: the cells, as they are to be shown.
+        caption: one line above.
+        right: indices of right-aligned columns.
+    """
+
+    def __init__(
+        self,
+        headings: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        caption: str = "",
+        right: Collection[int] = (),
+    ) -> None:
+        self.headings = list(headings)
+        self.rows = [list(row) for row in rows]
+        self.caption = caption
+        self.right = frozenset(right)
+
+    def __repr__(self) -> str:
+        widths = [max(len(row[at]) for row in [self.headings, *self.rows]) for at in range(len(self.headings))]
+
+        def line(cells: Sequence[str]) -> str:
+            parts = [
+                cell.rjust(width) if at in self.right else cell.ljust(width)
+                for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            ]
+            return "  ".join(parts).rstrip()
+
+        head = [self.caption] if self.caption else []
+        return "\n".join([*head, line(self.headings), *map(line, self.rows)])
+
+    def _repr_html_(self) -> str:
+        def cells(tag: str, row: Sequence[str]) -> str:
+            return "".join(
+                f'<{tag} style="text-align:{"right" if at in self.right else "left"}">{escape(cell)}</{tag}>'
+                for at, cell in enumerate(row)
+            )
+
+        caption = f'<div style="opacity:.8;margin-bottom:2px">{escape(self.caption)}</div>' if self.caption else ""
+        body = "".join(f"<tr>{cells('td', row)}</tr>" for row in self.rows)
+        return f"{caption}<table><thead><tr>{cells('th', self.headings)}</tr></thead><tbody>{body}</tbody></table>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
+
+def seconds(duration: float) -> str:
+    """A duration as people say it: `0.2 s`, `14 s`, `3 min 5 s`, `2 h 10 min`."""
+    if duration < 10:
+        return f"{duration:.1f} s"
+    whole = int(duration)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def megabytes(size: int) -> str:
+    """A size as people say it: `12 MB`, `1.4 GB`."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

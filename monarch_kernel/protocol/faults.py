@@ -1,0 +1,296 @@
+"""Exceptions as they cross a process boundary.
+
+A `Fault` holds what a person needs (type, message, source lines) apart from what a program wants (the
+exception itself, pickled), so that an exception whose pickle cannot be read, or which runs code when it is
+unpickled, still tells its story. Frames of the runtime are marked and not shown.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import traceback
+from types import MemberDescriptorType, TracebackType
+from typing import Any
+
+import msgspec
+
+from monarch_kernel.protocol import serialize
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+#: Files below these are the runtime's own; nobody looks for their bug there.
+RUNTIME_PREFIXES = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("runtime", "protocol"))
+
+_MAX_FRAMES = 64
+_HALF = _MAX_FRAMES // 2
+_MAX_CHAIN = 16
+_MAX_TEXT = 32 * 1024
+_MAX_PICKLED = 1 << 20
+_MAX_PART = 64 << 10
+_PARTS, _WHOLE = 0, 1  # how Fault.pickled holds the exception: type, args and state; or as it pickles itself
+_HEAPTYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, not in C
+
+_CAUSE = "\nThe above exception was the direct cause of the following exception:\n"
+_CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n"
+
+
+class Frame(msgspec.Struct, array_like=True, frozen=True):
+    """One line of a traceback."""
+
+    file: str
+    line: int
+    function: str
+    #: The source line without its indentation; markers under the part that ran may follow on the next line.
+    source: str
+    is_runtime: bool = False
+    #: How many identical frames followed (recursion).
+    repeated: int = 0
+
+    def render(self) -> list[str]:
+        """The frame as Python shows it, fetching the source here when the other process had none."""
+        lines = [f'  File "{self.file}", line {self.line}, in {self.function}']
+        source = self.source or linecache.getline(self.file, self.line).strip()
+        lines += [f"    {line}" for line in source.splitlines()]
+        if self.repeated:
+            lines.append(f"  [Previous line repeated {self.repeated} more times]")
+        return lines
+
+
+class Fault(msgspec.Struct, array_like=True, frozen=True):
+    """An exception, taken apart in the process where it was raised."""
+
+    module: str
+    qualname: str
+    #: `str(exc)`
+    message: str
+    #: What Python prints below the frames: `ValueError: boom`, and notes.
+    summary: str
+    #: Innermost last.
+    frames: list[Frame]
+    #: How many frames were left out in the middle of `frames`.
+    omitted: int = 0
+    cause: Fault | None = None
+    context: Fault | None = None
+    #: The exceptions of an exception group.
+    members: list[Fault] = []
+    #: Made for `rebuild`; None where the exception cannot be pickled.
+    pickled: bytes | None = None
+
+    @property
+    def type_name(self) -> str:
+        """The exception's type as a person writes it; `builtins` is left out."""
+        return self.qualname if self.module in ("builtins", "__main__") else f"{self.module}.{self.qualname}"
+
+    @property
+    def shown_frames(self) -> list[Frame]:
+        """The frames that are not the runtime's; when it has only those, its innermost one."""
+        return [frame for frame in self.frames if not frame.is_runtime] or self.frames[-1:]
+
+    @property
+    def text(self) -> str:
+        """Frames and message as Python shows them, chained exceptions first, without the runtime's frames."""
+        return "\n".join(self.render())
+
+    def render(self) -> list[str]:
+        """The lines of `text`."""
+        lines: list[str] = []
+        if self.cause is not None:
+            lines += [*self.cause.render(), _CAUSE]
+        elif self.context is not None:
+            lines += [*self.context.render(), _CONTEXT]
+        shown = self.shown_frames
+        for at, frame in enumerate(self.frames):
+            if self.omitted and at == _HALF:
+                lines.append(f"  [{self.omitted} frames left out]")
+            if frame in shown:
+                lines += frame.render()
+        lines += self.summary.split("\n")
+        for number, member in enumerate(self.members, 1):
+            lines.append(f"  +---------------- {number} ----------------")
+            lines += [f"  | {line}" for part in member.render() for line in part.split("\n")]
+        return lines
+
+    def likeness(self) -> tuple[Any, ...]:
+        """Equal for faults of the same kind raised at the same place, whatever their messages say."""
+        return (
+            self.module,
+            self.qualname,
+            tuple((frame.file, frame.line, frame.function) for frame in self.shown_frames),
+            self.cause and self.cause.likeness(),
+            self.context and self.context.likeness(),
+            tuple(member.likeness() for member in self.members),
+        )
+
+    def rebuild(self) -> BaseException | None:
+        """The original exception, or None when it cannot be had here. Runs its type's unpickling code."""
+        if self.pickled is None:
+            return None
+        try:
+            kind, content = serialize.loads(self.pickled)
+            exc = _assemble(*content) if kind == _PARTS else content
+        except Exception:  # user code: anything can happen, and the fault tells the story without it
+            return None
+        return exc if isinstance(exc, BaseException) else None
+
+
+encode_fault = msgspec.msgpack.Encoder().encode
+decode_fault = msgspec.msgpack.Decoder(Fault).decode
+
+
+def capture(exc: BaseException, skip_prefixes: tuple[str, ...] = ()) -> Fault:
+    """Take `exc` apart. Never raises, whatever the exception's own methods do.
+
+    Frames in files that start with one of `skip_prefixes` count as the runtime's, as those of this package's
+    runtime do; runtime frames above the first frame of user code are dropped.
+    """
+    return _capture(exc, (*RUNTIME_PREFIXES, *skip_prefixes), set(), with_pickle=True)
+
+
+def static_base(cls: type) -> type[BaseException]:
+    """The nearest base of an exception class that is written in C: its `__new__` runs no foreign code."""
+    base: Any = cls
+    while base.__flags__ & _HEAPTYPE:
+        base = base.__base__
+    return base
+
+
+def _capture(exc: BaseException, prefixes: tuple[str, ...], seen: set[int], *, with_pickle: bool) -> Fault:
+    seen.add(id(exc))
+
+    def chained(other: BaseException | None) -> Fault | None:
+        if other is None or id(other) in seen or len(seen) >= _MAX_CHAIN:
+            return None
+        return _capture(other, prefixes, seen, with_pickle=False)
+
+    cause = chained(exc.__cause__)
+    context = None
+    if exc.__cause__ is None and not exc.__suppress_context__:
+        context = chained(exc.__context__)
+    members = [fault for part in _members(exc) if (fault := chained(part)) is not None]
+    frames, omitted = _frames(exc.__traceback__, prefixes)
+    cls = type(exc)
+    return Fault(
+        module=_clean(str(cls.__module__)),
+        qualname=_clean(cls.__qualname__),
+        message=_message(exc),
+        summary=_summary(exc),
+        frames=frames,
+        omitted=omitted,
+        cause=cause,
+        context=context,
+        members=members,
+        pickled=_pickle(exc) if with_pickle else None,
+    )
+
+
+def _members(exc: BaseException) -> tuple[BaseException, ...]:
+    return getattr(exc, "exceptions", ()) if issubclass(type(exc), BaseExceptionGroup) else ()
+
+
+def _frames(tb: TracebackType | None, prefixes: tuple[str, ...]) -> tuple[list[Frame], int]:
+    try:
+        summaries = list(traceback.extract_tb(tb))
+    except Exception:  # the loader of a module, or a lazy linecache entry, may be broken
+        return [], 0
+    is_user = [not summary.filename.startswith(prefixes) for summary in summaries]
+    # Where nothing but runtime is left it stays, for then the fault may be ours.
+    first = is_user.index(True) if True in is_user else 0
+    frames: list[Frame] = []
+    for summary, user in zip(summaries[first:], is_user[first:], strict=True):
+        file, line, function = _clean(summary.filename), summary.lineno or 0, _clean(summary.name)
+        last = frames[-1] if frames else None
+        if last is not None and (last.file, last.line, last.function) == (file, line, function):
+            frames[-1] = msgspec.structs.replace(last, repeated=last.repeated + 1)
+        else:
+            frames.append(Frame(file, line, function, _source(summary), not user))
+    omitted = max(0, len(frames) - _MAX_FRAMES)
+    return (frames[:_HALF] + frames[-_HALF:] if omitted else frames), omitted
+
+
+def _source(summary: traceback.FrameSummary) -> str:
+    """The source line and the markers below it, laid out as this Python's traceback module does."""
+    lines = "".join(traceback.StackSummary.from_list([summary]).format()).splitlines()[1:]
+    return _clean("\n".join(line.removeprefix("    ") for line in lines))
+
+
+def _message(exc: BaseException) -> str:
+    try:
+        return _clean(str(exc))
+    except Exception:  # user code
+        return "<exception str() failed>"
+
+
+def _summary(exc: BaseException) -> str:
+    try:
+        return _clean("".join(traceback.format_exception_only(exc)).rstrip("\n"))
+    except Exception:  # user code in __str__, __notes__ or the attributes of a SyntaxError
+        return f"{_clean(type(exc).__qualname__)}: {_message(exc)}"
+
+
+def _clean(text: str) -> str:
+    """Text that can be sent: bounded, and without lone surrogates."""
+    if len(text) > _MAX_TEXT:
+        text = f"{text[:_MAX_TEXT]}… ({len(text) - _MAX_TEXT} more characters)"
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _pickle(exc: BaseException) -> bytes | None:
+    """The exception for `Fault.rebuild`: whole, or else with what cannot be sent replaced by its repr."""
+    try:
+        cls: Any = type(exc)
+        base = static_base(cls)
+        args, state = exc.args, vars(exc)
+        if (cls.__reduce__, cls.__reduce_ex__) != (base.__reduce__, base.__reduce_ex__):
+            pickled = _dumps_small((_WHOLE, exc), _MAX_PICKLED)
+            if pickled is None and hasattr(cls, "without_values"):  # an error of a call on a mesh
+                pickled = _dumps_small((_WHOLE, cls.without_values(exc)), _MAX_PICKLED)
+        else:
+            # Its type did not say how to pickle it, and unpickling would call its __init__ with `args`, which
+            # fails where __init__ takes something else. So it is put together without __init__.
+            args, state = _parts(exc)
+            pickled = _dumps_small((_PARTS, (cls, args, state)), _MAX_PICKLED)
+        if pickled is None:
+            args = tuple(arg if _dumps_small(arg, _MAX_PART) else _safe_repr(arg) for arg in args)
+            state = {name: value for name, value in state.items() if _dumps_small(value, _MAX_PART)}
+            pickled = _dumps_small((_PARTS, (cls, args, state)), _MAX_PICKLED)
+        return pickled
+    except Exception:  # user code in metaclasses, or parts that the type refuses
+        return None
+
+
+def _parts(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and attributes from which `_assemble` makes an equal exception."""
+    reduced: Any = exc.__reduce__()
+    args, state = reduced[1], dict((reduced[2] if len(reduced) > 2 else None) or {})
+    for cls in type(exc).__mro__:
+        if cls.__flags__ & _HEAPTYPE:
+            for name, member in vars(cls).items():
+                if isinstance(member, MemberDescriptorType) and hasattr(exc, name):  # of __slots__
+                    state[name] = getattr(exc, name)
+    if isinstance(exc, AttributeError):
+        state.pop("obj", None)  # the object that lacks the attribute: often the whole actor
+    return args, state
+
+
+def _dumps_small(value: Any, limit: int) -> bytes | None:
+    try:
+        pickled = serialize.dumps_flat(value)
+    except Exception:  # pickling runs user code
+        return None
+    return pickled if len(pickled) <= limit else None
+
+
+def _safe_repr(value: Any) -> str:
+    try:
+        return _clean(repr(value))
+    except Exception:  # user code
+        return f"<{type(value).__qualname__} object>"
+
+
+def _assemble(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    base: Any = static_base(cls)
+    exc = base.__new__(cls, *args)
+    base.__init__(exc, *args)
+    for name, value in state.items():
+        base.__setattr__(exc, name, value)  # not the type's own: a frozen dataclass refuses
+    return exc

@@ -1,0 +1,331 @@
+"""Every message that crosses a process boundary of the runtime, in one place.
+
+A message is ``<u32 header length><u64 body length>``, the header (one of the structs below, as a
+MessagePack array whose first element is the tag), and a body. What the body holds is said at each
+header: mostly a pickle made by ``serialize``; ``buffers`` in a header gives the lengths of the out-of-band
+buffers that lie before the pickle in the body.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Union
+
+import msgspec
+
+#: Raised whenever a header changes its shape; two sides must agree, and say so if they do not.
+WIRE_VERSION = 1
+
+PREFIX = struct.Struct("<IQ")
+
+# Status of a Reply.
+OK = 0
+ERROR = 1  # the endpoint raised; the body is a Fault
+DEAD = 2  # the actor cannot answer any more; the body is a Death
+
+
+class ProcRef(msgspec.Struct, array_like=True, frozen=True):
+    """Where a proc is: enough for any process to reach it, or to ask its agent why it cannot."""
+
+    id: str
+    address: str
+    host: str
+    agent: str
+    agent_address: str
+
+
+class Death(msgspec.Struct, array_like=True, frozen=True):
+    """Why a proc or an actor cannot answer any more."""
+
+    cause: str
+    what: str = "proc"  # "proc", "actor", "agent" or "stopped"
+    proc: str = ""
+    host: str = ""
+    pid: int = 0
+    detail: str = ""  # a traceback, the last lines of stderr
+
+
+# -- links ------------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, array_like=True, tag=1):
+    """First message on every link, from the side that connected."""
+
+    version: int
+    node: str
+    pid: int
+    kind: str  # "controller", "agent" or "rank"
+    ref: ProcRef
+
+
+class Refused(msgspec.Struct, array_like=True, tag=2):
+    """The accepting side will not talk to the connecting one; the link is closed after this."""
+
+    reason: str
+
+
+# -- actors -----------------------------------------------------------------------------------
+
+
+class Call(msgspec.Struct, array_like=True, tag=10):
+    """Run an endpoint. Body: pickle of ``(args, kwargs)``."""
+
+    actor: str
+    endpoint: str
+    call: int  # where the reply goes at the receiver of replies; 0: nobody waits
+    rank: int  # position in the addressed slice
+    labels: tuple[str, ...]
+    sizes: tuple[int, ...]
+    sender: str  # actor instance that sent it
+    buffers: tuple[int, ...] = ()
+    reply_to: ProcRef | None = None  # None: the sending process
+
+
+class Reply(msgspec.Struct, array_like=True, tag=11):
+    """The answer to a call, or a value sent to a port. Body: by ``status``."""
+
+    call: int
+    rank: int
+    status: int
+    buffers: tuple[int, ...] = ()
+
+
+class Create(msgspec.Struct, array_like=True, tag=12):
+    """Make an actor. Body: pickle of a ``Recipe``. Answered with a Reply once ``__init__`` ran."""
+
+    actor: str
+    name: str
+    call: int
+    rank: int  # position in the mesh as spawned
+    labels: tuple[str, ...]
+    sizes: tuple[int, ...]
+    owner: str  # actor instance that spawned it
+    owner_proc: ProcRef
+    buffers: tuple[int, ...] = ()
+
+
+class StopActor(msgspec.Struct, array_like=True, tag=13):
+    """Stop an actor after what it is doing now; its ``__cleanup__`` runs. Answered with a Reply."""
+
+    actor: str
+    call: int
+    rank: int
+    reason: str
+
+
+class ActorFailed(msgspec.Struct, array_like=True, tag=14):
+    """To the owner's process: an actor of yours died. Body: MessagePack of a Death."""
+
+    actor: str
+    rank: int
+    owner: str
+
+
+class Interrupt(msgspec.Struct, array_like=True, tag=15):
+    """Raise KeyboardInterrupt in every endpoint that runs here. Reply body: list of what was."""
+
+    call: int
+    rank: int
+
+
+class Bootstrap(msgspec.Struct, array_like=True, tag=16):
+    """Run a callable before any actor of this proc. Body: its pickle, or empty for none."""
+
+    call: int
+    rank: int
+    labels: tuple[str, ...]
+    sizes: tuple[int, ...]
+    buffers: tuple[int, ...] = ()
+
+
+class EndProc(msgspec.Struct, array_like=True, tag=17):
+    """Stop all actors, run their ``__cleanup__``, and exit with code 0."""
+
+    reason: str
+
+
+class Ping(msgspec.Struct, array_like=True, tag=18):
+    """Answered by whoever polls, without touching any actor."""
+
+    call: int
+    rank: int
+
+
+class SetLogLevel(msgspec.Struct, array_like=True, tag=19):
+    """Set the level of this proc's actors' loggers. Answered by whoever polls."""
+
+    call: int
+    rank: int
+    level: int
+
+
+# -- host agent -------------------------------------------------------------------------------
+
+
+class ProcSpec(msgspec.Struct, array_like=True, frozen=True):
+    """One proc to start."""
+
+    id: str
+    address: str
+    rank: int
+
+
+class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
+    """Start procs. Each connects to ``owner`` by itself; failures come back as ProcExited."""
+
+    mesh: str
+    procs: list[ProcSpec]
+    owner: ProcRef
+    root: ProcRef
+    env: dict[str, str]
+    cwd: str
+    sys_path: list[str]
+    labels: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    preload: list[str] = []
+    command: list[str] | None = None  # argv of another interpreter; None: fork
+    inherit_env: bool = True
+    per_proc: list[tuple[list[str] | None, dict[str, str], bool]] = []  # command, env, inherit
+
+
+class ProcStarted(msgspec.Struct, array_like=True, tag=31):
+    """The proc said hello to its agent, hence it listens. To its owner and to all watchers."""
+
+    proc: str
+    pid: int
+
+
+class ProcExited(msgspec.Struct, array_like=True, tag=32):
+    """The proc is gone. To its owner and to all watchers."""
+
+    proc: str
+    pid: int
+    host: str
+    status: int  # exit code, or minus the signal
+    cause: str
+    expected: bool = False
+
+
+class OutputChunk(msgspec.Struct, array_like=True, tag=33):
+    """Bytes read from a rank's stdout (1) or stderr (2). Body: those bytes."""
+
+    proc: str
+    stream: int
+
+
+class OutputEnd(msgspec.Struct, array_like=True, tag=34):
+    """All that the proc wrote was forwarded."""
+
+    proc: str
+
+
+class KillProcs(msgspec.Struct, array_like=True, tag=35):
+    """SIGKILL these procs. Answered with a Reply (body empty) when they are gone."""
+
+    call: int
+    procs: list[str]
+    reason: str
+
+
+class StopProcs(msgspec.Struct, array_like=True, tag=36):
+    """EndProc, then SIGKILL to what is left after ``grace`` seconds. Answered when all are gone and drained."""
+
+    call: int
+    procs: list[str]
+    reason: str
+    grace: float
+
+
+class Watch(msgspec.Struct, array_like=True, tag=37):
+    """Tell me when this proc starts, exits, or that it has. Unknown procs are waited for."""
+
+    procs: list[str]
+
+
+class GetStatus(msgspec.Struct, array_like=True, tag=38):
+    """Answered with a Reply whose body is MessagePack of ``list[ProcStatus]``."""
+
+    call: int
+    procs: list[str]
+
+
+class ProcStatus(msgspec.Struct, array_like=True, frozen=True):
+    """What an agent knows of one proc."""
+
+    proc: str
+    state: str  # "starting", "alive", "dead" or "stopped"
+    pid: int
+    host: str
+    cause: str = ""
+    rss_bytes: int = 0
+    cpu_percent: float = 0.0
+    uptime_s: float = 0.0
+
+
+class GetLogs(msgspec.Struct, array_like=True, tag=39):
+    """Answered with a Reply whose body is MessagePack of ``list[LogText]``; ``tail`` lines, 0 for all."""
+
+    call: int
+    procs: list[str]
+    tail: int
+
+
+class LogText(msgspec.Struct, array_like=True, frozen=True):
+    """The output of one proc as its agent kept it (bounded; ``dropped`` bytes are gone)."""
+
+    proc: str
+    stdout: bytes
+    stderr: bytes
+    dropped: int = 0
+
+
+class Shutdown(msgspec.Struct, array_like=True, tag=40):
+    """The agent stops every proc, drains their output, answers with a Reply, and exits."""
+
+    call: int
+    grace: float
+
+
+Message = Union[
+    Hello,
+    Refused,
+    Call,
+    Reply,
+    Create,
+    StopActor,
+    ActorFailed,
+    Interrupt,
+    Bootstrap,
+    EndProc,
+    Ping,
+    SetLogLevel,
+    SpawnProcs,
+    ProcStarted,
+    ProcExited,
+    OutputChunk,
+    OutputEnd,
+    KillProcs,
+    StopProcs,
+    Watch,
+    GetStatus,
+    GetLogs,
+    Shutdown,
+]
+
+encode = msgspec.msgpack.Encoder().encode
+decode: Any = msgspec.msgpack.Decoder(Message).decode
+
+
+class RankConfig(msgspec.Struct, array_like=True, frozen=True):
+    """What a new rank is told; the agent makes it from SpawnProcs, ``rank.main.main(bytes)`` reads it (MessagePack)."""
+
+    ref: ProcRef
+    agent: ProcRef
+    owner: ProcRef
+    root: ProcRef
+    mesh: str
+    rank: int
+    labels: tuple[str, ...]
+    sizes: tuple[int, ...]
+    run_dir: str
+    sys_path: list[str]

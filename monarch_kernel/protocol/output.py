@@ -1,0 +1,327 @@
+"""What a rank writes to its output pipes, and how to read it.
+
+A rank's file descriptors 1 and 2 are pipes. C code, subprocesses and ``os.write`` put plain bytes into
+them. Python code (``print``, ``sys.stderr.write``, displays) puts *records* there: one ``write`` of at
+most ``MAX_RECORD`` bytes each, which the kernel never mixes with another process's or thread's write, so
+a reader can take both apart whatever the interleaving, and nothing is lost when the writer is killed.
+
+A record is::
+
+    marker 4 | type 1 | stream 1 | cell length 1 | payload length 2 | check 2 | cell | payload
+
+The marker holds 0xC0, a byte that no UTF-8 text contains; ``check`` covers the nine bytes before it, so
+that binary garbage is not mistaken for a record. Every record names the *cell* that caused it. Plain
+bytes belong to the cell that was last begun on that pipe and has not ended.
+
+Python's stdout *and* stderr records both travel in the pipe of fd 1 (``stream`` says which they are),
+because two pipes have no common order and a person expects ``print`` and a warning in the order in which
+they happened. ``begin``, ``end`` and ``flush`` records travel in both pipes.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from codecs import utf_8_decode
+from collections.abc import Iterable, Iterator
+from struct import Struct
+from typing import Any, Literal
+
+import msgspec
+
+__all__ = [
+    "MAX_RECORD",
+    "Kind",
+    "OutputDecoder",
+    "OutputEvent",
+    "Stream",
+    "encode_begin",
+    "encode_end",
+    "encode_flush",
+    "encode_message",
+    "encode_text",
+    "plain_text",
+]
+
+Stream = Literal["stdout", "stderr"]
+Kind = Literal["text", "display", "result", "error", "clear", "begin", "end", "flush"]
+
+MAX_RECORD = 4096
+"""PIPE_BUF on Linux: the largest write to a pipe that is atomic."""
+
+MARKER = b"\x00\xc0MK"
+_HEADER = Struct("<4sBBBHH")
+_CHECKED = Struct("<4sBBBH")
+_PART = Struct("<QIB")
+
+_TEXT, _BEGIN, _END, _PARTIAL, _FLUSH = 1, 2, 3, 4, 5
+_TYPES = frozenset((_TEXT, _BEGIN, _END, _PARTIAL, _FLUSH))
+_STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
+_NUMBERS: dict[str, int] = {"stdout": 1, "stderr": 2}
+
+_MAX_OPEN_MESSAGES = 64
+_MESSAGE_KINDS: frozenset[str] = frozenset(("display", "result", "error", "clear"))
+
+
+class OutputEvent(msgspec.Struct, frozen=True):
+    """One thing that a rank put out.
+
+    ``cell`` is the id of the cell that caused it, "" when no cell did. ``data`` is, by ``kind``:
+    ``text`` the str; ``display`` and ``result`` a dict with ``data`` (mimebundle), ``metadata`` and,
+    where given, ``display_id`` and ``update``; ``error`` a dict with ``ename``, ``evalue`` and
+    ``traceback``; ``clear`` a dict with ``wait``; ``flush`` the token (str); else None.
+    """
+
+    cell: str
+    kind: Kind
+    data: Any = None
+    stream: Stream = "stdout"
+
+
+def _encode(kind: int, stream: int, cell: bytes, payload: bytes) -> bytes:
+    checked = _CHECKED.pack(MARKER, kind, stream, len(cell), len(payload))
+    return b"".join((checked, (zlib.crc32(checked) & 0xFFFF).to_bytes(2, "little"), cell, payload))
+
+
+def _cell_bytes(cell: str) -> bytes:
+    data = cell.encode("utf-8", "backslashreplace")
+    if len(data) > 255:
+        raise ValueError(f"a cell id has at most 255 bytes, this one has {len(data)}: {cell[:40]!r}…")
+    return data
+
+
+def _room(cell: bytes) -> int:
+    return MAX_RECORD - _HEADER.size - len(cell)
+
+
+def _cuts(data: bytes, room: int) -> Iterator[bytes]:
+    """Split ``data`` into pieces of at most ``room`` bytes, between characters where it is UTF-8."""
+    start = 0
+    while len(data) - start > room:
+        end = start + room
+        for back in range(4):
+            if data[end - back] & 0xC0 != 0x80:
+                end -= back
+                break
+        yield data[start:end]
+        start = end
+    yield data[start:]
+
+
+def encode_text(stream: Stream, cell: str, data: bytes) -> list[bytes]:
+    """The records that carry text (UTF-8 bytes) of a cell."""
+    if not data:
+        return []
+    cell_data = _cell_bytes(cell)
+    number = _NUMBERS[stream]
+    room = _room(cell_data)
+    if len(data) <= room:
+        return [_encode(_TEXT, number, cell_data, data)]
+    return [_encode(_TEXT, number, cell_data, piece) for piece in _cuts(data, room)]
+
+
+def encode_begin(cell: str, stream: Stream) -> bytes:
+    """The record after which plain bytes on ``stream``'s pipe belong to ``cell``."""
+    return _encode(_BEGIN, _NUMBERS[stream], _cell_bytes(cell), b"")
+
+
+def encode_end(cell: str, stream: Stream) -> bytes:
+    """The record that ends ``cell`` on ``stream``'s pipe: all its output so far lies before it."""
+    return _encode(_END, _NUMBERS[stream], _cell_bytes(cell), b"")
+
+
+def encode_flush(token: str, stream: Stream) -> bytes:
+    """A mark in the pipe: whoever reads ``token`` has read all that was written before."""
+    return _encode(_FLUSH, _NUMBERS[stream], b"", token.encode()[: MAX_RECORD - _HEADER.size])
+
+
+def encode_message(kind: Kind, cell: str, number: int, data: dict[str, Any]) -> list[bytes]:
+    """The records that carry a display, a result, an error or a request to clear the output.
+
+    ``number`` must be unique among the messages of all processes that write to the pipe, so that the
+    parts of two messages may be interleaved.
+    """
+    if kind not in _MESSAGE_KINDS:
+        raise ValueError(f"an output message is one of {', '.join(sorted(_MESSAGE_KINDS))}, not {kind!r}")
+    cell_data = _cell_bytes(cell)
+    body = msgspec.json.encode({"kind": kind, **data})
+    room = _room(cell_data) - _PART.size
+    pieces = [body[i : i + room] for i in range(0, len(body), room)]
+    last = len(pieces) - 1
+    return [
+        _encode(_PARTIAL, 1, cell_data, _PART.pack(number, index, index == last) + piece)
+        for index, piece in enumerate(pieces)
+    ]
+
+
+class OutputDecoder:
+    """Takes the bytes of one pipe, cut anywhere, and returns events. Keeps no lock: one reader each.
+
+    Never raises on bad input: what is no valid record is text, as it would be on a terminal.
+    """
+
+    def __init__(self, stream: Stream = "stdout") -> None:
+        self._stream: Stream = stream
+        self._pending = b""
+        self._cells: list[str] = []
+        self._incomplete: dict[tuple[str, str, str], bytes] = {}
+        self._messages: dict[tuple[str, int], list[bytes]] = {}
+        self._events: list[OutputEvent] = []
+
+    def feed(self, data: bytes) -> list[OutputEvent]:
+        """Decode what has arrived; an unfinished record or character waits for the next call."""
+        buffer = self._pending + data if self._pending else data
+        self._pending = b""
+        position, size = 0, len(buffer)
+        while position < size:
+            start = buffer.find(MARKER, position)
+            if start < 0:
+                keep = _marker_prefix(buffer, position)
+                self._raw(buffer[position : size - keep])
+                self._pending = buffer[size - keep :]
+                break
+            if start > position:
+                self._raw(buffer[position:start])
+            if size - start < _HEADER.size:
+                self._pending = buffer[start:]
+                break
+            _, kind, stream, cell_size, payload_size, check = _HEADER.unpack_from(buffer, start)
+            total = _HEADER.size + cell_size + payload_size
+            if (
+                kind not in _TYPES
+                or stream not in _STREAMS
+                or total > MAX_RECORD
+                or zlib.crc32(buffer[start : start + _CHECKED.size]) & 0xFFFF != check
+            ):
+                self._raw(buffer[start : start + 1])
+                position = start + 1
+                continue
+            if size - start < total:
+                self._pending = buffer[start:]
+                break
+            body = start + _HEADER.size
+            cell = buffer[body : body + cell_size].decode("utf-8", "replace")
+            self._record(kind, _STREAMS[stream], cell, buffer[body + cell_size : start + total])
+            position = start + total
+        return self._take()
+
+    def close(self) -> list[OutputEvent]:
+        """The pipe has ended: give out what was still waiting for its rest."""
+        rest, self._pending = self._pending, b""
+        self._raw(rest)
+        for cell in {key[1] for key in self._incomplete}:
+            self._finish_text(cell)
+        return self._take()
+
+    def _take(self) -> list[OutputEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def _raw(self, data: bytes) -> None:
+        if data:
+            self._text("plain", self._cells[-1] if self._cells else "", self._stream, data)
+
+    def _text(self, source: str, cell: str, stream: Stream, data: bytes) -> None:
+        key = (source, cell, stream)
+        before = self._incomplete.pop(key, b"")
+        if before:
+            data = before + data
+        text, used = utf_8_decode(data, "replace", False)
+        if used < len(data):
+            self._incomplete[key] = data[used:]
+        self._emit_text(cell, stream, text)
+
+    def _emit_text(self, cell: str, stream: Stream, text: str) -> None:
+        if not text:
+            return
+        if self._events:
+            last = self._events[-1]
+            if last.kind == "text" and last.cell == cell and last.stream == stream:
+                self._events[-1] = OutputEvent(cell, "text", last.data + text, stream)
+                return
+        self._events.append(OutputEvent(cell, "text", text, stream))
+
+    def _finish_text(self, cell: str) -> None:
+        for key in [key for key in self._incomplete if key[1] == cell]:
+            data = self._incomplete.pop(key)
+            self._emit_text(cell, _STREAMS[_NUMBERS[key[2]]], data.decode("utf-8", "replace"))
+
+    def _record(self, kind: int, stream: Stream, cell: str, payload: bytes) -> None:
+        if kind == _TEXT:
+            self._text("record", cell, stream, payload)
+        elif kind == _PARTIAL:
+            self._part(cell, stream, payload)
+        elif kind == _BEGIN:
+            self._cells.append(cell)
+            self._events.append(OutputEvent(cell, "begin", None, stream))
+        elif kind == _END:
+            self._finish_text(cell)
+            if cell in self._cells:
+                self._cells.remove(cell)
+            self._events.append(OutputEvent(cell, "end", None, stream))
+        else:
+            token = payload.decode("utf-8", "replace")
+            self._events.append(OutputEvent(cell, "flush", token, stream))
+
+    def _part(self, cell: str, stream: Stream, payload: bytes) -> None:
+        if len(payload) < _PART.size:
+            return
+        number, index, last = _PART.unpack_from(payload)
+        key = (cell, number)
+        pieces = self._messages.setdefault(key, [])
+        if index != len(pieces):
+            # Its beginning is missing (a log that starts in the middle): it can never be completed.
+            del self._messages[key]
+            return
+        pieces.append(payload[_PART.size :])
+        if not last:
+            if len(self._messages) > _MAX_OPEN_MESSAGES:
+                del self._messages[next(iter(self._messages))]
+            return
+        del self._messages[key]
+        try:
+            message = msgspec.json.decode(b"".join(pieces))
+            kind = message.pop("kind")
+        except (msgspec.DecodeError, KeyError, AttributeError, TypeError):
+            return
+        if kind in _MESSAGE_KINDS:
+            self._events.append(OutputEvent(cell, kind, message, stream))
+
+
+def _marker_prefix(buffer: bytes, position: int) -> int:
+    """How many bytes at the end of ``buffer`` may be the beginning of a marker."""
+    for size in range(min(len(MARKER) - 1, len(buffer) - position), 0, -1):
+        if buffer.endswith(MARKER[:size]):
+            return size
+    return 0
+
+
+def plain_text(chunks: Iterable[tuple[int, bytes]]) -> str:
+    """What a person would have seen: the text of ``(fd, bytes)`` chunks of one rank, in order.
+
+    Displays and results appear as their plain text, errors as their traceback.
+    """
+    decoders = {1: OutputDecoder("stdout"), 2: OutputDecoder("stderr")}
+    parts: list[str] = []
+    for number, data in chunks:
+        parts.extend(map(_plain, decoders[number].feed(data)))
+    for decoder in decoders.values():
+        parts.extend(map(_plain, decoder.close()))
+    return "".join(parts)
+
+
+def _plain(event: OutputEvent) -> str:
+    if event.kind == "text":
+        return event.data
+    if event.kind in ("display", "result"):
+        bundle = event.data.get("data") or {}
+        text = bundle.get("text/plain", "")
+        return f"{text}\n" if text else ""
+    if event.kind == "error":
+        return "\n".join(event.data.get("traceback") or ()) + "\n"
+    return ""
+
+
+def unique_number(counter: int) -> int:
+    """A message number that no other process of this machine uses at the same time."""
+    return (os.getpid() << 32) | (counter & 0xFFFFFFFF)

@@ -1,0 +1,226 @@
+"""The classes users write: ``Actor`` and its endpoints, and what is known of them before anything runs."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from monarch_kernel.runtime.actor.context import context
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+HOOKS = ("__supervise__", "__cleanup__")
+
+
+class Actor:
+    """Base class of actors: an object in a proc, reached by messages, which it handles one at a time.
+
+    Methods marked ``@endpoint`` can be called from other processes. They are all ``def`` or all ``async def``.
+
+    Optional hooks, of the same kind as the endpoints:
+
+    * ``__supervise__(self, failure) -> bool``: a mesh that this actor spawned failed; true means handled.
+    * ``__cleanup__(self, error)``: the actor ends; ``error`` is None when it was stopped on purpose.
+
+    Set ``__main_thread__ = True`` in a class whose endpoints must run on the main thread of their proc.
+    """
+
+    __main_thread__ = False
+
+    @property
+    def logger(self) -> logging.Logger:
+        """A logger named after the actor, of which every line tells the rank."""
+        instance = context().actor_instance
+        return logging.getLogger(f"monarch_kernel.actors.{instance.name}.{instance.rank.rank}")
+
+    def _handle_undeliverable_message(self, envelope: Any) -> bool:
+        """A message this actor sent could not be delivered; true means handled."""
+        return False
+
+
+class EndpointProperty:
+    """A method of an actor class that was marked as an endpoint."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        propagate: Any = None,
+        explicit_response_port: bool = False,
+        instrument: bool = True,
+        concurrent: bool = False,
+    ) -> None:
+        self.function = function
+        self.propagate = propagate
+        self.explicit_response_port = explicit_response_port
+        self.instrument = instrument
+        self.concurrent = concurrent
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+        self.__wrapped__ = function
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.__name__ = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        # Inside its own actor an endpoint is the plain method.
+        return self.function.__get__(instance, owner)
+
+
+def _decorate(function: Any, options: dict[str, Any]) -> Any:
+    if function is None:
+        return lambda f: _decorate(f, options)
+    if isinstance(function, EndpointProperty):
+        raise ValueError(f"{function.__name__} is an endpoint already: use one of @endpoint and @concurrent_endpoint")
+    if not callable(function):
+        raise TypeError(f"@endpoint marks methods, not {type(function).__name__}")
+    return EndpointProperty(function, **options)
+
+
+def endpoint(
+    method: Any = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
+    """Mark a method of an ``Actor`` as callable from other processes.
+
+    Args:
+        propagate: shape propagation for tensor results ("cached", "inspect", "mocked", or a function).
+        explicit_response_port: the method gets a ``Port`` as its first argument and answers through it, any time.
+        instrument: whether calls show in traces.
+    """
+    options = {"propagate": propagate, "explicit_response_port": explicit_response_port, "instrument": instrument}
+    return _decorate(method, options)
+
+
+def concurrent_endpoint(
+    method: Any = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
+    """Like ``endpoint``, for ``async def`` only: the body becomes a task, and the actor takes further messages meanwhile.
+
+    Tasks that still run when the actor ends are cancelled before ``__cleanup__``.
+    """
+    options = {
+        "propagate": propagate,
+        "explicit_response_port": explicit_response_port,
+        "instrument": instrument,
+        "concurrent": True,
+    }
+    if method is None:
+        return lambda f: concurrent_endpoint(f, **{k: v for k, v in options.items() if k != "concurrent"})
+    if isinstance(method, EndpointProperty):
+        raise ValueError(f"{method.__name__} is an endpoint already: use one of @endpoint and @concurrent_endpoint")
+    if not inspect.iscoroutinefunction(method):
+        raise ValueError(f"@concurrent_endpoint needs an async def, and {getattr(method, '__name__', method)!r} is none")
+    return _decorate(method, options)
+
+
+class EndpointSpec:
+    """What a caller has to know of an endpoint: how to check its arguments, and how it answers."""
+
+    __slots__ = ("_max", "_min", "_signature", "concurrent", "explicit_port", "function", "is_async", "name", "propagate")
+
+    def __init__(self, name: str, prop: EndpointProperty) -> None:
+        self.name = name
+        self.function = prop.function
+        self.explicit_port = prop.explicit_response_port
+        self.concurrent = prop.concurrent
+        self.is_async = prop.is_async
+        self.propagate = prop.propagate
+        parameters = list(inspect.signature(prop.function).parameters.values())
+        skipped = 2 if self.explicit_port else 1
+        self._signature = inspect.Signature(parameters[skipped:])
+        # Most calls pass positional arguments only: counting them is enough, and twenty times faster than binding.
+        plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        rest = parameters[skipped:]
+        if all(p.kind in plain for p in rest):
+            self._max = len(rest)
+            self._min = sum(p.default is p.empty for p in rest)
+        else:
+            self._min, self._max = 1, 0  # never matches: bind
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise the ``TypeError`` that calling the method with these arguments would raise."""
+        if not kwargs and self._min <= len(args) <= self._max:
+            return
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as e:
+            raise TypeError(f"{self.name}{self._signature}: {e}") from None
+
+
+class ActorSpec:
+    """What is known of an actor class: its endpoints, and whether it is sync or async."""
+
+    __slots__ = ("cls", "endpoints", "is_async", "main_thread")
+
+    def __init__(self, cls: type, reserved: frozenset[str]) -> None:
+        self.cls = cls
+        self.endpoints: dict[str, EndpointSpec] = {}
+        kinds: dict[bool, list[str]] = {True: [], False: []}
+        for name in dir(cls):
+            prop = inspect.getattr_static(cls, name, None)
+            if isinstance(prop, EndpointProperty):
+                if name in reserved:
+                    raise ValueError(
+                        f"{cls.__name__}.{name}: an endpoint cannot be called {name!r}, "
+                        "which is an attribute of every actor mesh: rename it"
+                    )
+                self.endpoints[name] = EndpointSpec(name, prop)
+                kinds[prop.is_async].append(name)
+        if kinds[True] and kinds[False]:
+            raise ValueError(
+                f"{cls.__name__} mixes both async and sync endpoints (async: {', '.join(kinds[True])}; "
+                f"sync: {', '.join(kinds[False])}): make them all async def, or all def"
+            )
+        self.is_async = bool(kinds[True])
+        for hook in HOOKS:
+            function = getattr(cls, hook, None)
+            if function is not None and self.endpoints and inspect.iscoroutinefunction(function) != self.is_async:
+                kind = "async def" if self.is_async else "def"
+                raise ValueError(f"{cls.__name__}.{hook} must be {kind}, like the endpoints of {cls.__name__}")
+            if function is not None and not self.endpoints:
+                self.is_async = inspect.iscoroutinefunction(function)
+        self.main_thread = bool(getattr(cls, "__main_thread__", False))
+
+
+_specs: dict[type, ActorSpec] = {}
+
+
+def spec_of(cls: Any, reserved: frozenset[str]) -> ActorSpec:
+    """The (cached) description of an actor class.
+
+    Raises:
+        ValueError: not an ``Actor``, sync and async mixed, or a reserved name.
+    """
+    spec = _specs.get(cls) if isinstance(cls, type) else None
+    if spec is None:
+        if not isinstance(cls, type) or not issubclass(cls, Actor):
+            what = cls.__name__ if isinstance(cls, type) else repr(cls)
+            raise ValueError(f"{what} is not an Actor class: derive it from monarch_kernel.actor.Actor")
+        spec = ActorSpec(cls, reserved)
+        _specs[cls] = spec
+    return spec
+
+
+def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise the ``TypeError`` that ``cls(*args, **kwargs)`` would raise for its arguments."""
+    try:
+        signature = inspect.signature(cls)
+    except ValueError:  # a built-in constructor without a signature
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as e:
+        raise TypeError(f"{cls.__name__}{signature}: {e}") from None

@@ -1,0 +1,300 @@
+"""Pending calls: sinks that gather the replies of one or many ranks into a Future.
+
+A call is decoded by the thread that asks for its result, not by the one that polls. What can end a call: the
+replies, the death of a rank (at once, with a moment for others that die with it), or, once one rank has failed, a short
+grace for the others' answers, so that one failed rank can never freeze a call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from monarch_kernel.protocol.faults import Fault, capture, decode_fault, encode_fault
+from monarch_kernel.protocol.messages import DEAD, OK, Death, ProcRef
+from monarch_kernel.protocol.serialize import loads
+from monarch_kernel.runtime.actor.errors import RankFailure, build_actor_error, build_supervision_error
+from monarch_kernel.runtime.mesh.rankset import format_points
+from monarch_kernel.runtime.mesh.shape import Extent, Point
+from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
+from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.runtime.node.node import Node
+
+#: How long a call in which one rank has failed waits for the other ranks' answers (seconds).
+ERROR_GRACE = float(os.environ.get("MONARCH_KERNEL_ERROR_GRACE", "1.0"))
+#: How long a call over a rank that died waits for others that died with it (seconds).
+DEATH_GRACE = 0.003
+
+decode_death = msgspec.msgpack.Decoder(Death).decode
+encode = msgspec.msgpack.Encoder().encode
+
+
+class Target:
+    """Whom a call addresses: names for errors, and the proc of each rank. Shared by all calls of a mesh handle."""
+
+    __slots__ = ("actor", "by_proc", "extent", "mesh_name", "procs", "reported")
+
+    def __init__(self, mesh_name: str, actor: str, extent: Extent, procs: tuple[ProcRef, ...], reported: set[Any]) -> None:
+        self.mesh_name = mesh_name
+        self.actor = actor
+        self.extent = extent
+        self.procs = procs
+        self.reported = reported
+        self.by_proc: dict[str, list[int]] = {}
+        for rank, ref in enumerate(procs):
+            self.by_proc.setdefault(ref.id, []).append(rank)
+
+
+def failure_of(node: Node, target: Target, rank: int, fault: Fault | None, death: Death | None) -> RankFailure:
+    """What an error says of one failed rank."""
+    ref = target.procs[rank]
+    pid = node.pids.get(ref.id, 0)
+    if death is not None:
+        pid = death.pid or pid
+    point = Point(rank, target.extent)
+    return RankFailure(rank, dict(point), ref.host, pid, ref.id, fault, death)
+
+
+class OneCall(Future[Any]):
+    """A call to exactly one actor."""
+
+    __slots__ = ("_body", "_buffers", "_decoded", "_node", "_number", "_rank", "_status", "_target")
+
+    def __init__(self, node: Node, what: str, target: Target, rank: int) -> None:
+        self._poller = node.poller
+        self._done = False
+        self._parked = []
+        self._callbacks = None
+        self._value = None
+        self._error = None
+        self.what = what
+        self._node = node
+        self._target = target
+        self._rank = rank
+        self._status = -1
+        self._body: Any = None
+        self._buffers: tuple[int, ...] = ()
+        self._decoded = False
+        self._number = node.new_call(self)
+
+    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+        if self._done:
+            return
+        self._node.calls.pop(self._number, None)
+        self._status = status
+        self._body = body
+        self._buffers = buffers
+        if status == DEAD:
+            self._target.reported.add((self._target.actor, self._target.procs[self._rank].id))
+        self._finish()
+
+    def on_peer_dead(self, proc: str, death: Death) -> None:
+        if proc == self._target.procs[self._rank].id and not self._done:
+            self._node.calls.pop(self._number, None)
+            self._target.reported.add(proc)
+            self._status = DEAD
+            self._body = encode(death)
+            self._finish()
+
+    def _result(self) -> Any:
+        if not self._decoded:
+            try:
+                self._decode()
+            except Exception as e:  # a result that cannot be unpickled here is this call's error
+                self._error = e
+            self._decoded = True
+            self._body = None
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def _decode(self) -> None:
+        if self._error is not None:
+            return
+        if self._status == OK:
+            self._value = loads(self._body, self._buffers)
+            return
+        target = self._target
+        fault = death = None
+        if self._status == DEAD:
+            death = decode_death(self._body)
+        else:
+            fault = decode_fault(self._body)
+        failure = failure_of(self._node, target, self._rank, fault, death)
+        if death is not None:
+            self._error = build_supervision_error(self.what, target.mesh_name, target.extent, [failure], {}, [])
+        else:
+            self._error = build_actor_error(self.what, target.extent, [failure], {}, [])
+
+
+class ManyCall(Future[Any]):
+    """A call to all actors of a slice; resolves to a ValueMesh."""
+
+    __slots__ = ("_buffers", "_bodies", "_decoded", "_left", "_node", "_number", "_statuses", "_target", "_timer")
+
+    def __init__(self, node: Node, what: str, target: Target) -> None:
+        super().__init__(node.poller, what)
+        n = len(target.procs)
+        self._node = node
+        self._target = target
+        self._left = n
+        self._bodies: list[Any] = [None] * n
+        self._statuses: list[int] = [-1] * n
+        self._buffers: list[tuple[int, ...]] = [()] * n
+        self._timer: Any = None
+        self._decoded = False
+        self._number = node.new_call(self)
+
+    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+        if self._done or self._statuses[rank] >= 0:
+            return
+        self._statuses[rank] = status
+        self._bodies[rank] = body
+        self._buffers[rank] = buffers
+        self._left -= 1
+        if not self._left:
+            self._end()
+        elif status != OK:
+            if status == DEAD:
+                self._target.reported.add((self._target.actor, self._target.procs[rank].id))
+            self._end_within(DEATH_GRACE if status == DEAD else ERROR_GRACE)
+
+    def on_peer_dead(self, proc: str, death: Death) -> None:
+        ranks = self._target.by_proc.get(proc)
+        if ranks is None or self._done:
+            return
+        self._target.reported.add(proc)
+        body = encode(death)
+        for rank in ranks:
+            self.on_reply(rank, DEAD, body, ())
+
+    def _end_within(self, grace: float) -> None:
+        if self._timer is None:
+            self._timer = self._node.poller.call_later(grace, self._end)
+        elif grace < ERROR_GRACE:
+            self._timer.cancel()
+            self._timer = self._node.poller.call_later(grace, self._end)
+
+    def _end(self) -> None:
+        if self._done:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._node.calls.pop(self._number, None)
+        self._finish()
+
+    def _waiting(self) -> str:
+        waiting = [rank for rank, status in enumerate(self._statuses) if status < 0]
+        return f"; waiting for {format_points(waiting, self._target.extent)}" if waiting else ""
+
+    def unanswered(self) -> list[int]:
+        """Ranks of the slice that have not answered yet."""
+        return [rank for rank, status in enumerate(self._statuses) if status < 0]
+
+    def _result(self) -> Any:
+        if not self._decoded:
+            try:
+                self._decode()
+            except Exception as e:
+                self._error = e
+            self._decoded = True
+            self._bodies = []
+        return super()._result()
+
+    def _decode(self) -> None:
+        target = self._target
+        values: dict[int, Any] = {}
+        failures: list[RankFailure] = []
+        unanswered: list[int] = []
+        dead = False
+        for rank, status in enumerate(self._statuses):
+            body = self._bodies[rank]
+            if status == OK:
+                values[rank] = loads(body, self._buffers[rank])
+            elif status < 0:
+                unanswered.append(rank)
+            elif status == DEAD:
+                dead = True
+                failures.append(failure_of(self._node, target, rank, None, decode_death(body)))
+            else:
+                failures.append(failure_of(self._node, target, rank, decode_fault(body), None))
+        if not failures:
+            self._value = ValueMesh(target.extent, list(values.values()))
+        elif dead:
+            self._error = build_supervision_error(
+                self.what, target.mesh_name, target.extent, failures, values, unanswered
+            )
+        else:
+            self._error = build_actor_error(self.what, target.extent, failures, values, unanswered)
+
+
+class StreamCall(Iterator[Future[Any]]):
+    """A call to all actors of a slice; iterating gives one future for each, in the order in which they complete."""
+
+    def __init__(self, node: Node, what: str, target: Target) -> None:
+        self._node = node
+        self._target = target
+        self._ranks = [_StreamElement(node, what, target, rank) for rank in range(len(target.procs))]
+        self._handed_out = 0
+        self._slots: list[Future[Any]] = [_Slot(node.poller, what) for _ in self._ranks]
+        self._completed = 0
+        self._number = node.new_call(self)
+
+    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+        element = self._ranks[rank]
+        if element.done():
+            return
+        element.settle(status, body, buffers)
+        slot = self._slots[self._completed]
+        self._completed += 1
+        if self._completed == len(self._slots):
+            self._node.calls.pop(self._number, None)
+        slot._resolve(element)
+
+    def on_peer_dead(self, proc: str, death: Death) -> None:
+        for rank in self._target.by_proc.get(proc, ()):
+            self._target.reported.add(proc)
+            self.on_reply(rank, DEAD, encode(death), ())
+
+    def __iter__(self) -> Iterator[Future[Any]]:
+        return self
+
+    def __next__(self) -> Future[Any]:
+        if self._handed_out == len(self._slots):
+            raise StopIteration
+        self._handed_out += 1
+        return self._slots[self._handed_out - 1]
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+
+class _StreamElement(OneCall):
+    """One rank's part of a stream: decodes like a call of its own."""
+
+    __slots__ = ()
+
+    def __init__(self, node: Node, what: str, target: Target, rank: int) -> None:
+        super().__init__(node, what, target, rank)
+        node.calls.pop(self._number, None)  # replies reach it through the stream
+
+    def settle(self, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+        OneCall.on_reply(self, self._rank, status, body, buffers)
+
+
+class _Slot(Future[Any]):
+    """The n-th completion: resolves to an element, and gives that element's result."""
+
+    __slots__ = ()
+
+    def _result(self) -> Any:
+        return super()._result()._result()
+
+
+def fault_body(error: BaseException) -> bytes:
+    """The body of an ERROR reply."""
+    return encode_fault(capture(error))

@@ -1,0 +1,79 @@
+"""Which actor runs, and for which message: ``context()`` and its shorthands."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.runtime.mesh.shape import Extent, Point
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.instance import Instance
+
+_SINGLE = Extent((), ())
+
+
+class Context:
+    """Where the running code is.
+
+    Attributes:
+        actor_instance: the actor (or, outside any actor, the client) that runs.
+    """
+
+    __slots__ = ("_extent", "_rank", "actor_instance")
+
+    def __init__(self, actor_instance: Instance, rank: int, extent: Extent) -> None:
+        self.actor_instance = actor_instance
+        self._rank = rank
+        self._extent = extent
+
+    @property
+    def message_rank(self) -> Point:
+        """Position of this actor in the slice to which the current message was sent."""
+        return Point(self._rank, self._extent)
+
+    def __repr__(self) -> str:
+        return f"Context({self.actor_instance!r}, message_rank={self.message_rank!r})"
+
+
+current: ContextVar[Context | None] = ContextVar("monarch_kernel_context", default=None)
+
+
+def context() -> Context:
+    """The context of the running code; outside any actor, that of the client (which starts the runtime if need be)."""
+    here = current.get()
+    if here is None:
+        from monarch_kernel.runtime.actor.system import get_system
+
+        return Context(get_system().client, 0, _SINGLE)
+    return here
+
+
+def current_rank() -> Point:
+    """Position of the running actor in the slice to which the current message was sent."""
+    return context().message_rank
+
+
+def current_size() -> dict[str, int]:
+    """Dimensions of the slice to which the current message was sent."""
+    extent = context().message_rank.extent
+    return dict(zip(extent.labels, extent.sizes, strict=True))
+
+
+def current_actor_name() -> str:
+    """Full name of the running actor."""
+    return context().actor_instance.actor_id
+
+
+def shared(labels: Any, sizes: Any) -> Extent:
+    """An extent for a header's labels and sizes (the same object for the same values)."""
+    key = (labels, sizes)
+    extent = _extents.get(key)
+    if extent is None:
+        if len(_extents) > 1024:
+            _extents.clear()
+        extent = _extents[key] = Extent(labels, sizes)
+    return extent
+
+
+_extents: dict[Any, Extent] = {}

@@ -1,0 +1,239 @@
+"""Calling endpoints: the handle one gets from ``mesh.method``, and its verbs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from monarch_kernel.protocol.messages import Call
+from monarch_kernel.protocol.messages import encode as encode_header
+from monarch_kernel.protocol.serialize import dumps
+from monarch_kernel.runtime.actor.base import EndpointSpec
+from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, StreamCall
+from monarch_kernel.runtime.actor.context import current
+from monarch_kernel.runtime.actor.ports import Port
+from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
+from monarch_kernel.runtime.node.future import Future
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.meshes import ActorMesh
+
+R = TypeVar("R")
+A = TypeVar("A")
+
+
+class Endpoint(Generic[R]):
+    """An endpoint of all actors of a mesh (or slice).
+
+    Arguments are checked and serialized here: a wrong or unpicklable argument raises ``TypeError`` at once, before any
+    actor gets anything.
+    """
+
+    __slots__ = ("_label", "_mesh", "_name", "_spec")
+
+    def __init__(self, mesh: ActorMesh[Any], name: str, spec: EndpointSpec | None) -> None:
+        self._mesh = mesh
+        self._name = name
+        self._spec = spec
+        self._label = f"{mesh._name}.{name.removesuffix('!port')}"
+
+    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[int, ...]]:
+        if self._spec is not None:
+            self._spec.check(args, kwargs)
+        try:
+            return dumps((args, kwargs))
+        except Exception as e:
+            raise TypeError(f"an argument of {self._label} cannot be pickled: {e}") from e
+
+    def _sender(self) -> str:
+        here = current.get()
+        return here.actor_instance.actor_id if here is not None else ""
+
+    # -- verbs ------------------------------------------------------------------------------------
+
+    def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[R]]:
+        """Call on all ranks; the future gives a ``ValueMesh`` with one result for each.
+
+        Raises (from ``get``/``await``):
+            ActorError: the endpoint raised on some ranks; tells all of them, and has the others' values.
+            SupervisionError: some rank died, before or during the call.
+        """
+        mesh = self._mesh
+        body, buffers = self._body(args, kwargs)
+        target = mesh._target()
+        call = ManyCall(mesh._system.node, self._label, target)
+        self._cast(body, buffers, call._number, call)
+        return call
+
+    def call_one(self, *args: Any, **kwargs: Any) -> Future[R]:
+        """Call the only actor of this mesh.
+
+        Raises:
+            ValueError: the mesh has more than one actor (at once).
+        """
+        mesh = self._mesh
+        target = mesh._target()
+        if len(target.procs) != 1:
+            raise ValueError(
+                f"call_one requires exactly 1 actor, but mesh has {len(target.procs)}: slice it down to one, or use call"
+            )
+        body, buffers = self._body(args, kwargs)
+        return self._single(0, target, body, buffers)
+
+    def choose(self, *args: Any, **kwargs: Any) -> Future[R]:
+        """Call one rank, chosen at random for each call."""
+        target = self._mesh._target()
+        body, buffers = self._body(args, kwargs)
+        return self._single(random.randrange(len(target.procs)), target, body, buffers)
+
+    def stream(self, *args: Any, **kwargs: Any) -> StreamCall:
+        """Call on all ranks; iterate over one future for each, in order of completion."""
+        body, buffers = self._body(args, kwargs)
+        call = StreamCall(self._mesh._system.node, self._label, self._mesh._target())
+        self._cast(body, buffers, call._number, call)
+        return call
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+        """Send to all ranks and forget. An exception in the endpoint ends the actor, as nobody else would learn of it."""
+        body, buffers = self._body(args, kwargs)
+        self._cast(body, buffers, 0, None)
+
+    @property
+    def rref(self) -> Any:
+        """Distributed-tensor references come with the tensor engine."""
+        raise NotImplementedError("rref needs the tensor engine, which this version does not have yet: use call")
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    def _single(self, rank: int, target: Any, body: Any, buffers: tuple[int, ...]) -> Future[Any]:
+        mesh = self._mesh
+        node = mesh._system.node
+        call = OneCall(node, self._label, target, rank)
+        ref = target.procs[rank]
+        link = node.links.get(ref.id)
+        if link is None and (link := mesh._reach(ref)) is None:
+            call.on_peer_dead(ref.id, node.deaths[ref.id])
+            return call
+        here = current.get()
+        sender = here.actor_instance.actor_id if here is not None else ""
+        extent = target.extent
+        message = Call(mesh._actor, self._name, call._number, rank, extent.labels, extent.sizes, sender, buffers)
+        link.send(encode_header(message), body)
+        return call
+
+    def _cast(self, body: Any, buffers: tuple[int, ...], number: int, sink: Any, reply_to: Any = None) -> None:
+        mesh = self._mesh
+        node = mesh._system.node
+        links = node.links
+        target = mesh._target()
+        extent = target.extent
+        message = Call(
+            mesh._actor, self._name, number, 0, extent.labels, extent.sizes, self._sender(), buffers, reply_to
+        )
+        for rank, ref in enumerate(target.procs):
+            link = links.get(ref.id)
+            if link is None and (link := mesh._reach(ref)) is None:
+                if sink is not None:
+                    sink.on_peer_dead(ref.id, node.deaths[ref.id])
+                continue
+            message.rank = rank
+            link.send(encode_header(message), body)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"{self._label} is an endpoint of another process: use {self._label}.call(...), .call_one(...), "
+            ".choose(...), .stream(...) or .broadcast(...)"
+        )
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an endpoint cannot be pickled: send the actor mesh")
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._label} of {self._mesh!r}>"
+
+
+class PlainMethod:
+    """A method of an actor that is not marked as an endpoint; ``as_endpoint`` makes one of it."""
+
+    __slots__ = ("_mesh", "_name")
+
+    def __init__(self, mesh: ActorMesh[Any], name: str) -> None:
+        self._mesh = mesh
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"{self._mesh._name}.{self._name} is not annotated as an endpoint: "
+            f"mark it with @endpoint, or use as_endpoint(mesh.{self._name})"
+        )
+
+    call = call_one = choose = stream = broadcast = __call__
+
+
+def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Endpoint[Any]:
+    """An endpoint of a method that is not marked as one: ``as_endpoint(mesh.method).call(...)``.
+
+    Raises:
+        ValueError: not a method of a spawned actor mesh.
+    """
+    if isinstance(method, Endpoint):
+        return method
+    if not isinstance(method, PlainMethod):
+        raise ValueError(f"as_endpoint takes a method of a spawned actor mesh, not {method!r}")
+    return Endpoint(method._mesh, method._name + ("!port" if explicit_response_port else ""), None)
+
+
+def send(
+    endpoint: Endpoint[Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    port: Port[Any] | None = None,
+    selection: Literal["all", "choose"] = "all",
+) -> None:
+    """Send a message; replies go to ``port``. Without a port, an exception in the endpoint ends the actor."""
+    if selection not in ("all", "choose"):
+        raise ValueError(f"selection must be 'all' or 'choose', not {selection!r}")
+    body, buffers = endpoint._body(args, kwargs)
+    number, reply_to = (port._number, port._ref) if port is not None else (0, None)
+    if selection == "choose":
+        endpoint = _at(endpoint, random.randrange(len(endpoint._mesh._target().procs)))
+    endpoint._cast(body, buffers, number, None, reply_to)
+
+
+def _at(endpoint: Endpoint[Any], position: int) -> Endpoint[Any]:
+    mesh = endpoint._mesh
+    point = mesh.extent.point(position)
+    return Endpoint(mesh.slice(**dict(point)), endpoint._name, endpoint._spec)
+
+
+class Accumulator(Generic[A, R]):
+    """Folds the results of all ranks as they come: ``Accumulator(ep, 0, operator.add).accumulate(...)``."""
+
+    def __init__(self, endpoint: Endpoint[R], identity: A, combine: Callable[[A, R], A]) -> None:
+        self._endpoint = endpoint
+        self._identity = identity
+        self._combine = combine
+
+    def accumulate(self, *args: Any, **kwargs: Any) -> Future[A]:
+        """Call on all ranks; the future gives the fold, and raises the first rank's error."""
+        elements = list(self._endpoint.stream(*args, **kwargs))
+        poller = self._endpoint._mesh._system.node.poller
+        whole: Future[A] = Future(poller, self._endpoint._label)
+        left = len(elements)
+        total = self._identity
+
+        def one(element: Future[R]) -> None:
+            nonlocal left, total
+            left -= 1
+            try:
+                total = self._combine(total, element.get())
+            except Exception as e:
+                whole._reject(e)
+                return
+            if not left:
+                whole._resolve(total)
+
+        for element in elements:
+            element.add_done_callback(one)
+        return whole

@@ -1,0 +1,398 @@
+"""Errors that a caller of a mesh gets: what failed on which ranks, where, and what answered.
+
+`ActorError`: an endpoint raised. `SupervisionError`: a rank cannot answer any more. `MeshFailure`: what the
+owner of a mesh is told when a part of it died. How they read is in `telling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import Any, cast
+
+from monarch_kernel.protocol.faults import Fault, static_base
+from monarch_kernel.protocol.messages import Death
+from monarch_kernel.runtime.actor import telling
+from monarch_kernel.runtime.mesh.shape import Extent
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """One rank that failed: where it is, and the fault it raised or the death that took it."""
+
+    rank: int
+    coords: dict[str, int]
+    host: str
+    pid: int
+    proc: str
+    fault: Fault | None = None
+    death: Death | None = None
+
+    @property
+    def exception(self) -> BaseException | None:
+        """The exception it raised, or None when there is none or it cannot be had here."""
+        return self.fault.rebuild() if self.fault is not None else None
+
+    @property
+    def message(self) -> str:
+        """What it said last: the exception's type and message, or the cause of its death."""
+        if self.fault is not None:
+            return f"{self.fault.type_name}: {self.fault.message}"
+        return self.death.cause if self.death is not None else "unknown"
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What an `ActorError` knows; kept in one place because the original's type may use the same names."""
+
+    exception: BaseException | None
+    message: str
+    call_name: str = ""
+    extent: Extent | None = None
+    failures: list[RankFailure] = field(default_factory=list["RankFailure"])
+    values: dict[int, Any] = field(default_factory=dict[int, Any])
+    unanswered: list[int] = field(default_factory=list[int])
+    text: str | None = None
+
+
+_OUTCOME = "_monarch_outcome"
+# Found through the class that defines it, since a subclass may have a property called `args`.
+_set_args = BaseException.__dict__["args"].__set__
+
+
+class ActorError(Exception):
+    """An endpoint raised on one or more ranks of a call.
+
+    `str()` shows every failing rank, with equal tracebacks shown once. Where that is safe the error is also
+    an instance of the original exception's type, so that `except ValueError` catches a remote ValueError; the
+    original itself is `exception`.
+    """
+
+    #: The type that this class combines with ActorError, if any.
+    _original_type: type[Exception] | None = None
+
+    # A subclass made by `_class_for` inherits from a foreign type as well, which may define any of the
+    # methods below, with side effects or other arguments. Being defined here, ours are found first.
+    __getattribute__ = BaseException.__getattribute__
+    __setattr__ = BaseException.__setattr__
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __init_subclass__(cls) -> None:
+        """Without effect; the foreign type's is not called."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> ActorError:
+        """Made by the C base alone, without the foreign type's `__new__`."""
+        return cast("ActorError", static_base(cls).__new__(cls))
+
+    def __init__(
+        self, exception: BaseException | None = None, message: str = "An actor call failed."
+    ) -> None:
+        self.__dict__[_OUTCOME] = _Outcome(exception, message)
+        _set_args(self, (exception, message))
+
+    @property
+    def _outcome(self) -> _Outcome:
+        return self.__dict__[_OUTCOME]
+
+    @property
+    def exception(self) -> BaseException | None:
+        """The exception of the first failing rank, or None when it could not be sent or read."""
+        return self._outcome.exception
+
+    @property
+    def message(self) -> str:
+        """Which call failed on which ranks, in one sentence."""
+        return self._outcome.message
+
+    @property
+    def failures(self) -> list[RankFailure]:
+        """Every failing rank, in rank order."""
+        return self._outcome.failures
+
+    @property
+    def values(self) -> dict[int, Any]:
+        """Results of the ranks that answered, by rank."""
+        return self._outcome.values
+
+    @property
+    def unanswered(self) -> list[int]:
+        """Ranks that had not answered yet when this was raised."""
+        return self._outcome.unanswered
+
+    @property
+    def extent(self) -> Extent | None:
+        """The shape of the mesh that was called; ranks here are ranks in it."""
+        return self._outcome.extent
+
+    def without_values(self) -> ActorError:
+        """The same error without the results of the ranks that answered, which may be large."""
+        outcome = self._outcome
+        if outcome.extent is None:
+            return ActorError(outcome.exception, outcome.message)
+        return build_actor_error(outcome.call_name, outcome.extent, outcome.failures, {}, outcome.unanswered)
+
+    def __str__(self) -> str:
+        outcome = self._outcome
+        if outcome.text is None:
+            outcome.text = _actor_error_text(outcome)
+        return outcome.text
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({_repr(self.exception)}, {self.message!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        outcome = self._outcome
+        if outcome.extent is None:
+            return ActorError, (outcome.exception, outcome.message)
+        parts = (outcome.call_name, outcome.extent, outcome.failures, outcome.values, outcome.unanswered)
+        return build_actor_error, parts
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return self.__reduce__()
+
+
+def build_actor_error(
+    call_name: str,
+    extent: Extent,
+    failures: Sequence[RankFailure],
+    values: Mapping[int, Any],
+    unanswered: Sequence[int],
+) -> ActorError:
+    """The error for a call that failed on at least one rank.
+
+    `call_name` is as in `actor.endpoint`. When all failing ranks raised the same type, the error is an
+    instance of that type too, unless that could run foreign code or mislead (see `_class_for`).
+    """
+    failures = sorted(failures, key=lambda failure: failure.rank)
+    # Unpickled once, not for every rank: the others' types are known by name.
+    exception = failures[0].exception
+    types = {(f.fault.module, f.fault.qualname) for f in failures if f.fault is not None}
+    cls = ActorError
+    if exception is not None and len(types) == 1:
+        cls = _class_for(exception)
+    error = cls(exception, telling.headline(f"Actor call {call_name}", extent, [f.rank for f in failures]))
+    outcome = error._outcome  # pyright: ignore[reportPrivateUsage]
+    outcome.call_name = call_name
+    outcome.extent = extent
+    outcome.failures = failures
+    outcome.values = dict(values)
+    outcome.unanswered = list(unanswered)
+    if cls is not ActorError and exception is not None:
+        _copy_state(exception, error)
+    return error
+
+
+def _actor_error_text(outcome: _Outcome) -> str:
+    if outcome.extent is None:
+        return outcome.message
+    lines = [outcome.message, *telling.tracebacks(outcome.failures, outcome.extent)]
+    lines += telling.answers(outcome.values, outcome.unanswered)
+    return "\n".join(lines)
+
+
+class SupervisionError(Exception):
+    """A call that cannot be answered, because a rank's process, actor or host died or was stopped."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        endpoint: str = "",
+        mesh_name: str = "",
+        ranks: Sequence[int] = (),
+        cause: str = "",
+        extent: Extent | None = None,
+        failures: Sequence[RankFailure] = (),
+        values: Mapping[int, Any] | None = None,
+        unanswered: Sequence[int] = (),
+    ) -> None:
+        super().__init__(message)
+        #: The call, as in `actor.endpoint`.
+        self.endpoint = endpoint
+        self.mesh_name = mesh_name
+        #: Ranks of the mesh called that cannot answer.
+        self.ranks = tuple(ranks)
+        #: Why, of the first of them.
+        self.cause = cause
+        self.extent = extent
+        #: Every failing rank: those that are dead, and those whose endpoint raised.
+        self.failures = list(failures)
+        #: Results of the ranks that answered, by rank.
+        self.values = dict(values or {})
+        #: Ranks that had not answered yet when this was raised.
+        self.unanswered = list(unanswered)
+
+    def without_values(self) -> SupervisionError:
+        """The same error without the results of the ranks that answered, which may be large."""
+        error = copy(self)
+        error.values = {}
+        return error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What else was put on it (notes) is not sent: an error is pickled to tell what happened.
+        state = {
+            "endpoint": self.endpoint,
+            "mesh_name": self.mesh_name,
+            "ranks": self.ranks,
+            "cause": self.cause,
+            "extent": self.extent,
+            "failures": self.failures,
+            "values": self.values,
+            "unanswered": self.unanswered,
+        }
+        return type(self), self.args, state
+
+
+def build_supervision_error(
+    call_name: str,
+    mesh_name: str,
+    extent: Extent,
+    failures: Sequence[RankFailure],
+    values: Mapping[int, Any],
+    unanswered: Sequence[int],
+) -> SupervisionError:
+    """The error for a call over at least one rank that is dead; ranks that raised are told as well."""
+    failures = sorted(failures, key=lambda failure: failure.rank)
+    dead = [failure for failure in failures if failure.death is not None]
+    raised = [failure for failure in failures if failure.fault is not None]
+    lines = telling.deaths(call_name, mesh_name, dead, extent)
+    if raised:
+        lines.append(telling.headline("The endpoint also", extent, [failure.rank for failure in raised]))
+        lines += telling.tracebacks(raised, extent)
+    lines += telling.answers(values, unanswered)
+    return SupervisionError(
+        "\n".join(lines),
+        endpoint=call_name,
+        mesh_name=mesh_name,
+        ranks=[failure.rank for failure in dead],
+        cause=dead[0].death.cause if dead and dead[0].death is not None else "",
+        extent=extent,
+        failures=failures,
+        values=values,
+        unanswered=unanswered,
+    )
+
+
+class MeshFailure(Exception):
+    """A part of a mesh died: what `__supervise__` of its owner and the fault hook are given."""
+
+    #: For the runtime: what a pending call that has told of this failure already marks as reported.
+    key: Any = None
+
+    def __init__(
+        self,
+        mesh_name: str,
+        reason: str = "",
+        *,
+        mesh: str = "",
+        ranks: Sequence[int] = (),
+        extent: Extent | None = None,
+        death: Death | None = None,
+    ) -> None:
+        self.mesh_name = mesh_name
+        self.reason = reason
+        #: The name that the mesh was spawned with.
+        self.mesh = mesh or mesh_name
+        #: Ranks of the mesh, as spawned, that died.
+        self.ranks = tuple(ranks)
+        self.extent = extent
+        self.death = death
+        super().__init__(telling.mesh_failure(self.mesh, self.ranks, extent, reason, death))
+
+    @classmethod
+    def of(
+        cls, name: str, mesh_name: str, extent: Extent | None, ranks: Sequence[int], death: Death
+    ) -> MeshFailure:
+        """The failure of some ranks of one mesh that died in the same way."""
+        return cls(mesh_name, death.cause, mesh=name, ranks=ranks, extent=extent, death=death)
+
+    def report(self) -> str:
+        """All that is known, in several lines: what died, where and why, and what it said last."""
+        lines = [str(self)]
+        if self.death is not None and self.death.detail:
+            lines += [f"  {line}" for line in self.death.detail.rstrip().split("\n")]
+        if self.__cause__ is not None:
+            lines.append(f"caused by: {self.__cause__}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _mesh_failure, (
+            self.mesh_name,
+            self.reason,
+            self.mesh,
+            self.ranks,
+            self.extent,
+            self.death,
+            self.key,
+        )
+
+
+def _mesh_failure(
+    mesh_name: str,
+    reason: str,
+    mesh: str,
+    ranks: tuple[int, ...],
+    extent: Extent | None,
+    death: Death | None,
+    key: Any,
+) -> MeshFailure:
+    failure = MeshFailure(mesh_name, reason, mesh=mesh, ranks=ranks, extent=extent, death=death)
+    failure.key = key
+    return failure
+
+
+# Types whose handlers would take the error for something else than a remote failure: the end of an iteration,
+# a file that does not parse (tracebacks then print its line instead of our text), a group to split, or the
+# caller's own timeout, whose handler asks again for a result that will never be another.
+_MISLEADING = (StopIteration, StopAsyncIteration, SyntaxError, BaseExceptionGroup, TimeoutError)
+
+
+def _class_for(exception: BaseException) -> type[ActorError]:
+    """ActorError, or a subclass that inherits from the exception's type as well."""
+    cls = type(exception)
+    if isinstance(exception, ActorError):  # it crossed several processes
+        original = exception._original_type  # pyright: ignore[reportPrivateUsage]
+        return ActorError if original is None else _combined(original)
+    if cls is Exception or type(cls) is not type or not issubclass(cls, Exception):
+        return ActorError  # a metaclass of its own would run foreign code
+    return ActorError if issubclass(cls, _MISLEADING) else _combined(cls)
+
+
+@lru_cache(maxsize=256)
+def _combined(original: type[Exception]) -> type[ActorError]:
+    # The module is where users import ActorError from, as that is what tracebacks show.
+    names = {"__module__": "monarch_kernel.errors", "__doc__": ActorError.__doc__, "_original_type": original}
+    try:
+        return type(f"ActorError[{original.__name__}]", (ActorError, original), names)
+    except TypeError:  # their layouts in memory cannot be combined, or it forbids subclasses
+        return ActorError
+
+
+def _copy_state(source: BaseException, target: ActorError) -> None:
+    """Give the combined error the original's attributes and `args`, running none of its type's code."""
+    _set_args(target, source.args)
+    for cls in type(source).__mro__:
+        for name, member in vars(cls).items():
+            if not isinstance(member, MemberDescriptorType | GetSetDescriptorType) or name == "args":
+                continue
+            if name.startswith("__") or cls in (AttributeError, NameError):  # these suggest names by `name`
+                continue
+            try:
+                value = member.__get__(source)
+                member.__set__(target, value)
+            except (AttributeError, TypeError, ValueError):  # unset, or read-only
+                continue
+    for name, value in vars(source).items():
+        if name not in ("__notes__", _OUTCOME):
+            target.__dict__.setdefault(name, value)
+
+
+def _repr(exception: BaseException | None) -> str:
+    try:
+        return repr(exception)
+    except Exception:  # user code
+        return f"<{type(exception).__qualname__}>"

@@ -1,0 +1,80 @@
+"""What happens to a fault that nobody handled: the hook, and the end of a script.
+
+The default ends a script as an uncaught exception would: a report on stderr, exit code 1. The fault is noticed by whichever
+thread polls, but ``SystemExit`` has to be raised in the main thread, and must get it out of whatever system call it is in.
+So a real-time signal, for which nobody else has a use, is sent to the main thread, and its handler calls the hook.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+SIGNAL = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
+
+_pending: list[Any] = []
+_installed = False
+
+
+def default_hook(failure: Any) -> None:
+    """End the script with exit code 1."""
+    sys.exit(1)
+
+
+_registry: dict[str, Callable[[Any], None]] = {"hook": default_hook}
+_FACADE = "monarch_kernel.actor"
+
+
+def hook() -> Callable[[Any], None]:
+    """The current ``unhandled_fault_hook``: users reassign it on the façade module."""
+    facade = sys.modules.get(_FACADE)
+    return getattr(facade, "unhandled_fault_hook", default_hook) if facade is not None else default_hook
+
+
+def is_default(candidate: Any) -> bool:
+    """Whether the user has not replaced the hook."""
+    return candidate is default_hook
+
+
+def install() -> None:
+    """Prepare the main thread to be told; without effect in other threads."""
+    global _installed
+    if _installed or threading.current_thread() is not threading.main_thread():
+        return
+    signal.signal(SIGNAL, _handle)
+    _installed = True
+
+
+def _handle(_signum: int, _frame: FrameType | None) -> None:
+    if _pending:
+        hook()(_pending.pop())
+
+
+def call_hook(chosen: Callable[[Any], None], failure: Any) -> None:
+    """Call a hook that the user installed; if it exits, so does the script."""
+    try:
+        chosen(failure)
+    except SystemExit:
+        end_script(failure)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+
+
+def end_script(failure: Any) -> None:
+    """Print the report and end the script."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S")
+    head = f"Unhandled monarch error on the root actor, hostname={socket.gethostname()}, PID={os.getpid()} at time {when}:"
+    print(f"{head}\n{failure.report()}", file=sys.stderr, flush=True)
+    _pending.append(failure)
+    ident = threading.main_thread().ident
+    if _installed and ident is not None:
+        signal.pthread_kill(ident, SIGNAL)
+    else:  # the runtime was started by another thread: no handler could be installed
+        os._exit(1)

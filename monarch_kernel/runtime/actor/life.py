@@ -1,0 +1,62 @@
+"""The end of a controller, and the list of what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from monarch_kernel.runtime.actor import system as systems
+from monarch_kernel.runtime.actor.meshes import ProcMesh
+from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.runtime.node.poller import Poller
+
+
+def shutdown_context(host_timeout: float | None = None) -> Future[None]:
+    """Stop every actor, proc and host agent of this controller. A new use of the API starts a new runtime.
+
+    Args:
+        host_timeout: seconds for the host agents to end what they run; None for the default.
+    """
+    systems.shutdown(host_timeout)
+    done: Future[None] = Future(Poller(background=False), "shutdown_context")
+    done._poller.close()
+    done._resolve(None)
+    return done
+
+
+def list_proc_meshes() -> list[ProcMesh]:
+    """The proc meshes that this controller has made and not stopped, newest last."""
+    if not systems.started():
+        return []
+    return [mesh for mesh in systems.get_system().proc_meshes.values() if not mesh._stopped]
+
+
+
+
+def on_change(callback: Callable[[], None]) -> Callable[[], None]:
+    """Have ``callback()`` called whenever a mesh was made, stopped, or lost a proc; by whichever thread polls.
+
+    Returns:
+        A function that ends this.
+    """
+    systems.mesh_listeners.append(callback)
+
+    def end() -> None:
+        if callback in systems.mesh_listeners:
+            systems.mesh_listeners.remove(callback)
+
+    return end
+
+
+def get_mesh(name: str) -> Any:
+    """The newest proc mesh of this controller with that name.
+
+    Raises:
+        LookupError: there is none; says which there are.
+    """
+    meshes = list_proc_meshes()
+    for mesh in reversed(meshes):
+        if mesh.name == name:
+            return mesh
+    known = ", ".join(mesh.name for mesh in meshes) or "none"
+    raise LookupError(f"no mesh is called {name!r} here (there are: {known})")

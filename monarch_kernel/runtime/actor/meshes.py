@@ -1,0 +1,465 @@
+"""Actor meshes and proc meshes: arrays of actors and of processes, sliced like arrays."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from monarch_kernel.protocol.messages import (
+    Create,
+    Death,
+    GetStatus,
+    Interrupt,
+    KillProcs,
+    ProcRef,
+    ProcStatus,
+    StopActor,
+    StopProcs,
+)
+from monarch_kernel.protocol.messages import encode as encode_header
+from monarch_kernel.protocol.serialize import dumps, dumps_flat, loads
+from monarch_kernel.runtime.actor.base import ActorSpec, check_constructor, spec_of
+from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, Target
+from monarch_kernel.runtime.actor.context import current
+from monarch_kernel.runtime.actor.endpoint import Endpoint, PlainMethod
+from monarch_kernel.runtime.actor.errors import MeshFailure
+from monarch_kernel.runtime.actor.names import unique
+from monarch_kernel.runtime.actor.system import SpawnedMesh, System, get_system
+from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Region
+from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
+from monarch_kernel.runtime.node.future import Future, gathered
+
+T = TypeVar("T")
+
+#: How long a stopped proc may take for its actors' cleanup before it is killed (seconds).
+STOP_GRACE = 5.0
+
+
+class ActorMesh(MeshTrait, Generic[T]):
+    """A mesh of actors of one class. Its endpoints are attributes: ``mesh.method.call(...)``.
+
+    Made by ``ProcMesh.spawn``; picklable, and usable from any process that it was sent to.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        actor: str,
+        name: str,
+        mesh_name: str,
+        cls: type | bytes,
+        procs: tuple[ProcRef, ...],
+        region: Region,
+        ready: Future[Any] | None = None,
+    ) -> None:
+        self._system = system
+        self._actor = actor
+        self._name = name
+        self._mesh_name = mesh_name
+        self._cls_or_pickle = cls
+        self._procs = procs
+        self._shape = region
+        self._ready = ready
+        self._cached: Target | None = None
+
+    # -- the class ------------------------------------------------------------------------------
+
+    @property
+    def _cls(self) -> type:
+        if isinstance(self._cls_or_pickle, bytes):
+            self._cls_or_pickle = loads(self._cls_or_pickle)
+        assert isinstance(self._cls_or_pickle, type)
+        return self._cls_or_pickle
+
+    @property
+    def _spec(self) -> ActorSpec:
+        return spec_of(self._cls, RESERVED)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        if name.startswith("_") and name in _FIELDS:
+            raise AttributeError(name)
+        spec = self._spec
+        endpoint = spec.endpoints.get(name)
+        if endpoint is not None:
+            handle: Any = Endpoint(self, name, endpoint)
+            self.__dict__[name] = handle  # found without this function from now on
+            return handle
+        if callable(getattr(spec.cls, name, None)):
+            return PlainMethod(self, name)
+        known = ", ".join(sorted(spec.endpoints)) or "none"
+        raise AttributeError(f"{spec.cls.__name__} has no endpoint {name!r} (its endpoints: {known})")
+
+    # -- shape ----------------------------------------------------------------------------------
+
+    @property
+    def _region(self) -> Region:
+        return self._shape
+
+    def _new_with_region(self, region: Region) -> ActorMesh[T]:
+        return ActorMesh(
+            self._system, self._actor, self._name, self._mesh_name, self._cls_or_pickle, self._procs, region, self._ready
+        )
+
+    def _target(self) -> Target:
+        if self._cached is None:
+            procs = tuple(self._procs[rank] for rank in self._shape.ranks())
+            self._cached = Target(self._name, self._actor, self._shape.extent, procs, self._system.reported)
+        return self._cached
+
+    def _reach(self, ref: ProcRef) -> Any:
+        """A link to one of our procs, made if need be; None if it is dead."""
+        self._system.node.learn(ref)
+        return self._system.node.link_to(ref.id)
+
+    # -- life -----------------------------------------------------------------------------------
+
+    @property
+    def initialized(self) -> Future[None]:
+        """Done when every actor's ``__init__`` has returned; raises what went wrong in one."""
+        if self._ready is None:
+            raise RuntimeError(f"{self!r} came from another process: only the handle that spawn returned knows when it is ready")
+        return self._ready
+
+    def stop(self, reason: str = "stopped by its owner") -> Future[None]:
+        """Stop all actors of the mesh, after what they are doing now; each ``__cleanup__`` runs, owned meshes first."""
+        return self._stop(reason)
+
+    def _stop(self, reason: str) -> Future[Any]:
+        record = self._system.spawned.get(self._actor)
+        if record is not None and len(self._shape.ranks()) == len(record.procs):
+            record.stopped = True
+        node = self._system.node
+        target = self._target()
+        call = ManyCall(node, f"{self._name}.stop", target)
+        for rank, ref in enumerate(target.procs):
+            link = node.links.get(ref.id) or self._reach(ref)
+            if link is None:
+                call.on_peer_dead(ref.id, node.deaths[ref.id])
+            else:
+                link.send(encode_header(StopActor(self._actor, call._number, rank, reason)))
+        # An actor that has died already is stopped, too.
+        return _settled(call)
+
+    def __await__(self) -> Generator[Any, None, ActorMesh[T]]:
+        yield from self.initialized.__await__()
+        return self
+
+    def __reduce__(self) -> Any:
+        cls = self._cls_or_pickle
+        if not isinstance(cls, bytes):
+            cls = self.__dict__.get("_pickled_cls") or dumps_flat(cls)
+            self.__dict__["_pickled_cls"] = cls
+        return (_rebuild_actor_mesh, (self._actor, self._name, self._mesh_name, cls, self._procs, self._shape))
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{k}={v}" for k, v in self.sizes.items())
+        return f"<ActorMesh {self._name} ({sizes or 'one actor'})>"
+
+
+_FIELDS = frozenset({"_cls_or_pickle", "_system", "_actor", "_name", "_mesh_name", "_procs", "_shape", "_ready", "_cached"})
+
+
+def _rebuild_actor_mesh(
+    actor: str, name: str, mesh_name: str, cls: bytes, procs: tuple[ProcRef, ...], region: Region
+) -> ActorMesh[Any]:
+    return ActorMesh(get_system(), actor, name, mesh_name, cls, procs, region)
+
+
+class ProcMesh(MeshTrait):
+    """A mesh of processes. Made by ``HostMesh.spawn_procs``; actors are spawned on it.
+
+    Picklable: whoever gets it can spawn actors on it, too.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        uid: str,
+        name: str,
+        procs: tuple[ProcRef, ...],
+        region: Region,
+        host_region: Region,
+        owner: str = "",
+        ready: Future[Any] | None = None,
+    ) -> None:
+        self._system = system
+        self._uid = uid
+        self.name = name
+        self._procs = procs
+        self._shape = region
+        self._host_region = host_region
+        self._owner = owner
+        self._ready = ready
+        self._shared: dict[str, Any] = {"stopped": False}  # of the mesh and all its slices
+        self._cached: Target | None = None
+        self._positions: dict[str, int] | None = None
+
+    # -- shape ----------------------------------------------------------------------------------
+
+    @property
+    def _region(self) -> Region:
+        return self._shape
+
+    def _new_with_region(self, region: Region) -> ProcMesh:
+        mesh = ProcMesh(
+            self._system, self._uid, self.name, self._procs, region, self._host_region, self._owner, self._ready
+        )
+        mesh._shared = self._shared
+        return mesh
+
+    @property
+    def _stopped(self) -> bool:
+        return bool(self._shared["stopped"])
+
+    @_stopped.setter
+    def _stopped(self, value: bool) -> None:
+        self._shared["stopped"] = value
+
+    def _target(self) -> Target:
+        if self._cached is None:
+            procs = tuple(self._procs[rank] for rank in self._shape.ranks())
+            self._cached = Target(self.name, self._uid, self._shape.extent, procs, self._system.reported)
+        return self._cached
+
+    def _rank_of(self, proc: str) -> int | None:
+        if self._positions is None:
+            self._positions = {ref.id: rank for rank, ref in enumerate(self._procs)}
+        return self._positions.get(proc)
+
+    def _failure(self, ranks: list[int], death: Death) -> MeshFailure:
+        extent = Extent(self._shape.labels, self._shape.sizes)
+        return MeshFailure.of(self.name, self.name, extent, ranks, death)
+
+    def _reach(self, ref: ProcRef) -> Any:
+        self._system.node.learn(ref)
+        return self._system.node.link_to(ref.id)
+
+    # -- actors ---------------------------------------------------------------------------------
+
+    def spawn(self, name: str, cls: type[T], *args: Any, **kwargs: Any) -> ActorMesh[T]:
+        """Make one actor of ``cls`` in every proc, with these constructor arguments.
+
+        Returns at once; await the result (or its ``initialized``) to know that all ``__init__`` have returned.
+
+        Raises:
+            ValueError: ``cls`` is not an ``Actor``, or mixes sync and async.
+            TypeError: the constructor does not take these arguments, or one of them cannot be pickled.
+            RuntimeError: the mesh was stopped.
+        """
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"spawn(name, Class, ...): the name must be a non-empty string, not {name!r}")
+        spec = spec_of(cls, RESERVED)
+        check_constructor(cls, args, kwargs)
+        if self._stopped:
+            raise RuntimeError(f"proc mesh {self.name} was stopped: spawn on a new one")
+        system = self._system
+        node = system.node
+        target = self._target()
+        extent = target.extent
+        actor = unique(name)
+        here = current.get()
+        owner = here.actor_instance if here is not None else system.client
+        try:
+            body, buffers = dumps((spec.cls, args, kwargs, self))
+        except Exception as e:
+            raise TypeError(f"{cls.__name__} or an argument of its constructor cannot be pickled: {e}") from e
+        record = SpawnedMesh(actor, name, self.name, owner.actor_id, extent, target.procs)
+        call = ManyCall(node, f"{name}.__init__", Target(name, actor, extent, target.procs, system.reported))
+        mesh: ActorMesh[T] = ActorMesh(
+            system, actor, name, self.name, cls, target.procs, Region.from_extent(extent), call.then(_nothing)
+        )
+        system.spawned[actor] = record
+        owner.owned.append(mesh)
+        for rank, ref in enumerate(target.procs):
+            system.by_proc.setdefault(ref.id, []).append(record)
+            message = Create(
+                actor, name, call._number, rank, extent.labels, extent.sizes, owner.actor_id, node.ref, buffers
+            )
+            link = node.links.get(ref.id) or self._reach(ref)
+            if link is None:
+                call.on_peer_dead(ref.id, node.deaths[ref.id])
+                continue
+            link.send(encode_header(message), body)
+        foreign = [ref.id for ref in target.procs if ref.id not in system.proc_meshes and self._owner == ""]
+        if foreign and self._uid not in system.proc_meshes:
+            node.watch([p for p in foreign if p != node.id])
+        return mesh
+
+    # -- life -----------------------------------------------------------------------------------
+
+    @property
+    def initialized(self) -> Future[None]:
+        """Done when every proc runs and its bootstrap has returned."""
+        if self._ready is None:
+            raise RuntimeError(f"{self!r} came from another process: only the handle that spawn_procs returned knows when it is ready")
+        return self._ready
+
+    def __await__(self) -> Generator[Any, None, ProcMesh]:
+        if self._ready is not None:
+            yield from self._ready.__await__()
+        return self
+
+    def stop(self, reason: str = "stopped by its owner") -> Future[None]:
+        """Stop all actors of these procs (with ``__cleanup__``), then the procs; what does not end in time is killed."""
+        return self._stop(reason)
+
+    def _stop(self, reason: str) -> Future[Any]:
+        if len(self._shape.ranks()) == len(self._procs):
+            self._stopped = True
+            self._system.proc_meshes.pop(self._uid, None)
+        done = self._ask_agents(lambda call, procs: StopProcs(call, procs, reason, STOP_GRACE), "stop")
+        self._system.changed()
+        return done.then(_nothing)
+
+    def kill(self, reason: str = "") -> Future[None]:
+        """SIGKILL these procs, without any cleanup; done when they are gone."""
+        return self._ask_agents(lambda call, procs: KillProcs(call, procs, reason), "kill").then(_nothing)
+
+    def _ask_agents(self, message: Any, what: str) -> Future[list[Any]]:
+        """Send one message to each agent involved; a future of the raw replies."""
+        node = self._system.node
+        by_agent: dict[str, list[ProcRef]] = {}
+        for ref in self._target().procs:
+            by_agent.setdefault(ref.agent, []).append(ref)
+        calls: list[Future[Any]] = []
+        for agent, refs in by_agent.items():
+            first = refs[0]
+            target = Target(f"host agent of {first.host}", agent, _NO_EXTENT, (agent_ref(first),), set())
+            call = OneCall(node, f"{self.name}.{what}", target, 0)
+            calls.append(call)
+            if first.id == node.id:
+                raise RuntimeError(f"this process cannot {what} itself: use shutdown_context()")
+            node.learn(agent_ref(first))
+            if not node.send(agent, message(call._number, [ref.id for ref in refs])):
+                call.on_peer_dead(agent, node.deaths[agent])
+        return gathered(node.poller, calls, f"{self.name}.{what}")
+
+    def interrupt(self) -> Future[ValueMesh[list[str]]]:
+        """Raise KeyboardInterrupt in whatever endpoints run in these procs; gives the names of what was interrupted.
+
+        Procs that cannot answer (native code that holds the GIL) leave the future pending: give ``get`` a timeout.
+        """
+        return self._ask_procs(lambda call, rank: Interrupt(call, rank), "interrupt")
+
+    def _ask_procs(self, message: Any, what: str) -> Future[Any]:
+        node = self._system.node
+        target = self._target()
+        call = ManyCall(node, f"{self.name}.{what}", target)
+        for rank, ref in enumerate(target.procs):
+            link = node.links.get(ref.id) or self._reach(ref)
+            if link is None:
+                call.on_peer_dead(ref.id, node.deaths[ref.id])
+            else:
+                link.send(encode_header(message(call._number, rank)))
+        return call
+
+    def status(self) -> Future[ValueMesh[ProcStatus]]:
+        """State, pid, memory and CPU use of every proc, as its host agent sees it."""
+        target = self._target()
+
+        def merge(replies: list[Any]) -> ValueMesh[ProcStatus]:
+            known = {s.proc: s for reply in replies for s in msgspec.msgpack.decode(reply, type=list[ProcStatus])}
+            unknown = [ProcStatus(ref.id, "starting", 0, ref.host) for ref in target.procs]
+            return ValueMesh(target.extent, [known.get(s.proc, s) for s in unknown])
+
+        return self._ask_agents(GetStatus, "status").then(merge)
+
+    def pids(self) -> ValueMesh[int]:
+        """Process ids (0: not started yet)."""
+        target = self._target()
+        return ValueMesh(target.extent, [self._system.node.pids.get(ref.id, 0) for ref in target.procs])
+
+    @property
+    def host_mesh(self) -> Any:
+        """The hosts of this mesh."""
+        from monarch_kernel.runtime.actor.hosts import HostMesh, HostRef
+
+        hosts: dict[str, HostRef] = {}
+        for ref in self._target().procs:
+            hosts.setdefault(ref.agent, HostRef(agent_ref(ref), ref.host))
+        return HostMesh(self._system, tuple(hosts.values()), self._host_region)
+
+    def to_table(self) -> str:
+        """The mesh as a text table, one line for each proc."""
+        rows = [("rank", "point", "host", "pid", "state")]
+        node = self._system.node
+        for (point, status), ref in zip(self.status().get(10).items(), self._target().procs, strict=True):
+            where = " ".join(f"{k}={v}" for k, v in point.items())
+            rows.append((str(point.rank), where, ref.host, str(status.pid or node.pids.get(ref.id, 0)), status.state))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+    def logging_option(
+        self, stream_to_client: bool = False, aggregate_window_sec: int | None = None, level: int = 20
+    ) -> Future[None]:
+        """How this mesh's output reaches a script's terminal (a notebook routes it to cells by itself).
+
+        Args:
+            stream_to_client: prefix each line with its rank, ``[3] text``.
+            aggregate_window_sec: hold lines for so long, and show equal ones of several ranks once.
+            level: of the actors' ``logger``.
+        """
+        if aggregate_window_sec is not None and not stream_to_client:
+            raise RuntimeError("aggregate_window_sec needs stream_to_client=True: there is nothing to aggregate otherwise")
+        from monarch_kernel.runtime.actor import output
+
+        return output.set_option(self, stream_to_client, aggregate_window_sec, level)
+
+    async def __aenter__(self) -> ProcMesh:
+        return await self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        if not self._stopped:
+            await self.stop("left its async with block")
+
+    def __reduce__(self) -> Any:
+        return (_rebuild_proc_mesh, (self._uid, self.name, self._procs, self._shape, self._host_region))
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{k}={v}" for k, v in self.sizes.items())
+        return f"<ProcMesh {self.name} ({sizes or 'one proc'})>"
+
+
+_NO_EXTENT = Extent((), ())
+_births = threading.Lock()
+
+
+def agent_ref(ref: ProcRef) -> ProcRef:
+    """The reference of a proc's host agent."""
+    return ProcRef(ref.agent, ref.agent_address, ref.host, ref.agent, ref.agent_address)
+
+
+def _rebuild_proc_mesh(uid: str, name: str, procs: tuple[ProcRef, ...], region: Region, hosts: Region) -> ProcMesh:
+    system = get_system()
+    known = system.proc_meshes.get(uid)
+    if known is not None and known._region == region:
+        return known
+    return ProcMesh(system, uid, name, procs, region, hosts)
+
+
+def proc_mesh_of_this_process(system: System) -> ProcMesh:
+    """This process as a proc mesh of one."""
+    region = Region.from_extent(_NO_EXTENT)
+    ready: Future[Any] = Future(system.node.poller, "this_proc()")
+    ready._resolve(None)
+    return ProcMesh(system, system.node.id, "this_proc", (system.node.ref,), region, region, system.client.actor_id, ready)
+
+
+def _nothing(_value: Any) -> None:
+    return None
+
+
+def _settled(call: ManyCall) -> Future[Any]:
+    """A future that is done when the call is, however it ended."""
+    done: Future[Any] = Future(call._poller, call.what)
+    call.add_done_callback(lambda _c: done._resolve(None))
+    return done
+
+
+#: Names that an endpoint cannot have, because every actor mesh has such an attribute.
+RESERVED = frozenset(name for name in dir(ActorMesh) if not name.startswith("_"))

@@ -1,0 +1,11 @@
+"""Unique names that people can still read."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+
+def unique(name: str) -> str:
+    """``name``, made safe for a file name and for a log line, with a random end."""
+    return f"{re.sub(r'[^A-Za-z0-9_.]', '_', name)[:24]}-{secrets.token_hex(3)}"

@@ -1,0 +1,198 @@
+"""Ports: one-way typed pipes whose sending end can travel to any process."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Any, Generic, TypeVar
+
+from monarch_kernel.protocol.faults import capture, decode_fault
+from monarch_kernel.protocol.messages import DEAD, ERROR, OK, Death, ProcRef, Reply
+from monarch_kernel.protocol.messages import encode as encode_header
+from monarch_kernel.protocol.serialize import dumps, loads
+from monarch_kernel.runtime.actor.errors import SupervisionError
+from monarch_kernel.runtime.node.future import Future
+
+R = TypeVar("R")
+
+
+class Port(Generic[R]):
+    """The sending end. Picklable; any process may hold and use it, any number of times.
+
+    Sending to a port whose receiver is gone is an error only for a port with ``return_undeliverable`` set.
+    """
+
+    #: Whether a value for a receiver that is gone raises here instead of being dropped.
+    return_undeliverable = True
+
+    def __init__(self, ref: ProcRef, number: int, rank: int = 0) -> None:
+        self._ref = ref
+        self._number = number
+        self._rank = rank
+
+    def send(self, value: R) -> None:
+        """Send a value; it is what the receiver's next ``recv()`` gives."""
+        body, buffers = dumps(value)
+        self._send(OK, body, buffers)
+
+    def exception(self, error: BaseException) -> None:
+        """Send an exception; the receiver's next ``recv()`` raises it."""
+        self._send(ERROR, encode_fault(capture(error)), ())
+
+    def _send(self, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+        from monarch_kernel.runtime.actor.system import get_system
+
+        node = get_system().node
+        node.learn(self._ref)
+        link = node.link_to(self._ref.id)
+        if link is None:
+            if self.return_undeliverable:
+                raise ConnectionError(f"the process that holds this port's receiver is gone: {node.deaths[self._ref.id].cause}")
+            return
+        link.send(encode_header(Reply(self._number, self._rank, status, buffers)), body)
+
+    def __reduce__(self) -> Any:
+        return (Port, (self._ref, self._number, self._rank))
+
+    def __repr__(self) -> str:
+        return f"<Port to {self._ref.id}#{self._number}>"
+
+
+class ReplyPort(Port[R]):
+    """The port that an endpoint with an explicit response port gets: it takes one answer for one call.
+
+    A second answer through the copy that the actor itself holds ends the actor, as it would answer a question nobody asked.
+    """
+
+    def __init__(self, ref: ProcRef, number: int, rank: int, instance: Any = None) -> None:
+        super().__init__(ref, number, rank)
+        self._instance = instance
+        self._used = False
+
+    def send(self, value: R) -> None:
+        self._use()
+        super().send(value)
+
+    def exception(self, error: BaseException) -> None:
+        self._use()
+        super().exception(error)
+
+    def _use(self) -> None:
+        if self._used:
+            raise RuntimeError("this port takes a single reply, and it was sent already")
+        self._used = True
+
+    def _send(self, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+        if self._number:  # 0: a broadcast; nobody waits for an answer
+            super()._send(status, body, buffers)
+
+    def __reduce__(self) -> Any:
+        return (ReplyPort, (self._ref, self._number, self._rank))
+
+
+class _Inlet:
+    """Where a receiver's values arrive; does not keep the receiver alive."""
+
+    __slots__ = ("_receiver",)
+
+    def __init__(self, receiver: PortReceiver[Any]) -> None:
+        self._receiver = weakref.ref(receiver)
+
+    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+        receiver = self._receiver()
+        if receiver is not None:
+            receiver.on_reply(rank, status, body, buffers)
+
+    def on_peer_dead(self, proc: str, death: Death) -> None:
+        """Who may send to a port is not known, so nobody's death ends it."""
+
+
+class PortReceiver(Generic[R]):
+    """The receiving end; stays in the process that opened it. Async-iterable and iterable."""
+
+    def __init__(self, ranked: bool = False, once: bool = False) -> None:
+        from monarch_kernel.runtime.actor.system import get_system
+
+        self._node = get_system().node
+        self._number = self._node.new_call(_Inlet(self))
+        self._ranked = ranked
+        self._once = once
+        self._values: deque[tuple[int, int, Any, tuple[int, ...]]] = deque()
+        self._wanted: deque[_Received] = deque()
+
+    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+        if self._once:
+            self._node.end_call(self._number)
+        item = (rank, status, bytes(body) if not buffers else body, buffers)
+        while self._wanted:
+            future = self._wanted.popleft()
+            if not future.done():
+                future._resolve(item)
+                return
+        self._values.append(item)
+
+    def recv(self) -> Future[R]:
+        """The next value, as a future. A value that was sent by ``Port.exception`` is raised."""
+        future = _Received(self)
+        if self._values:
+            future._resolve(self._values.popleft())
+        else:
+            self._wanted.append(future)
+            if self._values:  # it came between the two lines
+                self._wanted.remove(future)
+                future._resolve(self._values.popleft())
+        return future
+
+    def ranked(self) -> PortReceiver[tuple[int, R]]:
+        """The same receiver, of which ``recv`` gives ``(rank, value)``."""
+        self._ranked = True
+        return self  # type: ignore[return-value]  # the value type changes with the flag
+
+    def close(self) -> None:
+        """Take no more values."""
+        self._node.end_call(self._number)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a PortReceiver cannot be pickled: send the Port, and receive where it was opened")
+
+    def __del__(self) -> None:
+        try:
+            self._node.end_call(self._number)
+        except AttributeError:  # construction failed
+            pass
+
+
+class _Received(Future[Any]):
+    __slots__ = ("_ranked", "_receiver")
+
+    def __init__(self, receiver: PortReceiver[Any]) -> None:
+        super().__init__(receiver._node.poller, "recv()")
+        self._ranked = receiver._ranked
+        self._receiver = receiver  # somebody waits: the receiver must stay
+
+    def _result(self) -> Any:
+        rank, status, body, buffers = super()._result()
+        if status == ERROR:
+            fault = decode_fault(body)
+            raise fault.rebuild() or RuntimeError(fault.text)
+        if status == DEAD:
+            raise SupervisionError(decode_death(body).cause)
+        value = loads(body, buffers)
+        return (rank, value) if self._ranked else value
+
+
+class Channel(Generic[R]):
+    """Opens pipes between processes."""
+
+    @staticmethod
+    def open(once: bool = False) -> tuple[Port[R], PortReceiver[R]]:
+        """A port and its receiver, which stays here. With ``once`` it takes a single value."""
+        receiver: PortReceiver[R] = PortReceiver(once=once)
+        return Port(receiver._node.ref, receiver._number), receiver
+
+    @staticmethod
+    def open_ranked(once: bool = False) -> tuple[Port[R], PortReceiver[tuple[int, R]]]:
+        """Like ``open``; received values come with the rank of the actor that sent them."""
+        port, receiver = Channel.open(once)
+        return port, receiver.ranked()
+

@@ -1,0 +1,522 @@
+"""The actor system of one process: its node, its actors, who owns what, and how it starts and ends.
+
+There is one ``System`` in a process. A rank makes it from its configuration; any other process becomes a controller
+the first time it needs one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from monarch_kernel.protocol.messages import (
+    DEAD,
+    ERROR,
+    OK,
+    ActorFailed,
+    Call,
+    Create,
+    Death,
+    EndProc,
+    Interrupt,
+    OutputChunk,
+    OutputEnd,
+    Ping,
+    ProcRef,
+    Reply,
+    SetLogLevel,
+    Shutdown,
+    StopActor,
+)
+from monarch_kernel.protocol.messages import encode as encode_header
+from monarch_kernel.protocol.serialize import dumps, loads
+from monarch_kernel.runtime.actor import faultline
+from monarch_kernel.runtime.actor.base import spec_of
+from monarch_kernel.runtime.actor.calls import decode_death, encode, fault_body
+from monarch_kernel.runtime.actor.errors import MeshFailure
+from monarch_kernel.runtime.actor.instance import ActorInstance, Client, Instance
+from monarch_kernel.runtime.actor.ports import ReplyPort
+from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.runtime.node.node import Node
+
+log = logging.getLogger(__name__)
+
+#: How long a fault of a mesh that the root owns may wait to be seen by a pending call (seconds).
+FAULT_GRACE = 0.1
+
+
+class System:
+    """This process's actors and meshes.
+
+    Args:
+        node: the process's node, already listening.
+        root: the controller's reference.
+        mesh: the proc mesh this proc belongs to ("" in a controller).
+    """
+
+    def __init__(self, node: Node, root: ProcRef, mesh: str = "") -> None:
+        self.node = node
+        self.root = root
+        self.mesh = mesh
+        self.pid = os.getpid()
+        self.is_root = root.id == node.id
+        self.actors: dict[str, ActorInstance] = {}
+        self.ended: dict[str, Death] = {}
+        self.client = Client(self, "root" if self.is_root else f"client-{node.id}")
+        self.agent: ProcRef | None = None
+        self.agent_process: Any = None
+        self.output_sinks: list[Callable[[str, int, bytes | None], None]] = []
+        #: actor mesh id -> record of a mesh spawned from this process
+        self.spawned: dict[str, SpawnedMesh] = {}
+        #: proc id -> records of meshes with an actor there
+        self.by_proc: dict[str, list[SpawnedMesh]] = {}
+        self.proc_meshes: dict[str, Any] = {}  # by unique id, in order of birth
+        self.reported: set[Any] = set()
+        self.main_driver: Callable[[Callable[[], None]], bool] = lambda _drive: False
+        self.interrupts = 0
+        self._interrupted: dict[str, int] = {}
+        self.bootstrap_error: bytes | None = None
+        self.refs_lock = threading.Lock()
+        self.on_end_proc: Callable[[str], None] = lambda _reason: None
+        self._held: list[Any] | None = None
+        self._hold_lock = threading.Lock()
+        self._this_proc: Any = None
+        self._this_host: Any = None
+        self._closed = False
+        node.handlers.update(
+            {
+                Call: self._on_call,
+                Create: self._on_create,
+                StopActor: self._on_stop_actor,
+                ActorFailed: self._on_actor_failed,
+                Interrupt: self._on_interrupt,
+                Ping: self._on_ping,
+                SetLogLevel: self._on_set_log_level,
+                EndProc: self._on_end_proc,
+                OutputChunk: self._on_output,
+                OutputEnd: self._on_output_end,
+            }
+        )
+        node.on_peer_dead.append(self._on_peer_dead)
+
+    # -- messages for actors ---------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Keep messages for actors back until ``release``."""
+        self._held = []
+
+    def release(self) -> None:
+        """Handle what was held back, in order, and hold no more."""
+        while True:
+            with self._hold_lock:
+                held = self._held
+                if not held:
+                    self._held = None
+                    return
+                self._held = []
+            for link, message, body in held:
+                self._handle_now(link, message, body)
+
+    def _handle_now(self, link: Any, message: Any, body: Any) -> None:
+        if isinstance(message, Call):
+            self._call(link, message, body)
+        elif isinstance(message, Create):
+            self._create(link, message, body)
+        else:
+            self._stop_actor(link, message)
+
+    def _is_held(self, link: Any, message: Any, body: Any) -> bool:
+        with self._hold_lock:
+            if self._held is None:
+                return False
+            self._held.append((link, message, bytes(body) if body is not None else None))
+            return True
+
+    def _on_call(self, link: Any, message: Call, body: Any) -> None:
+        if self._held is None or not self._is_held(link, message, body):
+            self._call(link, message, body)
+
+    def _on_create(self, link: Any, message: Create, body: Any) -> None:
+        if self._held is None or not self._is_held(link, message, body):
+            self._create(link, message, body)
+
+    def _on_stop_actor(self, link: Any, message: StopActor, body: Any) -> None:
+        if self._held is None or not self._is_held(link, message, body):
+            self._stop_actor(link, message)
+
+    def _call(self, link: Any, message: Call, body: Any) -> None:
+        actor = self.actors.get(message.actor)
+        if actor is None and message.actor == "controllers" and self.is_root:
+            from monarch_kernel.runtime.actor.controllers import start_directory
+
+            start_directory()
+            actor = self.actors.get(message.actor)
+        if actor is not None:
+            actor.deliver(link, message, body)
+        elif message.call:
+            death = self.ended.get(message.actor) or self._missing(message.actor)
+            self.reply(link, message, DEAD, encode(death))
+
+    def _missing(self, actor: str) -> Death:
+        if self.bootstrap_error is not None:
+            return Death("the bootstrap of its proc failed", "actor", self.node.id, self.node.ref.host, self.pid)
+        return Death(f"there is no actor {actor} in this proc", "actor", self.node.id, self.node.ref.host, self.pid)
+
+    def reply(self, link: Any, message: Call, status: int, body: Any, buffers: tuple[int, ...] = ()) -> None:
+        """Answer a call, to whoever it says."""
+        to = message.reply_to
+        if to is not None and to.id != link.peer:
+            self.node.learn(to)
+            link = self.node.link_to(to.id)
+            if link is None:
+                return
+        link.send(encode_header(Reply(message.call, message.rank, status, buffers)), body)
+
+    def reply_port(self, link: Any, message: Call, instance: ActorInstance) -> ReplyPort[Any]:
+        """The port for a call to an endpoint with an explicit response port."""
+        to = message.reply_to or self.node.refs[link.peer]
+        return ReplyPort(to, message.call, message.rank)
+
+    def _create(self, link: Any, create: Create, body: Any) -> None:
+        if self.bootstrap_error is not None:
+            link.send(encode_header(Reply(create.call, create.rank, ERROR)), self.bootstrap_error)
+            self.ended[create.actor] = self._missing(create.actor)
+            return
+        try:
+            cls, args, kwargs, proc_mesh = loads(body, create.buffers)
+            spec = spec_of(cls, frozenset())
+        except BaseException as e:
+            # Nothing of the class could be made here: the actor is born dead.
+            link.send(encode_header(Reply(create.call, create.rank, ERROR)), fault_body(e))
+            cause = f"its class or arguments could not be loaded: {type(e).__name__}: {e}"
+            death = Death(cause, "actor", self.node.id, self.node.ref.host, self.pid)
+            self.ended[create.actor] = death
+            self.node.learn(create.owner_proc)
+            failed = ActorFailed(create.actor, create.rank, create.owner)
+            self.node.send(create.owner_proc.id, failed, encode(death))
+            return
+        instance = ActorInstance(self, create, spec, lambda: cls(*args, **kwargs), link, proc_mesh)
+        self.actors[create.actor] = instance
+        if not self.main_driver(instance.drive):
+            threading.Thread(target=instance.drive, name="monarch-actor-driver", daemon=True).start()
+
+    def start_local_actor(self, actor: str, name: str, cls: type) -> None:
+        """Make an actor under a fixed id in this process, if it is not there."""
+        if actor in self.actors:
+            return
+        create = Create(actor, name, 0, 0, (), (), self.client.actor_id, self.node.ref)
+        instance = ActorInstance(self, create, spec_of(cls, frozenset()), cls, _Local(None), self.this_proc())
+        self.actors[actor] = instance
+        threading.Thread(target=instance.drive, name="monarch-actor-driver", daemon=True).start()
+
+    def _stop_actor(self, link: Any, message: StopActor) -> None:
+        actor = self.actors.get(message.actor)
+        if actor is not None:
+            actor.deliver(link, message, None)
+        elif message.call:
+            link.send(encode_header(Reply(message.call, message.rank, OK)), dumps(None)[0])
+
+    def actor_ended(self, instance: ActorInstance) -> None:
+        """An actor of this process is no more."""
+        assert instance.death is not None
+        self.ended[instance.actor_id] = instance.death
+        self.actors.pop(instance.actor_id, None)
+
+    def _on_ping(self, link: Any, message: Ping, _body: Any) -> None:
+        link.send(encode_header(Reply(message.call, message.rank, OK)), dumps(None)[0])
+
+    def _on_set_log_level(self, link: Any, message: SetLogLevel, _body: Any) -> None:
+        logging.getLogger("monarch_kernel.actors").setLevel(message.level)
+        link.send(encode_header(Reply(message.call, message.rank, OK)), dumps(None)[0])
+
+    def _on_end_proc(self, _link: Any, message: EndProc, _body: Any) -> None:
+        self.on_end_proc(message.reason)
+
+    def stop_all_actors(self, reason: str, timeout: float) -> None:
+        """Stop every actor of this process and wait for their ends."""
+        waiting = []
+        for actor in list(self.actors.values()):
+            future: Future[Any] = Future(self.node.poller, "stop")
+            actor.deliver(_Local(future), StopActor(actor.actor_id, 1, 0, reason), None)
+            waiting.append(future)
+        for future in waiting:
+            try:
+                future.get(timeout)
+            except TimeoutError:
+                return
+
+    # -- interrupts --------------------------------------------------------------------------------
+
+    def _on_interrupt(self, link: Any, message: Interrupt, _body: Any) -> None:
+        names = [name for actor in list(self.actors.values()) if (name := actor.interrupt()) is not None]
+        link.send(encode_header(Reply(message.call, message.rank, OK)), dumps(names)[0])
+
+    def note_interrupt(self, instance: ActorInstance) -> None:
+        """The next KeyboardInterrupt of this actor is one that was asked for."""
+        self._interrupted[instance.actor_id] = self._interrupted.get(instance.actor_id, 0) + 1
+
+    def was_interrupted(self, instance: ActorInstance) -> bool:
+        """Whether a KeyboardInterrupt (or cancellation) in this actor was asked for; counts it as arrived."""
+        return self._interrupted.pop(instance.actor_id, 0) > 0
+
+    def signal_main_thread(self) -> None:
+        """Interrupt the main thread, also out of a blocking system call."""
+        import signal
+
+        ident = threading.main_thread().ident
+        assert ident is not None
+        signal.pthread_kill(ident, signal.SIGINT)
+
+    # -- ownership and faults --------------------------------------------------------------------------
+
+    def instance(self, actor_id: str) -> Instance:
+        """An actor of this process, or its client."""
+        return self.actors.get(actor_id) or self.client
+
+    def _on_actor_failed(self, _link: Any, message: ActorFailed, body: Any) -> None:
+        death = decode_death(body)
+        record = self.spawned.get(message.actor)
+        if record is None:
+            return
+        record.dead.add(message.rank)
+        key = (message.actor, record.procs[message.rank].id)
+        self._fault(record.owner, record.failure([message.rank], death), key)
+
+    def _on_peer_dead(self, proc: str, death: Death) -> None:
+        if self._closed:
+            return
+        if death.what != "stopped":
+            records = self.by_proc.get(proc, [])
+            for record in records:
+                ranks = [rank for rank, ref in enumerate(record.procs) if ref.id == proc and rank not in record.dead]
+                record.dead.update(ranks)
+                if ranks and not record.stopped:
+                    self._fault(record.owner, record.failure(ranks, death), proc)
+            if not records:
+                for mesh in list(self.proc_meshes.values()):
+                    rank = mesh._rank_of(proc)
+                    if rank is not None and not mesh._stopped:
+                        self._fault(mesh._owner, mesh._failure([rank], death), proc)
+        # Actors whose owner lived there go with it.
+        for actor in list(self.actors.values()):
+            if actor.owner_proc.id == proc:
+                actor.deliver(_Local(None), StopActor(actor.actor_id, 0, 0, "its owner's process ended"), None)
+        if proc == self.root.id and not self.is_root:
+            self.on_end_proc("the controller ended")
+        self.changed()
+
+    def _fault(self, owner: str, failure: MeshFailure, key: Any) -> None:
+        failure.key = key
+        self.instance(owner).supervise(failure)
+
+    def pass_up(self, instance: ActorInstance, failure: MeshFailure) -> None:
+        """An owner that has ended cannot handle a failure; its own end was told to its owner already."""
+        log.debug("%s has ended before it could handle %s", instance, failure)
+
+    def fault_at_root(self, failure: MeshFailure) -> None:
+        """A failure that no actor handled has come to the client of this process."""
+        hook = faultline.hook()
+        if not faultline.is_default(hook):
+            faultline.call_hook(hook, failure)
+            return
+
+        def decide() -> None:
+            # A pending call over what died has raised it already: then it is that call's business.
+            if failure.key not in self.reported:
+                faultline.end_script(failure)
+
+        self.node.poller.call_later(FAULT_GRACE, decide)
+        self.node.poller.start_background()
+
+    def changed(self) -> None:
+        """Some mesh of this controller was born, died or stopped."""
+        for callback in list(mesh_listeners):
+            try:
+                callback()
+            except Exception:
+                log.exception("a mesh listener failed")
+
+    # -- output ----------------------------------------------------------------------------------------
+
+    def _on_output(self, _link: Any, message: OutputChunk, body: Any) -> None:
+        for sink in self.output_sinks:
+            sink(message.proc, message.stream, bytes(body))
+
+    def _on_output_end(self, _link: Any, message: OutputEnd, _body: Any) -> None:
+        for sink in self.output_sinks:
+            sink(message.proc, 0, None)
+
+    # -- hosts -----------------------------------------------------------------------------------------
+
+    def ensure_agent(self) -> ProcRef:
+        """The host agent of this host, started if this is a controller that has none yet."""
+        if self.agent is None:
+            from monarch_kernel.runtime.host.launch import launch_local_agent
+
+            self.agent_process = launch_local_agent(self.node)
+            self.agent = self.agent_process.ref
+        return self.agent
+
+    def this_proc(self) -> Any:
+        """This process as a proc mesh of one."""
+        if self._this_proc is None:
+            from monarch_kernel.runtime.actor.meshes import proc_mesh_of_this_process
+
+            self._this_proc = proc_mesh_of_this_process(self)
+        return self._this_proc
+
+    def this_host(self) -> Any:
+        """This host as a host mesh of one."""
+        if self._this_host is None:
+            from monarch_kernel.runtime.actor.hosts import host_mesh_of_this_host
+
+            self._this_host = host_mesh_of_this_host(self)
+        return self._this_host
+
+    # -- ending ----------------------------------------------------------------------------------------
+
+    def shutdown(self, timeout: float = 5.0) -> None:
+        """Stop everything this controller started, and close the node."""
+        if self._closed:
+            return
+        from monarch_kernel.runtime.actor.calls import OneCall, Target
+        from monarch_kernel.runtime.mesh.shape import Extent
+
+        self._closed = True
+        for mesh in self.proc_meshes.values():
+            mesh._stopped = True
+        self.stop_all_actors("the controller shuts down", timeout)
+        if self.agent is not None and self.agent_process is not None:
+            target = Target("host agent", "", Extent((), ()), (self.agent,), set())
+            call = OneCall(self.node, "shutdown", target, 0)
+            if self.node.send(self.agent.id, Shutdown(call._number, timeout / 2)):
+                try:
+                    call.get(timeout)
+                except Exception as e:
+                    log.debug("the host agent did not confirm its end: %s", e)
+        self.node.close()
+        if self.agent_process is not None:
+            self.agent_process.close(timeout)
+        else:
+            from monarch_kernel.runtime.host.launch import remove_run_dir
+
+            remove_run_dir(self.node.run_dir)
+
+
+class SpawnedMesh:
+    """What the spawning process remembers of an actor mesh."""
+
+    __slots__ = ("actor", "dead", "extent", "mesh_name", "name", "owner", "procs", "stopped")
+
+    def __init__(self, actor: str, name: str, mesh_name: str, owner: str, extent: Any, procs: tuple[ProcRef, ...]) -> None:
+        self.actor = actor
+        self.name = name
+        self.mesh_name = mesh_name
+        self.owner = owner
+        self.extent = extent
+        self.procs = procs
+        self.dead: set[int] = set()
+        self.stopped = False
+
+    def failure(self, ranks: list[int], death: Death) -> MeshFailure:
+        """What the owner is told."""
+        return MeshFailure.of(self.name, self.mesh_name, self.extent, ranks, death)
+
+
+class _Local:
+    """Stands for a link when the asker is this process itself."""
+
+    peer = ""
+
+    def __init__(self, future: Future[Any] | None) -> None:
+        self._future = future
+
+    def send(self, _header: bytes, _body: Any = b"") -> None:
+        if self._future is not None:
+            self._future._resolve(None)
+
+
+#: Called whenever a mesh of this controller was born, died or stopped.
+mesh_listeners: list[Callable[[], None]] = []
+
+_system: System | None = None
+_lock = threading.RLock()
+
+
+def get_system() -> System:
+    """This process's system; becomes a controller if it has none yet.
+
+    Raises:
+        RuntimeError: the runtime was shut down, or this is a fork of a process that has one.
+    """
+    system = _system
+    if system is not None:
+        if system.pid == os.getpid():
+            return system
+        raise RuntimeError(
+            "this process was forked from one that runs monarch_kernel, and cannot use its meshes: "
+            "make meshes after the fork, or start the process with spawn"
+        )
+    return _bootstrap()
+
+
+def started() -> bool:
+    """Whether this process has a running system."""
+    return _system is not None and not _system._closed
+
+
+def set_system(system: System | None) -> None:
+    """Install the system of this process (ranks do this at their start)."""
+    global _system
+    _system = system
+
+
+def _bootstrap() -> System:
+    global _system
+    with _lock:
+        if _system is not None:
+            return _system
+        from monarch_kernel.runtime.host.launch import new_run_dir
+
+        run_dir = new_run_dir()
+        node = Node(f"controller-{secrets.token_hex(4)}", "controller", run_dir, socket.gethostname())
+        node.listen()
+        system = System(node, node.ref)
+        faultline.install()
+        _system = system
+        from monarch_kernel.runtime.actor.output import hub
+
+        hub(system)
+        atexit.register(_at_exit)
+        node.poller.start_background()
+        return system
+
+
+def _at_exit() -> None:
+    if _system is not None and _system.pid == os.getpid():
+        _system.shutdown()
+        from monarch_kernel.runtime.actor import output
+
+        output.flush_default()
+
+
+def shutdown(timeout: float | None = None) -> None:
+    """End this process's system, if it has one; a new one can be started afterwards."""
+    global _system
+    with _lock:
+        system = _system
+        if system is None:
+            return
+        system.shutdown(5.0 if timeout is None else timeout)
+        from monarch_kernel.runtime.actor import output
+
+        output.flush_default()
+        _system = None
+        atexit.unregister(_at_exit)
+

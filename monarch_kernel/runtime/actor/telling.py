@@ -1,0 +1,174 @@
+"""How errors over a mesh read. Compact for a thousand ranks: what is alike is said once.
+
+Works on anything with the attributes of `errors.RankFailure`, which it does not import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from monarch_kernel.protocol.faults import Fault
+from monarch_kernel.protocol.messages import Death
+from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks
+from monarch_kernel.runtime.mesh.shape import Extent
+
+_MAX_RUNS = 8
+_MAX_GROUPS = 6
+_MAX_HOSTS = 3
+_MAX_PIDS = 6
+_MAX_MESSAGES = 4
+_MAX_MESSAGE = 200
+
+_TITLE = " Traceback of where the remote call failed (most recent call last):"
+
+_WHAT_NEXT = {
+    "proc": "Other ranks still work: slice them, or spawn a new proc mesh to replace what died.",
+    "actor": "Its process lives on: spawn the actor again, or slice the mesh without it.",
+    "agent": "All ranks of that host are gone: slice the mesh without them, or attach the host again.",
+    "stopped": "Spawn it again to go on.",
+}
+
+
+class Failed(Protocol):
+    """What is told of one rank."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def fault(self) -> Fault | None: ...
+    @property
+    def death(self) -> Death | None: ...
+
+
+def headline(what: str, extent: Extent, ranks: Sequence[int]) -> str:
+    """`what failed on ranks 1,3 of 4 (gpus=1,3).`"""
+    if not extent.labels:
+        return f"{what} failed."
+    if len(ranks) == extent.nelements:
+        return f"{what} failed on all {len(ranks)} ranks." if len(ranks) > 1 else f"{what} failed."
+    return f"{what} failed on {_ranks(ranks)} of {extent.nelements}{_points(ranks, extent)}."
+
+
+def tracebacks(failures: Iterable[Failed], extent: Extent) -> list[str]:
+    """The tracebacks of ranks that raised, each once, with the ranks it is of."""
+    groups: dict[Any, list[Failed]] = {}
+    for failure in failures:
+        if failure.fault is not None:
+            groups.setdefault(failure.fault.likeness(), []).append(failure)
+    lines: list[str] = []
+    # The most frequent first: the rest is often its consequence.
+    ordered = sorted(groups.values(), key=len, reverse=True)
+    for group in ordered[:_MAX_GROUPS]:
+        fault = group[0].fault
+        assert fault is not None  # only such were grouped
+        lines += [""] if lines else [_TITLE]
+        who = f"{_ranks([f.rank for f in group])}{_points([f.rank for f in group], extent)}, "
+        lines.append(f"  {who if extent.nelements > 1 else ''}{_hosts(group)}:")
+        lines += fault.render()
+        lines += _other_messages(group)
+    rest = [failure.rank for group in ordered[_MAX_GROUPS:] for failure in group]
+    if rest:
+        count = len(ordered) - _MAX_GROUPS
+        lines += ["", f"  and {count} more different tracebacks, on {_ranks(rest)} (all are in `.failures`)"]
+    return lines
+
+
+def deaths(call_name: str, mesh_name: str, dead: Sequence[Failed], extent: Extent) -> list[str]:
+    """Which ranks cannot answer a call, why, and what to do."""
+    mesh = f" of mesh {mesh_name!r}" if mesh_name else ""
+    groups: dict[Any, list[Failed]] = {}
+    for failure in dead:
+        if failure.death is not None:
+            groups.setdefault((failure.death.what, failure.death.cause, failure.death.detail), []).append(
+                failure
+            )
+    head = f"Endpoint call {call_name}() failed: "
+    lines: list[str] = []
+    if len(groups) > 1:
+        lines.append(f"{head}{_ranks([f.rank for f in dead])} of {extent.nelements}{mesh} cannot answer.")
+        head = "  "
+    for (_, cause, detail), group in list(groups.items())[:_MAX_GROUPS]:
+        ranks = [failure.rank for failure in group]
+        where = f"{_ranks(ranks)} of {extent.nelements}{mesh}{_points(ranks, extent)}, {_hosts(group)},"
+        lines.append(f"{head}{where} cannot answer: {cause.rstrip('.')}.")
+        lines += [f"    {line}" for line in detail.rstrip().split("\n") if detail]
+    if len(groups) > _MAX_GROUPS:
+        lines.append(f"  and {len(groups) - _MAX_GROUPS} more different causes (all are in `.failures`)")
+    advice = dict.fromkeys(_WHAT_NEXT.get(what, _WHAT_NEXT["proc"]) for what, _, _ in groups)
+    return lines + [f"  {text}" for text in advice]
+
+
+def answers(values: Mapping[int, Any], unanswered: Sequence[int]) -> list[str]:
+    """Which ranks answered, and which had not yet."""
+    lines: list[str] = []
+    if values:
+        results = "its result is" if len(values) == 1 else "their results are"
+        lines.append(f"{_ranks(values).capitalize()} answered: {results} in `.values` of this error.")
+    if unanswered:
+        lines.append(f"{_ranks(unanswered).capitalize()} had not answered yet when this was raised.")
+    return ["", *lines] if lines else []
+
+
+def mesh_failure(
+    mesh: str, ranks: Sequence[int], extent: Extent | None, reason: str, death: Death | None
+) -> str:
+    """One line on a part of a mesh that died."""
+    text = f"Mesh {mesh!r} failed"
+    if ranks:
+        of = f" of {extent.nelements}" if extent is not None else ""
+        text = f"Mesh {mesh!r} lost {_ranks(ranks)}{of}{_points(ranks, extent) if extent is not None else ''}"
+    if death is not None and death.host:
+        text += f" on host {death.host}" + (f", pid {death.pid}" if death.pid else "")
+    return f"{text}: {reason}" if reason else text
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    ranks = list(ranks)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks, limit=_MAX_RUNS)}"
+
+
+def _points(ranks: Sequence[int], extent: Extent) -> str:
+    points = format_points(ranks, extent, limit=_MAX_RUNS)
+    return f" ({points})" if points else ""
+
+
+def _hosts(group: Sequence[Failed]) -> str:
+    by_host: dict[str, list[int]] = {}
+    for failure in group:
+        by_host.setdefault(failure.host, []).append(failure.pid)
+    parts: list[str] = []
+    for host, pids in list(by_host.items())[:_MAX_HOSTS]:
+        known = [str(pid) for pid in dict.fromkeys(pids) if pid]
+        shown = ",".join(known[:_MAX_PIDS])
+        if len(known) > _MAX_PIDS:
+            shown += f",… ({len(known) - _MAX_PIDS} more)"
+        label = "pid" if len(known) == 1 else "pids"
+        parts.append(f"host {host}" + (f", {label} {shown}" if known else ""))
+    if len(by_host) > _MAX_HOSTS:
+        parts.append(f"and {len(by_host) - _MAX_HOSTS} more hosts")
+    return "; ".join(parts)
+
+
+def _other_messages(group: Sequence[Failed]) -> list[str]:
+    """Messages of a group that differ from the one shown, which is its first rank's."""
+    by_message: dict[str, list[int]] = {}
+    for failure in group:
+        if failure.fault is not None:
+            by_message.setdefault(failure.fault.message, []).append(failure.rank)
+    if len(by_message) < 2:
+        return []
+    lines = [f"  (this is the message of {_ranks(next(iter(by_message.values())))}; the others' differ:)"]
+    others = list(by_message.items())[1:]
+    for message, ranks in others[:_MAX_MESSAGES]:
+        first = message.split("\n", 1)[0]
+        shown = first if len(first) <= _MAX_MESSAGE and first == message else f"{first[:_MAX_MESSAGE]}…"
+        lines.append(f"    {_ranks(ranks)}: {shown}")
+    left = others[_MAX_MESSAGES:]
+    if left:
+        lines.append(f"    … and {len(left)} more on {_ranks([r for _, ranks in left for r in ranks])}")
+    return lines

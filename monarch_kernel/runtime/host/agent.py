@@ -1,0 +1,609 @@
+"""The host agent: has ranks started, watches them, reads their output, and cleans up.
+
+One process and one thread, which does nothing but poll. It runs no user code and unpickles nothing. Its fork
+server is forked before it opens anything, so that ranks inherit nothing of it.
+
+It ends when its owner (a controller) has gone, closes its link or asks for it, on SIGTERM, and when its fork
+server dies; in each case nothing of what it started is left.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+import pickle
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+
+from monarch_kernel.protocol.messages import (
+    OK,
+    Death,
+    EndProc,
+    GetLogs,
+    GetStatus,
+    KillProcs,
+    LogText,
+    OutputChunk,
+    OutputEnd,
+    ProcExited,
+    ProcRef,
+    ProcStarted,
+    ProcStatus,
+    RankConfig,
+    Reply,
+    Shutdown,
+    SpawnProcs,
+    StopProcs,
+    Watch,
+    encode,
+)
+from monarch_kernel.runtime.host import forkserver, leftovers
+from monarch_kernel.runtime.host.launch import AgentConfig
+from monarch_kernel.runtime.host.procs import ForkClient, OomWatch, Proc, describe_exit
+from monarch_kernel.runtime.node.node import Node
+from monarch_kernel.runtime.node.poller import EPOLLIN
+
+log = logging.getLogger(__name__)
+
+#: Where a forked rank begins; named, not imported: the host knows nothing of ranks.
+RANK_ENTRY = "monarch_kernel.runtime.rank.main:main"
+#: The same for a rank in an interpreter of its own.
+RANK_MODULE = "monarch_kernel.runtime.rank"
+
+#: Templates kept; each holds its modules in memory.
+MAX_TEMPLATES = 3
+#: Dead ranks whose output is kept.
+MAX_DEAD_LOGS = 256
+#: More than this on the way to an owner that does not read: ranks that print have to wait.
+MAX_QUEUED = 32 * 1024 * 1024
+_CHUNK = 64 * 1024
+_CHUNKS_AT_ONCE = 8
+
+#: Libraries read these once, when they are loaded: a template is made with them.
+_LOAD_TIME = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_"),
+    *("CUDA_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_"),
+)
+#: The loader and the interpreter read these when they start: such ranks need an interpreter of their own.
+_EXEC_TIME = ("LD_", "PYTHON", "MALLOC_", "GLIBC_", "ASAN_", "LC_ALL", "LANG")
+
+
+class _Wait:
+    """An answer that is due when some procs are gone (and drained)."""
+
+    def __init__(self, procs: set[str], drained: bool, done: Callable[[], None]) -> None:
+        self.procs = procs
+        self.drained = drained
+        self.done = done
+
+
+class Agent:
+    """The agent's state and what it does on each message and event."""
+
+    def __init__(self, config: AgentConfig, server: socket.socket, server_pid: int) -> None:
+        self._config = config
+        self._node = Node(config.id, "agent", config.run_dir, config.host, background=False)
+        self._poller = self._node.poller
+        self._logs = os.path.join(config.run_dir, "logs")
+        os.makedirs(self._logs, mode=0o700, exist_ok=True)
+        self._base = ForkClient(server, self._poller, self._on_fork_event)
+        self._base_pid = server_pid
+        self._templates: dict[Any, tuple[str, ForkClient]] = {}
+        self._made = 0
+        self._procs: dict[str, Proc] = {}
+        self._early_watchers: dict[str, set[str]] = {}
+        self._waits: list[_Wait] = []
+        self._paused: list[tuple[Proc, int]] = []
+        self._dead: list[Proc] = []
+        self._oom = OomWatch()
+        self._ending = False
+        self._over = False
+        self._reap_wanted = False
+        self._node.handlers.update(
+            {
+                SpawnProcs: self._on_spawn,
+                KillProcs: self._on_kill,
+                StopProcs: self._on_stop,
+                Watch: self._on_watch,
+                GetStatus: self._on_status,
+                GetLogs: self._on_logs,
+                Shutdown: self._on_shutdown,
+            }
+        )
+        self._node.on_hello.append(self._on_hello)
+        self._node.on_peer_dead.append(self._on_peer_dead)
+
+    # -- life -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the end; then nothing that was started here is left."""
+        owner = self._config.owner
+        poller = self._poller
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGCHLD, self._on_sigchld)
+        poller.register(0, self._on_lifeline)
+        # A process that the controller has forked may hold its sockets open; its death shows here all the same.
+        try:
+            controller = os.pidfd_open(os.getppid())
+        except OSError:
+            controller = -1
+        if controller >= 0:
+            poller.register(controller, lambda _events: self._end("the controller has died"))
+        self._node.listen()
+        self._node.learn(owner)
+        self._node.link_to(owner.id)
+        poller.run(self._between_steps)
+        dead = controller < 0 or bool(select.select([controller], [], [], 0)[0])
+        self._clean_up(dead)
+
+    def _between_steps(self) -> bool:
+        if self._reap_wanted:
+            self._reap_wanted = False
+            self._reap()
+        return self._over
+
+    def _end(self, why: str) -> None:
+        log.info("ending: %s", why)
+        self._over = True
+
+    def _on_sigterm(self, _signum: int, _frame: Any) -> None:
+        self._over = True
+        self._poller.wake()
+
+    def _on_sigchld(self, _signum: int, _frame: Any) -> None:
+        self._reap_wanted = True
+        self._poller.wake()
+
+    def _on_lifeline(self, _events: int) -> None:
+        self._poller.unregister(0)
+        self._end("the controller closed its end")
+
+    def _on_peer_dead(self, peer: str, _death: Death) -> None:
+        for proc in self._procs.values():
+            proc.watchers.discard(peer)
+        if peer == self._config.owner.id:
+            self._end("the controller's link was closed")
+
+    def _clean_up(self, controller_dead: bool) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for proc in self._procs.values():
+            if proc.exit is None and proc.pid:
+                leftovers.kill_group(proc.pid)
+        # As the subreaper of all below us we get every orphan, whatever session it went to.
+        leftovers.kill_children()
+        self._node.close()
+        if controller_dead:
+            shutil.rmtree(self._config.run_dir, ignore_errors=True)
+
+    # -- starting ranks -----------------------------------------------------------------------
+
+    def _on_spawn(self, _link: Any, message: SpawnProcs, _body: Any) -> None:
+        self._node.learn(message.owner)
+        self._node.learn(message.root)
+        sys_path = [entry or message.cwd for entry in message.sys_path]
+        for index, spec in enumerate(message.procs):
+            proc = Proc(spec, message.mesh, message.owner.id, self._logs)
+            proc.watchers |= self._early_watchers.pop(spec.id, set())
+            self._procs[spec.id] = proc
+            command, own_env, inherit = message.command, {}, message.inherit_env
+            if message.per_proc:
+                command, own_env, inherit = message.per_proc[index]
+            env = {**message.env, **own_env}
+            ref = ProcRef(spec.id, spec.address, self._config.host, self._node.id, self._node.ref.address)
+            self._node.expect(ref)
+            config = RankConfig(
+                ref=ref,
+                agent=self._node.ref,
+                owner=message.owner,
+                root=message.root,
+                mesh=message.mesh,
+                rank=spec.rank,
+                labels=message.labels,
+                sizes=message.sizes,
+                run_dir=self._config.run_dir,
+                sys_path=sys_path,
+            )
+            proc.request = forkserver.Fork(
+                proc=spec.id,
+                config=msgspec.msgpack.encode(config),
+                env=env,
+                cwd=message.cwd,
+                sys_path=sys_path,
+                argv=_argv(command, env, inherit),
+                clean_env=not inherit,
+            )
+            try:
+                if not os.path.isdir(message.cwd):
+                    raise OSError(f"its working directory {message.cwd} is gone")
+                proc.open_pipes()
+            except OSError as e:
+                self._exited(proc, 127, f"could not be started: {e.strerror or e}")
+                continue
+            for stream, fd in proc.pipes.items():
+                self._poller.register(fd, functools.partial(self._on_output, proc, stream))
+            preload = [] if proc.request.argv else message.preload
+            self._start(proc, self._server_for(preload, env, sys_path))
+
+    def _start(self, proc: Proc, server: ForkClient) -> None:
+        assert proc.request is not None
+        proc.server = server
+        server.send(proc.request, proc.far_ends)
+
+    def _server_for(self, preload: list[str], env: dict[str, str], sys_path: list[str]) -> ForkClient:
+        """The fork server, or a template with these modules and what they read when they are loaded."""
+        if not preload:
+            return self._base
+        load_env = {key: value for key, value in env.items() if key.startswith(_LOAD_TIME)}
+        key = (tuple(preload), tuple(sorted(load_env.items())))
+        if key in self._templates:
+            return self._templates[key][1]
+        if len(self._templates) >= MAX_TEMPLATES:
+            oldest = min(self._templates, key=lambda k: self._templates[k][1].last_used)
+            self._templates.pop(oldest)[1].send(forkserver.Retire(), [])
+        self._made += 1
+        name = f"template-{self._made}"
+        ours, theirs = forkserver.make_pair()
+        request = forkserver.MakeTemplate(name, preload, load_env, sys_path)
+        self._base.send(request, [theirs.detach()], close=True)
+        client = ForkClient(ours, self._poller, self._on_fork_event)
+        self._templates[key] = (name, client)
+        return client
+
+    # -- events of fork servers ---------------------------------------------------------------
+
+    def _on_fork_event(self, server: ForkClient, event: forkserver.Event | None) -> None:
+        if event is None:
+            if server is self._base:
+                self._on_base_gone()
+            else:
+                self._on_template_gone(server)
+        elif isinstance(event, forkserver.Forked):
+            proc = self._procs[event.proc]
+            proc.pid = event.pid
+            proc.close_far_ends()
+            if proc.killing:
+                leftovers.kill_group(proc.pid)
+        elif isinstance(event, forkserver.ForkFailed):
+            self._exited(self._procs[event.proc], 127, f"could not be started: {event.reason}")
+        elif isinstance(event, forkserver.Exited):
+            proc = self._procs.get(event.proc)
+            if proc is not None:
+                self._died(proc, event.status, event.max_rss_bytes)
+        elif isinstance(event, forkserver.TemplateFailed):
+            server.failed = event.reason
+            log.warning("template failed: %s", event.reason)
+        else:
+            native = event.native_threads
+            log.info("%s is ready after %.3f s (%d native threads)", event.template, event.seconds, native)
+
+    def _on_template_gone(self, server: ForkClient) -> None:
+        for key, (_name, client) in list(self._templates.items()):
+            if client is server:
+                del self._templates[key]
+        for proc in self._procs.values():
+            if proc.server is not server or proc.pid or proc.exit is not None:
+                continue
+            if server.failed.startswith("cannot preload") or not server.failed:
+                reason = server.failed or "the template process died while it loaded its modules"
+                self._exited(proc, 127, f"could not be started: {reason}")
+            else:
+                self._start(proc, self._base)  # what breaks under fork is loaded by each rank itself
+
+    def _on_base_gone(self) -> None:
+        """The fork server is dead and its ranks with it, as they were bound to it; report them, and end."""
+        for pid, raw in leftovers.kill_children():
+            for proc in self._procs.values():
+                if proc.pid == pid and proc.exit is None:
+                    status = os.waitstatus_to_exitcode(raw)
+                    self._exited(proc, status, f"{describe_exit(status)}: its fork server died")
+        for proc in self._procs.values():
+            if proc.exit is None:
+                self._exited(proc, -signal.SIGKILL, "killed by SIGKILL: its fork server died")
+        self._flush_then_end("the fork server has died")
+
+    def _reap(self) -> None:
+        """Reap what was orphaned below us: user processes, and ranks whose template has died."""
+        while True:
+            try:
+                pid, raw = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._base_pid:
+                continue  # the end of its socket tells
+            for proc in self._procs.values():
+                if proc.pid == pid and proc.exit is None:
+                    leftovers.kill_group(pid)
+                    self._died(proc, os.waitstatus_to_exitcode(raw), 0)
+
+    # -- ends of ranks ------------------------------------------------------------------------
+
+    def _died(self, proc: Proc, status: int, max_rss: int) -> None:
+        if proc.stopping and status == 0:
+            cause = f"stopped: {proc.stopping}"
+        elif proc.killing:
+            cause = f"{describe_exit(status)} on request: {proc.killing}"
+        else:
+            oom = self._oom.news() if status == -signal.SIGKILL else ""
+            cause = describe_exit(status, oom, max_rss)
+        self._exited(proc, status, cause)
+
+    def _exited(self, proc: Proc, status: int, cause: str) -> None:
+        """Tell everybody at once; what it printed last follows, and nobody has to wait for that."""
+        if proc.exit is not None:
+            return
+        expected = bool(proc.stopping)
+        proc.state = "stopped" if expected else "dead"
+        proc.exit = ProcExited(proc.id, proc.pid, self._config.host, status, cause, expected)
+        proc.close_far_ends()
+        for peer in proc.audience():
+            self._tell(peer, proc.exit)
+        what = "stopped" if expected else "proc"
+        self._node.declare_dead(proc.id, Death(cause, what, proc.id, self._config.host, proc.pid))
+        try:
+            os.unlink(proc.address)
+        except OSError:
+            pass
+        self._drain(proc)
+        self._dead.append(proc)
+        if len(self._dead) > MAX_DEAD_LOGS:
+            for output in self._dead.pop(0).logs.values():
+                output.remove()
+        self._check_waits()
+
+    def _tell(self, peer: str, message: Any, body: Any = b"") -> None:
+        try:
+            self._node.send(peer, message, body)
+        except LookupError:
+            pass  # a watcher that has gone
+
+    # -- output -------------------------------------------------------------------------------
+
+    def _on_output(self, proc: Proc, stream: int, _events: int) -> None:
+        owner = self._node.links.get(proc.owner)
+        if owner is not None and owner.queued > MAX_QUEUED:
+            self._poller.modify(proc.pipes[stream], 0)
+            if not self._paused:
+                self._poller.call_later(0.02, self._resume)
+            self._paused.append((proc, stream))
+            return
+        self._read(proc, stream, _CHUNKS_AT_ONCE)
+
+    def _resume(self) -> None:
+        paused, self._paused = self._paused, []
+        for proc, stream in paused:
+            if stream in proc.pipes:
+                self._poller.modify(proc.pipes[stream], EPOLLIN)
+
+    def _read(self, proc: Proc, stream: int, chunks: int) -> None:
+        fd = proc.pipes[stream]
+        for _ in range(chunks):
+            try:
+                data = os.read(fd, _CHUNK)
+            except BlockingIOError:
+                return
+            if not data:
+                self._poller.unregister(fd)
+                os.close(fd)
+                del proc.pipes[stream]
+                return
+            proc.logs[stream].append(data)
+            self._tell(proc.owner, OutputChunk(proc.id, stream), data)
+            if len(data) < _CHUNK:
+                return
+
+    def _drain(self, proc: Proc) -> None:
+        """Read what a dead rank has left in its pipes. Who else may hold them open is not waited for."""
+        for stream in list(proc.pipes):
+            fd = proc.pipes[stream]
+            # Whatever the rank wrote is in the pipe now; a survivor that goes on writing is cut off.
+            self._read(proc, stream, 1 + os.fpathconf(fd, "PC_PIPE_BUF") // _CHUNK + 16)
+            if stream in proc.pipes:
+                self._poller.unregister(fd)
+                os.close(fd)
+                del proc.pipes[stream]
+        for output in proc.logs.values():
+            output.close()
+        proc.drained = True
+        self._tell(proc.owner, OutputEnd(proc.id))
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def _on_hello(self, link: Any) -> None:
+        proc = self._procs.get(link.peer)
+        if proc is None or proc.exit is not None:
+            return
+        proc.state = "alive"
+        for peer in proc.audience():
+            self._tell(peer, ProcStarted(proc.id, link.pid))
+        if proc.stopping:
+            self._tell(proc.id, EndProc(proc.stopping))
+
+    def _on_watch(self, link: Any, message: Watch, _body: Any) -> None:
+        for name in message.procs:
+            proc = self._procs.get(name)
+            if proc is None:
+                self._early_watchers.setdefault(name, set()).add(link.peer)
+            elif proc.exit is not None:
+                link.send(encode(proc.exit))
+            else:
+                proc.watchers.add(link.peer)
+                if proc.state == "alive":
+                    link.send(encode(ProcStarted(proc.id, proc.pid)))
+
+    def _on_kill(self, link: Any, message: KillProcs, _body: Any) -> None:
+        for proc in self._living(message.procs):
+            self._kill(proc, message.reason or "killed by its owner")
+        self._answer_when_gone(message.procs, False, functools.partial(_reply, link, message.call))
+
+    def _kill(self, proc: Proc, reason: str) -> None:
+        proc.killing = proc.killing or reason
+        if proc.pid:
+            leftovers.kill_group(proc.pid)
+
+    def _on_stop(self, link: Any, message: StopProcs, _body: Any) -> None:
+        self._stop(self._living(message.procs), message.reason or "stopped by its owner", message.grace)
+        self._answer_when_gone(message.procs, True, functools.partial(_reply, link, message.call))
+
+    def _stop(self, procs: list[Proc], reason: str, grace: float) -> None:
+        for proc in procs:
+            if not proc.stopping:
+                proc.stopping = reason
+                if proc.state == "alive":
+                    self._tell(proc.id, EndProc(reason))
+
+        def kill_rest() -> None:
+            for proc in procs:
+                if proc.exit is None:
+                    self._kill(proc, f"it did not stop within {grace:g} s")
+
+        self._poller.call_later(grace, kill_rest)
+
+    def _on_shutdown(self, link: Any, message: Shutdown, _body: Any) -> None:
+        def finish() -> None:
+            _reply(link, message.call)
+            self._flush_then_end("shut down")
+
+        self._stop(self._living(self._procs), "the host agent shuts down", message.grace)
+        self._answer_when_gone(list(self._procs), True, finish)
+
+    def _living(self, names: Any) -> list[Proc]:
+        procs = (self._procs.get(name) for name in names)
+        return [proc for proc in procs if proc is not None and proc.exit is None]
+
+    def _answer_when_gone(self, names: list[str], drained: bool, done: Callable[[], None]) -> None:
+        known = {name for name in names if name in self._procs}
+        self._waits.append(_Wait(known, drained, done))
+        self._check_waits()
+
+    def _check_waits(self) -> None:
+        for wait in list(self._waits):
+            gone = {n for n in wait.procs if (p := self._procs[n]).exit and (p.drained or not wait.drained)}
+            wait.procs -= gone
+            if not wait.procs:
+                self._waits.remove(wait)
+                wait.done()
+
+    def _flush_then_end(self, why: str) -> None:
+        """End as soon as everything said so far has been sent (or nobody reads it)."""
+        deadline = time.monotonic() + 2.0
+
+        def check() -> None:
+            waiting = any(getattr(link, "queued", 0) for link in self._node.links.values())
+            if waiting and time.monotonic() < deadline:
+                self._poller.call_later(0.005, check)
+            else:
+                self._end(why)
+
+        check()
+
+    def _on_status(self, link: Any, message: GetStatus, _body: Any) -> None:
+        found: list[ProcStatus] = []
+        for name in message.procs:
+            proc = self._procs.get(name)
+            if proc is None:
+                found.append(ProcStatus(name, "dead", 0, self._config.host, "unknown to the host agent"))
+            elif proc.exit is not None:
+                found.append(ProcStatus(name, proc.state, proc.pid, self._config.host, proc.exit.cause))
+            else:
+                rss, cpu = proc.usage()
+                uptime = round(time.monotonic() - proc.started, 3)
+                found.append(ProcStatus(name, proc.state, proc.pid, self._config.host, "", rss, cpu, uptime))
+        _reply(link, message.call, msgspec.msgpack.encode(found))
+
+    def _on_logs(self, link: Any, message: GetLogs, _body: Any) -> None:
+        found: list[LogText] = []
+        for name in message.procs:
+            proc = self._procs.get(name)
+            if proc is not None:
+                out, err = (proc.logs[stream].read(message.tail) for stream in (1, 2))
+                found.append(LogText(name, out, err, sum(kept.dropped for kept in proc.logs.values())))
+            else:
+                found.append(LogText(name, b"", b""))
+        _reply(link, message.call, msgspec.msgpack.encode(found))
+
+
+def _reply(link: Any, call: int, value: bytes | None = None) -> None:
+    """Answer a request as an endpoint would: the body is a pickle (of bytes or None)."""
+    link.send(encode(Reply(call, 0, OK)), pickle.dumps(value, 5))
+
+
+def _argv(command: list[str] | None, env: dict[str, str], inherit: bool) -> list[str] | None:
+    if command is None:
+        if inherit and not any(key.startswith(_EXEC_TIME) for key in env):
+            return None
+        command = [sys.executable]
+    return [*command, "-m", RANK_MODULE, "{fd}"]
+
+
+# -- the process ------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Run the agent: read the config from standard input, fork the fork server, serve."""
+    config = _read_config()
+    if config is None:
+        return
+    forkserver.become_subreaper()
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if config.python_path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = config.python_path
+    ours, theirs = forkserver.make_pair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        _serve_forks(config, theirs)
+    theirs.close()
+    forkserver.set_name("monarch-agent")
+    logging.basicConfig(format="%(asctime)s agent %(levelname)s %(message)s", level=logging.INFO)
+    Agent(config, ours, pid).run()
+
+
+def _serve_forks(config: AgentConfig, sock: socket.socket) -> NoReturn:
+    forkserver.set_name("monarch-forks")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.close(config.lock_fd)
+    sys.path[:] = config.sys_path
+    importlib.import_module(RANK_ENTRY.partition(":")[0])
+    forkserver.freeze()
+
+    def orphaned() -> None:
+        leftovers.kill_run(config.run_dir)
+        # The controller removes the folder, unless it died as well; then its lock is free, or soon will be.
+        deadline = time.monotonic() + 0.5
+        while os.path.exists(config.run_dir) and time.monotonic() < deadline:
+            if leftovers.remove_if_stale(config.run_dir):
+                break
+            time.sleep(0.01)
+
+    job = forkserver.ForkServer(sock, RANK_ENTRY, orphaned).serve()
+    if job is None:
+        os._exit(0)
+    forkserver.run_rank(job, RANK_ENTRY)
+
+
+def _read_config() -> AgentConfig | None:
+    with socket.socket(fileno=os.dup(0)) as sock:
+        data = b""
+        while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "little"):
+            piece = sock.recv(65536)
+            if not piece:
+                return None  # the controller died while it started us
+            data += piece
+    return msgspec.msgpack.decode(data[4:], type=AgentConfig)

@@ -1,0 +1,499 @@
+"""The fork server: a small single-threaded process from which ranks are forked in a millisecond.
+
+It talks to the host agent over a Unix SOCK_SEQPACKET pair: the requests and events below, one per packet,
+with file descriptors beside them. It imports what every rank needs once, freezes the garbage
+collector so that those pages stay shared, and waits. It may fork *templates*: copies of itself that have
+further modules (torch) loaded, each with a socket of its own to the agent.
+
+What may be preloaded. A fork copies the calling thread only, so nothing that keeps locks in other threads
+may be loaded; a template with a second Python thread, or with CUDA initialised, is refused. ``import
+torch`` leaves native threads of OpenBLAS (numpy's). Those are harmless: OpenBLAS stops its threads in a
+``pthread_atfork`` handler and starts them anew in the child when it needs them. OpenMP pools (torch's own
+intra-op threads) are only made by the first parallel region, which no import runs. Training, gloo groups and
+DataLoader workers in forked ranks are covered by tests.
+
+Who dies when: ranks carry ``PR_SET_PDEATHSIG``, so they die with whoever forked them. When the agent dies,
+the end of the socket tells the fork server, which removes all that is left of the run and exits.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import fcntl
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+
+from monarch_kernel.runtime.host import leftovers
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+#: A packet larger than this goes through a memfd (the socket's buffer bounds a packet).
+_MAX_PACKET = 48 * 1024
+_SPILLED = b"\xc1"  # begins no MessagePack value
+_MAX_FDS = 8
+_FD_SIZE = array.array("i").itemsize
+
+
+class Fork(msgspec.Struct, array_like=True, tag=1):
+    """Start a rank. Descriptors: stdout's and stderr's pipes, to write to.
+
+    ``env`` is laid over the server's (``clean_env``: replaces it). With ``argv`` that command is executed
+    instead; the argument "{fd}" in it becomes the number of the descriptor that holds ``config``.
+    """
+
+    proc: str
+    config: bytes
+    env: dict[str, str]
+    cwd: str
+    sys_path: list[str]
+    argv: list[str] | None = None
+    clean_env: bool = False
+
+
+class MakeTemplate(msgspec.Struct, array_like=True, tag=2):
+    """Fork a template that loads ``modules``. Descriptor: its end of a new socket pair."""
+
+    template: str
+    modules: list[str]
+    env: dict[str, str]
+    sys_path: list[str]
+
+
+class Retire(msgspec.Struct, array_like=True, tag=3):
+    """To a template: exit as soon as the last of your ranks has."""
+
+
+class Forked(msgspec.Struct, array_like=True, tag=11):
+    """The rank runs."""
+
+    proc: str
+    pid: int
+
+
+class ForkFailed(msgspec.Struct, array_like=True, tag=12):
+    """The rank could not be started."""
+
+    proc: str
+    reason: str
+
+
+class Exited(msgspec.Struct, array_like=True, tag=13):
+    """The rank (or template) is gone, and with it all of its process group."""
+
+    proc: str
+    pid: int
+    status: int  # exit code, or minus the signal
+    max_rss_bytes: int
+
+
+class TemplateReady(msgspec.Struct, array_like=True, tag=14):
+    """The template has loaded its modules."""
+
+    template: str
+    pid: int
+    native_threads: int
+    seconds: float
+
+
+class TemplateFailed(msgspec.Struct, array_like=True, tag=15):
+    """The template could not load its modules, or they break under fork. It is gone."""
+
+    template: str
+    reason: str
+
+
+Request = Fork | MakeTemplate | Retire
+Event = Forked | ForkFailed | Exited | TemplateReady | TemplateFailed
+_encode = msgspec.msgpack.Encoder().encode
+decode_request: Any = msgspec.msgpack.Decoder(Request).decode
+decode_event: Any = msgspec.msgpack.Decoder(Event).decode
+
+
+# -- packets ----------------------------------------------------------------------------------
+
+
+def make_pair() -> tuple[socket.socket, socket.socket]:
+    """The agent's and the server's end of a new packet socket."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send_packet(sock: socket.socket, message: Any, fds: list[int] | None = None) -> None:
+    """Send one request or event.
+
+    Raises:
+        BlockingIOError: the socket is non-blocking and the peer must read first; nothing was sent.
+    """
+    data = _encode(message)
+    fds = list(fds or ())
+    spill = -1
+    if len(data) > _MAX_PACKET:
+        spill = memfd("packet", data)
+        data, fds = _SPILLED, [*fds, spill]
+    try:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        sock.sendmsg([data], rights, socket.MSG_NOSIGNAL)
+    finally:
+        if spill >= 0:
+            os.close(spill)
+
+
+def receive_packet(sock: socket.socket, decode: Callable[[bytes], Any]) -> tuple[Any, list[int]]:
+    """The next packet and its descriptors; ``(None, [])`` at the end of the socket."""
+    data, ancillary, _flags, _addr = sock.recvmsg(
+        _MAX_PACKET + 64, socket.CMSG_SPACE(_MAX_FDS * _FD_SIZE), socket.MSG_CMSG_CLOEXEC
+    )
+    fds: list[int] = []
+    for level, kind, rights in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            got = array.array("i")
+            got.frombytes(rights[: len(rights) - len(rights) % _FD_SIZE])
+            fds.extend(got)
+    if not data:
+        return None, fds
+    if data == _SPILLED:
+        spill = fds.pop()
+        data = os.pread(spill, os.fstat(spill).st_size, 0)
+        os.close(spill)
+    return decode(data), fds
+
+
+def memfd(name: str, data: bytes) -> int:
+    """An anonymous file that holds ``data``, at its start."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+# -- the server -------------------------------------------------------------------------------
+
+
+class Rank:
+    """What a forked child has to do: the server's loop ends in it and gives this back."""
+
+    def __init__(self, request: Fork) -> None:
+        self.request = request
+
+
+class ForkServer:
+    """The loop of the fork server and of each template.
+
+    Args:
+        sock: this side of the packet socket.
+        entry: "module:function" to which a forked rank's config is given.
+        orphaned: what to do when the agent's end of the socket closes; not called by templates.
+    """
+
+    def __init__(self, sock: socket.socket, entry: str, orphaned: Callable[[], None] | None) -> None:
+        self._sock = sock
+        self._entry = entry
+        self._orphaned = orphaned
+        self._epoll = select.epoll()
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+        self._children: dict[int, tuple[str, int]] = {}  # pidfd -> (proc, pid)
+        self._retiring = False
+
+    def serve(self) -> Rank | None:
+        """Serve until the agent closes the socket (None), or, in a forked child, what it has to do."""
+        while not (self._retiring and not self._children):
+            for fd, _events in self._epoll.poll():
+                if fd in self._children:
+                    self._reap(fd)
+                    continue
+                if fd != self._sock.fileno():
+                    continue
+                try:
+                    request, fds = receive_packet(self._sock, decode_request)
+                except ConnectionResetError:
+                    request, fds = None, []
+                if request is None:
+                    if self._orphaned is not None:
+                        self._orphaned()
+                    return None
+                job = self._handle(request, fds)
+                if job is not None:
+                    return job
+        return None
+
+    def _handle(self, request: Request, fds: list[int]) -> Rank | None:
+        try:
+            if isinstance(request, Fork):
+                return self._fork(request, fds)
+            if isinstance(request, MakeTemplate):
+                return self._make_template(request, fds)
+            self._retiring = True
+            return None
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _report(self, event: Event) -> None:
+        try:
+            send_packet(self._sock, event)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the agent is gone; the loop sees the end of the socket
+
+    def _watch(self, proc: str, pid: int) -> None:
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = (proc, pid)
+        self._epoll.register(pidfd, select.EPOLLIN)
+
+    def _reap(self, pidfd: int) -> None:
+        proc, pid = self._children.pop(pidfd)
+        self._epoll.unregister(pidfd)
+        os.close(pidfd)
+        # While it is a zombie its number cannot belong to another process group, so this hits its own only.
+        leftovers.kill_group(pid)
+        _pid, status, usage = os.wait4(pid, 0)
+        self._report(Exited(proc, pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024))
+
+    # -- forking ----------------------------------------------------------------------------
+
+    def _fork(self, request: Fork, fds: list[int]) -> Rank | None:
+        if len(fds) != 2:
+            self._report(ForkFailed(request.proc, f"the agent passed {len(fds)} descriptors instead of 2"))
+            return None
+        # A command that cannot be executed says why through this pipe; executing it closes the pipe.
+        read, write = os.pipe2(os.O_CLOEXEC) if request.argv else (-1, -1)
+        server = os.getpid()
+        try:
+            pid = _fork()
+        except OSError as e:
+            if request.argv:
+                os.close(read)
+                os.close(write)
+            self._report(ForkFailed(request.proc, f"fork failed: {e.strerror}"))
+            return None
+        if pid == 0:
+            try:
+                self._become_rank(request, fds, write, server)
+            except BaseException as e:
+                _give_up(write, f"{type(e).__name__}: {e}")
+            fds.clear()  # closed already
+            return Rank(request)
+        if request.argv:
+            os.close(write)
+            reason = os.read(read, 4096).decode("utf-8", "replace")
+            os.close(read)
+            if reason:
+                os.waitpid(pid, 0)
+                self._report(ForkFailed(request.proc, reason))
+                return None
+        self._watch(request.proc, pid)
+        self._report(Forked(request.proc, pid))
+        return None
+
+    def _become_rank(self, request: Fork, fds: list[int], failure: int, server: int) -> None:
+        os.setsid()
+        die_with(server)
+        self._sock.close()
+        self._epoll.close()
+        self._children.clear()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(fds[0], 1)
+        os.dup2(fds[1], 2)
+        reset_signals()
+        env = os.environ
+        if request.clean_env:
+            marker = env.get(leftovers.MARKER)
+            env.clear()
+            if marker is not None:
+                env[leftovers.MARKER] = marker
+        env.update(request.env)
+        time.tzset()
+        os.chdir(request.cwd)
+        if request.argv is not None:
+            # Out of the way of 3 and 4 first.
+            failure = fcntl.fcntl(failure, fcntl.F_DUPFD_CLOEXEC, 10)
+            config = fcntl.fcntl(memfd("config", request.config), fcntl.F_DUPFD_CLOEXEC, 10)
+            os.dup2(config, 3)
+            os.dup2(failure, 4, inheritable=False)
+            os.closerange(5, _max_fd())
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            argv = [argument.replace("{fd}", "3") for argument in request.argv]
+            try:
+                os.execvpe(argv[0], argv, dict(env))
+            except OSError as e:
+                _give_up(4, f"cannot execute {argv[0]}: {e.strerror}")
+        os.closerange(3, _max_fd())
+        sys.path[:] = request.sys_path
+        importlib.invalidate_caches()
+        _reseed()
+
+    def _make_template(self, request: MakeTemplate, fds: list[int]) -> Rank | None:
+        server = os.getpid()
+        try:
+            pid = _fork()
+        except OSError as e:
+            self._report(TemplateFailed(request.template, f"fork failed: {e.strerror}"))
+            return None
+        if pid:
+            self._watch(request.template, pid)
+            return None
+        die_with(server)
+        keep = os.dup(fds[0])
+        self._sock.close()
+        self._epoll.close()
+        for pidfd in self._children:
+            os.close(pidfd)
+        for fd in fds:
+            os.close(fd)
+        fds.clear()
+        os.environ.update(request.env)
+        sys.path[:] = request.sys_path
+        set_name("monarch-template")
+        sock = socket.socket(fileno=keep)
+        start = time.monotonic()
+        reason = preload(request.modules)
+        try:
+            if reason:
+                send_packet(sock, TemplateFailed(request.template, reason))
+                os._exit(0)
+            ready = TemplateReady(
+                request.template, os.getpid(), native_threads(), round(time.monotonic() - start, 3)
+            )
+            send_packet(sock, ready)
+        except OSError:
+            os._exit(0)  # the agent is gone
+        job = ForkServer(sock, self._entry, None).serve()
+        if job is None:
+            os._exit(0)
+        return job
+
+
+def run_rank(job: Rank, entry: str) -> NoReturn:
+    """In a forked rank: call its entry point, and exit as a fresh interpreter would."""
+    module, _, function = entry.partition(":")
+    # The agent's __main__ is nothing to a rank: pickled references and multiprocessing must not find it.
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    sys.argv = [""]
+    gc.enable()
+    code = 1
+    try:
+        result = getattr(importlib.import_module(module), function)(job.request.config)
+        code = result if isinstance(result, int) else 0
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else 0 if e.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError, AttributeError):
+                pass
+        # Not an ordinary exit: the exit handlers of the processes that we were forked from are not ours.
+        os._exit(code & 0xFF)
+
+
+# -- helpers of forked children ---------------------------------------------------------------
+
+
+def die_with(parent: int) -> None:
+    """SIGKILL this process when its parent dies, also if it has died already."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def set_name(name: str) -> None:
+    """What ``ps`` and ``top`` show for this process's main thread."""
+    _prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children instead of init's."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reset_signals() -> None:
+    """The dispositions and the mask of a fresh interpreter."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP):  # the agent's own, see there
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _fork() -> int:
+    # Python warns of native threads; those that templates may have are accounted for (see the module).
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _give_up(pipe: int, reason: str) -> NoReturn:
+    try:
+        if pipe >= 0:
+            os.write(pipe, reason.encode()[:4096])
+        os.write(2, f"the rank could not start: {reason}\n".encode())
+    except OSError:
+        pass
+    os._exit(127)
+
+
+def _max_fd() -> int:
+    return os.sysconf("SC_OPEN_MAX")
+
+
+def _reseed() -> None:
+    # Python's random reseeds itself after a fork. numpy's global state would be the same in all ranks, which
+    # in fresh processes it never is; torch's default seed is the same in all fresh processes as well.
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+# -- preloading -------------------------------------------------------------------------------
+
+
+def preload(modules: list[str]) -> str:
+    """Import modules to be inherited by forks. Returns why that is not possible, or ""."""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except BaseException as e:
+            return f"cannot preload {name}: {type(e).__name__}: {e}"
+    threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+    if threads:
+        return f"preloading {', '.join(modules)} started threads that a fork would lose: {', '.join(threads)}"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return f"preloading {', '.join(modules)} initialised CUDA, which does not survive a fork"
+    freeze()
+    return ""
+
+
+def freeze() -> None:
+    """Keep the collector away from what is loaded, so that forked ranks share its pages."""
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+
+
+def native_threads() -> int:
+    """How many threads this process has beside the main one."""
+    return len(os.listdir("/proc/self/task")) - 1

@@ -1,0 +1,179 @@
+"""How a controller gets its run folder and its host agent."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import msgspec
+
+import monarch_kernel
+from monarch_kernel.protocol.messages import Death, ProcRef
+from monarch_kernel.runtime.host import leftovers
+from monarch_kernel.runtime.host.procs import describe_exit
+from monarch_kernel.runtime.node.node import Node
+
+log = logging.getLogger(__name__)
+
+_run_dirs: dict[str, leftovers.RunDir] = {}
+_lock = threading.Lock()
+
+
+class AgentConfig(msgspec.Struct, array_like=True):
+    """What the agent reads from its standard input, as MessagePack after its length in four bytes.
+
+    That input is a socket which the controller keeps open; its end tells the agent that the controller has
+    gone or wants it to end.
+    """
+
+    id: str
+    run_dir: str
+    host: str
+    owner: ProcRef
+    lock_fd: int  # the run folder's lock, inherited
+    python_path: str | None  # PYTHONPATH as the controller has it; the agent itself runs with another
+    sys_path: list[str]
+
+
+def new_run_dir() -> str:
+    """Make this process's run folder (mode 0700), and clean up after dead controllers of this user."""
+    run_dir = leftovers.make_run_dir()
+    with _lock:
+        if not _run_dirs:
+            atexit.register(_remove_run_dirs, os.getpid())
+        _run_dirs[run_dir.path] = run_dir
+    return run_dir.path
+
+
+def remove_run_dir(path: str) -> None:
+    """Kill what is left of this process's run, and remove its folder."""
+    with _lock:
+        run_dir = _run_dirs.pop(path, None)
+    if run_dir is not None:
+        run_dir.remove()
+
+
+def _remove_run_dirs(pid: int) -> None:
+    if os.getpid() == pid:  # not in a fork, whose exit handlers are its parent's
+        for path in list(_run_dirs):
+            remove_run_dir(path)
+
+
+class AgentProcess:
+    """The host agent of this controller, running or starting."""
+
+    def __init__(
+        self, node: Node, ref: ProcRef, process: subprocess.Popen[bytes], lifeline: socket.socket
+    ) -> None:
+        self.ref = ref
+        self.pid = process.pid
+        self._node = node
+        self._process = process
+        self._lifeline = lifeline
+        self._closing = False
+        self._ended = threading.Lock()
+        self._pidfd = os.pidfd_open(process.pid)
+        node.poller.register(self._pidfd, self._on_exit)
+
+    def _on_exit(self, _events: int) -> None:
+        self._node.poller.unregister(self._pidfd)
+        status = self._reap()
+        if self._closing:
+            return
+        # Its ranks have died with it, save those whose fork server was killed at the same moment.
+        leftovers.kill_run(self._node.run_dir)
+        cause = f"the host agent {describe_exit(status)}"
+        death = Death(cause, "agent", self.ref.id, self.ref.host, self.pid, self._last_words())
+        log.info("%s; its log:\n%s", cause, death.detail)
+        self._node.declare_dead(self.ref.id, death)
+        self._node._agent_dead(self.ref.id, self.ref)
+
+    def _last_words(self) -> str:
+        try:
+            with open(os.path.join(self._node.run_dir, "agent.log"), "rb") as file:
+                return file.read()[-4000:].decode("utf-8", "replace").strip()
+        except OSError:
+            return ""
+
+    def _reap(self, timeout: float | None = None) -> int:
+        with self._ended:
+            status = self._process.wait(timeout)
+            if self._pidfd >= 0:
+                os.close(self._pidfd)
+                self._pidfd = -1
+            return status
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End the agent, and with it every rank; remove the run folder. Call it when the node is closed."""
+        self._closing = True
+        self._lifeline.close()
+        try:
+            self._reap(timeout)
+        except subprocess.TimeoutExpired:
+            log.warning("the host agent (pid %d) did not end within %g s and was killed", self.pid, timeout)
+            self._process.kill()
+            self._reap()
+        remove_run_dir(self._node.run_dir)
+
+
+def launch_local_agent(node: Node) -> AgentProcess:
+    """Start the host agent of this host, for the controller whose node is given. Does not wait for it.
+
+    The agent connects to ``node`` by itself; what is sent to it before that waits. If it dies, it and all its
+    procs are declared dead at ``node``.
+
+    Raises:
+        OSError: no process could be started.
+    """
+    agent_id = f"agent-{secrets.token_hex(4)}"
+    address = os.path.join(node.run_dir, agent_id + ".sock")
+    ref = ProcRef(agent_id, address, node.ref.host, agent_id, address)
+    run_dir = _run_dirs[node.run_dir]
+    python_path = os.environ.get("PYTHONPATH")
+    package_root = os.path.dirname(os.path.dirname(os.path.abspath(monarch_kernel.__file__)))
+    env = {
+        **os.environ,
+        leftovers.MARKER: node.run_dir,
+        "PYTHONPATH": os.pathsep.join(filter(None, (package_root, python_path))),
+    }
+    config = AgentConfig(
+        agent_id, node.run_dir, node.ref.host, node.ref, run_dir.lock_fd, python_path, list(sys.path)
+    )
+    lifeline, far_end = socket.socketpair()
+    node.expect(ref)
+    try:
+        with far_end, open(os.path.join(node.run_dir, "agent.log"), "ab") as output:
+            process = subprocess.Popen(
+                # -P: a file in the working directory must not stand for a module of the library.
+                [sys.executable, *_interpreter_flags(), "-P", "-m", "monarch_kernel.runtime.host"],
+                stdin=far_end,
+                stdout=output,
+                stderr=output,
+                env=env,
+                cwd="/",
+                start_new_session=True,
+                pass_fds=(run_dir.lock_fd,),
+            )
+    except OSError:
+        lifeline.close()
+        raise
+    data = msgspec.msgpack.encode(config)
+    try:
+        lifeline.sendall(len(data).to_bytes(4, "little") + data)
+    except OSError:
+        pass  # it has died already, which is noticed below
+    agent = AgentProcess(node, ref, process, lifeline)
+    node.poller.start_background()
+    return agent
+
+
+def _interpreter_flags() -> list[str]:
+    flags: Any = getattr(subprocess, "_args_from_interpreter_flags", None)
+    return flags() if flags is not None else []

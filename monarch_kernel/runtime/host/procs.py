@@ -1,0 +1,279 @@
+"""What the host agent keeps of each rank, and its side of the conversation with fork servers."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from monarch_kernel.protocol.messages import ProcExited, ProcSpec
+from monarch_kernel.runtime.host import forkserver
+from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
+
+#: Bytes kept of each of a rank's two streams.
+LOG_LIMIT = 16 * 1024 * 1024
+
+
+class OutputLog:
+    """The newest output of one stream of one rank: two files of half the limit that take turns."""
+
+    def __init__(self, path: str, limit: int = LOG_LIMIT) -> None:
+        self._path = path
+        self._half = limit // 2
+        self._fd = -1
+        self._size = 0
+        self._old = 0
+        self.dropped = 0
+
+    def append(self, data: bytes) -> None:
+        """Keep ``data``; forgets the oldest half when full. A full disk loses log, not output."""
+        try:
+            if self._size and self._size + len(data) > self._half:
+                os.close(self._fd)
+                self._fd = -1
+                os.replace(self._path, self._path + ".old")
+                self.dropped += self._old
+                self._old, self._size = self._size, 0
+            if self._fd < 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._fd = os.open(self._path, flags, 0o600)
+            self._size += os.write(self._fd, data)
+        except OSError:
+            self.dropped += len(data)
+
+    def read(self, lines: int = 0) -> bytes:
+        """All that is kept, or its last ``lines`` lines."""
+        data = b"".join(map(_contents, (self._path + ".old", self._path)))
+        if lines > 0:
+            at = len(data) - data.endswith(b"\n")
+            for _ in range(lines):
+                at = data.rfind(b"\n", 0, at)
+                if at < 0:
+                    break
+            data = data[at + 1 :]
+        return data
+
+    def close(self) -> None:
+        """Nothing more will be appended; what is kept can still be read."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def remove(self) -> None:
+        """Forget everything."""
+        self.close()
+        for path in (self._path, self._path + ".old"):
+            try:
+                os.unlink(path)
+            except OSError:
+                pass
+
+
+def _contents(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+class Proc:
+    """One rank, from the request to start it until the agent ends."""
+
+    def __init__(self, spec: ProcSpec, mesh: str, owner: str, logs: str) -> None:
+        self.id = spec.id
+        self.address = spec.address
+        self.mesh = mesh
+        self.owner = owner
+        self.watchers: set[str] = set()
+        self.pid = 0
+        self.state = "starting"
+        self.started = time.monotonic()
+        self.exit: ProcExited | None = None
+        self.drained = False
+        self.stopping = ""  # why, if somebody asked for its end
+        self.killing = ""
+        self.request: forkserver.Fork | None = None
+        self.server: ForkClient | None = None
+        self.pipes: dict[int, int] = {}  # stream -> descriptor to read from
+        self.far_ends: list[int] = []  # to write to, kept until the rank has them
+        self.logs = {n: OutputLog(os.path.join(logs, f"{spec.id}.{n}.log")) for n in (1, 2)}
+        self._cpu_at = (self.started, 0.0)
+
+    def audience(self) -> set[str]:
+        """The processes that want to hear of its life and death."""
+        return {self.owner, *self.watchers}
+
+    def open_pipes(self) -> list[int]:
+        """Make the output pipes. Returns the ends to write to."""
+        for stream in (1, 2):
+            read, write = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(read, False)
+            self.pipes[stream] = read
+            self.far_ends.append(write)
+        return self.far_ends
+
+    def close_far_ends(self) -> None:
+        """The rank has them now; as long as we do too, their end would not show."""
+        for fd in self.far_ends:
+            os.close(fd)
+        self.far_ends.clear()
+
+    def usage(self) -> tuple[int, float]:
+        """Resident bytes now, and CPU use in percent of one core since the last question."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return 0, 0.0
+        now, cpu = time.monotonic(), (int(fields[11]) + int(fields[12])) / _TICKS
+        before, used = self._cpu_at
+        self._cpu_at = (now, cpu)
+        percent = 100 * (cpu - used) / (now - before) if now > before else 0.0
+        return int(fields[21]) * _PAGE, round(percent, 1)
+
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+# -- causes of death --------------------------------------------------------------------------
+
+_SIGNAL_NAMES = {
+    signal.SIGSEGV: "segmentation fault (SIGSEGV)",
+    signal.SIGABRT: "aborted (SIGABRT)",
+    signal.SIGBUS: "bus error (SIGBUS)",
+    signal.SIGFPE: "arithmetic error (SIGFPE)",
+    signal.SIGILL: "illegal instruction (SIGILL)",
+}
+
+
+def describe_exit(status: int, out_of_memory: str = "", max_rss_bytes: int = 0) -> str:
+    """One phrase that says how a process ended.
+
+    Args:
+        status: exit code, or minus the signal.
+        out_of_memory: what the kernel tells of its out-of-memory killer, see ``OomWatch``.
+        max_rss_bytes: the most memory that the process had.
+    """
+    if status >= 0:
+        return f"exited with code {status}"
+    try:
+        number = signal.Signals(-status)
+    except ValueError:
+        return f"killed by signal {-status}"
+    text = _SIGNAL_NAMES.get(number, f"killed by {number.name}")
+    if number is signal.SIGKILL and out_of_memory:
+        used = f"; it had used {max_rss_bytes / 1e9:.2f} GB" if max_rss_bytes else ""
+        text += f", out of memory ({out_of_memory}{used})"
+    return text
+
+
+class OomWatch:
+    """Tells whether the kernel's out-of-memory killer has struck since the last question."""
+
+    def __init__(self) -> None:
+        self._files = [*_cgroup_files(), ("/proc/vmstat", "of this machine")]
+        self._counts = [_oom_kills(path) for path, _ in self._files]
+
+    def news(self) -> str:
+        """Where memory ran out since the last question ("" if nowhere)."""
+        counts = [_oom_kills(path) for path, _ in self._files]
+        found = ""
+        for (_path, where), before, now in zip(self._files, self._counts, counts):
+            if now > before and not found:
+                found = f"the memory {where} was used up"
+        self._counts = counts
+        return found
+
+
+def _cgroup_files() -> list[tuple[str, str]]:
+    files: list[tuple[str, str]] = []
+    for line in _contents("/proc/self/cgroup").decode().splitlines():
+        _number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        path = path.rstrip("/")
+        if controllers == "":  # version 2
+            files.append((f"/sys/fs/cgroup{path}/memory.events", "limit of its cgroup"))
+        elif controllers == "memory":
+            files.append((f"/sys/fs/cgroup/memory{path}/memory.oom_control", "limit of its cgroup"))
+    return [(path, where) for path, where in files if os.path.exists(path)]
+
+
+def _oom_kills(path: str) -> int:
+    for line in _contents(path).splitlines():
+        if line.startswith(b"oom_kill "):
+            return int(line.split()[1])
+    return 0
+
+
+# -- talking to a fork server -----------------------------------------------------------------
+
+
+class ForkClient:
+    """The agent's end of a fork server's (or template's) socket. Never blocks."""
+
+    def __init__(
+        self, sock: socket.socket, poller: Poller, on_event: Callable[[ForkClient, Any], None]
+    ) -> None:
+        self.failed = ""  # why it serves no more
+        self.last_used = time.monotonic()
+        self._sock = sock
+        self._poller = poller
+        self._on_event = on_event
+        self._queue: deque[tuple[Any, list[int], bool]] = deque()
+        sock.setblocking(False)
+        poller.register(sock.fileno(), self._on_ready)
+
+    def send(self, request: forkserver.Request, fds: list[int], close: bool = False) -> None:
+        """Send a request; ``close``: the descriptors once they are sent."""
+        self.last_used = time.monotonic()
+        self._queue.append((request, fds, close))
+        if len(self._queue) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._queue:
+            request, fds, close = self._queue[0]
+            try:
+                forkserver.send_packet(self._sock, request, fds)
+            except BlockingIOError:
+                self._poller.modify(self._sock.fileno(), EPOLLIN | EPOLLOUT)
+                return
+            except OSError:
+                self._queue.clear()  # the end of the socket is reported when it is read
+                return
+            self._queue.popleft()
+            if close:
+                for fd in fds:
+                    os.close(fd)
+        self._poller.modify(self._sock.fileno(), EPOLLIN)
+
+    def _on_ready(self, events: int) -> None:
+        if events & EPOLLOUT:
+            self._flush()
+        if not events & (EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+            return
+        for _ in range(64):  # then others get their turn
+            try:
+                event, _fds = forkserver.receive_packet(self._sock, forkserver.decode_event)
+            except BlockingIOError:
+                return
+            except OSError:
+                event = None
+            if event is None:
+                self.close()
+            self._on_event(self, event)
+            if event is None:
+                return
+
+    def close(self) -> None:
+        """Close the socket: a template exits, and with it its ranks."""
+        if self._sock.fileno() >= 0:
+            self._poller.unregister(self._sock.fileno())
+            self._sock.close()

@@ -1,0 +1,117 @@
+"""`ValueMesh`: one value for each element of a mesh, which is what a call on a mesh returns."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, SupportsIndex, TypeVar, overload
+
+from monarch_kernel.runtime.mesh.rankset import format_points
+from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Point, Region, Selection
+
+T_co = TypeVar("T_co", covariant=True)
+
+_SHOWN_ROWS = 20
+
+
+class ValueMesh(MeshTrait, Generic[T_co]):
+    """Values laid out over an extent, in row-major order.
+
+    Iterating gives `(Point, value)` pairs. `values[3]` is the value of rank 3, `values[1, 2]` and
+    `values[{"hosts": 1, "gpus": 2}]` the value at coordinates; with slices among the coordinates the result
+    is a smaller ValueMesh. Slicing, splitting and renaming work as on any mesh.
+    """
+
+    __slots__ = ("_extent", "_values")
+
+    _extent: Extent
+    _values: tuple[T_co, ...]
+
+    def __init__(self, shape: Extent | Region, values: Iterable[T_co]) -> None:
+        self._extent = shape if isinstance(shape, Extent) else shape.extent
+        self._values = tuple(values)
+        if len(self._values) != self._extent.nelements:
+            wanted = self._extent.nelements
+            raise ValueError(f"a ValueMesh of {self._extent} needs {wanted} values, got {len(self._values)}")
+
+    @property
+    def _region(self) -> Region:
+        return self._extent.region
+
+    def _new_with_region(self, region: Region) -> ValueMesh[T_co]:
+        return ValueMesh(region.extent, [self._values[rank] for rank in region.ranks()])
+
+    def items(self) -> Iterator[tuple[Point, T_co]]:
+        """`(Point, value)` pairs in rank order."""
+        return zip(self._extent.points(), self._values, strict=True)
+
+    def values(self) -> Iterator[T_co]:
+        """The values in rank order."""
+        return iter(self._values)
+
+    def item(self, **coords: SupportsIndex) -> T_co:
+        """The value at the coordinates, one for each dimension; without arguments, of a singleton.
+
+        Raises `KeyError` for missing or extra dimensions and `IndexError` for a coordinate out of range.
+        """
+        return self._values[self._extent.rank(coords)]
+
+    def get(self, index: SupportsIndex) -> T_co:
+        """The value of the rank `index`; `IndexError` when there is no such rank."""
+        rank = operator.index(index)
+        if not 0 <= rank < len(self._values):
+            raise IndexError(f"rank {rank} is not in a ValueMesh of {len(self._values)} ({self._extent})")
+        return self._values[rank]
+
+    @overload
+    def __getitem__(self, index: SupportsIndex | Mapping[str, int]) -> T_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> ValueMesh[T_co]: ...
+    @overload
+    def __getitem__(self, index: tuple[Selection, ...]) -> Any: ...
+    def __getitem__(self, index: SupportsIndex | Mapping[str, int] | slice | tuple[Selection, ...]) -> Any:
+        if isinstance(index, Mapping):
+            return self._values[self._extent.rank(index)]
+        if isinstance(index, SupportsIndex):
+            return self.get(index)
+        if isinstance(index, slice):
+            index = (index,)
+        if not isinstance(index, tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                "a ValueMesh is indexed by a rank, a tuple of coordinates or a dict of coordinates, "
+                f"got {type(index).__name__} {index!r}"
+            )
+        labels = self._extent.labels
+        if len(index) != len(labels):
+            raise IndexError(f"{self._extent} needs {len(labels)} coordinates, got {len(index)}: {index!r}")
+        coords = dict(zip(labels, index, strict=True))
+        if any(isinstance(part, slice) for part in index):
+            return self.slice(**coords)
+        return self._values[self._extent.rank(coords)]  # pyright: ignore[reportArgumentType]
+
+    def __iter__(self) -> Iterator[tuple[Point, T_co]]:
+        return self.items()
+
+    def __repr__(self) -> str:
+        head = f"ValueMesh({self._extent})"
+        if not self._extent.labels:
+            return f"{head}: {self._values[0]!r}"
+        # Equal values share a line: what differs between ranks is what one looks for.
+        alike: dict[str, list[int]] = {}
+        for rank, value in enumerate(self._values):
+            alike.setdefault(repr(value), []).append(rank)
+        rows = [(format_points(ranks, self._extent, limit=6), text) for text, ranks in alike.items()]
+        shown = rows if len(rows) <= _SHOWN_ROWS + 1 else rows[:_SHOWN_ROWS]
+        width = min(40, max(len(label) for label, _ in shown))
+        lines = [f"  {label:<{width}}  {_indented(text, width + 4)}" for label, text in shown]
+        if len(shown) < len(rows):
+            lines.append(f"  … and {len(rows) - len(shown)} more different values")
+        return "\n".join([head + ":", *lines])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ValueMesh, (self._extent, self._values)
+
+
+def _indented(text: str, by: int) -> str:
+    lines: Sequence[str] = text.split("\n")
+    return ("\n" + " " * by).join(lines)

@@ -1,0 +1,212 @@
+"""Futures: what a call gives back, for threads and for event loops alike."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+from monarch_kernel.runtime.node.poller import Poller
+
+R = TypeVar("R")
+S = TypeVar("S")
+
+log = logging.getLogger(__name__)
+
+
+class Future(Generic[R]):
+    """The result of a call, now or later.
+
+    ``get()`` blocks (and itself does the polling, also inside a running event loop), ``await`` does not.
+    Both may be used any number of times, from any thread. Not picklable: send the value.
+    """
+
+    __slots__ = ("__weakref__", "_callbacks", "_done", "_error", "_parked", "_poller", "_value", "what")
+
+    def __init__(self, poller: Poller, what: str = "") -> None:
+        self._poller = poller
+        self._done = False
+        self._parked: list[Any] = []
+        self._callbacks: list[Callable[[Any], None]] | None = None
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self.what = what
+
+    # -- for whoever makes the result --------------------------------------------------------
+
+    def _resolve(self, value: Any) -> None:
+        if not self._done:
+            self._value = value
+            self._finish()
+
+    def _reject(self, error: BaseException) -> None:
+        if not self._done:
+            self._error = error
+            self._finish()
+
+    def _finish(self) -> None:
+        self._done = True
+        self._poller.notify(self)
+        callbacks = self._callbacks
+        if callbacks is not None:
+            self._callbacks = None
+            for callback in callbacks:
+                self._run(callback)
+
+    def _run(self, callback: Callable[[Any], None]) -> None:
+        try:
+            callback(self)
+        except Exception:
+            log.exception("a callback of a Future failed")
+
+    def _result(self) -> Any:
+        """The value, or raise; only when done. Subclasses decode here, on the thread that asks."""
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    # -- for whoever wants it ------------------------------------------------------------------
+
+    def get(self, timeout: float | None = None) -> R:
+        """Wait for the result.
+
+        Args:
+            timeout: seconds to wait at most; None waits until there is a result, a failure or a death.
+
+        Raises:
+            TimeoutError: not there yet; the result can still be had later.
+        """
+        if not self._done and not self._poller.wait(self, timeout):
+            raise TimeoutError(f"no answer{' to ' + self.what if self.what else ''} within {timeout} s{self._waiting()}")
+        return self._result()
+
+    def _waiting(self) -> str:
+        return ""
+
+    def result(self, timeout: float | None = None) -> R:
+        """The same as ``get``."""
+        return self.get(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait like ``get``, and give the exception that ``get`` would raise, or None."""
+        try:
+            self.get(timeout)
+        except TimeoutError as e:
+            if not self._done:
+                raise
+            return e
+        except BaseException as e:
+            if not self._done:
+                raise
+            return e
+        return None
+
+    def done(self) -> bool:
+        """Whether ``get`` would return (or raise) at once."""
+        return self._done
+
+    def add_done_callback(self, callback: Callable[[Future[R]], None]) -> None:
+        """Call ``callback(self)`` once done: at once if it is, else from the thread that polls (be quick)."""
+        if self._done:
+            self._run(callback)
+            return
+        if self._callbacks is None:
+            self._callbacks = []
+        self._callbacks.append(callback)
+        if self._done:  # it finished between the two lines
+            callbacks, self._callbacks = self._callbacks, None
+            for pending in callbacks or ():
+                self._run(pending)
+
+    def then(self, convert: Callable[[Any], S]) -> Future[S]:
+        """A future of ``convert(result)``; ``convert`` runs on the thread that first asks for it."""
+        return _Converted(self, convert)
+
+    def __await__(self) -> Generator[Any, None, R]:
+        if not self._done:
+            loop = asyncio.get_running_loop()
+            waiter: asyncio.Future[None] = loop.create_future()
+
+            def wake(_future: Any) -> None:
+                try:
+                    if _running_here(loop):
+                        _settle(waiter)
+                    else:
+                        loop.call_soon_threadsafe(_settle, waiter)
+                except RuntimeError:  # the loop was closed; nobody waits any more
+                    pass
+
+            self._poller.start_background()
+            self.add_done_callback(wake)
+            yield from waiter
+        return self._result()
+
+    def as_asyncio(self) -> asyncio.Future[R]:
+        """An ``asyncio.Future`` of the running loop with the same outcome."""
+
+        async def follow() -> R:
+            return await self
+
+        return asyncio.ensure_future(follow())
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Future cannot be pickled: get() its value and send that")
+
+    def __repr__(self) -> str:
+        state = "pending" if not self._done else "failed" if self._error is not None else "done"
+        return f"<Future {self.what} {state}>" if self.what else f"<Future {state}>"
+
+
+def _settle(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _running_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+class _Converted(Future[Any]):
+    __slots__ = ("_convert", "_source")
+
+    def __init__(self, source: Future[Any], convert: Callable[[Any], Any]) -> None:
+        super().__init__(source._poller, source.what)
+        self._source = source
+        self._convert: Callable[[Any], Any] | None = convert
+        source.add_done_callback(lambda _s: self._finish())
+
+    def _result(self) -> Any:
+        if self._convert is not None:
+            convert = self._convert
+            try:
+                self._value = convert(self._source._result())
+            except BaseException as e:
+                self._error = e
+            self._convert = None
+        return super()._result()
+
+
+def gathered(poller: Poller, futures: list[Future[Any]], what: str = "") -> Future[list[Any]]:
+    """A future of all results, in order; the first failure (in time) is its failure."""
+    whole: Future[list[Any]] = Future(poller, what)
+    left = len(futures)
+    if not futures:
+        whole._resolve([])
+        return whole
+
+    def one(future: Future[Any]) -> None:
+        nonlocal left
+        left -= 1
+        error = future.exception()
+        if error is not None:
+            whole._reject(error)
+        elif left == 0:
+            whole._resolve([f._result() for f in futures])
+
+    for future in futures:
+        future.add_done_callback(one)
+    return whole

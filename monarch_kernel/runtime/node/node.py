@@ -1,0 +1,336 @@
+"""What every process of ours runs: its place in the address book, its links, its pending calls, and who died.
+
+A ``Node`` routes messages; it knows nothing of actors. Whoever uses it sets a handler for each message type
+and a *sink* for each call it makes. Handlers are called by the thread that polls (or, for messages to
+oneself, by the sender's), one message of a link at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from monarch_kernel.protocol.messages import (
+    WIRE_VERSION,
+    Death,
+    Hello,
+    ProcExited,
+    ProcRef,
+    ProcStarted,
+    Refused,
+    Reply,
+    Watch,
+    decode,
+    encode,
+)
+from monarch_kernel.runtime.node.link import Link, connect_unix, listen_unix
+from monarch_kernel.runtime.node.poller import Poller
+
+log = logging.getLogger(__name__)
+
+#: How long an end-of-file waits for the agent to tell the cause (seconds).
+CAUSE_GRACE = 0.25
+
+Handler = Callable[[Any, Any, Any], None]
+
+
+class Sink(Protocol):
+    """Where the replies of one call go."""
+
+    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+        """One rank's answer."""
+
+    def on_peer_dead(self, proc: str, death: Death) -> None:
+        """A proc died; fails whatever this call still expects from it."""
+
+
+class Loopback:
+    """A link to oneself."""
+
+    peer: str
+    pid = os.getpid()
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.peer = node.id
+
+    def send(self, header: bytes, body: Any = b"") -> None:
+        """Hand the message to this process's own handler."""
+        if type(body) is list:
+            body = b"".join(body)
+        self._node._dispatch(self, decode(header), body)
+
+
+class Node:
+    """This process in the network of processes.
+
+    Args:
+        node_id: unique name of this process.
+        kind: "controller", "agent" or "rank".
+        run_dir: folder of the local sockets.
+        host: this host's name, for people.
+        agent: the host agent's reference; None for the agent itself and before there is one.
+        background: see ``Poller``.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        kind: str,
+        run_dir: str,
+        host: str,
+        agent: ProcRef | None = None,
+        background: bool = True,
+    ) -> None:
+        self.id = node_id
+        self.kind = kind
+        self.run_dir = run_dir
+        self.poller = Poller(background)
+        address = os.path.join(run_dir, node_id + ".sock")
+        self.ref = ProcRef(
+            node_id, address, host, agent.id if agent else node_id, agent.address if agent else address
+        )
+        self.refs: dict[str, ProcRef] = {node_id: self.ref}
+        self.links: dict[str, Any] = {}
+        self.deaths: dict[str, Death] = {}
+        self.calls: dict[int, Sink] = {}
+        self.handlers: dict[type, Handler] = {
+            Hello: self._on_hello,
+            Refused: self._on_refused,
+            Reply: self._on_reply,
+            ProcStarted: self._on_proc_started,
+            ProcExited: self._on_proc_exited,
+        }
+        #: Called with (proc id, Death) once per dead peer, after pending calls were failed.
+        self.on_peer_dead: list[Callable[[str, Death], None]] = []
+        #: Called with the link when a peer has said hello.
+        self.on_hello: list[Callable[[Link], None]] = []
+        self.pids: dict[str, int] = {}
+        self._call_ids = itertools.count(1)
+        self._expected: set[str] = set()
+        self._listener: socket.socket | None = None
+        self._closed = False
+        self.links[node_id] = Loopback(self)
+
+    # -- listening ----------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Accept links at ``ref.address``."""
+        self._listener = listen_unix(self.ref.address)
+        self.poller.register(self._listener.fileno(), self._on_accept)
+
+    def _on_accept(self, _events: int) -> None:
+        assert self._listener is not None
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, OSError):
+                return
+            link = Link(self.poller, "", self._dispatch, self._on_closed)
+            link.attach(sock)
+            if link.peer_uid() not in (os.getuid(), 0):
+                log.warning("refused a connection of user id other than ours")
+                link.close()
+
+    def _on_hello(self, link: Link, hello: Hello, _body: Any) -> None:
+        if hello.version != WIRE_VERSION:
+            link.send(encode(Refused(f"wire version {hello.version} there, {WIRE_VERSION} at {self.id}")))
+            link.close()
+            return
+        link.peer = hello.node
+        link.known = True
+        link.pid = hello.pid
+        self.pids[hello.node] = hello.pid
+        self.refs.setdefault(hello.node, hello.ref)
+        current = self.links.get(hello.node)
+        if current is None or current.closed:
+            self.links[hello.node] = link
+        elif not current.attached:
+            self.links[hello.node] = link
+            link.take_over(current)
+        # else: both sides connected at once; this one is only read from
+        self._expected.discard(hello.node)
+        for callback in self.on_hello:
+            callback(link)
+
+    def _on_refused(self, link: Link, refused: Refused, _body: Any) -> None:
+        self.declare_dead(link.peer, Death(f"connection refused: {refused.reason}", proc=link.peer))
+
+    # -- sending ------------------------------------------------------------------------------
+
+    def learn(self, ref: ProcRef) -> None:
+        """Put a proc into the address book."""
+        self.refs.setdefault(ref.id, ref)
+
+    def expect(self, ref: ProcRef) -> None:
+        """A proc that is being started and will connect to us; what is sent to it waits until then."""
+        self.refs[ref.id] = ref
+        self._expected.add(ref.id)
+        self.links[ref.id] = Link(self.poller, ref.id, self._dispatch, self._on_closed)
+
+    def link_to(self, proc: str) -> Any:
+        """The link to a proc, made now if there is none; None if it is dead."""
+        link = self.links.get(proc)
+        if link is not None:
+            return link
+        if proc in self.deaths:
+            return None
+        ref = self.refs.get(proc)
+        if ref is None:
+            raise LookupError(f"no address known for proc {proc}")
+        link = Link(self.poller, proc, self._dispatch, self._on_closed)
+        link.send(encode(Hello(WIRE_VERSION, self.id, os.getpid(), self.kind, self.ref)))
+        self.links[proc] = link
+        self.poller.start_background()
+        try:
+            sock = connect_unix(ref.address)
+        except OSError as e:
+            if ref.agent == proc:
+                self.declare_dead(proc, Death(f"the host agent cannot be reached: {e.strerror}", "agent", proc, ref.host))
+                return None
+            # Not listening yet, or not any more: its agent knows which.
+            self.watch([proc])
+            return self.links.get(proc)
+        link.attach(sock)
+        return link
+
+    def watch(self, procs: Iterable[str]) -> None:
+        """Have the procs' agents tell us when they start and exit (or that they have)."""
+        by_agent: dict[str, list[str]] = {}
+        for proc in procs:
+            ref = self.refs[proc]
+            if ref.agent != proc:
+                if ref.agent not in self.refs:
+                    self.learn(ProcRef(ref.agent, ref.agent_address, ref.host, ref.agent, ref.agent_address))
+                by_agent.setdefault(ref.agent, []).append(proc)
+        for agent, names in by_agent.items():
+            if not self.send(agent, Watch(names)):
+                for name in names:
+                    self.declare_dead(name, Death("its host agent died", "proc", name, self.refs[name].host))
+
+    def send(self, proc: str, message: Any, body: Any = b"") -> bool:
+        """Send to a proc; False (and nothing sent) if it is known to be dead."""
+        link = self.links.get(proc) or self.link_to(proc)
+        if link is None:
+            return False
+        link.send(encode(message), body)
+        return True
+
+    # -- calls --------------------------------------------------------------------------------
+
+    def new_call(self, sink: Sink) -> int:
+        """A number under which replies reach ``sink``, until ``end_call``."""
+        number = next(self._call_ids)
+        self.calls[number] = sink
+        return number
+
+    def end_call(self, number: int) -> None:
+        """No more replies are expected; late ones are dropped."""
+        self.calls.pop(number, None)
+
+    def _on_reply(self, _link: Any, reply: Reply, body: Any) -> None:
+        sink = self.calls.get(reply.call)
+        if sink is not None:
+            sink.on_reply(reply.rank, reply.status, body, reply.buffers)
+
+    # -- receiving ----------------------------------------------------------------------------
+
+    def _dispatch(self, link: Any, message: Any, body: Any) -> None:
+        kind = type(message)
+        if kind is not Hello and not link.peer:
+            log.warning("closed a link that did not begin with Hello")
+            link.close()
+            return
+        handler = self.handlers.get(kind)
+        if handler is None:
+            log.error("%s got a %s, which it does not handle", self.id, kind.__name__)
+            return
+        handler(link, message, body)
+
+    # -- death --------------------------------------------------------------------------------
+
+    def _on_closed(self, link: Link) -> None:
+        peer = link.peer
+        if self._closed or not peer or self.links.get(peer) is not link or peer in self.deaths:
+            return
+        ref = self.refs.get(peer)
+        if ref is not None and ref.agent == peer:
+            self._agent_dead(peer, ref)
+            return
+        if ref is not None and ref.agent in self.deaths:
+            self.declare_dead(peer, Death("its host agent died", "proc", peer, ref.host))
+            return
+        if ref is not None and ref.agent != self.id:
+            self.watch([peer])
+
+        def give_up() -> None:
+            host = ref.host if ref else ""
+            self.declare_dead(peer, Death("its connection was closed", "proc", peer, host, self.pids.get(peer, 0)))
+
+        self.poller.call_later(CAUSE_GRACE, give_up)
+
+    def _agent_dead(self, agent: str, ref: ProcRef) -> None:
+        self.declare_dead(agent, Death("the host agent ended", "agent", agent, ref.host, self.pids.get(agent, 0)))
+        for proc in [r.id for r in self.refs.values() if r.agent == agent and r.id not in (agent, self.id)]:
+            link = self.links.get(proc)
+            if proc in self._expected or (link is not None and not link.closed):
+                self.declare_dead(proc, Death("its host agent died", "proc", proc, ref.host, self.pids.get(proc, 0)))
+
+    def _on_proc_started(self, _link: Any, started: ProcStarted, _body: Any) -> None:
+        self.pids[started.proc] = started.pid
+        link = self.links.get(started.proc)
+        ref = self.refs.get(started.proc)
+        if link is None or link.attached or link.closed or ref is None or started.proc in self._expected:
+            return
+        try:
+            link.attach(connect_unix(ref.address))
+        except OSError as e:
+            self.declare_dead(ref.id, Death(f"it cannot be reached: {e.strerror}", "proc", ref.id, ref.host, started.pid))
+
+    def _on_proc_exited(self, _link: Any, exited: ProcExited, _body: Any) -> None:
+        what = "stopped" if exited.expected else "proc"
+        self.declare_dead(exited.proc, Death(exited.cause, what, exited.proc, exited.host, exited.pid))
+
+    def declare_dead(self, proc: str, death: Death) -> None:
+        """Fail everything that still expects something of ``proc``; only the first cause counts."""
+        if proc in self.deaths or self._closed:
+            return
+        link = self.links.get(proc)
+        if isinstance(link, Link) and link.attached and not link.closed:
+            self.deaths[proc] = death  # so that the end of the link is not taken for news
+            link.drain()
+            link.close()
+        self.deaths[proc] = death
+        self.links.pop(proc, None)
+        self._expected.discard(proc)
+        for sink in list(self.calls.values()):
+            sink.on_peer_dead(proc, death)
+        for callback in list(self.on_peer_dead):
+            callback(proc, death)
+
+    # -- ending -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close every link and the listener; remove the socket file. Pending calls fail."""
+        if self._closed:
+            return
+        self._closed = True
+        gone = Death("this process has shut its runtime down", "stopped")
+        for sink in list(self.calls.values()):
+            for proc in list(self.links):
+                sink.on_peer_dead(proc, gone)
+        for link in list(self.links.values()):
+            if isinstance(link, Link):
+                link.close()
+        if self._listener is not None:
+            self.poller.unregister(self._listener.fileno())
+            self._listener.close()
+            try:
+                os.unlink(self.ref.address)
+            except OSError:
+                pass
+        self.poller.close()

@@ -1,0 +1,400 @@
+"""Who waits, polls.
+
+A process has one epoll set and no dedicated I/O thread. A thread that waits for something (a reply, a
+message in its mailbox) takes the *lead*: it sleeps in ``epoll_wait`` and handles whatever arrives,
+so that a call costs no hand-off between threads. Other waiting threads are *followers*: they park until
+the leader resolves what they wait for, or leaves and promotes one of them. When nobody has led
+for a few milliseconds (user code computes), one background thread takes the lead, and gives it back
+to the first thread that wants it.
+
+A *waitable* is any object with a boolean ``_done`` and a list ``_parked``; whoever sets ``_done`` calls
+``Poller.notify(waitable)`` afterwards.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
+
+#: Nobody led for this long: the background thread takes over (seconds).
+TICK = 0.005
+#: Ticks with a leader present after which the background thread sleeps until it is needed.
+QUIET_TICKS = 20
+
+EPOLLIN = select.EPOLLIN
+EPOLLOUT = select.EPOLLOUT
+
+
+class Waitable(Protocol):
+    """What ``Poller.wait`` can wait for."""
+
+    _done: bool
+    _parked: list[Any]
+
+
+class Timer:
+    """A callback due at a time; ``cancel()`` it if no longer wanted."""
+
+    __slots__ = ("callback", "due")
+
+    def __init__(self, due: float, callback: Callable[[], None]) -> None:
+        self.due = due
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class Poller:
+    """One process's epoll set, and the protocol by which its threads share the work of polling it.
+
+    Args:
+        background: whether a background thread leads when nobody waits. False in the host agent, whose main
+            thread does nothing but ``run``.
+    """
+
+    def __init__(self, background: bool = True) -> None:
+        self._epoll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake, EPOLLIN)
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._lead = threading.Lock()
+        self._leader = 0  # thread ident, valid while _lead is held
+        self._target: Any = None  # what the leader waits for
+        self._followers: deque[Any] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._counter = itertools.count()
+        self._epoch = 0  # grows each time a lead ends
+        self._background_wanted = background
+        self._background: threading.Thread | None = None
+        self._background_leads = False
+        self._background_parked = False
+        self._background_signal = threading.Lock()
+        self._background_signal.acquire()
+        self._steal = False
+        self._start_lock = threading.Lock()
+        self._interrupted = False
+        self._main_parker: Any = None
+        self._closed = False
+
+    # -- registration -----------------------------------------------------------------------
+
+    def register(self, fd: int, handler: Callable[[int], None], events: int = EPOLLIN) -> None:
+        """Call ``handler(events)`` from whichever thread leads, when ``fd`` is ready."""
+        self._handlers[fd] = handler
+        self._epoll.register(fd, events)
+
+    def modify(self, fd: int, events: int) -> None:
+        """Change what ``fd`` is watched for."""
+        self._epoll.modify(fd, events)
+
+    def unregister(self, fd: int) -> None:
+        """Stop watching ``fd``; call before closing it. Unknown descriptors are ignored."""
+        if self._handlers.pop(fd, None) is not None:
+            try:
+                self._epoll.unregister(fd)
+            except (OSError, ValueError):
+                pass
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        """Run ``callback`` from the leader in ``delay`` seconds."""
+        timer = Timer(time.monotonic() + delay, callback)
+        heapq.heappush(self._timers, (timer.due, next(self._counter), timer))
+        if self._leader != threading.get_ident():
+            self.wake()
+            self._ensure_background()
+        return timer
+
+    def wake(self) -> None:
+        """Make the leader look up."""
+        try:
+            os.eventfd_write(self._wake, 1)
+        except (OSError, ValueError):
+            if not self._closed:
+                raise
+
+    # -- waiting ----------------------------------------------------------------------------
+
+    def wait(self, waitable: Any, timeout: float | None = None) -> bool:
+        """Block until ``waitable._done``, polling if nobody else does.
+
+        In the main thread a SIGINT is deferred to the end of the current step and then given to the
+        handler that was installed before, so Ctrl-C can never lose a message that was being handled.
+
+        Returns:
+            Whether it is done; False after ``timeout`` seconds.
+        """
+        if waitable._done:
+            return True
+        if self._leader == threading.get_ident():
+            raise RuntimeError(
+                "waiting here would never end: this code runs inside the delivery of a message (a callback of a Future, "
+                "an output subscriber, a fault hook); hand the work to a thread, or await it"
+            )
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if threading.current_thread() is not threading.main_thread():
+            return self._wait(waitable, deadline, False)
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler) or handler == self._defer:
+            return self._wait(waitable, deadline, False)
+        signal.signal(signal.SIGINT, self._defer)
+        try:
+            done = self._wait(waitable, deadline, True)
+        finally:
+            signal.signal(signal.SIGINT, handler)
+            interrupted, self._interrupted = self._interrupted, False
+        if interrupted:
+            handler(signal.SIGINT, None)
+            # A handler that does not raise wants the wait to go on.
+            if not waitable._done:
+                rest = None if deadline is None else max(0.0, deadline - time.monotonic())
+                return self.wait(waitable, rest)
+        return done or waitable._done
+
+    def _defer(self, _signum: int, _frame: FrameType | None) -> None:
+        self._interrupted = True
+        self.wake()
+        parker = self._main_parker
+        if parker is not None:
+            _release(parker)
+
+    def _wait(self, waitable: Any, deadline: float | None, main: bool) -> bool:
+        lead = self._lead
+        while True:
+            if waitable._done or (main and self._interrupted):
+                return waitable._done
+            if lead.acquire(False):
+                return self._lead_for(waitable, deadline, main)
+            parker = threading.Lock()
+            parker.acquire()
+            self._followers.append(parker)
+            waitable._parked.append(parker)
+            if main:
+                self._main_parker = parker
+            try:
+                if waitable._done:
+                    return True
+                if lead.acquire(False):  # the leader left before it could see us
+                    return self._lead_for(waitable, deadline, main)
+                if self._background_leads:
+                    self._steal = True
+                    self.wake()
+                if deadline is None:
+                    parker.acquire()
+                else:
+                    left = deadline - time.monotonic()
+                    if left <= 0 or not parker.acquire(timeout=left):
+                        return waitable._done
+            finally:
+                if main:
+                    self._main_parker = None
+                try:
+                    self._followers.remove(parker)
+                except ValueError:
+                    # We were promoted; if we leave without leading, somebody else must be.
+                    if not lead.locked():
+                        self._pass_on()
+                try:
+                    waitable._parked.remove(parker)
+                except ValueError:
+                    pass
+
+    def _lead_for(self, waitable: Any, deadline: float | None, main: bool) -> bool:
+        """Poll until done; the caller has acquired ``_lead``, and it is released here."""
+        self._leader = threading.get_ident()
+        self._target = waitable
+        try:
+            while not (waitable._done or (main and self._interrupted)):
+                if deadline is None:
+                    self._step(-1)
+                else:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        break
+                    self._step(left)
+        finally:
+            self._target = None
+            self._leader = 0
+            self._epoch += 1
+            self._lead.release()
+            self._pass_on()
+        return waitable._done
+
+    def _step(self, timeout: float) -> None:
+        timers = self._timers
+        if timers:
+            left = max(0.0, timers[0][0] - time.monotonic())
+            if timeout < 0 or left < timeout:
+                timeout = left
+        handlers = self._handlers
+        for fd, events in self._epoll.poll(timeout):
+            handler = handlers.get(fd)
+            if handler is not None:
+                try:
+                    handler(events)
+                except Exception:
+                    log.exception("a message handler failed; this is a bug in monarch_kernel")
+            elif fd == self._wake:
+                try:
+                    os.eventfd_read(fd)
+                except BlockingIOError:
+                    pass
+        if timers:
+            self._run_timers()
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            if timer.callback is not None:
+                try:
+                    timer.callback()
+                except Exception:
+                    log.exception("a timer failed; this is a bug in monarch_kernel")
+
+    def notify(self, waitable: Any) -> None:
+        """``waitable`` has become done: wake whoever waits for it."""
+        if waitable._parked:
+            for parker in tuple(waitable._parked):
+                _release(parker)
+        if self._target is waitable and self._leader != threading.get_ident():
+            self.wake()
+
+    def _pass_on(self) -> None:
+        """The lead is free: give it to a follower, or see that the background thread looks after it."""
+        while self._followers:
+            try:
+                parker = self._followers.popleft()
+            except IndexError:
+                break
+            _release(parker)
+            return
+        if self._background_parked:
+            self._background_parked = False
+            _release(self._background_signal)
+        elif self._background is None:
+            self._ensure_background()
+
+    # -- the background thread ---------------------------------------------------------------
+
+    def start_background(self) -> None:
+        """Make progress from now on even if nobody waits."""
+        self._ensure_background()
+
+    def _ensure_background(self) -> None:
+        if self._background is not None or not self._background_wanted or self._closed:
+            return
+        with self._start_lock:
+            if self._background is None and not self._closed:
+                thread = threading.Thread(target=self._run_background, name="monarch-poller", daemon=True)
+                self._background = thread
+                thread.start()
+
+    def _run_background(self) -> None:
+        quiet = 0
+        epoch = -1
+        while not self._closed:
+            self._background_signal.acquire(timeout=TICK)
+            if self._lead.locked():
+                quiet += 1
+                if quiet >= QUIET_TICKS:
+                    self._background_parked = True
+                    if self._lead.locked():
+                        self._background_signal.acquire()
+                    self._background_parked = False
+                    quiet = 0
+                continue
+            quiet = 0
+            if self._epoch != epoch:  # somebody led since we last looked: leave it to them
+                epoch = self._epoch
+                continue
+            if not self._lead.acquire(False):
+                continue
+            self._leader = threading.get_ident()
+            self._background_leads = True
+            try:
+                while not (self._steal or self._followers or self._closed):
+                    self._step(-1)
+            finally:
+                self._steal = False
+                self._background_leads = False
+                self._leader = 0
+                self._epoch += 1
+                self._lead.release()
+                if self._followers:
+                    self._pass_on()
+
+    # -- other ways to lead ------------------------------------------------------------------
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """Lead in this thread until ``until()``; for processes whose main thread does nothing else."""
+        with self._lead:
+            self._leader = threading.get_ident()
+            try:
+                while not until():
+                    self._step(-1)
+            finally:
+                self._leader = 0
+
+    def try_lead(self) -> bool:
+        """Take the lead if it is free (for event loops that poll for us); pair with ``end_lead``."""
+        if self._lead.acquire(False):
+            self._leader = threading.get_ident()
+            return True
+        return False
+
+    def end_lead(self) -> None:
+        """Give back what ``try_lead`` took."""
+        self._leader = 0
+        self._epoch += 1
+        self._lead.release()
+        self._pass_on()
+
+    def step(self) -> None:
+        """Handle what is ready, without blocking. Only while leading."""
+        self._step(0)
+
+    def fileno(self) -> int:
+        """The epoll set's descriptor: readable when a ``step`` would do something."""
+        return self._epoll.fileno()
+
+    def next_timer(self) -> float | None:
+        """Seconds until the next timer is due, if there is one."""
+        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+
+    def in_leader(self) -> bool:
+        """Whether the calling thread is the one that handles messages right now."""
+        return self._leader == threading.get_ident()
+
+    def close(self) -> None:
+        """End the background thread and release the descriptors."""
+        if self._closed:
+            return
+        self._closed = True
+        self.wake()
+        _release(self._background_signal)
+        thread = self._background
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(2.0)
+        self._handlers.clear()
+        self._epoll.close()
+        os.close(self._wake)
+
+
+def _release(lock: Any) -> None:
+    try:
+        lock.release()
+    except RuntimeError:  # released by somebody else in the meantime
+        pass

@@ -1,0 +1,421 @@
+"""A rank's output: every print is tagged with the cell that caused it.
+
+``install()`` is called once in a rank, whose fds 1 and 2 are pipes to its host agent. From then on
+``sys.stdout`` and ``sys.stderr`` put records into those pipes (see ``protocol.output``), each in one
+atomic write.
+
+Which cell a write belongs to: the one given to ``set_cell`` in the calling context (asyncio tasks take their
+creator's along), else the one of the code that started the calling thread, else the cell that was begun
+last. So a thread or task started by a cell goes on writing to that cell after it has ended.
+
+Lines are kept whole: what a thread writes is sent at the end of a line, at ``flush()``, when the thread turns
+to another stream or cell, at the end of the cell, and after a tenth of a second. Two threads never share a
+buffer.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import ctypes
+import faulthandler
+import functools
+import io
+import itertools
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from monarch_kernel.protocol import output
+
+__all__ = [
+    "RankStream",
+    "begin_cell",
+    "clear_output",
+    "current_cell",
+    "emit_display",
+    "emit_error",
+    "end_cell",
+    "flush",
+    "install",
+    "installed",
+    "mark",
+    "set_cell",
+]
+
+#: How long the beginning of a line waits for its end (seconds).
+PARTIAL_DELAY = 0.1
+#: Characters that a thread collects at most before they are sent.
+MAX_PENDING = 2048
+
+_cell: contextvars.ContextVar[str | None] = contextvars.ContextVar("monarch_cell", default=None)
+_begun: list[str] = []
+_fds: dict[str, int] = {}
+_local = threading.local()
+_counter = itertools.count(1)
+_installed = False
+_libc: Any = None
+
+
+# -- cells ------------------------------------------------------------------------------------
+
+
+def current_cell() -> str:
+    """The id of the cell that a write of the calling thread or task belongs to; "" for none."""
+    cell = _cell.get()
+    if cell is not None:
+        return cell
+    inherited: str | None = getattr(threading.current_thread(), "_monarch_cell", None)
+    if inherited is not None:
+        return inherited
+    return _begun[-1] if _begun else ""
+
+
+def set_cell(cell: str | None) -> contextvars.Token[str | None]:
+    """From now on what the calling thread (or task) writes belongs to ``cell``; None: see the module.
+
+    The token may be given to ``reset_cell``.
+    """
+    return _cell.set(cell)
+
+
+def reset_cell(token: contextvars.Token[str | None]) -> None:
+    """Undo a ``set_cell`` of the same thread or task."""
+    _cell.reset(token)
+
+
+def begin_cell(cell: str) -> None:
+    """``cell`` begins to run in the calling thread: plain bytes of C code belong to it from here on."""
+    flush()
+    _begun.append(cell)
+    _cell.set(cell)
+    _put("stdout", (output.encode_begin(cell, "stdout"),))
+    _put("stderr", (output.encode_begin(cell, "stderr"),))
+
+
+def end_cell(cell: str) -> None:
+    """``cell`` has run: sends what is still buffered, then the mark that tells a reader it has all."""
+    flush()
+    if cell in _begun:
+        _begun.remove(cell)
+    if _cell.get() == cell:
+        _cell.set(None)
+    _put("stdout", (output.encode_end(cell, "stdout"),))
+    _put("stderr", (output.encode_end(cell, "stderr"),))
+
+
+# -- rich output ------------------------------------------------------------------------------
+
+
+def emit_display(
+    data: dict[str, Any],
+    metadata: dict[str, Any] | None = None,
+    *,
+    display_id: str | None = None,
+    update: bool = False,
+    result: bool = False,
+) -> None:
+    """Show a mimebundle in the current cell; ``result``: as the cell's value."""
+    message: dict[str, Any] = {"data": data, "metadata": metadata or {}}
+    if display_id is not None:
+        message["display_id"] = display_id
+        message["update"] = update
+    _emit("result" if result else "display", message)
+
+
+def emit_error(ename: str, evalue: str, traceback: list[str]) -> None:
+    """Show a traceback (lines, with colours) as the error of the current cell."""
+    _emit("error", {"ename": ename, "evalue": evalue, "traceback": traceback})
+
+
+def clear_output(wait: bool = False) -> None:
+    """Clear what the current cell has shown; ``wait``: when something new comes."""
+    _emit("clear", {"wait": wait})
+
+
+def _emit(kind: output.Kind, message: dict[str, Any]) -> None:
+    _pending().flush()
+    number = output.unique_number(next(_counter))
+    _put("stdout", output.encode_message(kind, current_cell(), number, message))
+
+
+def flush() -> None:
+    """Send every thread's unfinished line, and what C's stdio holds."""
+    for pending in list(_dirty):
+        pending.flush()
+    _flush_c()
+
+
+def mark(token: str) -> None:
+    """Put a mark into both pipes: who reads it there has read all that was written before."""
+    flush()
+    _put("stdout", (output.encode_flush(token, "stdout"),))
+    _put("stderr", (output.encode_flush(token, "stderr"),))
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+def _put(pipe: output.Stream, records: Iterable[bytes]) -> None:
+    fd = _fds.get(pipe)
+    if fd is None:  # not installed: a plain process that runs rank code
+        return
+    for record in records:
+        _write(fd, record)
+
+
+def _write(fd: int, record: bytes) -> None:
+    while True:
+        try:
+            os.write(fd, record)
+            return
+        except BlockingIOError:  # made non-blocking by user code; a record is written whole or not at all
+            poll = select.poll()
+            poll.register(fd, select.POLLOUT)
+            poll.poll(1000)
+        except BrokenPipeError:  # the agent is gone, and this process is about to be
+            return
+
+
+class _Pending:
+    """The unfinished line of one thread."""
+
+    __slots__ = ("_lock", "_parts", "_size", "cell", "since", "stream")
+
+    def __init__(self) -> None:
+        # Reentrant: a signal handler that prints interrupts its own thread in the middle of a write.
+        self._lock = threading.RLock()
+        self._parts: list[str] = []
+        self._size = 0
+        self.cell = ""
+        self.stream: output.Stream = "stdout"
+        self.since = 0.0
+
+    def write(self, stream: output.Stream, text: str) -> None:
+        cell = current_cell()
+        with self._lock:
+            if self._parts and (stream != self.stream or cell != self.cell):
+                self._send()
+            if not self._parts:
+                self.stream = stream
+                self.cell = cell
+            self._parts.append(text)
+            self._size += len(text)
+            if "\n" in text or "\r" in text or self._size > MAX_PENDING:
+                self._send()
+            elif self not in _dirty:
+                self.since = time.monotonic()
+                _dirty.add(self)
+                _flusher.arm()
+
+    def flush(self) -> None:
+        with self._lock:
+            if self._parts:
+                self._send()
+
+    def _send(self) -> None:
+        # Taken first: a signal handler that prints may come here again before this is through.
+        text, self._parts, self._size = "".join(self._parts), [], 0
+        _dirty.discard(self)
+        records = output.encode_text(self.stream, self.cell, text.encode("utf-8", "backslashreplace"))
+        fd = _fds["stdout"]
+        for done, record in enumerate(records):
+            try:
+                _write(fd, record)
+            except BaseException:
+                # An interrupt that came while the pipe was full: what is not written yet stays.
+                self._parts.insert(0, b"".join(map(_text_of, records[done:])).decode())
+                self._size += len(self._parts[0])
+                _dirty.add(self)
+                raise
+
+
+def _text_of(record: bytes) -> bytes:
+    events = output.OutputDecoder().feed(record)
+    return b"".join(event.data.encode() for event in events if event.kind == "text")
+
+
+class _Flusher:
+    """Sends unfinished lines after a while; its thread is started by the first one and sleeps otherwise."""
+
+    def __init__(self) -> None:
+        self._armed = False
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def arm(self) -> None:
+        if self._armed:
+            return
+        self._armed = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="monarch-output", daemon=True)
+            _original_start(self._thread)
+        self._wanted.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            while _dirty:
+                time.sleep(PARTIAL_DELAY)
+                due = time.monotonic() - PARTIAL_DELAY
+                for pending in list(_dirty):
+                    if pending.since <= due:
+                        pending.flush()
+            self._armed = False
+            if _dirty:  # it came between the two lines, and saw us armed
+                self.arm()
+
+
+_dirty: set[_Pending] = set()
+_original_start = threading.Thread.start
+_flusher = _Flusher()
+
+
+def _pending() -> _Pending:
+    try:
+        return _local.pending
+    except AttributeError:
+        pending = _local.pending = _Pending()
+        return pending
+
+
+class _RankBuffer(io.BufferedIOBase):
+    """``sys.stdout.buffer``: bytes, sent at once."""
+
+    def __init__(self, stream: output.Stream) -> None:
+        self._stream: output.Stream = stream
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        view = memoryview(data)
+        _pending().flush()
+        _put("stdout", output.encode_text(self._stream, current_cell(), bytes(view)))
+        return view.nbytes
+
+    def fileno(self) -> int:
+        return 1 if self._stream == "stdout" else 2
+
+    def close(self) -> None:
+        """Stays open: other threads of the rank write here."""
+
+
+class RankStream(io.TextIOBase):
+    """``sys.stdout`` or ``sys.stderr`` of a rank."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+    line_buffering = True
+    write_through = False
+    mode = "w"
+
+    def __init__(self, stream: output.Stream) -> None:
+        self._stream: output.Stream = stream
+        self.name = f"<{stream}>"
+        self.buffer = _RankBuffer(stream)
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        """The pipe's descriptor, for subprocesses: what they write comes as plain bytes."""
+        return 1 if self._stream == "stdout" else 2
+
+    def write(self, text: str, /) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        if text:
+            _pending().write(self._stream, text)
+        return len(text)
+
+    def flush(self) -> None:
+        _pending().flush()
+
+    def close(self) -> None:
+        """Sends what is buffered, and stays open: other threads of the rank write here."""
+        self.flush()
+
+    def reconfigure(self, **_options: Any) -> None:
+        """Accepted and ignored: always UTF-8, by line."""
+
+    def __repr__(self) -> str:
+        return f"<RankStream {self._stream}>"
+
+
+# -- installing -------------------------------------------------------------------------------
+
+
+def installed() -> bool:
+    """Whether this process's output is captured."""
+    return _installed
+
+
+def install() -> None:
+    """Capture this process's output; fds 1 and 2 are the pipes. A second call does nothing."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            pass
+    # Descriptors of our own: user code may point 1 and 2 elsewhere, and then wants C output there, not
+    # records. Both streams' text goes into one pipe, which keeps its order; the other carries marks.
+    _fds["stdout"] = os.dup(1)
+    _fds["stderr"] = os.dup(2)
+    sys.stdout = sys.__stdout__ = RankStream("stdout")  # type: ignore[assignment]
+    sys.stderr = sys.__stderr__ = RankStream("stderr")  # type: ignore[assignment]
+    threading.Thread.start = _start  # type: ignore[method-assign]
+    os.register_at_fork(after_in_child=_after_fork)
+    atexit.register(flush)
+    faulthandler.enable(2)
+    _line_buffer_c()
+
+
+@functools.wraps(_original_start)
+def _start(self: threading.Thread) -> None:
+    cell = _cell.get()
+    if cell is None:
+        cell = getattr(threading.current_thread(), "_monarch_cell", None)
+    if cell is not None:
+        self._monarch_cell = cell  # type: ignore[attr-defined]
+    _original_start(self)
+
+
+def _after_fork() -> None:
+    """In a child of user code's fork: buffers and locks are the parent's, which sends its text itself."""
+    global _dirty, _flusher
+    _dirty = set()
+    _flusher = _Flusher()
+    _local.__dict__.clear()
+
+
+def _line_buffer_c() -> None:
+    """Have C's stdout send whole lines, as on a terminal; on a pipe it would keep them for long."""
+    global _libc
+    try:
+        libc = ctypes.CDLL(None)
+        stdout = ctypes.c_void_p.in_dll(libc, "stdout")
+        libc.setvbuf.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t]
+        libc.setvbuf(stdout, None, 1, 0)  # 1: _IOLBF
+        libc.fflush.argtypes = [ctypes.c_void_p]
+        _libc = (libc, stdout)
+    except (OSError, ValueError, AttributeError):
+        _libc = None
+
+
+def _flush_c() -> None:
+    if _libc is not None:
+        libc, stdout = _libc
+        libc.fflush(stdout)

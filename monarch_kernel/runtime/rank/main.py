@@ -1,0 +1,200 @@
+"""The main of a rank: from its configuration to its end.
+
+The main thread polls until an actor needs a driver; the first actor of the rank (or the first whose class sets
+``__main_thread__``) is driven by the main thread, where signals and interrupts reach it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, RankConfig, Reply
+from monarch_kernel.protocol.messages import encode as encode_header
+from monarch_kernel.protocol.serialize import dumps, loads
+from monarch_kernel.runtime.actor.calls import fault_body
+from monarch_kernel.runtime.actor.context import Context, current, shared
+from monarch_kernel.runtime.actor.instance import ActorInstance
+from monarch_kernel.runtime.actor.system import System, set_system
+from monarch_kernel.runtime.node.node import Node
+from monarch_kernel.runtime.rank import capture
+
+#: How long actors may take to stop before the rank exits anyway (seconds).
+STOP_TIMEOUT = 30.0
+
+
+class Rank:
+    """One proc's life."""
+
+    def __init__(self, config: RankConfig) -> None:
+        self._config = config
+        self.node = Node(config.ref.id, "rank", config.run_dir, config.ref.host, config.agent)
+        self.node.refs.update({r.id: r for r in (config.agent, config.owner, config.root)})
+        self.system = System(self.node, config.root, config.mesh)
+        self.system.agent = config.agent
+        self.system.main_driver = self._take_main
+        self.system.on_end_proc = self._end
+        self.node.handlers[Bootstrap] = self._on_bootstrap
+        self._main_work: deque[Callable[[], None]] = deque()
+        self._main_taken = False
+        self._ending: str | None = None
+        # The waitable of the main thread while no actor has it.
+        self._done = False
+        self._parked: list[Any] = []
+
+    def run(self) -> int:
+        """Serve until told to end; the exit code."""
+        set_system(self.system)
+        self.node.listen()
+        signal.signal(signal.SIGINT, self._on_sigint)
+        self.node.on_peer_dead.append(self._on_peer_dead)
+        # The agent first: that tells everyone that this proc listens.
+        self.node.link_to(self._config.agent.id)
+        self.node.link_to(self._config.owner.id)
+        while True:
+            self._done = bool(self._main_work) or self._ending is not None
+            if not self._done:
+                self.node.poller.wait(self)
+            if self._ending is not None:
+                break
+            self._main_work.popleft()()
+        self.system.stop_all_actors(self._ending, STOP_TIMEOUT)
+        _flush()
+        return 0
+
+    def _notify(self) -> None:
+        self._done = True
+        self.node.poller.notify(self)
+
+    # -- the main thread ------------------------------------------------------------------------
+
+    def _take_main(self, drive: Callable[[], None]) -> bool:
+        """Have the main thread drive this actor, if it is free."""
+        if self._main_taken:
+            return False
+        self._main_taken = True
+
+        def work() -> None:
+            try:
+                drive()
+            finally:
+                self._main_taken = False
+
+        self._main_work.append(work)
+        self._notify()
+        return True
+
+    def _on_sigint(self, _signum: int, _frame: FrameType | None) -> None:
+        """Interrupt user code; the runtime itself is never interrupted."""
+        here = current.get()
+        instance = here.actor_instance if here is not None else None
+        if isinstance(instance, ActorInstance) and instance._interruptible:
+            self.system.note_interrupt(instance)
+            raise KeyboardInterrupt
+        if self._bootstrapping:
+            raise KeyboardInterrupt
+
+    # -- bootstrap ------------------------------------------------------------------------------
+
+    _bootstrapping = False
+
+    def _on_bootstrap(self, link: Any, message: Bootstrap, body: Any) -> None:
+        if not len(body):
+            link.send(encode_header(Reply(message.call, message.rank, OK)), dumps(None)[0])
+            return
+        # What comes behind it on the wire has to wait: nothing of a proc runs before its bootstrap has returned.
+        self.system.hold()
+        data = bytes(body)
+        self._main_work.append(lambda: self._bootstrap(link, message, data))
+        self._notify()
+
+    def _bootstrap(self, link: Any, message: Bootstrap, body: bytes) -> None:
+        token = current.set(Context(self.system.client, message.rank, shared(message.labels, message.sizes)))
+        self._bootstrapping = True
+        status, answer = OK, dumps(None)[0]
+        try:
+            result = loads(body, message.buffers)()
+            if inspect.isawaitable(result):
+                asyncio.run(_awaited(result))
+        except BaseException as e:
+            status, answer = ERROR, fault_body(e)
+            self.system.bootstrap_error = answer
+        finally:
+            self._bootstrapping = False
+            current.reset(token)
+        self.system.release()
+        link.send(encode_header(Reply(message.call, message.rank, status)), answer)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def _end(self, reason: str) -> None:
+        if self._ending is None:
+            self._ending = reason
+            # An actor may hold the main thread: it has to end before run() goes on.
+            if self._main_taken:
+                threading.Thread(
+                    target=self.system.stop_all_actors, args=(reason, STOP_TIMEOUT), name="monarch-end", daemon=True
+                ).start()
+            self._notify()
+
+    def _on_peer_dead(self, proc: str, _death: Any) -> None:
+        if proc == self._config.agent.id:
+            # Nobody would ever stop or watch this proc again.
+            _flush()
+            os._exit(1)
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+
+
+def main(config: bytes) -> None:
+    """Run a rank in this process, and exit with its code. Called in a fresh fork, or by ``python -m``."""
+    decoded: RankConfig = msgspec.msgpack.decode(config, type=RankConfig)
+    cpus = os.environ.pop("MONARCH_KERNEL_CPUS", None)
+    if cpus:
+        os.sched_setaffinity(0, _cpu_set(cpus))
+    sys.argv = [f"monarch rank {decoded.rank} of {decoded.mesh}"]
+    capture.install()
+    code = 1
+    try:
+        code = Rank(decoded).run()
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        _flush()
+        # Threads of user code must not hold up the end; their atexit handlers have nothing to say to us.
+        os._exit(code)
+
+
+def _cpu_set(text: str) -> set[int]:
+    cpus: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+__all__ = ["Rank", "main"]

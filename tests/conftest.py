@@ -1,0 +1,88 @@
+"""What all tests share: the leak check, waiting for events, and every kind of death."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deaths import KINDS, Death
+
+
+def children(pid: int | None = None) -> set[int]:
+    """Pids of all living descendants of a process (this one by default)."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: set[int] = set()
+    todo = [pid or os.getpid()]
+    while todo:
+        for child in parents.get(todo.pop(), []):
+            found.add(child)
+            todo.append(child)
+    return found
+
+
+def wait_until(condition: Callable[[], object], what: str, deadline: float = 20.0) -> None:
+    """Poll a condition that no event announces (the state of another process), with a deadline."""
+    end = time.monotonic() + deadline
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {deadline} s: {what}")
+        time.sleep(0.005)
+
+
+def describe(pid: int) -> str:
+    """A process as a failure message shows it."""
+    try:
+        return f"{pid}: {Path(f'/proc/{pid}/cmdline').read_bytes().replace(bytes(1), b' ').decode()[:120]}"
+    except OSError:
+        return f"{pid}: (gone)"
+
+
+def _sockets() -> set[str]:
+    return {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:] if "monarch-" in line}
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """A test that leaves a process, run folder, socket, shared memory or thread behind fails."""
+    processes = children()
+    threads = set(threading.enumerate())
+    memory = set(os.listdir("/dev/shm"))
+    yield
+    from monarch_kernel.runtime.actor import system
+
+    folder = system.get_system().node.run_dir if system.started() else None
+    system.shutdown()
+    try:
+        wait_until(lambda: not children() - processes, "all processes of the test have ended", 10)
+    except AssertionError:
+        left = "\n".join(describe(pid) for pid in children() - processes)
+        raise AssertionError(f"the test left processes behind:\n{left}") from None
+    if folder is not None:
+        assert not os.path.exists(folder), f"the run folder is still there: {os.listdir(folder)}"
+        assert not {s for s in _sockets() if s.startswith(folder)}
+    wait_until(
+        lambda: not {t for t in threading.enumerate() if t.is_alive() and t not in threads and not t.daemon}
+        and not {t for t in threading.enumerate() if t not in threads and t.name.startswith("monarch")},
+        f"threads of the test have ended: {[t for t in threading.enumerate() if t not in threads]}",
+        5,
+    )
+    assert set(os.listdir("/dev/shm")) <= memory, "the test left shared memory behind"
+
+
+@pytest.fixture(params=KINDS)
+def death(request: pytest.FixtureRequest) -> Death:
+    """Every way in which a rank can die, one after the other."""
+    return Death(request.param)

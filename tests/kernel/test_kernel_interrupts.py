@@ -1,0 +1,159 @@
+"""Ctrl-C on a real kernel: what runs ends, and everything is usable afterwards."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Kernel
+
+#: Ends long after the test has failed; nothing waits for it when all is well.
+LONG = 120
+
+
+def interrupted(kernel: Kernel, code: str) -> None:
+    cell = kernel.send(code)
+    cell.prints("ready")
+    kernel.interrupt()
+    out = cell.wait()
+    assert (out.status, out.ename) == ("error", "KeyboardInterrupt"), out
+    assert "KeyboardInterrupt" in out.traceback
+    assert kernel.ok("6*7").text == "42"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(f"import time\nprint('ready', flush=True)\ntime.sleep({LONG})", id="sleep"),
+        pytest.param("print('ready', flush=True)\nwhile True: pass", id="loop"),
+        pytest.param(
+            f"import asyncio\nprint('ready', flush=True)\nawait asyncio.sleep({LONG})", id="idle await"
+        ),
+        pytest.param(
+            f"import asyncio, time\nawait asyncio.sleep(0)\nprint('ready', flush=True)\ntime.sleep({LONG})",
+            id="computing in an async cell",
+        ),
+        pytest.param(
+            "import asyncio, time\n"
+            "async def work():\n"
+            "    print('ready', flush=True)\n"
+            f"    time.sleep({LONG})\n"
+            "await asyncio.gather(work())",
+            id="computing in a task of an async cell",
+        ),
+        pytest.param(f"print('ready', flush=True)\n!sleep {LONG}", id="shell command"),
+    ],
+)
+def test_interrupt_ends_the_cell_and_the_kernel_goes_on(kernel: Kernel, code: str) -> None:
+    interrupted(kernel, code)
+
+
+def test_an_idle_kernel_shrugs_off_interrupts(kernel: Kernel) -> None:
+    kernel.ok("1")
+    kernel.interrupt()
+    kernel.interrupt()
+    assert kernel.ok("6*7").text == "42"
+    assert kernel.ok("import asyncio; await asyncio.sleep(0, 3)").text == "3"
+
+
+def test_a_cell_may_handle_the_interrupt_itself(kernel: Kernel) -> None:
+    cell = kernel.send(
+        "import time\n"
+        "try:\n"
+        "    print('ready', flush=True)\n"
+        f"    time.sleep({LONG})\n"
+        "except KeyboardInterrupt:\n"
+        "    print('tidied up')"
+    )
+    cell.prints("ready")
+    kernel.interrupt()
+    out = cell.wait()
+    assert out.status == "ok"
+    assert "tidied up" in out.stdout
+
+
+def test_a_cells_own_cancellation_is_not_called_an_interrupt(kernel: Kernel) -> None:
+    out = kernel.run("import asyncio\nraise asyncio.CancelledError('mine')\nawait asyncio.sleep(0)")
+    assert (out.status, out.ename, out.evalue) == ("error", "CancelledError", "mine")
+
+
+def test_a_signal_handler_left_by_a_cell_does_not_stay(kernel: Kernel) -> None:
+    kernel.ok("import signal; signal.signal(signal.SIGINT, lambda *a: None);")
+    interrupted(kernel, f"import time\nprint('ready', flush=True)\ntime.sleep({LONG})")
+
+
+TARGET = """
+import threading
+from monarch_kernel.kernel.interrupts import get_relay
+
+class Target:
+    def __init__(self): self.interrupted = threading.Event(); self.killed = []
+    def describe(self): return "mesh 'm'"
+    def interrupt(self): self.interrupted.set()
+    def unanswered(self): return [1, 2, 3, 6]
+    def kill(self, ranks): self.killed.extend(ranks)
+
+target = Target()
+get_relay().logic.window = 120  # however slow the machine
+"""
+
+
+def test_a_press_reaches_active_targets_and_a_second_one_kills(kernel: Kernel) -> None:
+    kernel.ok(TARGET)
+    cell = kernel.send(
+        "with get_relay().active(target):\n"
+        "    try:\n"
+        "        print('ready', flush=True)\n"
+        f"        target.interrupted.wait({LONG}) and threading.Event().wait({LONG})\n"
+        "    except KeyboardInterrupt:\n"
+        f"        target.interrupted.wait({LONG})\n"
+        "        print('waiting for ranks', flush=True)\n"
+        f"        threading.Event().wait({LONG})\n"
+    )
+    cell.prints("ready")
+    kernel.interrupt()
+    cell.prints("waiting for ranks")
+    kernel.interrupt()
+    out = cell.wait()
+    assert (out.status, out.ename) == ("error", "KeyboardInterrupt")
+    kernel.ok(f"get_relay().flush({LONG})")
+    assert kernel.ok("target.killed").text == "[1, 2, 3, 6]"
+    assert kernel.ok("target.interrupted.is_set()").text == "True"
+
+
+def test_the_second_press_may_come_when_the_cell_has_ended(kernel: Kernel) -> None:
+    kernel.ok(TARGET)
+    cell = kernel.send(
+        "import time\n"
+        "with get_relay().active(target):\n"
+        "    print('ready', flush=True)\n"
+        f"    time.sleep({LONG})"
+    )
+    cell.prints("ready")
+    kernel.interrupt()
+    assert cell.wait().ename == "KeyboardInterrupt"
+    kernel.interrupt()
+    # The notice goes to the cell that was interrupted, though it has ended.
+    notice = "Killed ranks 1-3,6 of mesh 'm': no answer to the interrupt."
+    while notice not in cell.outcome.stderr:
+        cell.read()
+    assert kernel.ok("target.killed").text == "[1, 2, 3, 6]"
+
+
+def test_the_notice_of_a_press_in_a_running_cell_goes_to_that_cell(kernel: Kernel) -> None:
+    kernel.ok(TARGET)
+    cell = kernel.send(
+        "with get_relay().active(target):\n"
+        "    for attempt in range(2):\n"
+        "        try:\n"
+        "            print('ready', attempt, flush=True)\n"
+        f"            threading.Event().wait({LONG})\n"
+        "        except KeyboardInterrupt:\n"
+        "            pass\n"
+        f"    get_relay().flush({LONG})"
+    )
+    cell.prints("ready 0")
+    kernel.interrupt()
+    cell.prints("ready 1")
+    kernel.interrupt()
+    out = cell.wait()
+    assert out.status == "ok"
+    assert "Killed ranks 1-3,6 of mesh 'm'" in out.stderr

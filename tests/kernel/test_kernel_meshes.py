@@ -1,0 +1,143 @@
+"""The kernel and real ranks: interrupts that reach them, faults, and what is left when the kernel ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+from conftest import Bell, Kernel, stop_kernel, wait_gone
+
+UP = """
+import os, time
+from monarch_kernel.actor import Actor, current_rank, endpoint, this_host
+
+class Worker(Actor):
+    @endpoint
+    def nap(self, ring):
+        ring('asleep')
+        time.sleep(120)
+
+    @endpoint
+    async def doze(self, ring):
+        import asyncio
+        ring('asleep')
+        await asyncio.sleep(120)
+
+    @endpoint
+    def stubborn(self, ring, who):
+        rank = current_rank().rank
+        ring('asleep')
+        while True:
+            try:
+                time.sleep(120)
+            except KeyboardInterrupt:
+                ring('interrupted')
+                if rank not in who:
+                    raise
+
+    @endpoint
+    def pid(self):
+        return os.getpid()
+
+    @endpoint
+    def die(self):
+        os._exit(3)
+"""
+
+
+@pytest.fixture(scope="module")
+def meshed(start_kernel: Callable[..., Kernel]) -> Iterator[Kernel]:
+    kernel = start_kernel()
+    kernel.ok(UP)
+    yield kernel
+    stop_kernel(kernel)
+
+
+@pytest.fixture
+def workers(meshed: Kernel, bell: Bell) -> Iterator[Kernel]:
+    """A kernel with `procs` and `workers`, four ranks, and `ring`."""
+    meshed.ok(bell.code())
+    meshed.ok(
+        "procs = this_host().spawn_procs(per_host={'gpus': 4}, name='m')\nworkers = procs.spawn('workers', Worker)"
+    )
+    yield meshed
+    meshed.ok("procs.stop().get(30);")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param("workers.nap.call(ring).get()", id="get"),
+        pytest.param("await workers.nap.call(ring)", id="await"),
+        pytest.param("workers.doze.call(ring).get()", id="async actor"),
+        pytest.param(
+            "import asyncio; await asyncio.sleep(0); workers.nap.call(ring).get()", id="get in async cell"
+        ),
+    ],
+)
+def test_an_interrupt_stops_the_cell_on_every_rank(workers: Kernel, bell: Bell, call: str) -> None:
+    cell = workers.send(call)
+    assert bell.wait(4) == ["asleep"] * 4
+    workers.interrupt()
+    out = cell.wait()
+    assert out.ename == "KeyboardInterrupt", out
+    assert "Killed" not in out.stderr
+    # Same processes, same actors, free again.
+    assert (
+        workers.ok("sorted(workers.pid.call().get().values()) == sorted(procs.pids().values())").text
+        == "True"
+    )
+
+
+def test_a_second_press_kills_what_did_not_answer(workers: Kernel, bell: Bell) -> None:
+    workers.ok("get_ipython().kernel.interrupts.logic.window = 120")
+    cell = workers.send("workers.stubborn.call(ring, (1, 2)).get()")
+    assert bell.wait(4) == ["asleep"] * 4
+    workers.interrupt()
+    assert bell.wait(4) == ["interrupted"] * 4
+    assert cell.wait().ename == "KeyboardInterrupt"
+    workers.interrupt()
+    while "Killed" not in cell.outcome.stderr:
+        cell.read()
+    assert "Killed ranks 1-2 of mesh 'm': no answer to the interrupt." in cell.outcome.stderr
+    assert workers.ok("len(workers.slice(gpus=0).pid.call().get())").text == "1"
+    assert (
+        workers.ok("[s.state for s in procs.status().get().values()]").text
+        == "['alive', 'dead', 'dead', 'alive']"
+    )
+
+
+def test_a_dead_rank_never_interrupts_another_cell_nor_the_kernel(workers: Kernel) -> None:
+    out = workers.run("workers.slice(gpus=1).die.call().get()")
+    assert (out.status, out.ename) == ("error", "SupervisionError")
+    assert workers.ok("6*7").text == "42"
+    out = workers.ok("workers.slice(gpus=2).die.broadcast()\nimport time\nx = sum(range(10**6))\nx")
+    assert out.text == "499999500000"
+    assert workers.ok("len(workers.slice(gpus=slice(3, 4)).pid.call().get())").text == "1"
+
+
+@pytest.mark.parametrize("end", ["shutdown", "restart", "kill"])
+def test_no_process_outlives_the_kernel(start_kernel: Callable[..., Kernel], end: str) -> None:
+    kernel = start_kernel()
+    kernel.ok(UP)
+    kernel.ok("procs = this_host().spawn_procs(per_host={'gpus': 2}); workers = procs.spawn('w', Worker)")
+    kernel.ok("workers.pid.call().get()")
+    pids = [process.pid for process in psutil.Process(kernel.pid).children(recursive=True)]
+    assert len(pids) >= 3  # the host agent, its fork server, two ranks
+    if end == "kill":
+        os.kill(kernel.pid, signal.SIGKILL)
+    elif end == "restart":
+        kernel.manager.restart_kernel()
+        kernel.client.wait_for_ready(timeout=60)
+    else:
+        kernel.manager.shutdown_kernel()
+    assert wait_gone(pids) == []
+    stop_kernel(kernel)
+
+
+def test_import_monarch_gives_this_package(meshed: Kernel) -> None:
+    out = meshed.ok("import monarch.actor, monarch_kernel.actor\nmonarch.actor is monarch_kernel.actor")
+    assert out.text == "True"

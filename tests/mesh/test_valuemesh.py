@@ -1,0 +1,100 @@
+"""ValueMesh: indexing, slicing, iteration, pickling and what a person sees."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from monarch_kernel.runtime.mesh import Extent, ValueMesh
+
+EXTENT = Extent(["hosts", "gpus"], [2, 4])
+
+
+@pytest.fixture
+def values() -> ValueMesh[int]:
+    return ValueMesh(EXTENT, range(10, 18))
+
+
+def test_access_by_rank_and_coordinates(values: ValueMesh[int]) -> None:
+    assert values.get(6) == values[6] == values.item(hosts=1, gpus=2) == 16
+    assert values[1, 2] == values[{"hosts": 1, "gpus": 2}] == values[EXTENT.point(6)] == 16
+    assert list(values.values()) == list(range(10, 18))
+    assert list(values) == list(values.items()) == [(point, 10 + point.rank) for point in EXTENT.points()]
+    assert len(values) == 8
+
+
+def test_slices_are_value_meshes_with_points_of_their_own(values: ValueMesh[int]) -> None:
+    part = values.slice(hosts=1, gpus=slice(1, None))
+    assert part.extent == {"gpus": 3}
+    assert [(dict(point), value) for point, value in part] == [
+        ({"gpus": 0}, 15),
+        ({"gpus": 1}, 16),
+        ({"gpus": 2}, 17),
+    ]
+    assert list(values[1, 1:].values()) == [15, 16, 17]
+    assert list(values.flatten("r")[2:4].values()) == [12, 13]
+    assert values.split(gpus=("a", "b"), a=2).item(hosts=0, a=1, b=1) == 13
+    assert values.rename(gpus="x").sizes == {"hosts": 2, "x": 4}
+
+
+def test_a_singleton_has_one_item(values: ValueMesh[int]) -> None:
+    one = values.slice(hosts=1, gpus=3)
+    assert one.item() == one[0] == one[()] == 17
+    assert repr(one) == "ValueMesh({}): 17"
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "message"),
+    [
+        (8, IndexError, r"rank 8 is not in a ValueMesh of 8"),
+        (-1, IndexError, "rank -1 is not in"),
+        ((1,), IndexError, "needs 2 coordinates, got 1"),
+        ((1, 4), IndexError, "index 4 is out of range for dimension 'gpus'"),
+        ({"hosts": 1}, KeyError, "'gpus' is missing"),
+        ({"hosts": 1, "gpus": 0, "x": 0}, KeyError, "unknown dimensions 'x'"),
+        ((0, "a"), TypeError, "int or a slice"),
+        ("a", TypeError, "indexed by a rank, a tuple of coordinates or a dict"),
+        (slice(0, 1), IndexError, "needs 2 coordinates"),
+    ],
+)
+def test_bad_indices(values: ValueMesh[int], index: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        values[index]
+
+
+def test_the_number_of_values_must_match() -> None:
+    with pytest.raises(ValueError, match="needs 8 values, got 3"):
+        ValueMesh(EXTENT, [1, 2, 3])
+
+
+def test_a_region_gives_the_shape() -> None:
+    mesh = ValueMesh(EXTENT.region.slice(gpus=slice(0, 4, 2)), "abcd")
+    assert mesh.item(hosts=1, gpus=0) == "c"
+
+
+def test_pickling(values: ValueMesh[int]) -> None:
+    again = pickle.loads(pickle.dumps(values.slice(gpus=1)))
+    assert list(again) == list(values.slice(gpus=1))
+
+
+def test_repr_puts_equal_values_on_one_line() -> None:
+    mesh = ValueMesh(EXTENT, ["ok", "ok", "ok", "bad", "ok", "ok", "ok", "ok"])
+    assert repr(mesh) == (
+        "ValueMesh({hosts: 2, gpus: 4}):\n"
+        "  hosts=0,gpus=0-2; hosts=1,gpus=0-3  'ok'\n"
+        "  hosts=0,gpus=3                      'bad'"
+    )
+
+
+def test_repr_is_bounded_and_indents_values_of_several_lines() -> None:
+    text = repr(ValueMesh(Extent(["r"], [1000]), range(1000)))
+    assert text.count("\n") < 25
+    assert text.endswith("… and 980 more different values")
+
+    class Matrix:
+        def __repr__(self) -> str:
+            return "[1\n 2]"
+
+    assert repr(ValueMesh(Extent(["r"], [1]), [Matrix()])) == "ValueMesh({r: 1}):\n  r=0  [1\n        2]"

@@ -1,0 +1,82 @@
+"""The bench's own arithmetic, and one real measurement."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import report
+from bench.__main__ import arguments, plan
+from bench.metrics import ROWS, Row
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def result(peer: str, metric: str, value: float | None, **extra: object) -> report.Result:
+    return {"peer": peer, "metric": metric, "value": value, **extra}
+
+
+def test_medians_are_over_rounds_and_skip_notes() -> None:
+    rounds = [result("ours", "call1_us", v) for v in (9.0, None, 1.0, 2.0)]
+    assert report.medians(rounds) == {("ours", "call1_us"): 2.0}
+
+
+@pytest.mark.parametrize(
+    "metric, ratio, said",
+    [
+        ("call1_us", 0.2, "<= 0.5 ok"),
+        ("call1_us", 0.6, "<= 0.5 MISS"),
+        ("cast8_per_s", 0.6, ">= 0.5 ok"),
+        ("cast8_per_s", 0.4, ">= 0.5 MISS"),
+        ("call1_us", None, "<= 0.5 ?"),
+    ],
+)
+def test_a_bar_knows_its_direction(metric: str, ratio: float | None, said: str) -> None:
+    assert report.verdict(Row(metric, "x", bar=0.5), ratio) == said
+
+
+def test_a_missed_bar_is_named() -> None:
+    row = next(r for r in ROWS if r.bar)
+    found = report.medians([result("ours", row.metric, 99.0), result("torchmonarch", row.metric, 100.0)])
+    assert report.missed(found) == [row.label]
+
+
+def test_a_note_is_said_once() -> None:
+    same = [result("ray", "group:calls", None, note="no"), result("ray", "group:calls", None, note="no")]
+    assert report.notes([*same, result("ray", "version", None, note="ray 1")]) == ["ray calls: no"]
+
+
+def test_peers_take_turns_within_a_group_and_limits_run_once() -> None:
+    order = plan(["ours", "limit"], ["calls", "spawn8", "spawn32"])
+    assert order[:3] == [("calls", "ours"), ("pingpong", "limit"), ("fanout", "limit")]
+    assert order.count(("spawn", "limit")) == 1
+
+
+def test_an_unknown_peer_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments(["--peers", "ours,nobody"])
+    assert "nobody: not one of ours, " in capsys.readouterr().err
+
+
+def measured(peer: str, group: str) -> list[report.Result]:
+    """Run one group in a process of its own, because the bench ends all descendants of its process."""
+    code = (
+        "import json, sys; from pathlib import Path; from bench import run; "
+        f"print(json.dumps(run.measure({peer!r}, Path(sys.executable), {group!r}, 0.01)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    return json.loads(done.stdout)
+
+
+def test_a_peer_that_cannot_start_is_a_note() -> None:
+    (found,) = measured("ray", "calls")
+    assert found["value"] is None
+    assert "ray" in str(found["note"])
+
+
+def test_the_limits_measure_for_real() -> None:
+    assert report.medians(measured("limit", "fail"))["limit", "fail_pidfd_s"] > 0

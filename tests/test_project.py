@@ -1,0 +1,107 @@
+"""The repository itself: nothing of one machine in it, files of a readable size, pins that are only pins."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import monarch_kernel
+
+ROOT = Path(__file__).resolve().parent.parent
+LONGEST = 600  # lines; a longer file says at its top why
+
+
+def tracked() -> list[Path]:
+    """Every file that is in the repository, or will be when all is added."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    try:
+        done = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    return [p for name in done.stdout.split("\0") if name and (p := ROOT / name).is_file()]
+
+
+def lines() -> list[tuple[str, int, str]]:
+    """(file, line number, text) of every tracked text file."""
+    found: list[tuple[str, int, str]] = []
+    for path in tracked():
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        name = str(path.relative_to(ROOT))
+        found += [(name, n, line) for n, line in enumerate(text.splitlines(), 1)]
+    return found
+
+
+def matching(pattern: str, but: tuple[str, ...] = ()) -> list[str]:
+    return [
+        f"{f}:{n}: {text.strip()[:100]}"
+        for f, n, text in lines()
+        if f not in but and re.search(pattern, text)
+    ]
+
+
+def test_no_package_index_is_named() -> None:
+    # Cut in two, so that this file does not match itself.
+    hosts = "|".join(
+        ["pypi" + r"\.org", "python" + r"hosted\.org", "registry" + r"\.(npm|yarn)", "debian" + r"\.org"]
+    )
+    options = "--(extra-)?" + "index-url|--" + "find-links|--" + "trusted-host"
+    assert not matching(f'{hosts}|{options}|"resolved": *"https?:')
+
+
+def test_no_path_of_one_machine_is_named() -> None:
+    homes = r"(?<![\w.])/(home|Users|root|work|opt/(pypi|wheels))/"
+    assert not matching(homes + r"\w", but=("tests/test_project.py",))
+    assert not matching(re.escape(str(ROOT)) + r"\b")
+
+
+def test_no_file_is_too_long() -> None:
+    long = []
+    for path in tracked():
+        if path.suffix not in {".py", ".ts", ".tsx", ".js"}:
+            continue
+        text = path.read_text()
+        # A file that must be long says so in its first lines, with the words "long because".
+        if text.count("\n") > LONGEST and "long because" not in text[:2000]:
+            long.append(f"{path.relative_to(ROOT)}: {text.count(chr(10))} lines")
+    assert not long, f"over {LONGEST} lines; split it, or say at the top why ('long because ...'): {long}"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(p, id=p.name)
+        for p in sorted([*ROOT.glob("constraints/*.txt"), *ROOT.glob("bench/requirements/*.txt")])
+    ],
+)
+def test_pins_are_names_and_exact_versions(path: Path) -> None:
+    wrong = [
+        x
+        for x in path.read_text().splitlines()
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]*==[0-9][0-9a-z.]*", x)
+    ]
+    assert not wrong
+
+
+def test_every_dependency_is_pinned_for_every_python() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = project["dependencies"] + [r for name in ("torch", "demo", "test", "dev") for r in extras[name]]
+    names = {re.split(r"[\[<>=!~ ;]", r)[0].replace("_", "-").lower() for r in wanted} - {"monarch-kernel"}
+    for minor in (11, 12, 13):
+        text = (ROOT / "constraints" / f"py3.{minor}.txt").read_text()
+        pinned = {line.partition("==")[0] for line in text.splitlines()}
+        assert names <= pinned, (
+            f"not pinned for 3.{minor}: {sorted(names - pinned)}; run make lock with that Python"
+        )
+
+
+def test_the_version_is_single_sourced() -> None:
+    assert monarch_kernel.__version__ == importlib.metadata.version("monarch_kernel")
