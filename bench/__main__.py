@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from pathlib import Path
@@ -33,6 +34,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--peers", help=f"comma-separated, of {', '.join(SCRIPTS)} (default: all)")
     parser.add_argument("--rounds", type=int, help="default 3, with --quick 1")
+    parser.add_argument("--deadline", type=float, default=300, help="seconds for one group of one peer (300)")
     parser.add_argument("--all", action="store_true", help="show every row, also the details")
     parser.add_argument("--json", type=Path, help="where the figures go (default: .bench/results/TIME.json)")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
@@ -89,6 +91,8 @@ def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
     start = time.monotonic()
     adopt_orphans()
+    # Ended from outside, it still ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     about = machine()
     results: list[report.Result] = []
     pythons: dict[str, Path] = {}
@@ -103,7 +107,9 @@ def main(argv: list[str] | None = None) -> int:
             for i, (group, peer) in enumerate(order):
                 progress(f"round {n + 1} of {args.rounds}, {i + 1} of {len(order)}: {group} of {peer}")
                 scale = QUICK_SCALE if args.quick else 1.0
-                results += [{**r, "round": n} for r in measure(peer, pythons[peer], group, scale)]
+                results += [
+                    {**r, "round": n} for r in measure(peer, pythons[peer], group, scale, args.deadline)
+                ]
     finally:
         end_leftovers()
         progress("")

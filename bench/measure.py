@@ -6,6 +6,7 @@ the metric's name.  A metric's definition is here and in `peers/`; its row in th
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import statistics
@@ -19,6 +20,8 @@ PEER = os.environ.get("BENCH_PEER", "?")
 #: Multiplies every time budget; a quick run has less than 1.
 SCALE = float(os.environ.get("BENCH_SCALE", "1"))
 QUICK = SCALE < 1
+#: Seconds after which a group that has not ended is killed.
+DEADLINE = float(os.environ.get("BENCH_DEADLINE", "300"))
 
 SIZES = {"1KB": 1 << 10, "1MB": 1 << 20, "64MB": 64 << 20}
 if not QUICK:
@@ -161,6 +164,8 @@ def describe(error: BaseException) -> str:
 
 def run(groups: dict[str, Callable[[], Any]]) -> None:
     """Run the groups named on the command line; one that fails is noted and the rest go on."""
+    # A hang shows where it was, in the log.
+    faulthandler.dump_traceback_later(DEADLINE * 0.95)
     for name in sys.argv[1:] or list(groups):
         if name not in groups:
             note(f"group:{name}", f"{PEER} has no group {name}")
@@ -170,3 +175,4 @@ def run(groups: dict[str, Callable[[], Any]]) -> None:
         except Exception as error:
             traceback.print_exc()
             note(f"group:{name}", describe(error))
+    faulthandler.cancel_dump_traceback_later()

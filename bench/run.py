@@ -27,7 +27,6 @@ SCRIPTS = {
     "dask": "dask_actors",
     "limit": "limits",
 }
-DEADLINE_S = 300
 #: How long the helpers of a peer that has ended may take to end too.
 GRACE_S = 3
 PR_SET_CHILD_SUBREAPER = 36
@@ -65,7 +64,7 @@ def _running(pid: int) -> bool:
         return False
 
 
-def measure(peer: str, python: Path, group: str, scale: float) -> list[Result]:
+def measure(peer: str, python: Path, group: str, scale: float, deadline: float) -> list[Result]:
     """Run one group of one peer; its measurements, and notes for what went wrong."""
     logs = STATE / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -74,6 +73,7 @@ def measure(peer: str, python: Path, group: str, scale: float) -> list[Result]:
         **os.environ,
         "BENCH_PEER": peer,
         "BENCH_SCALE": str(scale),
+        "BENCH_DEADLINE": str(deadline),
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # one warning less
@@ -91,7 +91,7 @@ def measure(peer: str, python: Path, group: str, scale: float) -> list[Result]:
             start_new_session=True,  # an interrupt here must not reach the peers twice
         )
         try:
-            process.wait(DEADLINE_S)
+            process.wait(deadline)
             timed_out = False
         except subprocess.TimeoutExpired:
             timed_out = True
@@ -103,7 +103,9 @@ def measure(peer: str, python: Path, group: str, scale: float) -> list[Result]:
     results: list[Result] = [json.loads(line) for line in lines if line.startswith('{"peer"')]
     trouble = {"peer": peer, "metric": f"group:{group}", "value": None}
     if timed_out:
-        results.append({**trouble, "note": f"no end within {DEADLINE_S} s; see {log.relative_to(ROOT)}"})
+        results.append(
+            {**trouble, "note": f"no end within {deadline:g} s; where it was is in {log.relative_to(ROOT)}"}
+        )
     elif process.returncode:
         last = (log.read_text(errors="replace").strip().splitlines() or ["nothing on stderr"])[-1]
         results.append({**trouble, "note": f"exit status {process.returncode}: {last[:200]}"})

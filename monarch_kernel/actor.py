@@ -4,7 +4,13 @@ This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
 """
 
 from monarch_kernel.runtime.actor.base import Actor, concurrent_endpoint, endpoint
-from monarch_kernel.runtime.actor.context import Context, context, current_actor_name, current_rank, current_size
+from monarch_kernel.runtime.actor.context import (
+    Context,
+    context,
+    current_actor_name,
+    current_rank,
+    current_size,
+)
 from monarch_kernel.runtime.actor.controllers import get_or_spawn_controller
 from monarch_kernel.runtime.actor.endpoint import Accumulator, Endpoint, as_endpoint, send
 from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, SupervisionError

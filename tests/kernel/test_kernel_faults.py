@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import Kernel
+from tests.kernel.harness import Kernel
 
 FAIL = """
 from monarch_kernel import actor

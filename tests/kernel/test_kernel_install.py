@@ -11,12 +11,12 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from conftest import Kernel
 from jupyter_client.kernelspec import KernelSpecManager
 
 import monarch_kernel
 from monarch_kernel.__main__ import main
 from monarch_kernel._version import __version__
+from tests.kernel.harness import Kernel
 
 
 def command(*argv: str) -> subprocess.CompletedProcess[str]:
@@ -72,9 +72,7 @@ def test_sys_prefix_and_user_go_where_jupyter_looks(
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
     assert main(["install", "--user"]) == 0
-    assert (
-        "monarch" in KernelSpecManager(kernel_dirs=[str(tmp_path / "data" / "kernels")]).find_kernel_specs()
-    )
+    assert "monarch" in KernelSpecManager(kernel_dirs=[str(tmp_path / "data" / "kernels")]).find_kernel_specs()
     assert main(["install", "--sys-prefix"]) == 0
     assert spec_in(tmp_path / "env")
     assert main(["uninstall", "--user"]) == 0
@@ -88,9 +86,7 @@ def test_uninstalling_what_is_not_there_says_so(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().err == f"There is no kernelspec 'nobody' in {kernels}.\n"
 
 
-def test_a_place_that_cannot_be_written_says_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_place_that_cannot_be_written_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "share").write_text("a file where a folder should be")
     assert main(["install", "--prefix", str(tmp_path)]) == 1
     message = capsys.readouterr().err

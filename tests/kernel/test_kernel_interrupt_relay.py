@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -49,12 +49,13 @@ class Ranks:
 class Rig:
     """A relay with a clock that only the test and its own sleeping move."""
 
-    def __init__(self, *default: Ranks) -> None:
+    def __init__(self) -> None:
         self.now = 100.0
+        self.default: list[Ranks] = []
         self.told: list[tuple[object, str]] = []
         self.relay = InterruptRelay(
             notify=lambda cell, text: self.told.append((cell, text)),
-            default_targets=lambda: default,
+            default_targets=lambda: self.default,
             clock=lambda: self.now,
             sleep=self._sleep,
         )
@@ -65,6 +66,13 @@ class Rig:
     def press(self, cell: object = "cell", idle: bool = False) -> None:
         self.relay.press(cell, idle)
         assert self.relay.flush(30)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.relay.stop()
 
 
 # -- the logic -----------------------------------------------------------------------------------------
@@ -112,8 +120,8 @@ def test_a_press_in_another_cell_is_that_cells_first() -> None:
 # -- the relay -----------------------------------------------------------------------------------------
 
 
-def test_a_second_press_kills_what_did_not_answer_and_names_it() -> None:
-    rig, target = Rig(), Ranks(size=8)
+def test_a_second_press_kills_what_did_not_answer_and_names_it(rig: Rig) -> None:
+    target = Ranks(size=8)
     with rig.relay.active(target):
         rig.press()
         assert (target.interrupts, target.killed) == (1, [])
@@ -124,8 +132,8 @@ def test_a_second_press_kills_what_did_not_answer_and_names_it() -> None:
     assert rig.told == [("cell", "Killed ranks 1,5-7 of mesh 'm': no answer to the interrupt.")]
 
 
-def test_nothing_is_killed_and_nothing_said_when_all_have_answered() -> None:
-    rig, target = Rig(), Ranks()
+def test_nothing_is_killed_and_nothing_said_when_all_have_answered(rig: Rig) -> None:
+    target = Ranks()
     with rig.relay.active(target):
         rig.press()
         target.running = set()
@@ -133,8 +141,8 @@ def test_nothing_is_killed_and_nothing_said_when_all_have_answered() -> None:
     assert (target.killed, rig.told) == ([], [])
 
 
-def test_a_double_click_leaves_the_ranks_time_to_answer() -> None:
-    rig, target = Rig(), Ranks()
+def test_a_double_click_leaves_the_ranks_time_to_answer(rig: Rig) -> None:
+    target = Ranks()
     with rig.relay.active(target):
         rig.relay.press("cell")
         rig.relay.press("cell")
@@ -142,8 +150,8 @@ def test_a_double_click_leaves_the_ranks_time_to_answer() -> None:
     assert rig.now == pytest.approx(100.0 + ANSWER_GRACE)
 
 
-def test_the_second_press_concerns_the_targets_of_the_first_though_their_cell_has_ended() -> None:
-    rig, target = Rig(), Ranks(size=1)
+def test_the_second_press_concerns_the_targets_of_the_first_though_their_cell_has_ended(rig: Rig) -> None:
+    target = Ranks(size=1)
     with rig.relay.active(target):
         rig.press()
     rig.press(None, idle=True)
@@ -151,9 +159,9 @@ def test_the_second_press_concerns_the_targets_of_the_first_though_their_cell_ha
     assert rig.told == [("cell", "Killed rank 0 of mesh 'm': no answer to the interrupt.")]
 
 
-def test_a_target_that_goes_before_the_press_is_dealt_with_is_still_interrupted() -> None:
+def test_a_target_that_goes_before_the_press_is_dealt_with_is_still_interrupted(rig: Rig) -> None:
     # KeyboardInterrupt takes the cell out of its `with` block before the relay's thread has run.
-    rig, target = Rig(), Ranks()
+    target = Ranks()
     rig.relay.add(target)
     rig.relay.press("cell")
     rig.relay.remove(target)
@@ -161,17 +169,17 @@ def test_a_target_that_goes_before_the_press_is_dealt_with_is_still_interrupted(
     assert target.interrupts == 1
 
 
-def test_default_targets_count_only_when_no_target_is_active() -> None:
+def test_default_targets_count_only_when_no_target_is_active(rig: Rig) -> None:
     mesh, cell = Ranks("mesh"), Ranks("cell")
-    rig = Rig(mesh)
+    rig.default = [mesh]
     rig.press("plain")
     with rig.relay.active(cell):
         rig.press("mesh cell")
     assert (mesh.interrupts, cell.interrupts) == (1, 1)
 
 
-def test_what_runs_in_the_background_is_interrupted_only_when_the_kernel_is_idle() -> None:
-    rig, background = Rig(), Ranks()
+def test_what_runs_in_the_background_is_interrupted_only_when_the_kernel_is_idle(rig: Rig) -> None:
+    background = Ranks()
     rig.relay.add(background, background=True)
     rig.press("other cell")
     assert background.interrupts == 0
@@ -184,8 +192,8 @@ def test_what_runs_in_the_background_is_interrupted_only_when_the_kernel_is_idle
     assert background.interrupts == 1
 
 
-def test_a_target_that_fails_is_named_and_the_others_are_interrupted() -> None:
-    rig, broken, fine = Rig(), Ranks("broken"), Ranks("fine")
+def test_a_target_that_fails_is_named_and_the_others_are_interrupted(rig: Rig) -> None:
+    broken, fine = Ranks("broken"), Ranks("fine")
     broken.broken = True
     with rig.relay.active(broken), rig.relay.active(fine):
         rig.press()
@@ -200,13 +208,13 @@ def press(handler: SigintHandler) -> None:
     handler(signal.SIGINT, None)
 
 
-def test_an_idle_kernel_is_not_interrupted() -> None:
-    handler = SigintHandler(Rig().relay)
+def test_an_idle_kernel_is_not_interrupted(rig: Rig) -> None:
+    handler = SigintHandler(rig.relay)
     press(handler)
 
 
-def test_a_busy_kernel_is_interrupted_where_it_stands() -> None:
-    handler = SigintHandler(Rig().relay)
+def test_a_busy_kernel_is_interrupted_where_it_stands(rig: Rig) -> None:
+    handler = SigintHandler(rig.relay)
     handler.begin()
     with pytest.raises(KeyboardInterrupt):
         press(handler)
@@ -214,8 +222,8 @@ def test_a_busy_kernel_is_interrupted_where_it_stands() -> None:
     press(handler)
 
 
-def test_a_press_before_the_cells_code_begins_counts_when_it_does() -> None:
-    handler = SigintHandler(Rig().relay)
+def test_a_press_before_the_cells_code_begins_counts_when_it_does(rig: Rig) -> None:
+    handler = SigintHandler(rig.relay)
     handler.begin()
     with handler.request("cell"):
         press(handler)
@@ -223,8 +231,8 @@ def test_a_press_before_the_cells_code_begins_counts_when_it_does() -> None:
             pytest.fail("the cell's code ran")
 
 
-def test_a_press_after_the_cells_code_spares_its_reply_and_the_next_cell() -> None:
-    handler = SigintHandler(Rig().relay)
+def test_a_press_after_the_cells_code_spares_its_reply_and_the_next_cell(rig: Rig) -> None:
+    handler = SigintHandler(rig.relay)
     handler.begin()
     with handler.request("cell"):
         with handler.interruptible():
@@ -236,9 +244,9 @@ def test_a_press_after_the_cells_code_spares_its_reply_and_the_next_cell() -> No
         pass
 
 
-def test_a_forked_child_gets_a_plain_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_gets_a_plain_keyboard_interrupt(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     target = Ranks()
-    rig = Rig(target)
+    rig.default = [target]
     handler = SigintHandler(rig.relay)
     monkeypatch.setattr("os.getpid", lambda: -1)
     with pytest.raises(KeyboardInterrupt):
@@ -248,8 +256,8 @@ def test_a_forked_child_gets_a_plain_keyboard_interrupt(monkeypatch: pytest.Monk
     assert target.interrupts == 0
 
 
-def test_an_awaiting_cell_is_cancelled_and_an_idle_loop_woken() -> None:
-    handler = SigintHandler(Rig().relay)
+def test_an_awaiting_cell_is_cancelled_and_an_idle_loop_woken(rig: Rig) -> None:
+    handler = SigintHandler(rig.relay)
 
     async def cell() -> None:
         with handler.interruptible():
@@ -272,8 +280,8 @@ def test_an_awaiting_cell_is_cancelled_and_an_idle_loop_woken() -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_cell_that_computes_between_awaits_is_interrupted_where_it_stands() -> None:
-    handler = SigintHandler(Rig().relay)
+def test_a_cell_that_computes_between_awaits_is_interrupted_where_it_stands(rig: Rig) -> None:
+    handler = SigintHandler(rig.relay)
 
     async def cell() -> str:
         try:

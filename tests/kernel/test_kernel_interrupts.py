@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Kernel
+
+from tests.kernel.harness import Kernel
 
 #: Ends long after the test has failed; nothing waits for it when all is well.
 LONG = 120
@@ -24,9 +25,7 @@ def interrupted(kernel: Kernel, code: str) -> None:
     [
         pytest.param(f"import time\nprint('ready', flush=True)\ntime.sleep({LONG})", id="sleep"),
         pytest.param("print('ready', flush=True)\nwhile True: pass", id="loop"),
-        pytest.param(
-            f"import asyncio\nprint('ready', flush=True)\nawait asyncio.sleep({LONG})", id="idle await"
-        ),
+        pytest.param(f"import asyncio\nprint('ready', flush=True)\nawait asyncio.sleep({LONG})", id="idle await"),
         pytest.param(
             f"import asyncio, time\nawait asyncio.sleep(0)\nprint('ready', flush=True)\ntime.sleep({LONG})",
             id="computing in an async cell",
@@ -122,10 +121,7 @@ def test_a_press_reaches_active_targets_and_a_second_one_kills(kernel: Kernel) -
 def test_the_second_press_may_come_when_the_cell_has_ended(kernel: Kernel) -> None:
     kernel.ok(TARGET)
     cell = kernel.send(
-        "import time\n"
-        "with get_relay().active(target):\n"
-        "    print('ready', flush=True)\n"
-        f"    time.sleep({LONG})"
+        f"import time\nwith get_relay().active(target):\n    print('ready', flush=True)\n    time.sleep({LONG})"
     )
     cell.prints("ready")
     kernel.interrupt()

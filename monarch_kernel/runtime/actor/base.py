@@ -96,7 +96,11 @@ def endpoint(
         explicit_response_port: the method gets a ``Port`` as its first argument and answers through it, any time.
         instrument: whether calls show in traces.
     """
-    options = {"propagate": propagate, "explicit_response_port": explicit_response_port, "instrument": instrument}
+    options = {
+        "propagate": propagate,
+        "explicit_response_port": explicit_response_port,
+        "instrument": instrument,
+    }
     return _decorate(method, options)
 
 
@@ -107,7 +111,8 @@ def concurrent_endpoint(
     explicit_response_port: bool = False,
     instrument: bool = True,
 ) -> Any:
-    """Like ``endpoint``, for ``async def`` only: the body becomes a task, and the actor takes further messages meanwhile.
+    """Like ``endpoint``, for ``async def`` only: the body becomes a task, and the actor takes further messages
+    meanwhile.
 
     Tasks that still run when the actor ends are cancelled before ``__cleanup__``.
     """
@@ -122,14 +127,26 @@ def concurrent_endpoint(
     if isinstance(method, EndpointProperty):
         raise ValueError(f"{method.__name__} is an endpoint already: use one of @endpoint and @concurrent_endpoint")
     if not inspect.iscoroutinefunction(method):
-        raise ValueError(f"@concurrent_endpoint needs an async def, and {getattr(method, '__name__', method)!r} is none")
+        raise ValueError(
+            f"@concurrent_endpoint needs an async def, and {getattr(method, '__name__', method)!r} is none"
+        )
     return _decorate(method, options)
 
 
 class EndpointSpec:
     """What a caller has to know of an endpoint: how to check its arguments, and how it answers."""
 
-    __slots__ = ("_max", "_min", "_signature", "concurrent", "explicit_port", "function", "is_async", "name", "propagate")
+    __slots__ = (
+        "_max",
+        "_min",
+        "_signature",
+        "concurrent",
+        "explicit_port",
+        "function",
+        "is_async",
+        "name",
+        "propagate",
+    )
 
     def __init__(self, name: str, prop: EndpointProperty) -> None:
         self.name = name

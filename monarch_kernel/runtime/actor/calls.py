@@ -11,10 +11,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from monarch_kernel.protocol.faults import Fault, capture, decode_fault, encode_fault
-from monarch_kernel.protocol.messages import DEAD, OK, Death, ProcRef
+from monarch_kernel.protocol.messages import DEAD, OK, Death, ProcRef, decode_death, encode_death
 from monarch_kernel.protocol.serialize import loads
 from monarch_kernel.runtime.actor.errors import RankFailure, build_actor_error, build_supervision_error
 from monarch_kernel.runtime.mesh.rankset import format_points
@@ -28,16 +26,15 @@ ERROR_GRACE = float(os.environ.get("MONARCH_KERNEL_ERROR_GRACE", "1.0"))
 #: How long a call over a rank that died waits for others that died with it (seconds).
 DEATH_GRACE = 0.003
 
-decode_death = msgspec.msgpack.Decoder(Death).decode
-encode = msgspec.msgpack.Encoder().encode
-
 
 class Target:
     """Whom a call addresses: names for errors, and the proc of each rank. Shared by all calls of a mesh handle."""
 
     __slots__ = ("actor", "by_proc", "extent", "mesh_name", "procs", "reported")
 
-    def __init__(self, mesh_name: str, actor: str, extent: Extent, procs: tuple[ProcRef, ...], reported: set[Any]) -> None:
+    def __init__(
+        self, mesh_name: str, actor: str, extent: Extent, procs: tuple[ProcRef, ...], reported: set[Any]
+    ) -> None:
         self.mesh_name = mesh_name
         self.actor = actor
         self.extent = extent
@@ -96,7 +93,7 @@ class OneCall(Future[Any]):
             self._node.calls.pop(self._number, None)
             self._target.reported.add(proc)
             self._status = DEAD
-            self._body = encode(death)
+            self._body = encode_death(death)
             self._finish()
 
     def _result(self) -> Any:
@@ -133,7 +130,17 @@ class OneCall(Future[Any]):
 class ManyCall(Future[Any]):
     """A call to all actors of a slice; resolves to a ValueMesh."""
 
-    __slots__ = ("_buffers", "_bodies", "_decoded", "_left", "_node", "_number", "_statuses", "_target", "_timer")
+    __slots__ = (
+        "_bodies",
+        "_buffers",
+        "_decoded",
+        "_left",
+        "_node",
+        "_number",
+        "_statuses",
+        "_target",
+        "_timer",
+    )
 
     def __init__(self, node: Node, what: str, target: Target) -> None:
         super().__init__(node.poller, what)
@@ -167,7 +174,7 @@ class ManyCall(Future[Any]):
         if ranks is None or self._done:
             return
         self._target.reported.add(proc)
-        body = encode(death)
+        body = encode_death(death)
         for rank in ranks:
             self.on_reply(rank, DEAD, body, ())
 
@@ -258,7 +265,7 @@ class StreamCall(Iterator[Future[Any]]):
     def on_peer_dead(self, proc: str, death: Death) -> None:
         for rank in self._target.by_proc.get(proc, ()):
             self._target.reported.add(proc)
-            self.on_reply(rank, DEAD, encode(death), ())
+            self.on_reply(rank, DEAD, encode_death(death), ())
 
     def __iter__(self) -> Iterator[Future[Any]]:
         return self

@@ -54,9 +54,7 @@ def _directory() -> Any:
             if _DIRECTORY not in system.actors:
                 start_directory()
     system.node.learn(root)
-    return ActorMesh(
-        system, _DIRECTORY, _DIRECTORY, "this_proc()", _Directory, (root,), Region.from_extent(_NO_EXTENT)
-    )
+    return ActorMesh(system, _DIRECTORY, _DIRECTORY, "this_proc()", _Directory, (root,), Region.from_extent(_NO_EXTENT))
 
 
 def start_directory() -> None:

@@ -76,7 +76,7 @@ class Endpoint(Generic[R]):
         target = mesh._target()
         if len(target.procs) != 1:
             raise ValueError(
-                f"call_one requires exactly 1 actor, but mesh has {len(target.procs)}: slice it down to one, or use call"
+                f"call_one requires exactly 1 actor, but mesh has {len(target.procs)}: slice it to one, or use call"
             )
         body, buffers = self._body(args, kwargs)
         return self._single(0, target, body, buffers)
@@ -95,7 +95,10 @@ class Endpoint(Generic[R]):
         return call
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
-        """Send to all ranks and forget. An exception in the endpoint ends the actor, as nobody else would learn of it."""
+        """Send to all ranks and forget.
+
+        An exception in the endpoint ends the actor, as nobody else would learn of it.
+        """
         body, buffers = self._body(args, kwargs)
         self._cast(body, buffers, 0, None)
 

@@ -88,9 +88,7 @@ class ActorError(Exception):
         """Made by the C base alone, without the foreign type's `__new__`."""
         return cast("ActorError", static_base(cls).__new__(cls))
 
-    def __init__(
-        self, exception: BaseException | None = None, message: str = "An actor call failed."
-    ) -> None:
+    def __init__(self, exception: BaseException | None = None, message: str = "An actor call failed.") -> None:
         self.__dict__[_OUTCOME] = _Outcome(exception, message)
         _set_args(self, (exception, message))
 
@@ -304,9 +302,7 @@ class MeshFailure(Exception):
         super().__init__(telling.mesh_failure(self.mesh, self.ranks, extent, reason, death))
 
     @classmethod
-    def of(
-        cls, name: str, mesh_name: str, extent: Extent | None, ranks: Sequence[int], death: Death
-    ) -> MeshFailure:
+    def of(cls, name: str, mesh_name: str, extent: Extent | None, ranks: Sequence[int], death: Death) -> MeshFailure:
         """The failure of some ranks of one mesh that died in the same way."""
         return cls(mesh_name, death.cause, mesh=name, ranks=ranks, extent=extent, death=death)
 

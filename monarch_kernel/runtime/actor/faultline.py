@@ -1,7 +1,9 @@
 """What happens to a fault that nobody handled: the hook, and the end of a script.
 
-The default ends a script as an uncaught exception would: a report on stderr, exit code 1. The fault is noticed by whichever
-thread polls, but ``SystemExit`` has to be raised in the main thread, and must get it out of whatever system call it is in.
+The default ends a script as an uncaught exception would: a report on stderr, exit code 1. The fault is noticed by
+whichever
+thread polls, but ``SystemExit`` has to be raised in the main thread, and must get it out of whatever system call it
+is in.
 So a real-time signal, for which nobody else has a use, is sent to the main thread, and its handler calls the hook.
 """
 
@@ -63,14 +65,16 @@ def call_hook(chosen: Callable[[Any], None], failure: Any) -> None:
         chosen(failure)
     except SystemExit:
         end_script(failure)
-    except Exception:
-        sys.excepthook(*sys.exc_info())
+    except Exception as e:
+        sys.excepthook(type(e), e, e.__traceback__)
 
 
 def end_script(failure: Any) -> None:
     """Print the report and end the script."""
     when = time.strftime("%Y-%m-%d %H:%M:%S")
-    head = f"Unhandled monarch error on the root actor, hostname={socket.gethostname()}, PID={os.getpid()} at time {when}:"
+    head = (
+        f"Unhandled monarch error on the root actor, hostname={socket.gethostname()}, PID={os.getpid()} at time {when}:"
+    )
     print(f"{head}\n{failure.report()}", file=sys.stderr, flush=True)
     _pending.append(failure)
     ident = threading.main_thread().ident

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch_kernel import aliases
 from monarch_kernel.protocol.messages import Bootstrap, ProcRef, ProcSpec, SpawnProcs
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps
@@ -17,7 +18,8 @@ from monarch_kernel.runtime.actor.meshes import _NO_EXTENT, ProcMesh, _nothing
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Point, Region
-from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.runtime.node.future import Future, gathered
+from monarch_kernel.runtime.supervision.tree import OwnedMesh
 
 #: More procs than this on one host is taken for a mistake.
 MAX_PROCS_PER_HOST = 4096
@@ -99,8 +101,8 @@ class HostMesh(MeshTrait):
             bootstrap: a callable (sync or async) that every process runs before anything else.
             name: for people; any string.
             proc_bind: for each process of a host, a mapping with ``cpus`` (or ``physcpubind``): where it may run.
-            bootstrap_command: start an interpreter with this command instead of forking; a function gives one for each point.
-            env: environment variables to set in the processes.
+            bootstrap_command: start an interpreter with this command instead of forking; a function gives one for
+            each point. env: environment variables to set in the processes.
             preload: modules to import before forking, once for all ranks (those that this process has imported of torch
                 and numpy are preloaded anyway).
 
@@ -115,10 +117,16 @@ class HostMesh(MeshTrait):
         for size in sizes:
             count *= size
         if count > MAX_PROCS_PER_HOST:
-            raise ValueError(f"per_host={per_host} asks for {count} processes on one host; at most {MAX_PROCS_PER_HOST} are allowed")
+            raise ValueError(
+                f"per_host={per_host} asks for {count} processes on one host; at most {MAX_PROCS_PER_HOST} are allowed"
+            )
         if proc_bind is not None and len(proc_bind) != count:
-            raise ValueError(f"proc_bind has {len(proc_bind)} entries, but per_host={per_host} makes {count} processes on each host")
+            raise ValueError(
+                f"proc_bind has {len(proc_bind)} entries, but per_host={per_host} makes {count} processes on each host"
+            )
         checked_env = _checked_env(env)
+        if aliases.enabled():
+            checked_env.setdefault(aliases.VARIABLE, "1")
         body: Any = b""
         buffers: tuple[int, ...] = ()
         if bootstrap is not None:
@@ -127,7 +135,9 @@ class HostMesh(MeshTrait):
             body, buffers = dumps(bootstrap)
         hosts = [self._hosts[rank] for rank in self._shape.ranks()]
         extent = Extent(self._shape.labels + labels, self._shape.sizes + sizes)
-        return self._spawn(name, hosts, count, extent, checked_env, (body, buffers), proc_bind, bootstrap_command, preload)
+        return self._spawn(
+            name, hosts, count, extent, checked_env, (body, buffers), proc_bind, bootstrap_command, preload
+        )
 
     def _spawn(
         self,
@@ -170,6 +180,7 @@ class HostMesh(MeshTrait):
             call.then(_nothing),
         )
         system.proc_meshes[uid] = mesh
+        system.tree.spawned_procs(OwnedMesh(uid, name, owner.actor_id, extent, tuple(refs)))
         owner.owned.append(mesh)
         self._meshes.append(mesh)
         for at, host in enumerate(hosts):
@@ -197,9 +208,7 @@ class HostMesh(MeshTrait):
         for rank, ref in enumerate(refs):
             link = node.link_to(ref.id)
             if link is not None:
-                link.send(
-                    encode_header(Bootstrap(call._number, rank, extent.labels, extent.sizes, buffers)), body
-                )
+                link.send(encode_header(Bootstrap(call._number, rank, extent.labels, extent.sizes, buffers)), body)
         system.changed()
         return mesh
 
@@ -228,7 +237,9 @@ class HostMesh(MeshTrait):
             if bind is not None:
                 cpus = bind[k].get("cpus") or bind[k].get("physcpubind")
                 if not cpus:
-                    raise ValueError(f"proc_bind[{k}]={dict(bind[k])}: only 'cpus' and 'physcpubind' are supported here")
+                    raise ValueError(
+                        f"proc_bind[{k}]={dict(bind[k])}: only 'cpus' and 'physcpubind' are supported here"
+                    )
                 env["MONARCH_KERNEL_CPUS"] = cpus
             per_proc.append((argv, env, inherit))
         return per_proc
@@ -255,8 +266,6 @@ class HostMesh(MeshTrait):
         return self._stop(reason)
 
     def _stop(self, reason: str) -> Future[Any]:
-        from monarch_kernel.runtime.node.future import gathered
-
         meshes, self._meshes = self._meshes, []
         futures = [mesh._stop(reason) for mesh in meshes if not mesh._stopped]
         return gathered(self._system.node.poller, futures, "host mesh stop").then(_nothing)
@@ -333,4 +342,4 @@ def proc_mesh(env: Mapping[str, str] | None = None, setup: Callable[[], Any] | N
 
 def local_proc_mesh(**sizes: int) -> ProcMesh:
     """The same as ``proc_mesh``."""
-    return proc_mesh(**sizes)
+    return proc_mesh(None, None, **sizes)

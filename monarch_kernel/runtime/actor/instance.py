@@ -1,8 +1,9 @@
 """An actor in its proc: its mailbox, the thread that drives it, and how it ends.
 
-Each actor has one thread, its *driver*. A sync actor's driver takes one message after the other, and polls for the whole
-process while its mailbox is empty. An async actor's driver runs an event loop of its own; messages are still
-handled one at a time, except for concurrent endpoints, which become tasks. One actor per proc can be driven by the main thread.
+Each actor has one thread, its *driver*. A sync actor's driver takes one message after the other, and polls for the
+whole process while its mailbox is empty. An async actor's driver runs an event loop of its own; messages are still
+handled one at a time, except for concurrent endpoints, which become tasks. One actor per proc can be driven by the
+main thread.
 """
 
 from __future__ import annotations
@@ -16,11 +17,23 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.protocol.faults import capture
-from monarch_kernel.protocol.messages import DEAD, ERROR, OK, ActorFailed, Call, Create, Death, ProcRef, Reply, StopActor
+from monarch_kernel.protocol.messages import (
+    DEAD,
+    ERROR,
+    OK,
+    ActorFailed,
+    Call,
+    Create,
+    Death,
+    ProcRef,
+    Reply,
+    StopActor,
+    encode_death,
+)
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.base import ActorSpec, EndpointSpec
-from monarch_kernel.runtime.actor.calls import encode, fault_body
+from monarch_kernel.runtime.actor.calls import fault_body
 from monarch_kernel.runtime.actor.context import Context, current, shared
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.mesh.shape import Extent, Point
@@ -102,7 +115,13 @@ class ActorInstance(Instance):
     """One actor, from its Create message to its end."""
 
     def __init__(
-        self, system: System, create: Create, spec: ActorSpec, build: Callable[[], Any], link: Any, proc_mesh: Any
+        self,
+        system: System,
+        create: Create,
+        spec: ActorSpec,
+        build: Callable[[], Any],
+        link: Any,
+        proc_mesh: Any,
     ) -> None:
         rank = Point(create.rank, shared(create.labels, create.sizes))
         super().__init__(system, create.actor, create.name, spec.cls.__name__, rank, create.owner)
@@ -158,7 +177,7 @@ class ActorInstance(Instance):
         """Answer a message that came too late."""
         assert self.death is not None
         if isinstance(message, Call) and message.call:
-            self._system.reply(link, message, DEAD, encode(self.death))
+            self._system.reply(link, message, DEAD, encode_death(self.death))
         elif isinstance(message, StopActor):
             link.send(encode_header(Reply(message.call, message.rank, OK)), dumps(None)[0])
 
@@ -277,13 +296,15 @@ class ActorInstance(Instance):
 
     def _failed(self, link: Any, message: Call, endpoint: EndpointSpec, error: BaseException) -> BaseException | None:
         """Answer for an endpoint that raised; returns the error if it is fatal to the actor."""
-        interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)) and self._system.was_interrupted(self)
+        interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)) and self._system.was_interrupted(
+            self
+        )
         fatal = endpoint.explicit_port or not message.call or not isinstance(error, Exception)
         if fatal and not interrupted:
             death = self._death_of(error)
             self.death = death
             if message.call:
-                self._system.reply(link, message, DEAD, encode(death))
+                self._system.reply(link, message, DEAD, encode_death(death))
             return error
         if message.call:
             self._system.reply(link, message, ERROR, fault_body(error))
@@ -469,7 +490,13 @@ class ActorInstance(Instance):
             if error is not None:
                 self.death = self._death_of(error)
             else:
-                self.death = Death(f"stopped: {reason}", "stopped", self.proc_id, self._system.node.ref.host, self._system.pid)
+                self.death = Death(
+                    f"stopped: {reason}",
+                    "stopped",
+                    self.proc_id,
+                    self._system.node.ref.host,
+                    self._system.pid,
+                )
         self.stop_owned("its owner ended")
         if not self._spec.is_async and self._object is not None:
             cleanup = getattr(self._object, "__cleanup__", None)
@@ -489,7 +516,7 @@ class ActorInstance(Instance):
         if error is not None:
             failed = ActorFailed(self.actor_id, self.rank.rank, self.creator)
             self._system.node.learn(self.owner_proc)
-            self._system.node.send(self.owner_proc.id, failed, encode(self.death))
+            self._system.node.send(self.owner_proc.id, failed, encode_death(self.death))
 
     # -- interrupts ----------------------------------------------------------------------------------
 
@@ -507,7 +534,9 @@ class ActorInstance(Instance):
         elif self._thread == threading.main_thread().ident:
             self._system.signal_main_thread()
         elif self._interruptible:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(KeyboardInterrupt))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self._thread), ctypes.py_object(KeyboardInterrupt)
+            )
         return f"{self.name}.{name}"
 
 
@@ -526,4 +555,3 @@ class Client(Instance):
 
     def __init__(self, system: System, name: str) -> None:
         super().__init__(system, name, name, "client", Point(0, Extent((), ())), "")
-

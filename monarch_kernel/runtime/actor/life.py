@@ -31,8 +31,6 @@ def list_proc_meshes() -> list[ProcMesh]:
     return [mesh for mesh in systems.get_system().proc_meshes.values() if not mesh._stopped]
 
 
-
-
 def on_change(callback: Callable[[], None]) -> Callable[[], None]:
     """Have ``callback()`` called whenever a mesh was made, stopped, or lost a proc; by whichever thread polls.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Generator
 from typing import Any, Generic, TypeVar
 
@@ -10,7 +9,6 @@ import msgspec
 
 from monarch_kernel.protocol.messages import (
     Create,
-    Death,
     GetStatus,
     Interrupt,
     KillProcs,
@@ -25,12 +23,12 @@ from monarch_kernel.runtime.actor.base import ActorSpec, check_constructor, spec
 from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, Target
 from monarch_kernel.runtime.actor.context import current
 from monarch_kernel.runtime.actor.endpoint import Endpoint, PlainMethod
-from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.names import unique
-from monarch_kernel.runtime.actor.system import SpawnedMesh, System, get_system
+from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Region
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future, gathered
+from monarch_kernel.runtime.supervision.tree import OwnedMesh
 
 T = TypeVar("T")
 
@@ -102,7 +100,14 @@ class ActorMesh(MeshTrait, Generic[T]):
 
     def _new_with_region(self, region: Region) -> ActorMesh[T]:
         return ActorMesh(
-            self._system, self._actor, self._name, self._mesh_name, self._cls_or_pickle, self._procs, region, self._ready
+            self._system,
+            self._actor,
+            self._name,
+            self._mesh_name,
+            self._cls_or_pickle,
+            self._procs,
+            region,
+            self._ready,
         )
 
     def _target(self) -> Target:
@@ -122,7 +127,9 @@ class ActorMesh(MeshTrait, Generic[T]):
     def initialized(self) -> Future[None]:
         """Done when every actor's ``__init__`` has returned; raises what went wrong in one."""
         if self._ready is None:
-            raise RuntimeError(f"{self!r} came from another process: only the handle that spawn returned knows when it is ready")
+            raise RuntimeError(
+                f"{self!r} came from another process: only the handle that spawn returned knows when it is ready"
+            )
         return self._ready
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
@@ -130,9 +137,8 @@ class ActorMesh(MeshTrait, Generic[T]):
         return self._stop(reason)
 
     def _stop(self, reason: str) -> Future[Any]:
-        record = self._system.spawned.get(self._actor)
-        if record is not None and len(self._shape.ranks()) == len(record.procs):
-            record.stopped = True
+        if len(self._shape.ranks()) == len(self._procs):
+            self._system.tree.stopped(self._actor)
         node = self._system.node
         target = self._target()
         call = ManyCall(node, f"{self._name}.stop", target)
@@ -154,14 +160,19 @@ class ActorMesh(MeshTrait, Generic[T]):
         if not isinstance(cls, bytes):
             cls = self.__dict__.get("_pickled_cls") or dumps_flat(cls)
             self.__dict__["_pickled_cls"] = cls
-        return (_rebuild_actor_mesh, (self._actor, self._name, self._mesh_name, cls, self._procs, self._shape))
+        return (
+            _rebuild_actor_mesh,
+            (self._actor, self._name, self._mesh_name, cls, self._procs, self._shape),
+        )
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{k}={v}" for k, v in self.sizes.items())
         return f"<ActorMesh {self._name} ({sizes or 'one actor'})>"
 
 
-_FIELDS = frozenset({"_cls_or_pickle", "_system", "_actor", "_name", "_mesh_name", "_procs", "_shape", "_ready", "_cached"})
+_FIELDS = frozenset(
+    {"_cls_or_pickle", "_system", "_actor", "_name", "_mesh_name", "_procs", "_shape", "_ready", "_cached"}
+)
 
 
 def _rebuild_actor_mesh(
@@ -207,7 +218,14 @@ class ProcMesh(MeshTrait):
 
     def _new_with_region(self, region: Region) -> ProcMesh:
         mesh = ProcMesh(
-            self._system, self._uid, self.name, self._procs, region, self._host_region, self._owner, self._ready
+            self._system,
+            self._uid,
+            self.name,
+            self._procs,
+            region,
+            self._host_region,
+            self._owner,
+            self._ready,
         )
         mesh._shared = self._shared
         return mesh
@@ -230,10 +248,6 @@ class ProcMesh(MeshTrait):
         if self._positions is None:
             self._positions = {ref.id: rank for rank, ref in enumerate(self._procs)}
         return self._positions.get(proc)
-
-    def _failure(self, ranks: list[int], death: Death) -> MeshFailure:
-        extent = Extent(self._shape.labels, self._shape.sizes)
-        return MeshFailure.of(self.name, self.name, extent, ranks, death)
 
     def _reach(self, ref: ProcRef) -> Any:
         self._system.node.learn(ref)
@@ -268,26 +282,31 @@ class ProcMesh(MeshTrait):
             body, buffers = dumps((spec.cls, args, kwargs, self))
         except Exception as e:
             raise TypeError(f"{cls.__name__} or an argument of its constructor cannot be pickled: {e}") from e
-        record = SpawnedMesh(actor, name, self.name, owner.actor_id, extent, target.procs)
         call = ManyCall(node, f"{name}.__init__", Target(name, actor, extent, target.procs, system.reported))
         mesh: ActorMesh[T] = ActorMesh(
             system, actor, name, self.name, cls, target.procs, Region.from_extent(extent), call.then(_nothing)
         )
-        system.spawned[actor] = record
+        system.tree.spawned_actors(OwnedMesh(actor, name, owner.actor_id, extent, target.procs))
         owner.owned.append(mesh)
         for rank, ref in enumerate(target.procs):
-            system.by_proc.setdefault(ref.id, []).append(record)
             message = Create(
-                actor, name, call._number, rank, extent.labels, extent.sizes, owner.actor_id, node.ref, buffers
+                actor,
+                name,
+                call._number,
+                rank,
+                extent.labels,
+                extent.sizes,
+                owner.actor_id,
+                node.ref,
+                buffers,
             )
             link = node.links.get(ref.id) or self._reach(ref)
             if link is None:
                 call.on_peer_dead(ref.id, node.deaths[ref.id])
                 continue
             link.send(encode_header(message), body)
-        foreign = [ref.id for ref in target.procs if ref.id not in system.proc_meshes and self._owner == ""]
-        if foreign and self._uid not in system.proc_meshes:
-            node.watch([p for p in foreign if p != node.id])
+        if self._uid not in system.proc_meshes:  # somebody else's procs: their agents do not tell us by themselves
+            node.watch([ref.id for ref in target.procs if ref.id != node.id])
         return mesh
 
     # -- life -----------------------------------------------------------------------------------
@@ -296,7 +315,9 @@ class ProcMesh(MeshTrait):
     def initialized(self) -> Future[None]:
         """Done when every proc runs and its bootstrap has returned."""
         if self._ready is None:
-            raise RuntimeError(f"{self!r} came from another process: only the handle that spawn_procs returned knows when it is ready")
+            raise RuntimeError(
+                f"{self!r} came from another process: only the handle that spawn_procs returned knows when it is ready"
+            )
         return self._ready
 
     def __await__(self) -> Generator[Any, None, ProcMesh]:
@@ -305,13 +326,16 @@ class ProcMesh(MeshTrait):
         return self
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
-        """Stop all actors of these procs (with ``__cleanup__``), then the procs; what does not end in time is killed."""
+        """Stop all actors of these procs (with ``__cleanup__``), then the procs; what does not end in time is
+        killed.
+        """
         return self._stop(reason)
 
     def _stop(self, reason: str) -> Future[Any]:
         if len(self._shape.ranks()) == len(self._procs):
             self._stopped = True
             self._system.proc_meshes.pop(self._uid, None)
+            self._system.tree.stopped(self._uid)
         done = self._ask_agents(lambda call, procs: StopProcs(call, procs, reason, STOP_GRACE), "stop")
         self._system.changed()
         return done.then(_nothing)
@@ -405,7 +429,9 @@ class ProcMesh(MeshTrait):
             level: of the actors' ``logger``.
         """
         if aggregate_window_sec is not None and not stream_to_client:
-            raise RuntimeError("aggregate_window_sec needs stream_to_client=True: there is nothing to aggregate otherwise")
+            raise RuntimeError(
+                "aggregate_window_sec needs stream_to_client=True: there is nothing to aggregate otherwise"
+            )
         from monarch_kernel.runtime.actor import output
 
         return output.set_option(self, stream_to_client, aggregate_window_sec, level)
@@ -426,7 +452,6 @@ class ProcMesh(MeshTrait):
 
 
 _NO_EXTENT = Extent((), ())
-_births = threading.Lock()
 
 
 def agent_ref(ref: ProcRef) -> ProcRef:
@@ -447,7 +472,9 @@ def proc_mesh_of_this_process(system: System) -> ProcMesh:
     region = Region.from_extent(_NO_EXTENT)
     ready: Future[Any] = Future(system.node.poller, "this_proc()")
     ready._resolve(None)
-    return ProcMesh(system, system.node.id, "this_proc", (system.node.ref,), region, region, system.client.actor_id, ready)
+    return ProcMesh(
+        system, system.node.id, "this_proc", (system.node.ref,), region, region, system.client.actor_id, ready
+    )
 
 
 def _nothing(_value: Any) -> None:

@@ -1,7 +1,7 @@
 """Output of ranks, in the controller: who wrote what, given to whoever subscribed, or to the terminal.
 
-Host agents forward the raw bytes of each rank's pipes; here they are decoded, in order, and labelled with the mesh and rank.
-Without a subscriber (a plain script) whole lines go to this process's stdout and stderr.
+Host agents forward the raw bytes of each rank's pipes; here they are decoded, in order, and labelled with the mesh
+and rank. Without a subscriber (a plain script) whole lines go to this process's stdout and stderr.
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ def hub(system: System) -> OutputHub:
 def subscribe(callback: Subscriber) -> Callable[[], None]:
     """Have ``callback(RankOutput)`` called for everything that any rank of this controller puts out.
 
-    It is called in order for each rank, by whichever thread polls: it must be quick, must not block, and must not raise.
-    Does not start the runtime.
+    It is called in order for each rank, by whichever thread polls: it must be quick, must not block, and must not
+    raise. Does not start the runtime.
 
     Returns:
         A function that ends the subscription.
@@ -254,5 +254,6 @@ def logs(mesh: Any, ranks: Any = None, tail: int | None = None) -> ValueMesh[str
                 text = "".join(text.splitlines(keepends=True)[-tail:])
             texts[entry.proc] = text
     return ValueMesh(
-        target.extent, [texts.get(ref.id, "") if rank in wanted else "" for rank, ref in enumerate(target.procs)]
+        target.extent,
+        [texts.get(ref.id, "") if rank in wanted else "" for rank, ref in enumerate(target.procs)],
     )

@@ -6,8 +6,8 @@ import weakref
 from collections import deque
 from typing import Any, Generic, TypeVar
 
-from monarch_kernel.protocol.faults import capture, decode_fault
-from monarch_kernel.protocol.messages import DEAD, ERROR, OK, Death, ProcRef, Reply
+from monarch_kernel.protocol.faults import capture, decode_fault, encode_fault
+from monarch_kernel.protocol.messages import DEAD, ERROR, OK, Death, ProcRef, Reply, decode_death
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.errors import SupervisionError
@@ -47,7 +47,9 @@ class Port(Generic[R]):
         link = node.link_to(self._ref.id)
         if link is None:
             if self.return_undeliverable:
-                raise ConnectionError(f"the process that holds this port's receiver is gone: {node.deaths[self._ref.id].cause}")
+                raise ConnectionError(
+                    f"the process that holds this port's receiver is gone: {node.deaths[self._ref.id].cause}"
+                )
             return
         link.send(encode_header(Reply(self._number, self._rank, status, buffers)), body)
 
@@ -61,7 +63,8 @@ class Port(Generic[R]):
 class ReplyPort(Port[R]):
     """The port that an endpoint with an explicit response port gets: it takes one answer for one call.
 
-    A second answer through the copy that the actor itself holds ends the actor, as it would answer a question nobody asked.
+    A second answer through the copy that the actor itself holds ends the actor, as it would answer a question nobody
+    asked.
     """
 
     def __init__(self, ref: ProcRef, number: int, rank: int, instance: Any = None) -> None:
@@ -195,4 +198,3 @@ class Channel(Generic[R]):
         """Like ``open``; received values come with the rank of the actor that sent them."""
         port, receiver = Channel.open(once)
         return port, receiver.ranked()
-

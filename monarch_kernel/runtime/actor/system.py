@@ -33,17 +33,20 @@ from monarch_kernel.protocol.messages import (
     SetLogLevel,
     Shutdown,
     StopActor,
+    decode_death,
+    encode_death,
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor import faultline
 from monarch_kernel.runtime.actor.base import spec_of
-from monarch_kernel.runtime.actor.calls import decode_death, encode, fault_body
+from monarch_kernel.runtime.actor.calls import fault_body
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.instance import ActorInstance, Client, Instance
 from monarch_kernel.runtime.actor.ports import ReplyPort
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
+from monarch_kernel.runtime.supervision.tree import Notice, Tree
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +75,7 @@ class System:
         self.agent: ProcRef | None = None
         self.agent_process: Any = None
         self.output_sinks: list[Callable[[str, int, bytes | None], None]] = []
-        #: actor mesh id -> record of a mesh spawned from this process
-        self.spawned: dict[str, SpawnedMesh] = {}
-        #: proc id -> records of meshes with an actor there
-        self.by_proc: dict[str, list[SpawnedMesh]] = {}
+        self.tree = Tree()
         self.proc_meshes: dict[str, Any] = {}  # by unique id, in order of birth
         self.reported: set[Any] = set()
         self.main_driver: Callable[[Callable[[], None]], bool] = lambda _drive: False
@@ -161,7 +161,7 @@ class System:
             actor.deliver(link, message, body)
         elif message.call:
             death = self.ended.get(message.actor) or self._missing(message.actor)
-            self.reply(link, message, DEAD, encode(death))
+            self.reply(link, message, DEAD, encode_death(death))
 
     def _missing(self, actor: str) -> Death:
         if self.bootstrap_error is not None:
@@ -199,7 +199,7 @@ class System:
             self.ended[create.actor] = death
             self.node.learn(create.owner_proc)
             failed = ActorFailed(create.actor, create.rank, create.owner)
-            self.node.send(create.owner_proc.id, failed, encode(death))
+            self.node.send(create.owner_proc.id, failed, encode_death(death))
             return
         instance = ActorInstance(self, create, spec, lambda: cls(*args, **kwargs), link, proc_mesh)
         self.actors[create.actor] = instance
@@ -281,28 +281,12 @@ class System:
 
     def _on_actor_failed(self, _link: Any, message: ActorFailed, body: Any) -> None:
         death = decode_death(body)
-        record = self.spawned.get(message.actor)
-        if record is None:
-            return
-        record.dead.add(message.rank)
-        key = (message.actor, record.procs[message.rank].id)
-        self._fault(record.owner, record.failure([message.rank], death), key)
+        self._tell(self.tree.actor_failed(message.actor, message.rank, death))
 
     def _on_peer_dead(self, proc: str, death: Death) -> None:
         if self._closed:
             return
-        if death.what != "stopped":
-            records = self.by_proc.get(proc, [])
-            for record in records:
-                ranks = [rank for rank, ref in enumerate(record.procs) if ref.id == proc and rank not in record.dead]
-                record.dead.update(ranks)
-                if ranks and not record.stopped:
-                    self._fault(record.owner, record.failure(ranks, death), proc)
-            if not records:
-                for mesh in list(self.proc_meshes.values()):
-                    rank = mesh._rank_of(proc)
-                    if rank is not None and not mesh._stopped:
-                        self._fault(mesh._owner, mesh._failure([rank], death), proc)
+        self._tell(self.tree.proc_died(proc, death))
         # Actors whose owner lived there go with it.
         for actor in list(self.actors.values()):
             if actor.owner_proc.id == proc:
@@ -311,9 +295,12 @@ class System:
             self.on_end_proc("the controller ended")
         self.changed()
 
-    def _fault(self, owner: str, failure: MeshFailure, key: Any) -> None:
-        failure.key = key
-        self.instance(owner).supervise(failure)
+    def _tell(self, notices: list[Notice]) -> None:
+        for notice in notices:
+            mesh = notice.mesh
+            failure = MeshFailure.of(mesh.name, mesh.name, mesh.extent, notice.ranks, notice.death)
+            failure.key = notice.key
+            self.instance(mesh.owner).supervise(failure)
 
     def pass_up(self, instance: ActorInstance, failure: MeshFailure) -> None:
         """An owner that has ended cannot handle a failure; its own end was told to its owner already."""
@@ -356,12 +343,13 @@ class System:
 
     def ensure_agent(self) -> ProcRef:
         """The host agent of this host, started if this is a controller that has none yet."""
-        if self.agent is None:
+        agent = self.agent
+        if agent is None:
             from monarch_kernel.runtime.host.launch import launch_local_agent
 
             self.agent_process = launch_local_agent(self.node)
-            self.agent = self.agent_process.ref
-        return self.agent
+            agent = self.agent = self.agent_process.ref
+        return agent
 
     def this_proc(self) -> Any:
         """This process as a proc mesh of one."""
@@ -407,26 +395,6 @@ class System:
             from monarch_kernel.runtime.host.launch import remove_run_dir
 
             remove_run_dir(self.node.run_dir)
-
-
-class SpawnedMesh:
-    """What the spawning process remembers of an actor mesh."""
-
-    __slots__ = ("actor", "dead", "extent", "mesh_name", "name", "owner", "procs", "stopped")
-
-    def __init__(self, actor: str, name: str, mesh_name: str, owner: str, extent: Any, procs: tuple[ProcRef, ...]) -> None:
-        self.actor = actor
-        self.name = name
-        self.mesh_name = mesh_name
-        self.owner = owner
-        self.extent = extent
-        self.procs = procs
-        self.dead: set[int] = set()
-        self.stopped = False
-
-    def failure(self, ranks: list[int], death: Death) -> MeshFailure:
-        """What the owner is told."""
-        return MeshFailure.of(self.name, self.mesh_name, self.extent, ranks, death)
 
 
 class _Local:
@@ -519,4 +487,3 @@ def shutdown(timeout: float | None = None) -> None:
         output.flush_default()
         _system = None
         atexit.unregister(_at_exit)
-

@@ -84,9 +84,7 @@ def deaths(call_name: str, mesh_name: str, dead: Sequence[Failed], extent: Exten
     groups: dict[Any, list[Failed]] = {}
     for failure in dead:
         if failure.death is not None:
-            groups.setdefault((failure.death.what, failure.death.cause, failure.death.detail), []).append(
-                failure
-            )
+            groups.setdefault((failure.death.what, failure.death.cause, failure.death.detail), []).append(failure)
     head = f"Endpoint call {call_name}() failed: "
     lines: list[str] = []
     if len(groups) > 1:
@@ -114,9 +112,7 @@ def answers(values: Mapping[int, Any], unanswered: Sequence[int]) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def mesh_failure(
-    mesh: str, ranks: Sequence[int], extent: Extent | None, reason: str, death: Death | None
-) -> str:
+def mesh_failure(mesh: str, ranks: Sequence[int], extent: Extent | None, reason: str, death: Death | None) -> str:
     """One line on a part of a mesh that died."""
     text = f"Mesh {mesh!r} failed"
     if ranks:

@@ -132,7 +132,7 @@ class Agent:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGCHLD, self._on_sigchld)
         poller.register(0, self._on_lifeline)
-        # A process that the controller has forked may hold its sockets open; its death shows here all the same.
+        # A process that the controller has forked may hold its sockets open; its death shows here even then.
         try:
             controller = os.pidfd_open(os.getppid())
         except OSError:

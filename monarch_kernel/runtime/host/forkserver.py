@@ -157,9 +157,12 @@ def send_packet(sock: socket.socket, message: Any, fds: list[int] | None = None)
 
 def receive_packet(sock: socket.socket, decode: Callable[[bytes], Any]) -> tuple[Any, list[int]]:
     """The next packet and its descriptors; ``(None, [])`` at the end of the socket."""
-    data, ancillary, _flags, _addr = sock.recvmsg(
-        _MAX_PACKET + 64, socket.CMSG_SPACE(_MAX_FDS * _FD_SIZE), socket.MSG_CMSG_CLOEXEC
-    )
+    room = (_MAX_PACKET + 64, socket.CMSG_SPACE(_MAX_FDS * _FD_SIZE), socket.MSG_CMSG_CLOEXEC)
+    try:
+        data, ancillary, _flags, _addr = sock.recvmsg(*room)
+    except ConnectionResetError:
+        # Said once if the peer closed without reading everything; what it had sent can still be read.
+        data, ancillary, _flags, _addr = sock.recvmsg(*room)
     fds: list[int] = []
     for level, kind, rights in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -222,10 +225,7 @@ class ForkServer:
                     continue
                 if fd != self._sock.fileno():
                     continue
-                try:
-                    request, fds = receive_packet(self._sock, decode_request)
-                except ConnectionResetError:
-                    request, fds = None, []
+                request, fds = receive_packet(self._sock, decode_request)
                 if request is None:
                     if self._orphaned is not None:
                         self._orphaned()

@@ -24,12 +24,13 @@ LOCK = "lock"
 _PATIENCE = 5.0
 
 
-def kill_group(pgid: int) -> None:
-    """SIGKILL a process group, if any of it is left."""
-    try:
-        os.killpg(pgid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
+def kill_group(pid: int) -> None:
+    """SIGKILL a process and its process group, if any of it is left."""
+    for kill in (os.kill, os.killpg):  # the group is not there yet in the first moments of a rank
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
 
 
 def children(pid: int | None = None) -> list[int]:

@@ -78,7 +78,9 @@ class Future(Generic[R]):
             TimeoutError: not there yet; the result can still be had later.
         """
         if not self._done and not self._poller.wait(self, timeout):
-            raise TimeoutError(f"no answer{' to ' + self.what if self.what else ''} within {timeout} s{self._waiting()}")
+            raise TimeoutError(
+                f"no answer{' to ' + self.what if self.what else ''} within {timeout} s{self._waiting()}"
+            )
         return self._result()
 
     def _waiting(self) -> str:

@@ -91,9 +91,7 @@ class Node:
         self.run_dir = run_dir
         self.poller = Poller(background)
         address = os.path.join(run_dir, node_id + ".sock")
-        self.ref = ProcRef(
-            node_id, address, host, agent.id if agent else node_id, agent.address if agent else address
-        )
+        self.ref = ProcRef(node_id, address, host, agent.id if agent else node_id, agent.address if agent else address)
         self.refs: dict[str, ProcRef] = {node_id: self.ref}
         self.links: dict[str, Any] = {}
         self.deaths: dict[str, Death] = {}
@@ -190,7 +188,9 @@ class Node:
             sock = connect_unix(ref.address)
         except OSError as e:
             if ref.agent == proc:
-                self.declare_dead(proc, Death(f"the host agent cannot be reached: {e.strerror}", "agent", proc, ref.host))
+                self.declare_dead(
+                    proc, Death(f"the host agent cannot be reached: {e.strerror}", "agent", proc, ref.host)
+                )
                 return None
             # Not listening yet, or not any more: its agent knows which.
             self.watch([proc])
@@ -289,7 +289,9 @@ class Node:
         try:
             link.attach(connect_unix(ref.address))
         except OSError as e:
-            self.declare_dead(ref.id, Death(f"it cannot be reached: {e.strerror}", "proc", ref.id, ref.host, started.pid))
+            self.declare_dead(
+                ref.id, Death(f"it cannot be reached: {e.strerror}", "proc", ref.id, ref.host, started.pid)
+            )
 
     def _on_proc_exited(self, _link: Any, exited: ProcExited, _body: Any) -> None:
         what = "stopped" if exited.expected else "proc"

@@ -13,6 +13,7 @@ A *waitable* is any object with a boolean ``_done`` and a list ``_parked``; whoe
 
 from __future__ import annotations
 
+import _signal  # pyright: ignore[reportMissingImports]  # no stub; see _getsignal
 import heapq
 import itertools
 import logging
@@ -32,6 +33,10 @@ log = logging.getLogger(__name__)
 TICK = 0.005
 #: Ticks with a leader present after which the background thread sleeps until it is needed.
 QUIET_TICKS = 20
+
+# The plain C functions: those of `signal` make enum members of every argument, which costs more than the call itself.
+_SIGINT = int(signal.SIGINT)
+_getsignal = _signal.getsignal
 
 EPOLLIN = select.EPOLLIN
 EPOLLOUT = select.EPOLLOUT
@@ -140,23 +145,23 @@ class Poller:
             return True
         if self._leader == threading.get_ident():
             raise RuntimeError(
-                "waiting here would never end: this code runs inside the delivery of a message (a callback of a Future, "
-                "an output subscriber, a fault hook); hand the work to a thread, or await it"
+                "waiting here would never end: this code runs inside the delivery of a message "
+                "(a callback of a Future, an output subscriber, a fault hook); hand the work to a thread, or await it"
             )
         deadline = None if timeout is None else time.monotonic() + timeout
         if threading.current_thread() is not threading.main_thread():
             return self._wait(waitable, deadline, False)
-        handler = signal.getsignal(signal.SIGINT)
+        handler = _getsignal(_SIGINT)
         if not callable(handler) or handler == self._defer:
             return self._wait(waitable, deadline, False)
-        signal.signal(signal.SIGINT, self._defer)
+        _signal.signal(_SIGINT, self._defer)
         try:
             done = self._wait(waitable, deadline, True)
         finally:
-            signal.signal(signal.SIGINT, handler)
+            _signal.signal(_SIGINT, handler)
             interrupted, self._interrupted = self._interrupted, False
         if interrupted:
-            handler(signal.SIGINT, None)
+            handler(_SIGINT, None)
             # A handler that does not raise wants the wait to go on.
             if not waitable._done:
                 rest = None if deadline is None else max(0.0, deadline - time.monotonic())

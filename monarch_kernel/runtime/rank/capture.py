@@ -379,7 +379,8 @@ def install() -> None:
     threading.Thread.start = _start  # type: ignore[method-assign]
     os.register_at_fork(after_in_child=_after_fork)
     atexit.register(flush)
-    faulthandler.enable(2)
+    # Of the failing thread only: looking at running threads may itself crash, and hide what happened.
+    faulthandler.enable(2, all_threads=False)
     _line_buffer_c()
 
 

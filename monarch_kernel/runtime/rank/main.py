@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from monarch_kernel import aliases
 from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, RankConfig, Reply
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
@@ -143,7 +144,10 @@ class Rank:
             # An actor may hold the main thread: it has to end before run() goes on.
             if self._main_taken:
                 threading.Thread(
-                    target=self.system.stop_all_actors, args=(reason, STOP_TIMEOUT), name="monarch-end", daemon=True
+                    target=self.system.stop_all_actors,
+                    args=(reason, STOP_TIMEOUT),
+                    name="monarch-end",
+                    daemon=True,
                 ).start()
             self._notify()
 
@@ -172,6 +176,8 @@ def main(config: bytes) -> None:
     cpus = os.environ.pop("MONARCH_KERNEL_CPUS", None)
     if cpus:
         os.sched_setaffinity(0, _cpu_set(cpus))
+    if os.environ.pop(aliases.VARIABLE, None):
+        aliases.enable_monarch_imports()
     sys.argv = [f"monarch rank {decoded.rank} of {decoded.mesh}"]
     capture.install()
     code = 1

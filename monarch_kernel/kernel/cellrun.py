@@ -1,0 +1,315 @@
+"""One cell on its way: sent to ranks, waited for, interrupted if need be, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from monarch_kernel.actor import Extent, SupervisionError, ValueMesh
+from monarch_kernel.errors import capture
+from monarch_kernel.kernel.arguments import boxed, runs
+from monarch_kernel.kernel.cellrunner import Cell
+from monarch_kernel.kernel.executor import Reply
+from monarch_kernel.kernel.folding import Source
+from monarch_kernel.kernel.interrupts import get_relay
+from monarch_kernel.kernel.progress import Place, Progress
+from monarch_kernel.kernel.router import CellOutput, OutputRouter
+from monarch_kernel.kernel.session import ManagedMesh
+from monarch_kernel.kernel.tracebacks import Failed, FileLabel, MeshCellError, cell_error
+
+#: How often a wait looks up to show progress (seconds).
+TICK = 0.1
+#: How long output that a rank has written may take to arrive after its answer (seconds).
+OUTPUT_GRACE = 5.0
+#: The same for a rank that died.
+DEATH_GRACE = 0.25
+
+
+class Unsent:
+    """Stands for a value that stayed on its rank, because it is too large or cannot be pickled."""
+
+    def __init__(self, shown: str, why: str) -> None:
+        self.shown = shown
+        self.why = why
+
+    def __repr__(self) -> str:
+        return f"{self.shown}  (not sent: {self.why})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of the chosen ranks that one slice can address."""
+
+    mesh: Any
+    ranks: tuple[int, ...]
+
+
+class CellRun:
+    """A cell that runs on some ranks of a mesh. Made and started by the magic; waited for on one thread.
+
+    Args:
+        managed: the mesh.
+        ranks: the ranks chosen, sorted.
+        cell: what to run.
+        output: where its output is shown.
+        router: who has it shown.
+        file_label: what tracebacks call a file, where that is not its path.
+    """
+
+    def __init__(
+        self,
+        managed: ManagedMesh,
+        ranks: Sequence[int],
+        cell: Cell,
+        output: CellOutput,
+        router: OutputRouter,
+        file_label: FileLabel,
+    ) -> None:
+        self.managed = managed
+        self.ranks = tuple(ranks)
+        self.cell = cell
+        self.replies: dict[int, Reply] = {}
+        self.failures: dict[int, Failed] = {}
+        self.interrupted = False
+        self._output = output
+        self._router = router
+        self._file_label = file_label
+        self._started = time.monotonic()
+        self._progress = Progress(self.ranks, self._started)
+        self._sample: deque[Any] = deque()
+        self._sampled = 0.0
+        self._pending: deque[tuple[_Part, Any]] = deque()
+
+    # -- the wait ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Send the cell."""
+        for part in self._parts(self.managed.executor, self.managed.flat):
+            for slot in part.mesh.run.stream(self.cell):
+                self._pending.append((part, slot))
+
+    def wait(self, pressed: Callable[[], None]) -> None:
+        """Wait until every rank has finished, failed or died, showing progress.
+
+        Args:
+            pressed: called for each KeyboardInterrupt; it does not end the wait, since the ranks that it
+                stops answer.
+        """
+        finished = False
+        while not finished:
+            try:
+                finished = self._step()
+            except KeyboardInterrupt:
+                self.interrupted = True
+                pressed()
+
+    def _step(self) -> bool:
+        if self._pending:
+            part, slot = self._pending[0]
+            try:
+                error = slot.exception(TICK)
+            except TimeoutError:
+                self._tick()
+                return False
+            self._settle(part, slot, error)
+            self._pending.popleft()
+            self._tick()
+            return False
+        self._drain()
+        self._output.progress("")
+        self._output.finish()
+        self._output.show(final=True)
+        return True
+
+    def _settle(self, part: _Part, slot: Any, error: BaseException | None) -> None:
+        if error is None:
+            reply: Reply = slot.get()
+            if reply.fault is None:
+                self.replies[reply.rank] = reply
+                self._progress.done(reply.rank)
+            else:
+                place = self._whereabouts(reply.rank)
+                self._fail(Failed(reply.rank, *place, fault=reply.fault))
+            return
+        failures = getattr(error, "failures", None) or []
+        if isinstance(error, SupervisionError):
+            for failure in failures:
+                cause = failure.death.cause if failure.death is not None else str(error)
+                self._fail(Failed(part.ranks[failure.rank], failure.host, failure.pid, death=cause))
+            return
+        for failure in failures:
+            fault = failure.fault or capture(error)
+            self._fail(Failed(part.ranks[failure.rank], failure.host, failure.pid, fault=fault))
+        if not failures:
+            raise error
+
+    def _fail(self, failed: Failed) -> None:
+        self.failures[failed.rank] = failed
+        self._progress.fail(failed.rank, failed.line)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        while self._sample and self._sample[0].done():
+            self._note(self._sample.popleft())
+        if self._progress.is_due(now):
+            self._sample = deque(self.managed.monitor.where.stream())
+        line = self._progress.line(now)
+        if line and self.interrupted:
+            line += " · interrupted; once more within 2 s kills what does not answer"
+        if self._output.progress(line):
+            self._router.touch(self._output)
+
+    def _note(self, slot: Any) -> None:
+        if slot.exception() is not None:
+            return
+        told = slot.get()
+        if told is not None:
+            rank, file, line, function = told
+            label = self._file_label(file)
+            name = label.removeprefix("Cell ") if label else file.rpartition("/")[2]
+            self._progress.at({rank: Place(name, line, function)})
+
+    def _drain(self) -> None:
+        """Wait for the output that ranks wrote before they answered."""
+        name = self.managed.name
+        alive = [Source(name, rank) for rank in self.ranks if not self._is_dead(rank)]
+        dead = [Source(name, rank) for rank in self.ranks if self._is_dead(rank)]
+        now = time.monotonic()
+        self._wait_for(alive, now + OUTPUT_GRACE)
+        self._wait_for(dead, now + DEATH_GRACE)
+
+    def _wait_for(self, sources: Iterable[Source], deadline: float) -> None:
+        missing = self._output.missing(sources)
+        pause = 0.0005
+        while missing and time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.02)
+            missing = self._output.missing(missing)
+
+    def _is_dead(self, rank: int) -> bool:
+        failed = self.failures.get(rank)
+        return failed is not None and failed.fault is None
+
+    def _whereabouts(self, rank: int) -> tuple[str, int]:
+        return self._router.whereabouts(Source(self.managed.name, rank))
+
+    # -- what came of it -------------------------------------------------------------------------
+
+    def error(self) -> MeshCellError | None:
+        """The error that tells of all ranks that failed, if any did."""
+        if not self.failures:
+            return None
+        failures = [self.failures[rank] for rank in sorted(self.failures)]
+        values = {rank: _value(reply) for rank, reply in sorted(self.replies.items())}
+        dead = any(failed.fault is None for failed in failures)
+        note = f"Dead ranks stay dead; %mesh restart {self.managed.name} brings up fresh ones." if dead else ""
+        return cell_error(
+            failures,
+            self.interrupted,
+            self.managed.name,
+            self.managed.extent,
+            self.ranks,
+            values,
+            file_label=self._file_label,
+            note=note,
+        )
+
+    def value(self) -> ValueMesh[Any] | None:
+        """The values of the cell's last expression; None if it has none, or it is None everywhere."""
+        replies = [self.replies[rank] for rank in self.ranks]
+        if not any(reply.has_value for reply in replies):
+            return None
+        values = [_value(reply) for reply in replies]
+        if all(value is None for value in values):
+            return None
+        return ValueMesh(self._shape(), values)
+
+    def _shape(self) -> Extent:
+        extent = self.managed.extent
+        box = boxed(self.ranks, extent)
+        if box is None:
+            return Extent(("ranks",), (len(self.ranks),))
+        return Extent(extent.labels, [len(range(extent.nelements)[part]) for part in box.values()])
+
+    def _parts(self, whole: Any, flat: Any, ranks: Sequence[int] | None = None) -> list[_Part]:
+        chosen = self.ranks if ranks is None else tuple(ranks)
+        extent = self.managed.extent
+        if len(chosen) == extent.nelements:
+            return [_Part(whole, chosen)]
+        box = boxed(chosen, extent)
+        if box is not None:
+            return [_Part(whole.slice(**box), chosen)]
+        everyone = range(extent.nelements)
+        return [_Part(flat.slice(ranks=run), tuple(everyone[run])) for run in runs(chosen)]
+
+    # -- as a target of interrupts ---------------------------------------------------------------
+
+    def describe(self) -> str:
+        """See `InterruptTarget`."""
+        return f"mesh '{self.managed.name}'"
+
+    def interrupt(self) -> object:
+        """See `InterruptTarget`."""
+        self.interrupted = True
+        waiting = sorted(self._progress.waiting)
+        parts = self._parts(self.managed.procs, self.managed.flat_procs, waiting) if waiting else []
+        return [part.mesh.interrupt() for part in parts]
+
+    def unanswered(self) -> Iterable[int]:
+        """See `InterruptTarget`."""
+        return sorted(self._progress.waiting)
+
+    def kill(self, ranks: Sequence[int]) -> object:
+        """See `InterruptTarget`."""
+        parts = self._parts(self.managed.procs, self.managed.flat_procs, sorted(ranks))
+        return [part.mesh.kill(reason="it did not answer an interrupt") for part in parts]
+
+
+class MeshCell:
+    """A cell that was started with `--no-wait`: look whether it is done, or wait for it."""
+
+    def __init__(self, run: CellRun, done: Any) -> None:
+        self._run = run
+        self._done = done
+
+    def done(self) -> bool:
+        """Whether all ranks have finished, failed or died."""
+        return bool(self._done.is_set())
+
+    def result(self, timeout: float | None = None) -> ValueMesh[Any] | None:
+        """Wait for the cell: its value, or its error."""
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"the cell still runs on mesh {self._run.managed.name} after {timeout} s")
+        error = self._run.error()
+        if error is not None:
+            raise error
+        return self._run.value()
+
+    get = result
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the cell on all ranks where it still runs."""
+        self._run.interrupt()
+
+    def __repr__(self) -> str:
+        state = "running" if not self.done() else "failed" if self._run.failures else "done"
+        return f"<cell on mesh {self._run.managed.name}, {state}>"
+
+
+def connected_relay() -> Any:
+    """The relay that carries interrupts to ranks, and whether SIGINT leads to it."""
+    return get_relay()
+
+
+def _value(reply: Reply) -> Any:
+    if reply.value is None:
+        return Unsent(reply.shown, reply.unsent) if reply.unsent else None
+    try:
+        return cloudpickle.loads(reply.value)
+    except Exception as error:  # its class may not be importable here
+        return Unsent("a value", f"it cannot be rebuilt here ({type(error).__name__}: {error})")

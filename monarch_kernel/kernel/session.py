@@ -1,0 +1,218 @@
+"""The meshes that `%mesh` knows: made by it, or by the user's own code and then taken into use."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from monarch_kernel.actor import ActorMesh, ProcMesh, this_host
+from monarch_kernel.kernel.arguments import nearest
+from monarch_kernel.kernel.executor import CellExecutor, Monitor
+from monarch_kernel.kernel.render import seconds
+from monarch_kernel.meshes import list_proc_meshes
+
+#: How long `up` waits for all ranks (seconds); importing torch on a busy machine takes its time.
+UP_TIMEOUT = 300.0
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """What `%mesh up` was told, to be told again by `%mesh restart`."""
+
+    name: str
+    dims: dict[str, int]
+    env: dict[str, str] = field(default_factory=dict)
+    dist: str = ""
+    preload: tuple[str, ...] = ()
+
+
+class ManagedMesh:
+    """A proc mesh with the actors that run cells on it.
+
+    Args:
+        procs: the mesh.
+        options: how it was started; None if the user's code did that.
+    """
+
+    def __init__(self, procs: ProcMesh, options: UpOptions | None = None) -> None:
+        self.name = procs.name
+        self.procs = procs
+        self.extent = procs.extent
+        self.options = options
+        self.executor: ActorMesh[CellExecutor] = procs.spawn("cells", CellExecutor)
+        self.monitor: ActorMesh[Monitor] = procs.spawn("monitor", Monitor)
+        #: Dimensions flattened away, for rank sets that are no box.
+        self.flat: ActorMesh[CellExecutor] = self.executor.flatten("ranks")
+        self.flat_procs: ProcMesh = procs.flatten("ranks")
+
+    def get_ready(self, dist: str = "") -> None:
+        """Wait for the ranks, and give them the environment of `torch.distributed`."""
+        self.executor.initialized.get(UP_TIMEOUT)
+        local = "hosts" not in self.extent
+        first = self.flat.slice(ranks=0)
+        meet = first.reserve.call_one(dist, local).get(UP_TIMEOUT)
+        local_size = self.extent.nelements // (1 if local else self.extent["hosts"])
+        threads = max(1, (os.cpu_count() or 1) // local_size)
+        self.executor.set_up.call(meet, local_size, threads).get(UP_TIMEOUT)
+
+    def describe(self) -> str:
+        """Its size and shape in a few words: `4 ranks (gpus=4)`."""
+        count = self.extent.nelements
+        sizes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
+        return f"{count} rank{'s' * (count != 1)}" + (f" ({sizes})" if sizes else "")
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not been stopped, by whomever."""
+        return any(mesh is self.procs for mesh in list_proc_meshes())
+
+
+class MeshSession:
+    """The named meshes of one notebook, and which of them is in use."""
+
+    def __init__(self) -> None:
+        self._managed: dict[str, ManagedMesh] = {}
+        self._current: str | None = None
+
+    # -- what there is -------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """The names of all meshes of this controller, oldest first."""
+        return list(self.proc_meshes())
+
+    def proc_meshes(self) -> dict[str, ProcMesh]:
+        """All meshes of this controller by name; of two with one name, the newer."""
+        self._forget_stopped()
+        return {mesh.name: mesh for mesh in list_proc_meshes()}
+
+    def managed(self, name: str) -> ManagedMesh | None:
+        """The mesh of that name if cells have been run on it or `%mesh up` made it."""
+        self._forget_stopped()
+        return self._managed.get(name)
+
+    @property
+    def current(self) -> str | None:
+        """The name of the mesh in use; the only one there is, where none was chosen."""
+        names = self.names()
+        if self._current not in names:
+            self._current = None
+        return self._current or (names[0] if len(names) == 1 else None)
+
+    def get(self, name: str | None, command: str) -> ManagedMesh:
+        """The mesh of that name, or the one in use; made fit to run cells if it is not yet.
+
+        Raises:
+            UsageError: there is none; says which there are.
+        """
+        wanted = name or self.current
+        found = self.find(wanted, command)
+        managed = self._managed.get(found.name)
+        if managed is None or managed.procs is not found:
+            managed = ManagedMesh(found)
+            managed.get_ready()
+            self._managed[found.name] = managed
+        return managed
+
+    def find(self, name: str | None, command: str) -> ProcMesh:
+        """The proc mesh of that name, or the one in use; see `get`."""
+        meshes = self.proc_meshes()
+        wanted = name or self.current
+        if wanted is not None and wanted in meshes:
+            return meshes[wanted]
+        if not meshes:
+            which = f"no mesh {name!r}" if name else "no mesh"
+            raise UsageError(f"{command}: there is {which}; start one with %mesh up --procs 4")
+        known = ", ".join(meshes)
+        if wanted is None:
+            raise UsageError(f"{command}: no mesh is in use; choose one of {known} with %mesh use NAME")
+        raise UsageError(f"{command}: there is no mesh {wanted!r}{nearest(wanted, meshes)}; there are {known}")
+
+    def use(self, name: str, command: str = "%mesh use") -> ManagedMesh:
+        """Have cells run on that mesh from now on."""
+        managed = self.get(name, command)
+        self._current = managed.name
+        return managed
+
+    def _forget_stopped(self) -> None:
+        for name, managed in list(self._managed.items()):
+            if not managed.is_alive:
+                del self._managed[name]
+
+    # -- up and down ---------------------------------------------------------------------------
+
+    def up(self, options: UpOptions) -> str:
+        """Start a mesh and use it.
+
+        Returns:
+            One line that says what there is now.
+        """
+        started = time.monotonic()
+        taken = self.proc_meshes().get(options.name)
+        if taken is not None:
+            raise UsageError(
+                f"%mesh up: there is a mesh {options.name!r} already ({len(taken)} ranks); end it with "
+                f"%mesh down {options.name}, or give another name"
+            )
+        preload = options.preload
+        if options.dist and "torch" not in preload:
+            preload = (*preload, "torch")  # imported once, before the ranks are forked
+        try:
+            procs = this_host().spawn_procs(
+                per_host=options.dims, name=options.name, env=options.env, preload=preload
+            )
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"%mesh up: {error}") from None
+        try:
+            managed = ManagedMesh(procs, options)
+            managed.get_ready(options.dist)
+        except BaseException:
+            procs.stop("%mesh up did not succeed")
+            raise
+        self._managed[options.name] = managed
+        self._current = options.name
+        took = seconds(time.monotonic() - started)
+        group = f", torch.distributed over {options.dist}" if options.dist else ""
+        return f"mesh {options.name}: {managed.describe()} on this host{group}, ready in {took}"
+
+    def down(self, name: str | None) -> str:
+        """Stop a mesh; the newest of those left is in use then.
+
+        Returns:
+            One line that says what was stopped.
+        """
+        procs = self.find(name, "%mesh down")
+        count = len(procs)
+        procs.stop("%mesh down").get(UP_TIMEOUT)
+        self._managed.pop(procs.name, None)
+        if self._current == procs.name:
+            names = self.names()
+            self._current = names[-1] if names else None
+        left = f"; {self._current} is in use now" if self._current else ""
+        return f"mesh {procs.name}: {count} rank{'s' * (count != 1)} stopped{left}"
+
+    def restart(self, name: str | None) -> str:
+        """Stop a mesh and start it again with the same options."""
+        found = self.find(name, "%mesh restart")
+        managed = self._managed.get(found.name)
+        if managed is None or managed.options is None:
+            raise UsageError(
+                f"%mesh restart: mesh {found.name!r} was not started by %mesh up, so how to start it is not known; "
+                "start it again the way it was"
+            )
+        self.down(found.name)
+        return self.up(managed.options)
+
+
+_sessions: dict[str, Any] = {}
+
+
+def session() -> MeshSession:
+    """The session of this process."""
+    found: MeshSession | None = _sessions.get("session")
+    if found is None:
+        found = _sessions["session"] = MeshSession()
+    return found
