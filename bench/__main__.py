@@ -29,9 +29,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         "has an environment of its own under .bench/, made when first needed.",
     )
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)} (default: all)")
-    parser.add_argument(
-        "--quick", action="store_true", help="one short round of ours, torchmonarch and the limits"
-    )
+    parser.add_argument("--quick", action="store_true", help="one short round of ours, torchmonarch and the limits")
     parser.add_argument("--peers", help=f"comma-separated, of {', '.join(SCRIPTS)} (default: all)")
     parser.add_argument("--rounds", type=int, help="default 3, with --quick 1")
     parser.add_argument("--deadline", type=float, default=300, help="seconds for one group of one peer (300)")
@@ -51,11 +49,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def machine() -> dict[str, object]:
     """What the figures were measured on."""
     model = next(
-        (
-            x.partition(":")[2].strip()
-            for x in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in x
-        ),
+        (x.partition(":")[2].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x),
         platform.processor(),
     )
     memory = int(Path("/proc/meminfo").read_text().split()[1])
@@ -107,9 +101,7 @@ def main(argv: list[str] | None = None) -> int:
             for i, (group, peer) in enumerate(order):
                 progress(f"round {n + 1} of {args.rounds}, {i + 1} of {len(order)}: {group} of {peer}")
                 scale = QUICK_SCALE if args.quick else 1.0
-                results += [
-                    {**r, "round": n} for r in measure(peer, pythons[peer], group, scale, args.deadline)
-                ]
+                results += [{**r, "round": n} for r in measure(peer, pythons[peer], group, scale, args.deadline)]
     finally:
         end_leftovers()
         progress("")

@@ -35,9 +35,7 @@ def python_for(peer: str) -> Path:
     print(f"making the environment of {peer} in {folder.relative_to(ROOT)} ...", file=sys.stderr, flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        subprocess.run(
-            [sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True, text=True
-        )
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True, text=True)
         install = [str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)]
         environ = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         subprocess.run(install, check=True, capture_output=True, text=True, env=environ)

@@ -117,9 +117,7 @@ def rate(metric: str, batch: Callable[[], object], n: int, repeats: int = 7) -> 
     emit(metric, round(n / percentile(sample(batch, 0, repeats, repeats), 0.5)), n=n)
 
 
-def bandwidth(
-    metric: str, nbytes: int, call: Callable[[], object], budget: float = 2.0, least: int = 5
-) -> None:
+def bandwidth(metric: str, nbytes: int, call: Callable[[], object], budget: float = 2.0, least: int = 5) -> None:
     """GB/s (1e9 bytes) of a call that moves nbytes."""
     times = sample(call, budget, least, 400)
     median = percentile(times, 0.5)

@@ -109,18 +109,14 @@ def missed(found: Medians) -> list[str]:
     return [
         row.label.strip()
         for row in ROWS
-        if verdict(row, over(found.get(("ours", row.metric)), found.get((REFERENCE, row.metric)))).endswith(
-            "MISS"
-        )
+        if verdict(row, over(found.get(("ours", row.metric)), found.get((REFERENCE, row.metric)))).endswith("MISS")
     ]
 
 
 def show(results: Sequence[Result], peers: Sequence[str], show_all: bool) -> None:
     """Print it all to standard output."""
     # A table in a file must not be folded at 80 columns.
-    console = Console(
-        width=None if Console().is_terminal else 200, highlight=False, emoji=False, markup=False
-    )
+    console = Console(width=None if Console().is_terminal else 200, highlight=False, emoji=False, markup=False)
     found = medians(results)
     console.print(table(found, peers, show_all))
     if (bare := limits(found)) is not None:

@@ -103,15 +103,11 @@ def measure(peer: str, python: Path, group: str, scale: float, deadline: float) 
     results: list[Result] = [json.loads(line) for line in lines if line.startswith('{"peer"')]
     trouble = {"peer": peer, "metric": f"group:{group}", "value": None}
     if timed_out:
-        results.append(
-            {**trouble, "note": f"no end within {deadline:g} s; where it was is in {log.relative_to(ROOT)}"}
-        )
+        results.append({**trouble, "note": f"no end within {deadline:g} s; where it was is in {log.relative_to(ROOT)}"})
     elif process.returncode:
         last = (log.read_text(errors="replace").strip().splitlines() or ["nothing on stderr"])[-1]
         results.append({**trouble, "note": f"exit status {process.returncode}: {last[:200]}"})
     left = end_leftovers(GRACE_S)
     if left and not timed_out and peer == "ours":
-        results.append(
-            {**trouble, "note": f"left {len(left)} processes behind: {', '.join(sorted(set(left)))}"}
-        )
+        results.append({**trouble, "note": f"left {len(left)} processes behind: {', '.join(sorted(set(left)))}"})
     return [{**r, "group": group} for r in results]

@@ -21,7 +21,7 @@ FACADES = {
 RUNTIME = "monarch_kernel.runtime"
 PROTOCOL = "monarch_kernel.protocol"
 MESH = f"{RUNTIME}.mesh"
-# How a controller starts its host agent: by name, so nothing of the agent comes with it.
+# How a controller starts its host agent: by name, so the agent itself does not come with it.
 LAUNCH = f"{RUNTIME}.host.launch"
 TOOLS = ("debugger", "kernel", "launchers", "server", "widgets")
 
@@ -50,7 +50,8 @@ ALLOWED: dict[str, set[str]] = {
         f"{RUNTIME}.transfer",
     },
     f"{RUNTIME}.host": {PROTOCOL, MESH, f"{RUNTIME}.node"},
-    LAUNCH: {PROTOCOL, f"{RUNTIME}.node", f"{RUNTIME}.host.leftovers"},
+    LAUNCH: {PROTOCOL, f"{RUNTIME}.node", f"{RUNTIME}.host.leftovers", f"{RUNTIME}.host.procs"},
+    "monarch_kernel.aliases": set(),
     **{facade: {PROTOCOL, RUNTIME, *FACADES} for facade in FACADES},
     **{f"monarch_kernel.{tool}": {*FACADES, *(f"monarch_kernel.{t}" for t in TOOLS)} for tool in TOOLS},
     "workspace_sync": FACADES,
@@ -61,7 +62,7 @@ EXCEPTIONS = {
     "monarch_kernel.kernel.rank_output": {f"{RUNTIME}.rank.capture"},
 }
 # Small modules that say something about the package itself; anyone may read them.
-COMMON = {"monarch_kernel._version"}
+COMMON = {"monarch_kernel._version", "monarch_kernel.aliases"}
 # What the runtime must never know of, and what may be imported only where it is used.
 JUPYTER = {
     "IPython",
@@ -177,8 +178,6 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert not imported_by("import monarch_kernel") & HEAVY
 
 
-@pytest.mark.skipif(
-    "monarch_kernel.actor" not in KNOWN, reason="the runtime's public module is not there yet"
-)
+@pytest.mark.skipif("monarch_kernel.actor" not in KNOWN, reason="the runtime's public module is not there yet")
 def test_importing_the_actor_api_takes_no_torch_and_no_jupyter() -> None:
     assert not imported_by("import monarch_kernel.actor") & (HEAVY - {"asyncio"})

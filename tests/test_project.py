@@ -40,18 +40,12 @@ def lines() -> list[tuple[str, int, str]]:
 
 
 def matching(pattern: str, but: tuple[str, ...] = ()) -> list[str]:
-    return [
-        f"{f}:{n}: {text.strip()[:100]}"
-        for f, n, text in lines()
-        if f not in but and re.search(pattern, text)
-    ]
+    return [f"{f}:{n}: {text.strip()[:100]}" for f, n, text in lines() if f not in but and re.search(pattern, text)]
 
 
 def test_no_package_index_is_named() -> None:
     # Cut in two, so that this file does not match itself.
-    hosts = "|".join(
-        ["pypi" + r"\.org", "python" + r"hosted\.org", "registry" + r"\.(npm|yarn)", "debian" + r"\.org"]
-    )
+    hosts = "|".join(["pypi" + r"\.org", "python" + r"hosted\.org", "registry" + r"\.(npm|yarn)", "debian" + r"\.org"])
     options = "--(extra-)?" + "index-url|--" + "find-links|--" + "trusted-host"
     assert not matching(f'{hosts}|{options}|"resolved": *"https?:')
 
@@ -82,11 +76,7 @@ def test_no_file_is_too_long() -> None:
     ],
 )
 def test_pins_are_names_and_exact_versions(path: Path) -> None:
-    wrong = [
-        x
-        for x in path.read_text().splitlines()
-        if not re.fullmatch(r"[a-z0-9][a-z0-9-]*==[0-9][0-9a-z.]*", x)
-    ]
+    wrong = [x for x in path.read_text().splitlines() if not re.fullmatch(r"[a-z0-9][a-z0-9-]*==[0-9][0-9a-z.]*", x)]
     assert not wrong
 
 
@@ -98,9 +88,7 @@ def test_every_dependency_is_pinned_for_every_python() -> None:
     for minor in (11, 12, 13):
         text = (ROOT / "constraints" / f"py3.{minor}.txt").read_text()
         pinned = {line.partition("==")[0] for line in text.splitlines()}
-        assert names <= pinned, (
-            f"not pinned for 3.{minor}: {sorted(names - pinned)}; run make lock with that Python"
-        )
+        assert names <= pinned, f"not pinned for 3.{minor}: {sorted(names - pinned)}; run make lock with that Python"
 
 
 def test_the_version_is_single_sourced() -> None:

@@ -8,6 +8,7 @@ import keyword
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -181,7 +182,7 @@ def boxed(ranks: Sequence[int], extent: Extent) -> dict[str, slice] | None:
     count = 1
     for label, size, stride in zip(extent.labels, extent.sizes, extent.strides, strict=True):
         coords = sorted({rank // stride % size for rank in ranks})
-        steps = {later - earlier for earlier, later in zip(coords, coords[1:])}
+        steps = {later - earlier for earlier, later in pairwise(coords)}
         if len(steps) > 1:
             return None
         slices[label] = slice(coords[0], coords[-1] + 1, steps.pop() if steps else 1)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
-from monarch_kernel.actor import Extent, SupervisionError, ValueMesh
+from monarch_kernel.actor import SupervisionError, ValueMesh
 from monarch_kernel.errors import capture
-from monarch_kernel.kernel.arguments import boxed, runs
 from monarch_kernel.kernel.cellrunner import Cell
 from monarch_kernel.kernel.executor import Reply
 from monarch_kernel.kernel.folding import Source
-from monarch_kernel.kernel.interrupts import get_relay
 from monarch_kernel.kernel.progress import Place, Progress
 from monarch_kernel.kernel.router import CellOutput, OutputRouter
-from monarch_kernel.kernel.session import ManagedMesh
+from monarch_kernel.kernel.session import ManagedMesh, Part, parts_of, proc_parts_of
 from monarch_kernel.kernel.tracebacks import Failed, FileLabel, MeshCellError, cell_error
 
 #: How often a wait looks up to show progress (seconds).
@@ -39,14 +36,6 @@ class Unsent:
 
     def __repr__(self) -> str:
         return f"{self.shown}  (not sent: {self.why})"
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A part of the chosen ranks that one slice can address."""
-
-    mesh: Any
-    ranks: tuple[int, ...]
 
 
 class CellRun:
@@ -83,13 +72,13 @@ class CellRun:
         self._progress = Progress(self.ranks, self._started)
         self._sample: deque[Any] = deque()
         self._sampled = 0.0
-        self._pending: deque[tuple[_Part, Any]] = deque()
+        self._pending: deque[tuple[Part, Any]] = deque()
 
     # -- the wait ------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Send the cell."""
-        for part in self._parts(self.managed.executor, self.managed.flat):
+        for part in parts_of(self.managed, self.ranks):
             for slot in part.mesh.run.stream(self.cell):
                 self._pending.append((part, slot))
 
@@ -126,7 +115,7 @@ class CellRun:
         self._output.show(final=True)
         return True
 
-    def _settle(self, part: _Part, slot: Any, error: BaseException | None) -> None:
+    def _settle(self, part: Part, slot: Any, error: BaseException | None) -> None:
         if error is None:
             reply: Reply = slot.get()
             if reply.fault is None:
@@ -181,7 +170,7 @@ class CellRun:
         dead = [Source(name, rank) for rank in self.ranks if self._is_dead(rank)]
         now = time.monotonic()
         self._wait_for(alive, now + OUTPUT_GRACE)
-        self._wait_for(dead, now + DEATH_GRACE)
+        self._wait_for(filter(self._output.has_begun, dead), now + DEATH_GRACE)
 
     def _wait_for(self, sources: Iterable[Source], deadline: float) -> None:
         missing = self._output.missing(sources)
@@ -227,25 +216,11 @@ class CellRun:
         values = [_value(reply) for reply in replies]
         if all(value is None for value in values):
             return None
-        return ValueMesh(self._shape(), values)
+        return ValueMesh(self.managed.shape(self.ranks), values)
 
-    def _shape(self) -> Extent:
-        extent = self.managed.extent
-        box = boxed(self.ranks, extent)
-        if box is None:
-            return Extent(("ranks",), (len(self.ranks),))
-        return Extent(extent.labels, [len(range(extent.nelements)[part]) for part in box.values()])
-
-    def _parts(self, whole: Any, flat: Any, ranks: Sequence[int] | None = None) -> list[_Part]:
-        chosen = self.ranks if ranks is None else tuple(ranks)
-        extent = self.managed.extent
-        if len(chosen) == extent.nelements:
-            return [_Part(whole, chosen)]
-        box = boxed(chosen, extent)
-        if box is not None:
-            return [_Part(whole.slice(**box), chosen)]
-        everyone = range(extent.nelements)
-        return [_Part(flat.slice(ranks=run), tuple(everyone[run])) for run in runs(chosen)]
+    def show_error(self, error: MeshCellError) -> None:
+        """Show the error in the cell's output, for a cell that nobody waits for."""
+        self._output.show_text("stderr", "\n".join(error._render_traceback_()) + "\n")
 
     # -- as a target of interrupts ---------------------------------------------------------------
 
@@ -257,8 +232,7 @@ class CellRun:
         """See `InterruptTarget`."""
         self.interrupted = True
         waiting = sorted(self._progress.waiting)
-        parts = self._parts(self.managed.procs, self.managed.flat_procs, waiting) if waiting else []
-        return [part.mesh.interrupt() for part in parts]
+        return [part.mesh.interrupt() for part in proc_parts_of(self.managed, waiting)]
 
     def unanswered(self) -> Iterable[int]:
         """See `InterruptTarget`."""
@@ -266,7 +240,7 @@ class CellRun:
 
     def kill(self, ranks: Sequence[int]) -> object:
         """See `InterruptTarget`."""
-        parts = self._parts(self.managed.procs, self.managed.flat_procs, sorted(ranks))
+        parts = proc_parts_of(self.managed, sorted(ranks))
         return [part.mesh.kill(reason="it did not answer an interrupt") for part in parts]
 
 
@@ -299,11 +273,6 @@ class MeshCell:
     def __repr__(self) -> str:
         state = "running" if not self.done() else "failed" if self._run.failures else "done"
         return f"<cell on mesh {self._run.managed.name}, {state}>"
-
-
-def connected_relay() -> Any:
-    """The relay that carries interrupts to ranks, and whether SIGINT leads to it."""
-    return get_relay()
 
 
 def _value(reply: Reply) -> Any:

@@ -5,7 +5,6 @@ at the top level, and its traceback begins at the cell's own first frame.
 """
 
 from __future__ import annotations
-
 import __future__
 
 import ast

@@ -67,9 +67,7 @@ class MeshCompleter:
     def _matching(word: str, candidates: Iterable[str]) -> tuple[list[str], str]:
         return sorted({each for each in candidates if each.startswith(word) and each != word}), word
 
-    def _arguments(
-        self, parser: argparse.ArgumentParser, words: list[str], word: str, command: str
-    ) -> list[str]:
+    def _arguments(self, parser: argparse.ArgumentParser, words: list[str], word: str, command: str) -> list[str]:
         known = self._known()
         options = {option: action for action in parser._actions for option in action.option_strings}
         previous = options.get(words[-1]) if words else None
@@ -95,9 +93,7 @@ class MeshCompleter:
             return ["torch"]
         return []
 
-    def _positional(
-        self, command: str, known: Known, words: list[str], options: Mapping[str, Any]
-    ) -> list[str]:
+    def _positional(self, command: str, known: Known, words: list[str], options: Mapping[str, Any]) -> list[str]:
         if command == "up":
             return ["gpus=", "--procs"]
         if command == "push":

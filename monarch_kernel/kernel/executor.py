@@ -15,11 +15,11 @@ from typing import Any
 import cloudpickle
 
 from monarch_kernel.actor import Actor, context, endpoint
+from monarch_kernel.errors import Fault, capture
 from monarch_kernel.kernel import rank_output
 from monarch_kernel.kernel.cellrunner import Cell, CellRunner, fallback_bundle, plain_text, where_is
 from monarch_kernel.kernel.lazyshell import LazyShell
 from monarch_kernel.kernel.rank_env import Rendezvous, end_process_group, reserve_port, set_up
-from monarch_kernel.errors import Fault, capture
 
 #: A cell's value is sent to the notebook if its pickle is not larger than this (bytes).
 VALUE_LIMIT = 16_000_000

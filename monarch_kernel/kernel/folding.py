@@ -17,7 +17,7 @@ import json
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -129,9 +129,7 @@ class _Written:
 class Folding:
     """The folded output of one cell."""
 
-    def __init__(
-        self, limits: Limits | None = None, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, limits: Limits | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits or Limits()
         self.meshes: set[str] = set()
         self._clock = clock
@@ -426,9 +424,7 @@ class Folding:
                 return section.rows[-1].order
         return target.order - 1.0
 
-    def _append(
-        self, key: tuple[str, ...], data: dict[str, Any] | None, metadata: dict[str, Any] | None
-    ) -> _Row:
+    def _append(self, key: tuple[str, ...], data: dict[str, Any] | None, metadata: dict[str, Any] | None) -> _Row:
         if data is None:
             row = self._new_row(self._text_section(), key, key[1], key[2])
             row.section.size += len(row.text)
@@ -566,7 +562,7 @@ def _blocks(rows: Iterable[_Row], *, rich_text: bool = False) -> list[Block]:
         if lines:
             blocks.append(Block(sources, stream, tuple(lines)))
 
-    for row in rows:
+    for row in _by_rank(rows):
         who = row.target.sources if row.target is not None else row.sources
         text = row.text
         if rich_text and row.data is not None:
@@ -577,6 +573,26 @@ def _blocks(rows: Iterable[_Row], *, rich_text: bool = False) -> list[Block]:
         lines.extend(text.split("\n"))
     close()
     return blocks
+
+
+def _by_rank(rows: Iterable[_Row]) -> Iterator[_Row]:
+    """Rows of different ranks in a row, which have no order among themselves, by rank."""
+    run: list[_Row] = []
+    seen: set[Source] = set()
+    for row in rows:
+        if row.target is not None or not seen.isdisjoint(row.sources):
+            yield from sorted(run, key=_first_source)
+            run, seen = [], set()
+        if row.target is not None:
+            yield row
+            continue
+        run.append(row)
+        seen |= row.sources
+    yield from sorted(run, key=_first_source)
+
+
+def _first_source(row: _Row) -> Source:
+    return min(row.sources, default=Source("", 0))
 
 
 def _rich_key(data: dict[str, Any]) -> tuple[str, ...]:

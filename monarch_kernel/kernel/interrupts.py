@@ -49,7 +49,7 @@ class InterruptTarget(Protocol):
         ...
 
     def kill(self, ranks: Sequence[int]) -> object:
-        """End these ranks' processes, without waiting for it."""
+        """End these ranks' processes; raise if that cannot be done."""
         ...
 
 
@@ -291,6 +291,7 @@ class SigintHandler:
         self._cancelled = False
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
+        __tracebackhide__ = True  # IPython then shows the user's code and not this
         if os.getpid() != self._pid:  # a forked child (multiprocessing) that inherited the handler
             raise KeyboardInterrupt
         self.relay.press(self._cell, idle=not self._busy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,14 +12,26 @@ if TYPE_CHECKING:
 
 #: Ranks that do not say within this time what still runs there count as hung (seconds).
 PROBE_TIMEOUT = 0.5
+#: How long to wait until ranks are gone that were killed, before saying so (seconds).
+KILL_TIMEOUT = 5.0
 
 
 class MeshTarget:
-    """A proc mesh as an interrupt target. Only ranks that run an endpoint react to the interrupt."""
+    """A proc mesh, or a slice of one, as an interrupt target. Only ranks that run an endpoint react.
 
-    def __init__(self, mesh: ProcMesh) -> None:
+    Ranks are always those of the mesh as spawned, so that a slice's are named as everywhere else.
+
+    Args:
+        mesh: the procs.
+        pending: gives the ranks that have not answered, when whoever called them knows it. Without it
+            the ranks are asked.
+    """
+
+    def __init__(self, mesh: ProcMesh, pending: Callable[[], Iterable[int]] | None = None) -> None:
         self._mesh = mesh
+        self._pending = pending
         self._asked: Any = None
+        self._positions = {rank: position for position, rank in enumerate(mesh._region.ranks())}
 
     def describe(self) -> str:
         """See ``InterruptTarget``."""
@@ -35,28 +47,31 @@ class MeshTarget:
 
         Asking again is a second interrupt for what still runs.
         """
+        if self._pending is not None:
+            return self._pending()
         suspects = self._suspects()
         probes = {rank: self._at(rank).interrupt() for rank in suspects}
         deadline = time.monotonic() + PROBE_TIMEOUT
         return [rank for rank, probe in probes.items() if self._still_runs(probe, deadline)]
 
-    def kill(self, ranks: Sequence[int]) -> object:
+    def kill(self, ranks: Sequence[int]) -> None:
         """See ``InterruptTarget``."""
-        for rank in ranks:
-            self._at(rank).kill(reason="it did not answer an interrupt")
-        return None
+        kills = [self._at(rank).kill(reason="it did not answer an interrupt") for rank in ranks]
+        deadline = time.monotonic() + KILL_TIMEOUT
+        for kill in kills:
+            kill.get(timeout=max(0.0, deadline - time.monotonic()))
 
     def _suspects(self) -> list[int]:
-        everyone = range(self._mesh.extent.nelements)
+        everyone = list(self._positions)
         if self._asked is None:
             return []
         if not self._asked.done():
-            return list(everyone)
+            return everyone
         try:
             stopped = self._asked.get()
         except Exception:  # ranks died meanwhile; the others are asked again
-            return list(everyone)
-        return [rank for rank in everyone if stopped.get(rank)]
+            return everyone
+        return [rank for rank, position in self._positions.items() if stopped.get(position)]
 
     @staticmethod
     def _still_runs(probe: Any, deadline: float) -> bool:
@@ -69,8 +84,7 @@ class MeshTarget:
         return any(running.values())
 
     def _at(self, rank: int) -> Any:
-        point = self._mesh.extent.point(rank)
-        return self._mesh.slice(**dict(point))
+        return self._mesh.slice(**self._mesh.extent.point(self._positions[rank]))
 
 
 def running_meshes() -> list[MeshTarget]:

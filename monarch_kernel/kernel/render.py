@@ -31,8 +31,7 @@ def label(sources: Collection[Source], *, name_meshes: bool = False, limit: int 
     for source in sources:
         meshes.setdefault(source.mesh, []).append(source.rank)
     return " ".join(
-        f"{mesh if name_meshes else ''}[{format_ranks(ranks, limit=limit)}]"
-        for mesh, ranks in sorted(meshes.items())
+        f"{mesh if name_meshes else ''}[{format_ranks(ranks, limit=limit)}]" for mesh, ranks in sorted(meshes.items())
     )
 
 

@@ -49,6 +49,7 @@ class CellOutput:
         self._progress = ""
         self._names_shown = False
         self._published: set[int] = set()
+        self._begun: set[Source] = set()
         self._ended: dict[Source, set[str]] = {}
         self._lock = threading.Lock()
         self._publishing = threading.RLock()
@@ -57,6 +58,9 @@ class CellOutput:
     def feed(self, source: Source, kind: str, stream: str, data: Any) -> bool:
         """File one event; whether there is something new to show."""
         with self._lock:
+            if kind == "begin":
+                self._begun.add(source)
+                return False
             if kind == "end":
                 self._ended.setdefault(source, set()).add(stream)
                 if stream == "stdout":
@@ -89,6 +93,11 @@ class CellOutput:
             changed, self._progress = line != self._progress, line
         return changed
 
+    def has_begun(self, source: Source) -> bool:
+        """Whether a rank has begun to run this cell."""
+        with self._lock:
+            return source in self._begun
+
     def missing(self, sources: Iterable[Source]) -> list[Source]:
         """Those of `sources` whose output for this cell has not all arrived."""
         with self._lock:
@@ -102,6 +111,11 @@ class CellOutput:
                 self._active.clear()
             else:
                 self._active.discard(source)
+
+    def show_text(self, stream: str, text: str) -> None:
+        """Write text of our own to the cell."""
+        with self._publishing:
+            self._publisher.write(stream, text)
 
     def show(self, *, final: bool = False) -> bool:
         """Show what is new; whether something is held back for a moment.
@@ -158,9 +172,7 @@ class CellOutput:
         if self._publisher.live:
             key = -1
             if progress or key in self._published:
-                self._publisher.show(
-                    key, bundle(TextView(key, (), progress)), {}, update=key in self._published
-                )
+                self._publisher.show(key, bundle(TextView(key, (), progress)), {}, update=key in self._published)
                 self._published.add(key)
         else:
             self._publisher.progress(progress)
@@ -239,6 +251,7 @@ class OutputRouter:
         self._fallback = fallback
         self._describe = describe
         self._cells: OrderedDict[str, CellOutput] = OrderedDict()
+        self._places: dict[Source, tuple[str, int]] = {}
         self._dirty: dict[CellOutput, None] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -254,11 +267,14 @@ class OutputRouter:
 
     def on_event(self, event: Any) -> None:
         """File one event of a rank. Quick; called by any thread."""
-        if event.kind in ("begin", "flush"):
+        source = Source(event.mesh, event.rank)
+        if event.kind == "begin":
+            self._places[source] = event.host, event.pid
+        if event.kind == "flush":
             return
         output = self._cells.get(event.cell)
         if output is None:
-            if event.kind == "end":
+            if event.kind in ("begin", "end"):
                 return
             found = self._fallback(event.cell)
             if found is None:
@@ -267,12 +283,12 @@ class OutputRouter:
             if key not in self._cells:
                 self.open(key, output)
             output = self._cells[key]
-        if output.feed(Source(event.mesh, event.rank), event.kind, event.stream, event.data):
+        if output.feed(source, event.kind, event.stream, event.data):
             self.touch(output)
 
-    def get(self, cell: str) -> CellOutput | None:
-        """The output that `cell` has been opened with."""
-        return self._cells.get(cell)
+    def whereabouts(self, source: Source) -> tuple[str, int]:
+        """Host and pid of a rank that has run a cell; empty and 0 if it has not."""
+        return self._places.get(source, ("", 0))
 
     def touch(self, output: CellOutput) -> None:
         """Have `output` shown soon."""

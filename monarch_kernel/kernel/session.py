@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from IPython.core.error import UsageError
 
-from monarch_kernel.actor import ActorMesh, ProcMesh, this_host
-from monarch_kernel.kernel.arguments import nearest
+from monarch_kernel.actor import ActorMesh, Extent, ProcMesh, this_host
+from monarch_kernel.kernel.arguments import boxed, nearest, runs
 from monarch_kernel.kernel.executor import CellExecutor, Monitor
 from monarch_kernel.kernel.render import seconds
 from monarch_kernel.meshes import list_proc_meshes
@@ -65,10 +66,48 @@ class ManagedMesh:
         sizes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
         return f"{count} rank{'s' * (count != 1)}" + (f" ({sizes})" if sizes else "")
 
+    def shape(self, ranks: Sequence[int]) -> Extent:
+        """The shape of values from these ranks: that of the slice they form, or flat if they form none."""
+        box = boxed(ranks, self.extent)
+        if box is None:
+            return Extent(("ranks",), (len(ranks),))
+        return Extent(self.extent.labels, [len(range(self.extent[label])[part]) for label, part in box.items()])
+
     @property
     def is_alive(self) -> bool:
         """Whether it has not been stopped, by whomever."""
         return any(mesh is self.procs for mesh in list_proc_meshes())
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of some chosen ranks that one slice can address, and those ranks in its order."""
+
+    mesh: Any
+    ranks: tuple[int, ...]
+
+
+def parts_of(managed: ManagedMesh, ranks: Sequence[int]) -> list[Part]:
+    """The cell executors of these ranks (sorted), in few slices."""
+    return _parts(managed.executor, managed.flat, managed.extent, ranks)
+
+
+def proc_parts_of(managed: ManagedMesh, ranks: Sequence[int]) -> list[Part]:
+    """The procs of these ranks (sorted), in few slices."""
+    return _parts(managed.procs, managed.flat_procs, managed.extent, ranks)
+
+
+def _parts(whole: Any, flat: Any, extent: Extent, ranks: Sequence[int]) -> list[Part]:
+    chosen = tuple(ranks)
+    if not chosen:
+        return []
+    if len(chosen) == extent.nelements:
+        return [Part(whole, chosen)]
+    box = boxed(chosen, extent)
+    if box is not None:
+        return [Part(whole.slice(**box), chosen)]
+    everyone = range(extent.nelements)
+    return [Part(flat.slice(ranks=run), tuple(everyone[run])) for run in runs(chosen)]
 
 
 class MeshSession:
@@ -161,9 +200,7 @@ class MeshSession:
         if options.dist and "torch" not in preload:
             preload = (*preload, "torch")  # imported once, before the ranks are forked
         try:
-            procs = this_host().spawn_procs(
-                per_host=options.dims, name=options.name, env=options.env, preload=preload
-            )
+            procs = this_host().spawn_procs(per_host=options.dims, name=options.name, env=options.env, preload=preload)
         except (ValueError, TypeError) as error:
             raise UsageError(f"%mesh up: {error}") from None
         try:

@@ -15,6 +15,8 @@ _MOST_GROUPS = 6
 
 _RED, _GREEN, _CYAN, _BOLD, _DIM, _OFF = "\x1b[31m", "\x1b[32m", "\x1b[36m", "\x1b[1m", "\x1b[2m", "\x1b[39m\x1b[22m"
 
+_BLANK = "\x1b[37m\x1b[39;49;00m"  # what the formatter makes of line ends
+
 FileLabel = Callable[[str], str | None]
 
 
@@ -199,7 +201,8 @@ def _coloured(source: str) -> str:
         from pygments.lexers import PythonLexer
     except ImportError:
         return source.rstrip("\n")
-    return str(highlight(source, PythonLexer(stripnl=False, ensurenl=False), TerminalFormatter())).rstrip("\n")
+    coloured = highlight(source, PythonLexer(stripnl=False, ensurenl=False), TerminalFormatter())
+    return str(coloured).replace(_BLANK, "").rstrip("\n")
 
 
 def _label(group: Iterable[Failed]) -> str:

@@ -45,6 +45,17 @@ class Death(msgspec.Struct, array_like=True, frozen=True):
     detail: str = ""  # a traceback, the last lines of stderr
 
 
+class SegmentRef(msgspec.Struct, array_like=True, frozen=True):
+    """Where the out-of-band buffers of a message lie: shared memory of a process of this host."""
+
+    owner: str
+    pid: int
+    fd: int
+    number: int
+    size: int
+    private: bool  # several receivers: each maps it copy-on-write
+
+
 # -- links ------------------------------------------------------------------------------------
 
 
@@ -79,6 +90,7 @@ class Call(msgspec.Struct, array_like=True, tag=10):
     sender: str  # actor instance that sent it
     buffers: tuple[int, ...] = ()
     reply_to: ProcRef | None = None  # None: the sending process
+    segment: SegmentRef | None = None  # where the buffers are, if not in the body
 
 
 class Reply(msgspec.Struct, array_like=True, tag=11):
@@ -88,6 +100,7 @@ class Reply(msgspec.Struct, array_like=True, tag=11):
     rank: int
     status: int
     buffers: tuple[int, ...] = ()
+    segment: SegmentRef | None = None  # where the buffers are, if not in the body
 
 
 class Create(msgspec.Struct, array_like=True, tag=12):
@@ -157,6 +170,18 @@ class SetLogLevel(msgspec.Struct, array_like=True, tag=19):
     call: int
     rank: int
     level: int
+
+
+class Release(msgspec.Struct, array_like=True, tag=20):
+    """To a segment's owner: the sender has dropped it."""
+
+    number: int
+
+
+class Forget(msgspec.Struct, array_like=True, tag=21):
+    """From a segment's owner: it is given up; drop any mapping of it."""
+
+    number: int
 
 
 # -- host agent -------------------------------------------------------------------------------
@@ -299,6 +324,8 @@ Message = (
     | EndProc
     | Ping
     | SetLogLevel
+    | Release
+    | Forget
     | SpawnProcs
     | ProcStarted
     | ProcExited

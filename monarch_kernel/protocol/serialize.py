@@ -13,6 +13,7 @@ import io
 import pickle
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -25,6 +26,16 @@ _PADDING = bytes(_ALIGN)
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 
 Buffers = list[Any]  # bytes-like pieces, in order
+
+
+class Apart:
+    """A body whose out-of-band buffers came another way than the pickle: ``memory()`` gives where they lie."""
+
+    __slots__ = ("memory", "pickled")
+
+    def __init__(self, memory: Callable[[], memoryview], pickled: bytes) -> None:
+        self.memory = memory
+        self.pickled = pickled
 
 
 class _ByValue(Exception):
@@ -51,12 +62,52 @@ class _FastPickler(pickle.Pickler):
     """The C pickler, giving up as soon as it meets something that only cloudpickle can send."""
 
     def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind.__name__ == "Tensor" and kind.__module__ == "torch":
+            return _reduce_tensor(obj)
         if isinstance(obj, (type, types.FunctionType)):
             if _goes_by_value(obj):
                 raise _ByValue
         elif isinstance(obj, types.ModuleType):
             raise _ByValue
         return NotImplemented
+
+
+class _ByValuePickler(cloudpickle.Pickler):
+    """cloudpickle, with tensors' memory out of band."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind.__name__ == "Tensor" and kind.__module__ == "torch":
+            reduced = _reduce_tensor(obj)
+            if reduced is not NotImplemented:
+                return reduced
+        return super().reducer_override(obj)
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    """A large plain CPU tensor as a buffer: torch's own pickling would copy its whole storage into the pickle."""
+    import torch
+
+    nbytes = tensor.numel() * tensor.element_size()
+    if (
+        nbytes < OUT_OF_BAND
+        or tensor.device.type != "cpu"
+        or tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.is_conj()
+        or tensor.is_neg()
+    ):
+        return NotImplemented
+    raw = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    return _rebuild_tensor, (pickle.PickleBuffer(raw), tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
+
+
+def _rebuild_tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    import torch
+
+    tensor = torch.frombuffer(buffer, dtype=dtype).view(shape)
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _is_plain(obj: Any) -> bool:
@@ -102,7 +153,7 @@ def dumps(obj: Any) -> tuple[Any, tuple[int, ...]]:
         # AttributeError and PicklingError: an object that cannot be found by name; cloudpickle knows more ways
         kept.clear()
         out = io.BytesIO()
-        cloudpickle.Pickler(out, 5, buffer_callback=keep).dump(obj)  # type: ignore[no-untyped-call]
+        _ByValuePickler(out, 5, buffer_callback=keep).dump(obj)  # type: ignore[no-untyped-call]
     if not kept:
         return out.getvalue(), ()
     pieces: Buffers = []
@@ -133,10 +184,15 @@ def loads(body: Any, buffers: tuple[int, ...] = ()) -> Any:
     """The inverse of ``dumps``. Arrays refer to ``body``'s memory, which they keep alive."""
     if not buffers:
         return pickle.loads(body)
-    view = memoryview(body)
+    if type(body) is Apart:
+        view = body.memory()
+        rest: Any = body.pickled
+    else:
+        view = memoryview(body)
+        rest = None
     parts: list[memoryview] = []
     at = 0
     for length in buffers:
         parts.append(view[at : at + length])
         at += length + (-length % _ALIGN)
-    return pickle.loads(view[at:], buffers=parts)
+    return pickle.loads(view[at:] if rest is None else rest, buffers=parts)

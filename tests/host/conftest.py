@@ -151,9 +151,7 @@ class Host:
     def run(self, proc: str, function: Callable[[], Any]) -> Answer:
         """Begin to run a function in a rank (its globals are not available there: import inside)."""
         # By value, as a notebook's would go.
-        plain = types.FunctionType(
-            function.__code__, {"__builtins__": __builtins__}, "f", None, function.__closure__
-        )
+        plain = types.FunctionType(function.__code__, {"__builtins__": __builtins__}, "f", None, function.__closure__)
         plain.__module__ = "__main__"
         body = cloudpickle.dumps(plain)
         return self.ask(proc, lambda call: Bootstrap(call, 0, ("gpus",), (1,)), body)
@@ -207,7 +205,7 @@ def host() -> Iterator[Host]:
     finally:
         family = [below, *_children(below)]
         made.shutdown()
-        gone, alive = psutil.wait_procs(family, timeout=DEADLINE)
+        _gone, alive = psutil.wait_procs(family, timeout=DEADLINE)
         assert not alive, f"left behind: {alive}"
         assert not os.path.exists(made.run_dir)
 

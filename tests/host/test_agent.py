@@ -6,9 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import psutil
 import pytest
+
+from monarch_kernel.protocol.messages import OutputChunk
 
 from .conftest import Host
 
@@ -53,7 +57,7 @@ def test_a_rank_is_a_clean_process(host: Host) -> None:
     host.call(name, look)
 
 
-def test_env_cwd_and_seeds(host: Host, tmp_path: object) -> None:
+def test_env_cwd_and_seeds(host: Host, tmp_path: Path) -> None:
     names = host.spawn(2, env={"COLOUR": "blau", "TZ": "UTC"}, cwd=str(tmp_path), preload=["numpy"])
 
     def look() -> None:
@@ -229,6 +233,54 @@ def test_loader_variables_start_an_interpreter_of_its_own(host: Host) -> None:
     assert host.text(name) == expected
 
 
+def test_an_interpreter_of_its_own_finds_the_users_modules(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "of_the_user.py").write_text("value = 5\n")
+    path = [*sys.path, str(tmp_path)]
+    (name,) = host.spawn(env={"PYTHONUTF8": "1"}, sys_path=path, cwd=str(tmp_path.parent))
+
+    def look() -> None:
+        import of_the_user
+
+        assert of_the_user.value == 5
+
+    host.call(name, look)
+
+
+def test_an_owner_that_does_not_read_makes_ranks_wait_and_loses_nothing(host: Host) -> None:
+    (name,) = host.spawn()
+    read_on = threading.Event()
+    take = host.node.handlers[OutputChunk]
+
+    def slow(*args: object) -> None:
+        read_on.wait()
+        take(*args)
+
+    host.node.handlers[OutputChunk] = slow
+
+    def shout() -> None:
+        import os
+
+        os.write(2, b"begin")
+        line = b"x" * 99 + b"\n"
+        for _ in range(600):
+            os.write(1, line * 1000)
+        os._exit(0)
+
+    host.run(name, shout)
+    process = psutil.Process(host.started[name])
+    agent = psutil.Process(host.agent.pid)
+    # It writes 60 MB. Wait until it has come to rest in the middle.
+    seen = -1.0
+    while (used := sum(process.cpu_times()[:2]) + sum(agent.cpu_times()[:2])) != seen:
+        seen = used
+        read_on.wait(0.3)
+    assert process.is_running()
+    assert agent.memory_info().rss < 200e6
+    read_on.set()
+    host.wait(lambda: name in host.ended)
+    assert sum(len(data) for stream, data in host.chunks[name] if stream == 1) == 60_000_000
+
+
 def test_a_command_of_ones_own_and_one_that_does_not_exist(host: Host) -> None:
     good, bad = host.spawn(
         2,
@@ -289,7 +341,7 @@ def test_a_module_that_cannot_be_preloaded(host: Host) -> None:
     )
 
 
-def test_a_module_that_breaks_under_fork_is_left_to_each_rank(host: Host, tmp_path: object) -> None:
+def test_a_module_that_breaks_under_fork_is_left_to_each_rank(host: Host, tmp_path: Path) -> None:
     with open(f"{tmp_path}/threaded_on_import.py", "w") as file:
         file.write("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n")
     (name,) = host.spawn(preload=["threaded_on_import"], sys_path=[str(tmp_path), *sys.path])
@@ -341,7 +393,7 @@ def test_the_agent_ends_on_sigterm_with_everything(host: Host) -> None:
     names = host.spawn(2)
     below = [psutil.Process(host.started[n]) for n in names]
     os.kill(host.agent.pid, signal.SIGTERM)
-    gone, alive = psutil.wait_procs(below, timeout=30)
+    _gone, alive = psutil.wait_procs(below, timeout=30)
     assert not alive
     host.wait(lambda: host.agent.ref.id in host.deaths)
     assert host.deaths[host.agent.ref.id].what == "agent"

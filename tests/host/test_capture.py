@@ -173,7 +173,7 @@ def test_fork_while_other_threads_print_does_not_hang() -> None:
                 print("noise", end="")
         ts = [threading.Thread(target=noise) for _ in range(3)]
         [t.start() for t in ts]
-        for _ in range(30):
+        for _ in range(8):
             pid = os.fork()
             if pid == 0:
                 print("child")
@@ -272,9 +272,7 @@ def test_an_interrupt_in_the_middle_of_a_write_loses_nothing(handler_prints: boo
         print("end")
         """
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV
-    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV)
     assert process.stdout is not None
     assert process.stderr is not None
     with process.stdout, process.stderr:

@@ -23,10 +23,12 @@ class Worker(Actor):
 
     @endpoint
     def stubborn(self, ring, who):
-        rank = current_rank().rank
-        ring('asleep')
+        rank, said = current_rank().rank, False
         while True:
             try:
+                if not said:
+                    said = True
+                    ring('asleep')
                 time.sleep(120)
             except KeyboardInterrupt:
                 ring('interrupted')
@@ -105,6 +107,30 @@ def test_a_second_press_kills_what_did_not_answer(workers: Kernel, bell: Bell) -
     assert "Killed ranks 1-2 of mesh 'm': no answer to the interrupt." in cell.outcome.stderr
     assert workers.ok("len(workers.slice(gpus=0).pid.call().get())").text == "1"
     assert workers.ok("[s.state for s in procs.status().get().values()]").text == "['alive', 'dead', 'dead', 'alive']"
+
+
+def test_a_slice_is_named_by_the_ranks_of_its_mesh(workers: Kernel, bell: Bell) -> None:
+    workers.ok(
+        "from monarch_kernel.kernel.interrupts import get_relay\n"
+        "from monarch_kernel.kernel.mesh_targets import MeshTarget\n"
+        "get_relay().logic.window = 120\n"
+        "others = workers.slice(gpus=0).stubborn.call(ring, range(4))\n"
+        "target = MeshTarget(procs.slice(gpus=slice(2, 4)))"
+    )
+    assert bell.wait(1) == ["asleep"]
+    cell = workers.send(
+        "with get_relay().active(target):\n    workers.slice(gpus=slice(2, 4)).stubborn.call(ring, range(4)).get()"
+    )
+    assert bell.wait(2) == ["asleep"] * 2
+    workers.interrupt()
+    assert bell.wait(2) == ["interrupted"] * 2
+    assert cell.wait().ename == "KeyboardInterrupt"
+    workers.interrupt()
+    while "Killed" not in cell.outcome.stderr:
+        cell.read()
+    assert "Killed ranks 2-3 of mesh 'm': no answer to the interrupt." in cell.outcome.stderr
+    assert workers.ok("others.done()").text == "False"
+    workers.ok("procs.kill().get(30)")
 
 
 def test_a_dead_rank_never_interrupts_another_cell_nor_the_kernel(workers: Kernel) -> None:

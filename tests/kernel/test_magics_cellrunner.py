@@ -63,7 +63,9 @@ def test_statements_and_none_show_nothing(bench: Bench) -> None:
 
 
 def test_top_level_await(bench: Bench) -> None:
-    assert bench.value("import asyncio\nawait asyncio.sleep(0)\n[i async for i in __import__('x').y()] if 0 else 7") == 7
+    assert (
+        bench.value("import asyncio\nawait asyncio.sleep(0)\n[i async for i in __import__('x').y()] if 0 else 7") == 7
+    )
     assert bench.value("x = await asyncio.sleep(0, 5)\nx") == 5
     bench.run("await asyncio.sleep(0)\ntask = asyncio.get_event_loop().create_task(asyncio.sleep(0, 9))")
     assert bench.value("await task") == 9

@@ -121,7 +121,12 @@ class Endpoint(Generic[R]):
         here = current.get()
         sender = here.actor_instance.actor_id if here is not None else ""
         extent = target.extent
-        message = Call(mesh._actor, self._name, call._number, rank, extent.labels, extent.sizes, sender, buffers)
+        segment = None
+        if buffers:
+            body, segment = node.pack(body, buffers, [ref.id])
+        message = Call(
+            mesh._actor, self._name, call._number, rank, extent.labels, extent.sizes, sender, buffers, None, segment
+        )
         link.send(encode_header(message), body)
         return call
 
@@ -134,6 +139,9 @@ class Endpoint(Generic[R]):
         message = Call(
             mesh._actor, self._name, number, 0, extent.labels, extent.sizes, self._sender(), buffers, reply_to
         )
+        if buffers:
+            alive = [ref.id for ref in target.procs if ref.id not in node.deaths]
+            body, message.segment = node.pack(body, buffers, alive)
         for rank, ref in enumerate(target.procs):
             link = links.get(ref.id)
             if link is None and (link := mesh._reach(ref)) is None:

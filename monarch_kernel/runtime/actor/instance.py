@@ -296,6 +296,10 @@ class ActorInstance(Instance):
 
     def _failed(self, link: Any, message: Call, endpoint: EndpointSpec, error: BaseException) -> BaseException | None:
         """Answer for an endpoint that raised; returns the error if it is fatal to the actor."""
+        if self.death is not None:  # a concurrent endpoint that was cancelled because the actor ends
+            if message.call:
+                self._system.reply(link, message, DEAD, encode_death(self.death))
+            return None
         interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)) and self._system.was_interrupted(
             self
         )
@@ -387,13 +391,12 @@ class ActorInstance(Instance):
 
     async def _end_tasks(self, error: BaseException | None) -> BaseException | None:
         error = error or self._fatal
+        self._note_death(error)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=CLEANUP_TIMEOUT)
-        if error is not None and self.death is None:
-            self.death = self._death_of(error)
         cleanup = getattr(self._object, "__cleanup__", None)
         if cleanup is not None:
             await asyncio.to_thread(self.stop_owned, "its owner ended")
@@ -482,21 +485,24 @@ class ActorInstance(Instance):
         if self._stopping is None:
             self._stopping = (reason or "stop() was called", [])
 
+    def _note_death(self, error: BaseException | None) -> None:
+        """From now on messages are refused, with this as the cause."""
+        if self.death is not None:
+            return
+        if error is not None:
+            self.death = self._death_of(error)
+        else:
+            reason = self._stopping[0] if self._stopping is not None else ""
+            self.death = Death(
+                f"stopped: {reason}", "stopped", self.proc_id, self._system.node.ref.host, self._system.pid
+            )
+
     def _finish(self, error: BaseException | None) -> None:
         """The actor has ended: clean up, answer what waits, tell the owner."""
         error = error or self._fatal
-        reason, askers = self._stopping or ("", [])
-        if self.death is None:
-            if error is not None:
-                self.death = self._death_of(error)
-            else:
-                self.death = Death(
-                    f"stopped: {reason}",
-                    "stopped",
-                    self.proc_id,
-                    self._system.node.ref.host,
-                    self._system.pid,
-                )
+        self._note_death(error)
+        assert self.death is not None
+        _, askers = self._stopping or ("", [])
         self.stop_owned("its owner ended")
         if not self._spec.is_async and self._object is not None:
             cleanup = getattr(self._object, "__cleanup__", None)

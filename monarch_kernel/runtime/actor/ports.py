@@ -51,7 +51,10 @@ class Port(Generic[R]):
                     f"the process that holds this port's receiver is gone: {node.deaths[self._ref.id].cause}"
                 )
             return
-        link.send(encode_header(Reply(self._number, self._rank, status, buffers)), body)
+        segment = None
+        if buffers:
+            body, segment = node.pack(body, buffers, [self._ref.id])
+        link.send(encode_header(Reply(self._number, self._rank, status, buffers, segment)), body)
 
     def __reduce__(self) -> Any:
         return (Port, (self._ref, self._number, self._rank))

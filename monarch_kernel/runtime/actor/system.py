@@ -135,10 +135,12 @@ class System:
         with self._hold_lock:
             if self._held is None:
                 return False
-            self._held.append((link, message, bytes(body) if body is not None else None))
+            self._held.append((link, message, bytes(body) if isinstance(body, memoryview) else body))
             return True
 
     def _on_call(self, link: Any, message: Call, body: Any) -> None:
+        if message.segment is not None:
+            body = self.node.apart(message.segment, body)
         if self._held is None or not self._is_held(link, message, body):
             self._call(link, message, body)
 
@@ -176,7 +178,10 @@ class System:
             link = self.node.link_to(to.id)
             if link is None:
                 return
-        link.send(encode_header(Reply(message.call, message.rank, status, buffers)), body)
+        segment = None
+        if buffers:
+            body, segment = self.node.pack(body, buffers, [link.peer])
+        link.send(encode_header(Reply(message.call, message.rank, status, buffers, segment)), body)
 
     def reply_port(self, link: Any, message: Call, instance: ActorInstance) -> ReplyPort[Any]:
         """The port for a call to an endpoint with an explicit response port."""

@@ -1,6 +1,81 @@
 """``python -m monarch_kernel.runtime.host``: the host agent, started by ``launch``."""
 
-from monarch_kernel.runtime.host.agent import main
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from typing import NoReturn
+
+import msgspec
+
+from monarch_kernel.runtime.host import forkserver, leftovers
+from monarch_kernel.runtime.host.agent import RANK_ENTRY, Agent
+from monarch_kernel.runtime.host.launch import AgentConfig
+
+
+def main() -> None:
+    """Run the agent: read the config from standard input, fork the fork server, serve."""
+    config = _read_config()
+    if config is None:
+        return
+    forkserver.become_subreaper()
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if config.python_path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = config.python_path
+    ours, theirs = forkserver.make_pair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        _serve_forks(config, theirs)
+    theirs.close()
+    forkserver.set_name("monarch-agent")
+    logging.basicConfig(format="%(asctime)s agent %(levelname)s %(message)s", level=logging.INFO)
+    sys.exit(Agent(config, ours, pid).run())
+
+
+def _serve_forks(config: AgentConfig, sock: socket.socket) -> NoReturn:
+    forkserver.set_name("monarch-forks")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.close(config.lock_fd)
+    sys.path[:] = config.sys_path
+    importlib.import_module(RANK_ENTRY.partition(":")[0])
+    forkserver.freeze()
+
+    def orphaned() -> None:
+        leftovers.kill_run(config.run_dir)
+        # The controller removes the folder, unless it died as well; then its lock is free, or soon will be.
+        deadline = time.monotonic() + 0.5
+        while os.path.exists(config.run_dir) and time.monotonic() < deadline:
+            if leftovers.remove_if_stale(config.run_dir):
+                break
+            time.sleep(0.01)
+
+    job = forkserver.ForkServer(sock, RANK_ENTRY, orphaned).serve()
+    if job is None:
+        os._exit(0)
+    forkserver.run_rank(job, RANK_ENTRY)
+
+
+def _read_config() -> AgentConfig | None:
+    with socket.socket(fileno=os.dup(0)) as sock:
+        data = b""
+        while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "little"):
+            piece = sock.recv(65536)
+            if not piece:
+                return None  # the controller died while it started us
+            data += piece
+    return msgspec.msgpack.decode(data[4:], type=AgentConfig)
+
 
 if __name__ == "__main__":
     main()

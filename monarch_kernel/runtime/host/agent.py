@@ -10,7 +10,6 @@ server dies; in each case nothing of what it started is left.
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import os
 import pickle
@@ -21,10 +20,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
+import monarch_kernel
 from monarch_kernel.protocol.messages import (
     OK,
     Death,
@@ -51,7 +51,6 @@ from monarch_kernel.runtime.host import forkserver, leftovers
 from monarch_kernel.runtime.host.launch import AgentConfig
 from monarch_kernel.runtime.host.procs import ForkClient, OomWatch, Proc, describe_exit
 from monarch_kernel.runtime.node.node import Node
-from monarch_kernel.runtime.node.poller import EPOLLIN
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +67,8 @@ MAX_DEAD_LOGS = 256
 MAX_QUEUED = 32 * 1024 * 1024
 _CHUNK = 64 * 1024
 _CHUNKS_AT_ONCE = 8
+#: More than any pipe holds: what a dead rank can have left.
+_CHUNKS_LEFT = 17
 
 #: Libraries read these once, when they are loaded: a template is made with them.
 _LOAD_TIME = (
@@ -75,7 +76,7 @@ _LOAD_TIME = (
     *("CUDA_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_"),
 )
 #: The loader and the interpreter read these when they start: such ranks need an interpreter of their own.
-_EXEC_TIME = ("LD_", "PYTHON", "MALLOC_", "GLIBC_", "ASAN_", "LC_ALL", "LANG")
+_EXEC_TIME = ("LD_", "PYTHON", "MALLOC_", "GLIBC_", "ASAN_", "LC_")
 
 
 class _Wait:
@@ -106,8 +107,8 @@ class Agent:
         self._paused: list[tuple[Proc, int]] = []
         self._dead: list[Proc] = []
         self._oom = OomWatch()
-        self._ending = False
         self._over = False
+        self._code = 0
         self._reap_wanted = False
         self._node.handlers.update(
             {
@@ -125,8 +126,8 @@ class Agent:
 
     # -- life -------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Serve until the end; then nothing that was started here is left."""
+    def run(self) -> int:
+        """Serve until the end; then nothing that was started here is left. The exit code: 0 if asked to end."""
         owner = self._config.owner
         poller = self._poller
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -145,6 +146,7 @@ class Agent:
         poller.run(self._between_steps)
         dead = controller < 0 or bool(select.select([controller], [], [], 0)[0])
         self._clean_up(dead)
+        return self._code
 
     def _between_steps(self) -> bool:
         if self._reap_wanted:
@@ -157,6 +159,7 @@ class Agent:
         self._over = True
 
     def _on_sigterm(self, _signum: int, _frame: Any) -> None:
+        self._code = 128 + signal.SIGTERM
         self._over = True
         self._poller.wake()
 
@@ -199,6 +202,9 @@ class Agent:
             if message.per_proc:
                 command, own_env, inherit = message.per_proc[index]
             env = {**message.env, **own_env}
+            argv = _argv(command, env, inherit)
+            if argv is not None:
+                env = _with_package(env, inherit)
             ref = ProcRef(spec.id, spec.address, self._config.host, self._node.id, self._node.ref.address)
             self._node.expect(ref)
             config = RankConfig(
@@ -219,7 +225,7 @@ class Agent:
                 env=env,
                 cwd=message.cwd,
                 sys_path=sys_path,
-                argv=_argv(command, env, inherit),
+                argv=argv,
                 clean_env=not inherit,
             )
             try:
@@ -229,9 +235,9 @@ class Agent:
             except OSError as e:
                 self._exited(proc, 127, f"could not be started: {e.strerror or e}")
                 continue
-            for stream, fd in proc.pipes.items():
-                self._poller.register(fd, functools.partial(self._on_output, proc, stream))
-            preload = [] if proc.request.argv else message.preload
+            for stream in proc.pipes:
+                self._listen(proc, stream)
+            preload = [] if argv else message.preload
             self._start(proc, self._server_for(preload, env, sys_path))
 
     def _start(self, proc: Proc, server: ForkClient) -> None:
@@ -270,6 +276,7 @@ class Agent:
         elif isinstance(event, forkserver.Forked):
             proc = self._procs[event.proc]
             proc.pid = event.pid
+            proc.request = None
             proc.close_far_ends()
             if proc.killing:
                 leftovers.kill_group(proc.pid)
@@ -309,6 +316,7 @@ class Agent:
         for proc in self._procs.values():
             if proc.exit is None:
                 self._exited(proc, -signal.SIGKILL, "killed by SIGKILL: its fork server died")
+        self._code = 1
         self._flush_then_end("the fork server has died")
 
     def _reap(self) -> None:
@@ -370,10 +378,13 @@ class Agent:
 
     # -- output -------------------------------------------------------------------------------
 
+    def _listen(self, proc: Proc, stream: int) -> None:
+        self._poller.register(proc.pipes[stream], functools.partial(self._on_output, proc, stream))
+
     def _on_output(self, proc: Proc, stream: int, _events: int) -> None:
         owner = self._node.links.get(proc.owner)
         if owner is not None and owner.queued > MAX_QUEUED:
-            self._poller.modify(proc.pipes[stream], 0)
+            self._poller.unregister(proc.pipes[stream])
             if not self._paused:
                 self._poller.call_later(0.02, self._resume)
             self._paused.append((proc, stream))
@@ -384,7 +395,7 @@ class Agent:
         paused, self._paused = self._paused, []
         for proc, stream in paused:
             if stream in proc.pipes:
-                self._poller.modify(proc.pipes[stream], EPOLLIN)
+                self._listen(proc, stream)
 
     def _read(self, proc: Proc, stream: int, chunks: int) -> None:
         fd = proc.pipes[stream]
@@ -408,7 +419,7 @@ class Agent:
         for stream in list(proc.pipes):
             fd = proc.pipes[stream]
             # Whatever the rank wrote is in the pipe now; a survivor that goes on writing is cut off.
-            self._read(proc, stream, 1 + os.fpathconf(fd, "PC_PIPE_BUF") // _CHUNK + 16)
+            self._read(proc, stream, _CHUNKS_LEFT)
             if stream in proc.pipes:
                 self._poller.unregister(fd)
                 os.close(fd)
@@ -540,70 +551,18 @@ def _reply(link: Any, call: int, value: bytes | None = None) -> None:
 
 
 def _argv(command: list[str] | None, env: dict[str, str], inherit: bool) -> list[str] | None:
+    """What to execute for a rank; None if it can be forked."""
     if command is None:
-        if inherit and not any(key.startswith(_EXEC_TIME) for key in env):
+        if inherit and "LANG" not in env and not any(key.startswith(_EXEC_TIME) for key in env):
             return None
         command = [sys.executable]
     return [*command, "-m", RANK_MODULE, "{fd}"]
 
 
-# -- the process ------------------------------------------------------------------------------
-
-
-def main() -> None:
-    """Run the agent: read the config from standard input, fork the fork server, serve."""
-    config = _read_config()
-    if config is None:
-        return
-    forkserver.become_subreaper()
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    if config.python_path is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = config.python_path
-    ours, theirs = forkserver.make_pair()
-    pid = os.fork()
-    if pid == 0:
-        ours.close()
-        _serve_forks(config, theirs)
-    theirs.close()
-    forkserver.set_name("monarch-agent")
-    logging.basicConfig(format="%(asctime)s agent %(levelname)s %(message)s", level=logging.INFO)
-    Agent(config, ours, pid).run()
-
-
-def _serve_forks(config: AgentConfig, sock: socket.socket) -> NoReturn:
-    forkserver.set_name("monarch-forks")
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.close(config.lock_fd)
-    sys.path[:] = config.sys_path
-    importlib.import_module(RANK_ENTRY.partition(":")[0])
-    forkserver.freeze()
-
-    def orphaned() -> None:
-        leftovers.kill_run(config.run_dir)
-        # The controller removes the folder, unless it died as well; then its lock is free, or soon will be.
-        deadline = time.monotonic() + 0.5
-        while os.path.exists(config.run_dir) and time.monotonic() < deadline:
-            if leftovers.remove_if_stale(config.run_dir):
-                break
-            time.sleep(0.01)
-
-    job = forkserver.ForkServer(sock, RANK_ENTRY, orphaned).serve()
-    if job is None:
-        os._exit(0)
-    forkserver.run_rank(job, RANK_ENTRY)
-
-
-def _read_config() -> AgentConfig | None:
-    with socket.socket(fileno=os.dup(0)) as sock:
-        data = b""
-        while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "little"):
-            piece = sock.recv(65536)
-            if not piece:
-                return None  # the controller died while it started us
-            data += piece
-    return msgspec.msgpack.decode(data[4:], type=AgentConfig)
+def _with_package(env: dict[str, str], inherit: bool) -> dict[str, str]:
+    """``env`` with which another interpreter finds this package, if it is a checkout and not installed."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(monarch_kernel.__file__)))
+    if os.path.basename(root) in ("site-packages", "dist-packages"):
+        return env
+    path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH", "") if inherit else "")
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (path, root)))}

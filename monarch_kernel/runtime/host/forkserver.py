@@ -370,9 +370,7 @@ class ForkServer:
             if reason:
                 send_packet(sock, TemplateFailed(request.template, reason))
                 os._exit(0)
-            ready = TemplateReady(
-                request.template, os.getpid(), native_threads(), round(time.monotonic() - start, 3)
-            )
+            ready = TemplateReady(request.template, os.getpid(), native_threads(), round(time.monotonic() - start, 3))
             send_packet(sock, ready)
         except OSError:
             os._exit(0)  # the agent is gone

@@ -53,7 +53,7 @@ def new_run_dir() -> str:
 
 
 def remove_run_dir(path: str) -> None:
-    """Kill what is left of this process's run, and remove its folder."""
+    """Remove a run folder of this process."""
     with _lock:
         run_dir = _run_dirs.pop(path, None)
     if run_dir is not None:
@@ -69,9 +69,7 @@ def _remove_run_dirs(pid: int) -> None:
 class AgentProcess:
     """The host agent of this controller, running or starting."""
 
-    def __init__(
-        self, node: Node, ref: ProcRef, process: subprocess.Popen[bytes], lifeline: socket.socket
-    ) -> None:
+    def __init__(self, node: Node, ref: ProcRef, process: subprocess.Popen[bytes], lifeline: socket.socket) -> None:
         self.ref = ref
         self.pid = process.pid
         self._node = node
@@ -87,11 +85,11 @@ class AgentProcess:
         status = self._reap()
         if self._closing:
             return
-        # Its ranks have died with it, save those whose fork server was killed at the same moment.
-        leftovers.kill_run(self._node.run_dir)
-        cause = f"the host agent {describe_exit(status)}"
-        death = Death(cause, "agent", self.ref.id, self.ref.host, self.pid, self._last_words())
-        log.info("%s; its log:\n%s", cause, death.detail)
+        if status == 0:
+            cause, what = "the host agent was shut down", "stopped"
+        else:
+            cause, what = f"the host agent {describe_exit(status)}", "agent"
+        death = Death(cause, what, self.ref.id, self.ref.host, self.pid, self._last_words())
         self._node.declare_dead(self.ref.id, death)
         self._node._agent_dead(self.ref.id, self.ref)
 
@@ -108,10 +106,13 @@ class AgentProcess:
             if self._pidfd >= 0:
                 os.close(self._pidfd)
                 self._pidfd = -1
+                if status != 0:
+                    # Its fork server cleans up after it, unless that was killed at the same moment.
+                    leftovers.kill_run(self._node.run_dir)
             return status
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the agent, and with it every rank; remove the run folder. Call it when the node is closed."""
+        """End the agent, and with it every rank; remove the run folder. For when the node is closed."""
         self._closing = True
         self._lifeline.close()
         try:
@@ -143,9 +144,8 @@ def launch_local_agent(node: Node) -> AgentProcess:
         leftovers.MARKER: node.run_dir,
         "PYTHONPATH": os.pathsep.join(filter(None, (package_root, python_path))),
     }
-    config = AgentConfig(
-        agent_id, node.run_dir, node.ref.host, node.ref, run_dir.lock_fd, python_path, list(sys.path)
-    )
+    path = [entry or os.getcwd() for entry in sys.path]  # "" would be the agent's own folder
+    config = AgentConfig(agent_id, node.run_dir, node.ref.host, node.ref, run_dir.lock_fd, python_path, path)
     lifeline, far_end = socket.socketpair()
     node.expect(ref)
     try:
@@ -153,7 +153,7 @@ def launch_local_agent(node: Node) -> AgentProcess:
             process = subprocess.Popen(
                 # -P: a file in the working directory must not stand for a module of the library.
                 [sys.executable, *_interpreter_flags(), "-P", "-m", "monarch_kernel.runtime.host"],
-                stdin=far_end,
+                stdin=far_end.fileno(),
                 stdout=output,
                 stderr=output,
                 env=env,

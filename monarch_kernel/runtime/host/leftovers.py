@@ -132,8 +132,7 @@ class RunDir:
         self.lock_fd = lock_fd
 
     def remove(self) -> None:
-        """Kill what is left of the run, and remove the folder. Only for its owner, at the end."""
-        kill_run(self.path)
+        """Remove the folder and give up its lock. Only for its owner, at the end."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self.lock_fd >= 0:
             os.close(self.lock_fd)

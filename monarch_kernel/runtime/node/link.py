@@ -141,7 +141,8 @@ class Link:
 
     def _send_pieces(self, pieces: Pieces, size: int) -> None:
         views = [memoryview(p).cast("B") for p in pieces if memoryview(p).nbytes]
-        with self._lock:
+        # A large message takes several system calls: an interrupt between them would cut it in two.
+        with self._poller.shielded(), self._lock:
             if self.closed:
                 return
             if self._moved is not None:

@@ -17,18 +17,23 @@ from typing import Any, Protocol
 from monarch_kernel.protocol.messages import (
     WIRE_VERSION,
     Death,
+    Forget,
     Hello,
     ProcExited,
     ProcRef,
     ProcStarted,
     Refused,
+    Release,
     Reply,
+    SegmentRef,
     Watch,
     decode,
     encode,
 )
+from monarch_kernel.protocol.serialize import Apart
 from monarch_kernel.runtime.node.link import Link, connect_unix, listen_unix
 from monarch_kernel.runtime.node.poller import Poller
+from monarch_kernel.runtime.node.segments import THRESHOLD, Segments
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +105,8 @@ class Node:
             Hello: self._on_hello,
             Refused: self._on_refused,
             Reply: self._on_reply,
+            Release: lambda link, message, _body: self.segments.on_release(link.peer, message.number),
+            Forget: lambda link, message, _body: self.segments.forget(link.peer, message.number),
             ProcStarted: self._on_proc_started,
             ProcExited: self._on_proc_exited,
         }
@@ -113,6 +120,9 @@ class Node:
         self._listener: socket.socket | None = None
         self._closed = False
         self.links[node_id] = Loopback(self)
+        self.segments = Segments(node_id, self.send, self.poller.wake)
+        self.poller.on_wake = self.segments.flush
+        self.on_peer_dead.append(lambda proc, _death: self.segments.on_peer_dead(proc))
 
     # -- listening ----------------------------------------------------------------------------
 
@@ -220,6 +230,30 @@ class Node:
         link.send(encode(message), body)
         return True
 
+    # -- large buffers ---------------------------------------------------------------------------
+
+    def pack(self, body: Any, buffers: tuple[int, ...], receivers: list[str]) -> tuple[Any, SegmentRef | None]:
+        """Move the buffers of a serialized body into shared memory, if that is worth it for these receivers.
+
+        Returns:
+            What to send as the body, and the reference for the header (None: all is in the body).
+        """
+        if not buffers or sum(buffers) < THRESHOLD or self.id in receivers or not receivers:
+            return body, None
+        # An interrupt between taking a segment and sending its reference would lose the segment.
+        with self.poller.shielded():
+            ref = self.segments.put(body[:-1], receivers)
+        if ref is None:
+            return body, None
+        for proc in receivers:
+            if proc in self.deaths:
+                self.segments.on_release(proc, ref.number)
+        return body[-1], ref
+
+    def apart(self, ref: SegmentRef, body: Any) -> Apart:
+        """The body of a message whose buffers lie in a segment."""
+        return Apart(self.segments.received(ref).memory, bytes(body))
+
     # -- calls --------------------------------------------------------------------------------
 
     def new_call(self, sink: Sink) -> int:
@@ -233,6 +267,8 @@ class Node:
         self.calls.pop(number, None)
 
     def _on_reply(self, _link: Any, reply: Reply, body: Any) -> None:
+        if reply.segment is not None:
+            body = self.apart(reply.segment, body)
         sink = self.calls.get(reply.call)
         if sink is not None:
             sink.on_reply(reply.rank, reply.status, body, reply.buffers)
@@ -321,6 +357,7 @@ class Node:
         if self._closed:
             return
         self._closed = True
+        self.segments.close()
         gone = Death("this process has shut its runtime down", "stopped")
         for sink in list(self.calls.values()):
             for proc in list(self.links):

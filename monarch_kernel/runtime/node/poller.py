@@ -23,7 +23,8 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
@@ -93,6 +94,8 @@ class Poller:
         self._interrupted = False
         self._main_parker: Any = None
         self._closed = False
+        #: Called by the leader after a ``wake``: for work that could not be done where it came up.
+        self.on_wake: Callable[[], None] | None = None
 
     # -- registration -----------------------------------------------------------------------
 
@@ -151,15 +154,13 @@ class Poller:
         deadline = None if timeout is None else time.monotonic() + timeout
         if threading.current_thread() is not threading.main_thread():
             return self._wait(waitable, deadline, False)
-        handler = _getsignal(_SIGINT)
-        if not callable(handler) or handler == self._defer:
+        handler = self._shield()
+        if handler is None:
             return self._wait(waitable, deadline, False)
-        _signal.signal(_SIGINT, self._defer)
         try:
             done = self._wait(waitable, deadline, True)
         finally:
-            _signal.signal(_SIGINT, handler)
-            interrupted, self._interrupted = self._interrupted, False
+            interrupted = self._unshield(handler)
         if interrupted:
             handler(_SIGINT, None)
             # A handler that does not raise wants the wait to go on.
@@ -167,6 +168,34 @@ class Poller:
                 rest = None if deadline is None else max(0.0, deadline - time.monotonic())
                 return self.wait(waitable, rest)
         return done or waitable._done
+
+    def _shield(self) -> Any:
+        """Defer SIGINT; gives the handler to restore, or None where there is nothing to defer. Main thread only."""
+        handler = _getsignal(_SIGINT)
+        if not callable(handler) or handler == self._defer:
+            return None
+        _signal.signal(_SIGINT, self._defer)
+        return handler
+
+    def _unshield(self, handler: Any) -> bool:
+        """Restore the handler; whether a SIGINT came in the meantime."""
+        _signal.signal(_SIGINT, handler)
+        interrupted, self._interrupted = self._interrupted, False
+        return interrupted
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """Let no SIGINT in: what must not be left half done (a message half sent) goes in here. Keep it short."""
+        handler = self._shield() if threading.current_thread() is threading.main_thread() else None
+        if handler is None:
+            yield
+            return
+        try:
+            yield
+        finally:
+            interrupted = self._unshield(handler)
+        if interrupted:
+            handler(_SIGINT, None)
 
     def _defer(self, _signum: int, _frame: FrameType | None) -> None:
         self._interrupted = True
@@ -256,6 +285,8 @@ class Poller:
                     os.eventfd_read(fd)
                 except BlockingIOError:
                     pass
+                if self.on_wake is not None:
+                    self.on_wake()
         if timers:
             self._run_timers()
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
+import msgspec
+
+from monarch_kernel.protocol.messages import RankConfig
 from monarch_kernel.runtime.rank.main import main
 
 
@@ -13,5 +16,17 @@ def _read(fd: int) -> bytes:
         return source.read()
 
 
+def _find_user_modules(config: bytes) -> None:
+    """Have the controller's own folders (of scripts and notebooks) on the path, as in a forked rank.
+
+    Its installed packages are left out: they may be those of another interpreter.
+    """
+    for entry in msgspec.msgpack.decode(config, type=RankConfig).sys_path:
+        if entry not in sys.path and "-packages" not in entry and f"{os.sep}python3" not in entry:
+            sys.path.append(entry)
+
+
 if __name__ == "__main__":
-    main(_read(int(sys.argv[1])))
+    given = _read(int(sys.argv[1]))
+    _find_user_modules(given)
+    main(given)

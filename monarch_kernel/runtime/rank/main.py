@@ -66,8 +66,9 @@ class Rank:
             self._done = bool(self._main_work) or self._ending is not None
             if not self._done:
                 self.node.poller.wait(self)
-            if self._ending is not None:
+            if not self._main_work:
                 break
+            # An actor that has the main thread must be driven to its end, even if the end of the proc came first.
             self._main_work.popleft()()
         self.system.stop_all_actors(self._ending, STOP_TIMEOUT)
         _flush()
@@ -81,7 +82,7 @@ class Rank:
 
     def _take_main(self, drive: Callable[[], None]) -> bool:
         """Have the main thread drive this actor, if it is free."""
-        if self._main_taken:
+        if self._main_taken or self._ending is not None:
             return False
         self._main_taken = True
 
@@ -163,11 +164,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            pass
+    capture.flush()
 
 
 def main(config: bytes) -> None:

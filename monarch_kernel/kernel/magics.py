@@ -1,0 +1,372 @@
+"""`%mesh` and `%%mesh`: what users type."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import cloudpickle
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from monarch_kernel.actor import SupervisionError, ValueMesh
+from monarch_kernel.errors import ActorError
+from monarch_kernel.kernel import arguments as args_of
+from monarch_kernel.kernel.arguments import parse, usage_error
+from monarch_kernel.kernel.cellrun import CellRun, MeshCell
+from monarch_kernel.kernel.folding import Source
+from monarch_kernel.kernel.interrupts import get_relay
+from monarch_kernel.kernel.notebook import Notebook
+from monarch_kernel.kernel.render import Table, megabytes, seconds
+from monarch_kernel.kernel.session import ManagedMesh, UpOptions, parts_of
+
+#: How long a question to all ranks may take before those that did not answer are left out (seconds).
+ASK_TIMEOUT = 2.0
+
+SUBCOMMANDS = ("up", "ls", "status", "use", "down", "restart", "push", "pull", "logs")
+
+
+def _ranks_option(function: Any) -> Any:
+    text = "ranks, such as 0-3,7 or 0:8:2, or dimensions, such as hosts=1,gpus=0-3 (default: all)"
+    return argument("-r", "--ranks", metavar="RANKS", help=text)(function)
+
+
+def _mesh_option(function: Any) -> Any:
+    return argument("--on", metavar="NAME", help="the mesh (default: the one in use)")(function)
+
+
+@magics_class
+class MeshMagics(Magics):
+    """The magics, bound to one shell."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        super().__init__(shell=notebook.shell)
+        self._notebook = notebook
+        self._session = notebook.session
+
+    # -- %mesh ---------------------------------------------------------------------------------
+
+    @line_magic
+    def mesh(self, line: str) -> Any:
+        """Start, list and stop meshes of processes, and move variables between them and the notebook.
+
+        %mesh --help lists the subcommands, %mesh SUB --help tells about one.
+        """
+        word, _, rest = line.strip().partition(" ")
+        if word in ("", "-h", "--help", "help"):
+            print(self._overview())
+            return None
+        if word not in SUBCOMMANDS:
+            near = args_of.nearest(word, SUBCOMMANDS)
+            known = ", ".join(SUBCOMMANDS)
+            raise UsageError(f"%mesh: there is no subcommand {word!r}{near}; there are {known}")
+        function: Callable[[str], Any] = getattr(self, word)
+        return function(rest)
+
+    def _overview(self) -> str:
+        lines = ["usage: %mesh SUBCOMMAND ..., or %%mesh in the first line of a cell", ""]
+        for word in SUBCOMMANDS:
+            lines.append(f"  {word:<8} {args_of.summary(getattr(self, word))}")
+        cell = args_of.summary(cast("Any", self).mesh_cell)
+        return "\n".join([*lines, "", f"  %%mesh   {cell}", "", "%mesh SUBCOMMAND --help tells more."])
+
+    @magic_arguments("mesh up")
+    @argument("words", nargs="*", metavar="NAME | DIM=SIZE", help="a name (default: m), and dimensions: gpus=4")
+    @argument("--procs", type=int, metavar="N", help="that many processes in one dimension, gpus")
+    @argument("--env", action="append", default=[], metavar="K=V", help="an environment variable; repeatable")
+    @argument("--dist", choices=["gloo", "nccl"], help="join all ranks in a torch.distributed process group")
+    @argument("--preload", action="append", default=[], metavar="MODULE", help="import it once, for all ranks")
+    def up(self, line: str) -> None:
+        """Start a mesh of processes on this host, and use it for the cells that follow."""
+        found = parse(MeshMagics.up, line)
+        if found is None:
+            return
+        name, dims = args_of.up_arguments("%mesh up", found.words, found.procs)
+        env = args_of.env_arguments("%mesh up", found.env)
+        preload = tuple(word for item in found.preload for word in item.split(",") if word)
+        options = UpOptions(name, dims, env, found.dist or "", preload)
+        print(self._session.up(options))
+
+    @magic_arguments("mesh ls")
+    def ls(self, line: str) -> Table | None:
+        """List the meshes; * marks the one in use."""
+        if parse(MeshMagics.ls, line) is None:
+            return None
+        meshes = self._session.proc_meshes()
+        if not meshes:
+            print("No mesh is up; %mesh up --procs 4 starts one.")
+            return None
+        current = self._session.current
+        rows: list[list[str]] = []
+        for name, mesh in meshes.items():
+            states = _ask(mesh.status())
+            alive = "?" if states is None else str(sum(status.state == "alive" for status in states.values()))
+            sizes = ", ".join(f"{label}={size}" for label, size in mesh.extent.items())
+            rows.append(["*" if name == current else "", name, sizes, str(len(mesh)), alive])
+        return Table(["", "mesh", "dimensions", "ranks", "alive"], rows, right=(3, 4))
+
+    @magic_arguments("mesh status")
+    @argument("name", nargs="?", metavar="NAME", help="the mesh (default: the one in use)")
+    @_ranks_option
+    def status(self, line: str) -> Table | None:
+        """Show each rank of a mesh: state, process, memory, and where its code is."""
+        found = parse(MeshMagics.status, line)
+        if found is None:
+            return None
+        mesh = self._session.find(found.name, "%mesh status")
+        extent = mesh.extent
+        ranks = args_of.select("%mesh status", found.ranks, [], extent, mesh.name)
+        states = mesh.status().get(ASK_TIMEOUT)
+        places = self._places(mesh.name)
+        rows: list[list[str]] = []
+        for rank in ranks:
+            status = states.get(rank)
+            point = ",".join(f"{label}={at}" for label, at in extent.point(rank).items())
+            alive = status.state == "alive"
+            numbers = (
+                [megabytes(status.rss_bytes), f"{status.cpu_percent:.0f} %", seconds(status.uptime_s)]
+                if alive
+                else ["", "", ""]
+            )
+            doing = places.get(rank, "idle") if alive else status.cause
+            rows.append([str(rank), point, status.state, str(status.pid or ""), status.host, *numbers, doing])
+        headings = ["rank", "at", "state", "pid", "host", "memory", "cpu", "up", "doing"]
+        return Table(headings, rows, caption=f"mesh {mesh.name}", right=(0, 3, 5, 6, 7))
+
+    def _places(self, name: str) -> dict[int, str]:
+        managed = self._session.managed(name)
+        if managed is None:
+            return {}
+        told: dict[int, str] = {}
+        for slot in managed.monitor.where.stream():
+            try:
+                place = slot.get(ASK_TIMEOUT / 2)
+            except TimeoutError:
+                break  # completion order: nobody else has answered either
+            except Exception:  # a dead rank
+                continue
+            if place is not None:
+                rank, file, line, function = place
+                told[rank] = self._notebook.place(file, line, function)
+        return told
+
+    @magic_arguments("mesh use")
+    @argument("name", metavar="NAME", help="the mesh")
+    def use(self, line: str) -> None:
+        """Run the cells that follow on this mesh."""
+        found = parse(MeshMagics.use, line)
+        if found is not None:
+            managed = self._session.use(found.name)
+            print(f"mesh {managed.name}: {managed.describe()}, in use")
+
+    @magic_arguments("mesh down")
+    @argument("name", nargs="?", metavar="NAME", help="the mesh (default: the one in use)")
+    @argument("--all", action="store_true", help="all meshes")
+    def down(self, line: str) -> None:
+        """Stop a mesh and its processes."""
+        found = parse(MeshMagics.down, line)
+        if found is None:
+            return
+        if found.all and found.name:
+            raise usage_error("%mesh down", "give either a name or --all, not both")
+        if not found.all:
+            print(self._session.down(found.name))
+            return
+        names = self._session.names()
+        for name in names:
+            print(self._session.down(name))
+        if not names:
+            print("No mesh is up.")
+
+    @magic_arguments("mesh restart")
+    @argument("name", nargs="?", metavar="NAME", help="the mesh (default: the one in use)")
+    def restart(self, line: str) -> None:
+        """Stop a mesh and start it again with the same options; its variables are gone."""
+        found = parse(MeshMagics.restart, line)
+        if found is not None:
+            print(self._session.restart(found.name))
+
+    # -- variables and logs --------------------------------------------------------------------
+
+    @magic_arguments("mesh push")
+    @argument("names", nargs="+", metavar="VAR", help="variables of the notebook")
+    @_ranks_option
+    @_mesh_option
+    def push(self, line: str) -> None:
+        """Copy variables of the notebook to the ranks."""
+        found = parse(MeshMagics.push, line)
+        if found is None:
+            return
+        command = "%mesh push"
+        values = {name: self._notebook.variable(name, command) for name in found.names}
+        managed, ranks = self._addressed(found, command)
+        for name, value in values.items():
+            try:
+                cloudpickle.dumps(value)
+            except Exception as error:  # pickling runs user code
+                kind = type(value).__name__
+                raise usage_error(
+                    command, f"{name} (a {kind}) cannot be sent: {error}; make it on the ranks, in a %%mesh cell"
+                ) from None
+        calls = [part.mesh.push.call(values) for part in parts_of(managed, ranks)]
+        for call in calls:
+            call.get()
+
+    @magic_arguments("mesh pull")
+    @argument("names", nargs="+", metavar="VAR", help="variables of the ranks")
+    @argument("--as", dest="target", metavar="NAME", help="what to call it in the notebook")
+    @_ranks_option
+    @_mesh_option
+    def pull(self, line: str) -> None:
+        """Copy variables of the ranks to the notebook: each becomes a ValueMesh, with one value per rank."""
+        found = parse(MeshMagics.pull, line)
+        if found is None:
+            return
+        command = "%mesh pull"
+        for name in found.names:
+            args_of.check_name(command, name, "variable")
+        if found.target is not None:
+            args_of.check_name(command, found.target, "variable")
+            if len(found.names) > 1:
+                raise usage_error(command, "--as names one variable, so give one to pull")
+        managed, ranks = self._addressed(found, command)
+        got: dict[int, dict[str, Any]] = {}
+        calls = [(part, part.mesh.pull.call(found.names)) for part in parts_of(managed, ranks)]
+        for part, call in calls:
+            try:
+                values = call.get()
+            except ActorError as error:
+                first = error.failures[0]
+                where = f"rank {part.ranks[first.rank]}"
+                raise usage_error(command, f"{where} cannot send it: {first.message.rstrip('.')}") from None
+            got.update(zip(part.ranks, values.values(), strict=True))
+        for name in found.names:
+            missing = [rank for rank in ranks if name not in got[rank]]
+            if missing:
+                who = "any rank" if len(missing) == len(ranks) else f"rank {_listed(missing)}"
+                raise usage_error(command, f"there is no variable {name!r} on {who} of mesh {managed.name}")
+        shape = managed.shape(ranks)
+        for name in found.names:
+            values = ValueMesh(shape, [got[rank][name] for rank in ranks])
+            self._notebook.shell.user_ns[found.target or name] = values
+
+    @magic_arguments("mesh logs")
+    @argument("name", nargs="?", metavar="NAME", help="the mesh (default: the one in use)")
+    @_ranks_option
+    @argument("-n", "--lines", type=int, metavar="N", help="only the last N lines of each rank")
+    def logs(self, line: str) -> None:
+        """Print all that ranks have put out, from every cell, rank by rank."""
+        found = parse(MeshMagics.logs, line)
+        if found is None:
+            return
+        if found.lines is not None and found.lines < 1:
+            raise usage_error("%mesh logs", f"-n takes a number of lines of at least 1, not {found.lines}")
+        from monarch_kernel.output import logs
+
+        mesh = self._session.find(found.name, "%mesh logs")
+        ranks = args_of.select("%mesh logs", found.ranks, [], mesh.extent, mesh.name)
+        texts = logs(mesh, ranks=ranks)
+        for rank in ranks:
+            lines = texts.get(rank).rstrip("\n").split("\n")[-(found.lines or 0) :]
+            print("\n".join(f"[{rank}] {each}" for each in lines if each or len(lines) > 1))
+
+    def _addressed(self, found: Any, command: str) -> tuple[ManagedMesh, tuple[int, ...]]:
+        managed = self._session.get(found.on, command)
+        where = getattr(found, "where", [])
+        return managed, args_of.select(command, found.ranks, where, managed.extent, managed.name)
+
+    # -- %%mesh --------------------------------------------------------------------------------
+
+    @cell_magic("mesh")
+    @magic_arguments("%mesh")
+    @argument("name", nargs="?", metavar="NAME", help="the mesh (default: the one in use)")
+    @_mesh_option
+    @_ranks_option
+    @argument("--where", action="append", default=[], metavar="DIM=SLICE", help="as -r, a dimension at a time")
+    @argument("-o", "--out", metavar="VAR", help="keep the values of the last expression in this variable")
+    @argument("-a", "--no-wait", action="store_true", help="go on at once; the output still comes here")
+    @argument("--raw", action="store_true", help="every line as it comes, with its rank, nothing folded")
+    def mesh_cell(self, line: str, cell: str) -> Any:
+        """Run the cell on the ranks of a mesh.
+
+        Each rank has its own variables, which stay from cell to cell; rank, world_size and point are there
+        from the start. The value of the cell is a ValueMesh of the last expression's values.
+        """
+        found = parse(MeshMagics.mesh_cell, line)
+        if found is None:
+            return None
+        command = "%%mesh"
+        if found.name and found.on:
+            raise usage_error(command, f"give the mesh once, not as {found.name!r} and as --on {found.on}")
+        found.on = found.on or found.name
+        if found.out is not None:
+            args_of.check_name(command, found.out, "variable")
+        if not cell.strip():
+            raise usage_error(command, "the cell is empty; write what the ranks are to run below the first line")
+        made = self._notebook.make_cell(cell)
+        managed, ranks = self._addressed(found, command)
+        return self._run(managed, ranks, made, found)
+
+    def _run(self, managed: ManagedMesh, ranks: tuple[int, ...], cell: Any, found: Any) -> Any:
+        notebook = self._notebook
+        expected = [Source(managed.name, rank) for rank in ranks]
+        output = notebook.router.open(cell.id, notebook.output(raw=found.raw, expected=expected))
+        run = CellRun(managed, ranks, cell, output, notebook.router, notebook.file_label)
+        if found.no_wait:
+            handle = _in_background(run)
+            if found.out:
+                notebook.shell.user_ns[found.out] = handle
+            return None
+        relay = get_relay()
+
+        def pressed() -> None:
+            if not relay.connected:  # a plain ipykernel or IPython: the interrupt came to us alone
+                relay.press(cell.id)
+
+        with relay.active(run):
+            run.start()
+            run.wait(pressed)
+        error = run.error()
+        if error is not None:
+            raise error
+        value = run.value()
+        if found.out:
+            notebook.shell.user_ns[found.out] = value
+            return None
+        notebook.shown = value
+        return value
+
+
+def _in_background(run: CellRun) -> MeshCell:
+    relay = get_relay()
+    done = threading.Event()
+
+    def wait() -> None:
+        try:
+            run.wait(lambda: None)
+            error = run.error()
+            if error is not None:
+                run.show_error(error)
+        finally:
+            relay.remove(run)
+            done.set()
+
+    relay.add(run, background=True)
+    run.start()
+    threading.Thread(target=wait, name="monarch-cell", daemon=True).start()
+    return MeshCell(run, done)
+
+
+def _ask(future: Any) -> Any:
+    try:
+        return future.get(ASK_TIMEOUT)
+    except (TimeoutError, SupervisionError):
+        return None
+
+
+def _listed(ranks: list[int]) -> str:
+    from monarch_kernel.meshes import format_ranks
+
+    return format_ranks(ranks, limit=6)

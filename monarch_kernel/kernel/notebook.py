@@ -1,0 +1,165 @@
+"""What `%mesh` needs of the IPython it is loaded in: the cell that runs, its text, and where output goes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from monarch_kernel.kernel.cellrunner import Cell, check_syntax, remember_source
+from monarch_kernel.kernel.completion import Known
+from monarch_kernel.kernel.folding import Source
+from monarch_kernel.kernel.publish import publisher_for
+from monarch_kernel.kernel.router import CellOutput, OutputRouter
+from monarch_kernel.kernel.session import MeshSession
+from monarch_kernel.kernel.tracebacks import CellSyntaxError
+from monarch_kernel.meshes import format_points
+
+_count = itertools.count(1)
+
+
+class Notebook:
+    """One IPython shell as the magics see it.
+
+    Args:
+        shell: the shell.
+        session: the meshes.
+    """
+
+    def __init__(self, shell: Any, session: MeshSession) -> None:
+        self.shell = shell
+        self.session = session
+        self.router = OutputRouter(self._current_output, self._tooltip)
+        self._raw_cell = ""
+        self._ordinary: dict[str, CellOutput] = {}
+        self._key = ""
+        self.shown: Any = None  # a value whose display the ranks have seen to
+
+    # -- events of the shell -------------------------------------------------------------------
+
+    def before_cell(self, info: Any) -> None:
+        """IPython's `pre_run_cell`."""
+        self._raw_cell = info.raw_cell or ""
+        self._key = f"cell-{next(_count)}"
+        self.shown = None
+
+    def after_cell(self, _result: Any) -> None:
+        """IPython's `post_run_cell`: what actors printed during an ordinary cell is shown before it ends."""
+        output = self._ordinary.pop(self._key, None)
+        if output is not None:
+            output.show()
+
+    # -- cells ---------------------------------------------------------------------------------
+
+    def make_cell(self, body: str) -> Cell:
+        """The body of a `%%mesh` cell as ranks are to run it.
+
+        Raises:
+            CellSyntaxError: it is no Python.
+        """
+        raw = self._raw_cell if body and self._raw_cell.endswith(body.rstrip("\n")) else ""
+        raw = raw or self._containing(body)
+        header = self._header_lines(raw, body)
+        blank = len(body) - len(body.lstrip("\n"))
+        transformed = self.shell.transform_cell(body)
+        source = "\n" * (header + blank) + transformed
+        compiler = self.shell.compile
+        filename = compiler.get_code_name(raw, self.shell.transform_cell(raw), self.shell.execution_count)
+        try:
+            check_syntax(source, filename)
+        except SyntaxError as error:
+            remember_source(filename, raw)
+            raise CellSyntaxError(error, self._syntax_lines(error)) from None
+        remember_source(filename, raw)
+        return Cell(f"{self._key}.{next(_count)}", source, filename, raw, _ends_quietly(transformed))
+
+    def _containing(self, body: str) -> str:
+        """A cell with this body, where the text of the whole cell is not known (it was run by a program)."""
+        raw = self._raw_cell
+        return raw if body.strip() and body.strip() in raw else f"%%mesh\n{body}"
+
+    @staticmethod
+    def _header_lines(raw: str, body: str) -> int:
+        at = raw.rfind(body.rstrip("\n"))
+        return raw.count("\n", 0, at) if at >= 0 else 1
+
+    def _syntax_lines(self, error: SyntaxError) -> list[str]:
+        lines: list[str] = self.shell.SyntaxTB.structured_traceback(type(error), error, [])
+        return lines
+
+    def file_label(self, file: str) -> str | None:
+        """What IPython calls the file of a cell: `Cell In[3]`."""
+        name = self.shell.compile.format_code_name(file)
+        return f"{name[0]} {name[1]}" if name else None
+
+    # -- output --------------------------------------------------------------------------------
+
+    def output(self, *, raw: bool = False, expected: Any = ()) -> CellOutput:
+        """An output area in the cell that runs now."""
+        return CellOutput(publisher_for(self.shell), raw=raw, expected=expected)
+
+    def _current_output(self, cell: str) -> tuple[str, CellOutput] | None:
+        """Where output goes that no `%%mesh` cell has asked for: actors that ordinary cells called."""
+        key = self._key
+        output = self._ordinary.get(key)
+        if output is None:
+            output = self._ordinary[key] = self.output()
+        return key, output
+
+    def _tooltip(self, sources: frozenset[Source]) -> str:
+        meshes = self.session.proc_meshes()
+        lines: list[str] = []
+        for name in sorted({source.mesh for source in sources}):
+            ranks = sorted(source.rank for source in sources if source.mesh == name)
+            mesh = meshes.get(name)
+            points = format_points(ranks, mesh.extent, limit=8) if mesh is not None else ""
+            lines.append(f"{name} {points}".strip())
+        if len(sources) <= 8:
+            for source in sorted(sources):
+                host, pid = self.router.whereabouts(source)
+                if pid:
+                    lines.append(f"{source.rank}: {host} pid {pid}")
+        return "\n".join(lines)
+
+    # -- variables -----------------------------------------------------------------------------
+
+    def variable(self, name: str, command: str) -> Any:
+        """A variable of the notebook."""
+        from monarch_kernel.kernel.arguments import nearest
+
+        try:
+            return self.shell.user_ns[name]
+        except KeyError:
+            known = [each for each in self.shell.user_ns if not each.startswith("_")]
+            raise UsageError(
+                f"{command}: there is no variable {name!r} in the notebook{nearest(name, known)}"
+            ) from None
+
+    def known(self) -> Known:
+        """What may be completed."""
+        meshes = {name: dict(mesh.extent) for name, mesh in self.session.proc_meshes().items()}
+        hidden = getattr(self.shell, "user_ns_hidden", {})
+        variables = [name for name in self.shell.user_ns if name not in hidden]
+        return Known(meshes, self.session.current, variables)
+
+    def place(self, file: str, line: int, function: str) -> str:
+        """A place in code, short."""
+        name = (self.file_label(file) or os.path.basename(file)).removeprefix("Cell ")
+        return f"{name}:{line}" + ("" if function in ("", "<module>") else f" in {function}")
+
+
+def _ends_quietly(source: str) -> bool:
+    """Whether a cell ends in a semicolon, which asks for its value not to be shown."""
+    import io
+    import tokenize
+
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER, tokenize.DEDENT)
+    try:
+        tokens = [
+            token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type not in skipped
+        ]
+    except (tokenize.TokenError, SyntaxError):
+        return False
+    return bool(tokens) and tokens[-1].exact_type == tokenize.SEMI

@@ -1,0 +1,93 @@
+"""The parts of the agent that need no process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from monarch_kernel.runtime.host import forkserver
+from monarch_kernel.runtime.host.procs import OomWatch, OutputLog, describe_exit
+
+
+def test_a_log_keeps_the_newest_and_counts_what_it_dropped(tmp_path: Path) -> None:
+    log = OutputLog(str(tmp_path / "log"), limit=1000)
+    written = b""
+    for i in range(100):
+        line = b"line %03d %s\n" % (i, b"x" * 30)
+        log.append(line)
+        written += line
+    kept = log.read()
+    assert len(kept) <= 1000
+    assert len(kept) + log.dropped == len(written)
+    assert written.endswith(kept)
+    assert log.read(2) == written[-2 * len(line) :]
+    assert log.read(10_000) == kept
+    log.close()
+    log.append(b"after closing\n")
+    assert log.read(1) == b"after closing\n"
+    log.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_last_lines_of_a_log_whose_last_line_is_unfinished(tmp_path: Path) -> None:
+    log = OutputLog(str(tmp_path / "log"))
+    assert log.read() == b""
+    assert log.read(5) == b""
+    log.append(b"one\ntwo\nthr")
+    assert log.read(1) == b"thr"
+    assert log.read(2) == b"two\nthr"
+    log.remove()
+
+
+def test_a_log_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    log = OutputLog(str(tmp_path / "no" / "folder"))
+    log.append(b"12345")
+    assert (log.read(), log.dropped) == (b"", 5)
+
+
+def test_how_a_process_ended() -> None:
+    assert describe_exit(0) == "exited with code 0"
+    assert describe_exit(3) == "exited with code 3"
+    assert describe_exit(-signal.SIGKILL) == "killed by SIGKILL"
+    assert describe_exit(-signal.SIGSEGV) == "segmentation fault (SIGSEGV)"
+    assert describe_exit(-signal.SIGABRT) == "aborted (SIGABRT)"
+    assert describe_exit(-64) == "killed by SIGRTMAX"
+    assert describe_exit(-50) == "killed by signal 50"
+    assert describe_exit(-signal.SIGKILL, "the memory of this machine was used up", 2_500_000_000) == (
+        "killed by SIGKILL, out of memory (the memory of this machine was used up; it had used 2.50 GB)"
+    )
+
+
+def test_no_news_of_the_out_of_memory_killer_when_it_did_not_strike() -> None:
+    assert OomWatch().news() == ""
+
+
+def test_packets_carry_descriptors_and_any_size() -> None:
+    ours, theirs = forkserver.make_pair()
+    read, write = os.pipe()
+    with ours, theirs:
+        for size in (10, 1_000_000):
+            request = forkserver.Fork("p", b"c" * size, {}, "/", [])
+            forkserver.send_packet(ours, request, [write])
+            got, fds = forkserver.receive_packet(theirs, forkserver.decode_request)
+            assert got == request
+            (fd,) = fds
+            assert os.fstat(fd).st_ino == os.fstat(write).st_ino
+            assert not os.get_inheritable(fd)
+            os.close(fd)
+        ours.close()
+        assert forkserver.receive_packet(theirs, forkserver.decode_request) == (None, [])
+    os.close(read)
+    os.close(write)
+
+
+def test_what_was_sent_before_a_reset_is_still_read() -> None:
+    ours, theirs = forkserver.make_pair()
+    with ours, theirs:
+        forkserver.send_packet(ours, forkserver.Retire())  # never read
+        forkserver.send_packet(theirs, forkserver.Forked("p", 1))
+        theirs.close()
+        got, _ = forkserver.receive_packet(ours, forkserver.decode_event)
+        assert got == forkserver.Forked("p", 1)
+        assert forkserver.receive_packet(ours, forkserver.decode_event) == (None, [])

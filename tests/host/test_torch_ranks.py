@@ -1,0 +1,73 @@
+"""torch in forked ranks: preloaded once in a template, then trained with, over gloo, with DataLoader workers."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from .conftest import Host
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+def test_training_gloo_and_data_loaders_work_in_forks_of_a_torch_template(host: Host, tmp_path: object) -> None:
+    names = host.spawn(2, preload=["torch"], env={"RENDEZVOUS": f"file://{tmp_path}/rendezvous"})
+    template = psutil.Process(host.started[names[0]]).parent()
+    assert template is not None
+    assert template.name() == "monarch-templat"
+
+    def train() -> None:
+        import os
+        import sys
+
+        assert "torch" in sys.modules
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        from torch.utils.data import DataLoader, TensorDataset
+
+        rank = int(os.environ["RANK"])
+        dist.init_process_group("gloo", init_method=os.environ["RENDEZVOUS"], rank=rank, world_size=2)
+        try:
+            total = torch.ones(1000) * (rank + 1)
+            dist.all_reduce(total)
+            assert total.sum() == 3000
+            torch.manual_seed(0)
+            x = torch.randn(512, 64)
+            y = (x.sum(1) > 0).long()
+            model = DistributedDataParallel(
+                torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 2))
+            )
+            optimizer = torch.optim.Adam(model.parameters(), 0.01)
+            loader = DataLoader(TensorDataset(x, y), 64, num_workers=2, multiprocessing_context="fork")
+            for _ in range(3):
+                for bx, by in loader:
+                    optimizer.zero_grad()
+                    loss = torch.nn.functional.cross_entropy(model(bx), by)
+                    loss.backward()
+                    optimizer.step()
+            assert (model(x).argmax(1) == y).float().mean() > 0.9
+            # Large enough for the parallel paths of OpenMP, MKL and numpy's OpenBLAS.
+            a = torch.randn(600, 600)
+            assert torch.isfinite(a @ a).all()
+            assert (a.numpy() @ a.numpy()).shape == (600, 600)
+        finally:
+            dist.destroy_process_group()
+        print("trained")
+
+    def set_rank(rank: int) -> None:
+        def setter() -> None:
+            import os
+
+            os.environ["RANK"] = str(rank)
+
+        host.call(names[rank], setter)
+
+    for rank in range(2):
+        set_rank(rank)
+    answers = [host.run(name, train) for name in names]
+    host.wait(lambda: all(answer.done for answer in answers), "both ranks train")
+    for name, answer in zip(names, answers):
+        assert answer.status == 0, (answer.body[-3000:], host.text(name))
+        assert "trained\n" in host.text(name)
