@@ -341,7 +341,8 @@ class ProcMesh(MeshTrait):
         return done.then(_nothing)
 
     def kill(self, reason: str = "") -> Future[None]:
-        """SIGKILL these procs, without any cleanup; done when they are gone."""
+        """SIGKILL these procs, without any cleanup; done when they are gone. No fault, since it was asked for."""
+        self._system.tree.killed(ref.id for ref in self._target().procs)
         return self._ask_agents(lambda call, procs: KillProcs(call, procs, reason), "kill").then(_nothing)
 
     def _ask_agents(self, message: Any, what: str) -> Future[list[Any]]:

@@ -6,6 +6,7 @@ asking ``__supervise__``, is the actor system's work.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from monarch_kernel.protocol.messages import Death, ProcRef
@@ -55,6 +56,7 @@ class Tree:
         self._procs: dict[str, OwnedMesh] = {}
         self._on_proc: dict[str, list[OwnedMesh]] = {}
         self._of_proc: dict[str, list[OwnedMesh]] = {}
+        self._killed: set[str] = set()
 
     def spawned_actors(self, mesh: OwnedMesh) -> None:
         """An actor mesh was spawned by an actor (or the client) of this process."""
@@ -77,6 +79,10 @@ class Tree:
                     if not index[proc]:
                         del index[proc]
 
+    def killed(self, procs: Iterable[str]) -> None:
+        """This process has these procs killed: their ends are no failures that anybody here has to handle."""
+        self._killed.update(procs)
+
     def owned_by(self, owner: str) -> list[OwnedMesh]:
         """What an actor owns, oldest first."""
         return [
@@ -94,9 +100,9 @@ class Tree:
     def proc_died(self, proc: str, death: Death) -> list[Notice]:
         """A proc ended. Its actor meshes' owners are told; where no actor was on it, the proc mesh's owner is.
 
-        A proc that was stopped on purpose is nobody's failure.
+        A proc that was stopped or killed on purpose is nobody's failure.
         """
-        if death.what == "stopped":
+        if death.what == "stopped" or proc in self._killed:
             return []
         on_it = self._on_proc.get(proc, [])
         return [

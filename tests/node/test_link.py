@@ -1,0 +1,139 @@
+"""Framing: whole messages, however the bytes are cut, whatever their size, before and after there is a socket."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from monarch_kernel.protocol.messages import PREFIX, ProcStarted, encode
+from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.runtime.node.link import Link
+from monarch_kernel.runtime.node.poller import Poller
+
+
+class End:
+    """One end of a link that collects what it gets."""
+
+    def __init__(self, poller: Poller) -> None:
+        self.got: list[tuple[str, bytes]] = []
+        self.wanted = 0
+        self.all: Future[None] = Future(poller)
+        self.closed: Future[None] = Future(poller)
+        self.link = Link(poller, "peer", self._on_message, lambda _l: self.closed._resolve(None))
+
+    def _on_message(self, _link: Link, header: Any, body: Any) -> None:
+        self.got.append((header.proc, bytes(body)))
+        if len(self.got) == self.wanted:
+            self.all._resolve(None)
+
+
+@pytest.fixture
+def poller() -> Iterator[Poller]:
+    made = Poller(background=False)
+    yield made
+    made.close()
+
+
+def header(name: str) -> bytes:
+    return encode(ProcStarted(name, 1))
+
+
+def framed(name: str, body: bytes) -> bytes:
+    head = header(name)
+    return PREFIX.pack(len(head), len(body)) + head + body
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 7, 1000, 70_000, 200_000]), min_size=1, max_size=6),
+    cuts=st.lists(st.integers(1, 90_000), max_size=12),
+)
+def test_messages_arrive_whole_however_the_bytes_are_cut(poller: Poller, sizes: list[int], cuts: list[int]) -> None:
+    ours, theirs = socket.socketpair()
+    end = End(poller)
+    end.link.attach(ours)
+    want = [(f"m{k}", bytes([k]) * size) for k, size in enumerate(sizes)]
+    end.wanted = len(want)
+    data = b"".join(framed(*message) for message in want)
+    at = 0
+    for cut in [*cuts, len(data)]:
+        theirs.setblocking(False)
+        part = memoryview(data)[at : at + cut]
+        while part:
+            try:
+                part = part[theirs.send(part) :]
+            except BlockingIOError:
+                end.link.receive()
+        at = min(len(data), at + cut)
+        end.link.receive()
+    end.all.get(10)
+    assert end.got == want
+    end.link.close()
+    theirs.close()
+
+
+def test_both_ways_with_bodies_larger_than_any_socket_buffer(poller: Poller) -> None:
+    ours, theirs = socket.socketpair()
+    left, right = End(poller), End(poller)
+    left.link.attach(ours)
+    right.link.attach(theirs)
+    big = bytes(range(256)) * 40_000  # 10 MB
+    left.wanted = right.wanted = 3
+    for end, name in ((left, "a"), (right, "b")):
+        end.link.send(header(name), big)
+        end.link.send(header(name + "2"), [big[:100], b"", big[100:]])
+        end.link.send(header(name + "3"), b"small")
+    right.all.get(20)
+    left.all.get(20)
+    assert right.got == [("a", big), ("a2", big), ("a3", b"small")]
+    assert left.got == [("b", big), ("b2", big), ("b3", b"small")]
+    assert left.link.queued == right.link.queued == 0
+    left.link.close()
+    right.closed.get(5)
+
+
+def test_what_was_sent_before_there_was_a_socket_is_sent_in_order(poller: Poller) -> None:
+    left, right = End(poller), End(poller)
+    right.wanted = 3
+    left.link.send(header("1"), b"x")
+    left.link.send(header("2"), [b"y" * 100_000, b"z"])
+    ours, theirs = socket.socketpair()
+    right.link.attach(theirs)
+    left.link.attach(ours)
+    left.link.send(header("3"))
+    right.all.get(5)
+    assert [name for name, _ in right.got] == ["1", "2", "3"]
+    left.link.close()
+    right.closed.get(5)
+
+
+def test_a_link_that_takes_over_sends_the_queue_of_the_waiting_one(poller: Poller) -> None:
+    waiting, arrived, right = End(poller), End(poller), End(poller)
+    right.wanted = 3
+    waiting.link.send(header("1"))
+    ours, theirs = socket.socketpair()
+    right.link.attach(theirs)
+    arrived.link.attach(ours)
+    arrived.link.take_over(waiting.link)
+    waiting.link.send(header("2"))  # by somebody who still holds the old one
+    arrived.link.send(header("3"))
+    right.all.get(5)
+    assert [name for name, _ in right.got] == ["1", "2", "3"]
+    arrived.link.close()
+    right.closed.get(5)
+
+
+def test_sending_on_a_closed_link_goes_nowhere(poller: Poller) -> None:
+    ours, theirs = socket.socketpair()
+    end = End(poller)
+    end.link.attach(ours)
+    theirs.close()
+    end.closed.get(5)
+    end.link.send(header("x"), b"y")
+    end.link.send(header("x"), b"y" * 1_000_000)
+    assert end.link.closed and end.link.queued == 0

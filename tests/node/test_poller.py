@@ -1,0 +1,229 @@
+"""The protocol by which threads share one epoll set."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch_kernel.runtime.node.future import Future, gathered
+from monarch_kernel.runtime.node.loop import new_loop
+from monarch_kernel.runtime.node.poller import Poller
+
+
+@pytest.fixture
+def poller() -> Iterator[Poller]:
+    made = Poller()
+    yield made
+    made.close()
+
+
+class Pipe:
+    """A descriptor that becomes readable, and a future that its handler resolves."""
+
+    def __init__(self, poller: Poller) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.ours.setblocking(False)
+        self.future: Future[bytes] = Future(poller, "pipe")
+        self.handled_by = 0
+        poller.register(self.ours.fileno(), self._on_event)
+        self._poller = poller
+
+    def _on_event(self, _events: int) -> None:
+        self.handled_by = threading.get_ident()
+        self.future._resolve(self.ours.recv(100))
+
+    def close(self) -> None:
+        self._poller.unregister(self.ours.fileno())
+        self.ours.close()
+        self.theirs.close()
+
+
+@pytest.fixture
+def pipe(poller: Poller) -> Iterator[Pipe]:
+    made = Pipe(poller)
+    yield made
+    made.close()
+
+
+def test_the_thread_that_waits_handles_the_event_itself(poller: Poller, pipe: Pipe) -> None:
+    pipe.theirs.send(b"x")
+    assert pipe.future.get(5) == b"x"
+    assert pipe.handled_by == threading.get_ident()
+
+
+def test_a_wait_ends_at_its_deadline_and_the_result_can_be_had_later(poller: Poller, pipe: Pipe) -> None:
+    with pytest.raises(TimeoutError, match="pipe"):
+        pipe.future.get(0.01)
+    pipe.theirs.send(b"late")
+    assert pipe.future.get(5) == b"late"
+    assert pipe.future.get() == b"late"
+
+
+def test_the_background_thread_takes_over_when_nobody_waits(poller: Poller, pipe: Pipe) -> None:
+    poller.start_background()
+    seen = threading.Event()
+    pipe.future.add_done_callback(lambda _f: seen.set())
+    pipe.theirs.send(b"x")
+    assert seen.wait(5)
+    assert pipe.handled_by not in (0, threading.get_ident())
+
+
+def test_a_waiter_takes_the_lead_from_the_background_thread(poller: Poller, pipe: Pipe) -> None:
+    poller.start_background()
+    first: Future[None] = Future(poller)
+    poller.call_later(0.05, lambda: first._resolve(None))  # by then the background thread leads
+    first.get(5)
+    other = Pipe(poller)
+    timer = poller.call_later(0.05, lambda: other.theirs.send(b"y") and None)
+    assert other.future.get(5) == b"y"
+    assert timer.callback is not None
+    other.close()
+
+
+def test_many_waiters_each_get_theirs_whoever_leads(poller: Poller) -> None:
+    pipes = [Pipe(poller) for _ in range(8)]
+    results: dict[int, bytes] = {}
+
+    def wait(k: int) -> None:
+        results[k] = pipes[k].future.get(10)
+
+    threads = [threading.Thread(target=wait, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for k in (5, 0, 7, 3, 1, 6, 2, 4):
+        pipes[k].theirs.send(str(k).encode())
+    for thread in threads:
+        thread.join(10)
+    assert results == {k: str(k).encode() for k in range(8)}
+    for made in pipes:
+        made.close()
+
+
+def test_a_future_resolved_by_another_thread_wakes_the_leader(poller: Poller) -> None:
+    future: Future[int] = Future(poller)
+    thread = threading.Timer(0.02, lambda: future._resolve(3))
+    thread.start()
+    assert future.get(5) == 3
+    thread.join()
+
+
+def test_waiting_inside_the_delivery_of_a_message_is_refused_instead_of_hanging(poller: Poller, pipe: Pipe) -> None:
+    caught: list[BaseException | None] = []
+    never: Future[None] = Future(poller)
+
+    def callback(_future: Any) -> None:
+        try:
+            never.get(1)
+        except RuntimeError as e:
+            caught.append(e)
+
+    pipe.future.add_done_callback(callback)
+    pipe.theirs.send(b"x")
+    pipe.future.get(5)
+    assert "hand the work to a thread" in str(caught[0])
+
+
+def test_a_handler_that_raises_does_not_end_the_poller(
+    poller: Poller, pipe: Pipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = Pipe(poller)
+
+    def raising(_events: int) -> None:
+        bad.ours.recv(10)
+        raise ValueError("bug")
+
+    poller.unregister(bad.ours.fileno())
+    poller.register(bad.ours.fileno(), raising)
+    bad.theirs.send(b"x")
+    pipe.theirs.send(b"y")
+    assert pipe.future.get(5) == b"y"
+    assert "bug in monarch_kernel" in caplog.text
+    bad.close()
+
+
+def test_ctrl_c_ends_a_wait_and_loses_nothing(poller: Poller, pipe: Pipe) -> None:
+    poller.call_later(0.01, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        pipe.future.get(10)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    pipe.theirs.send(b"x")
+    assert pipe.future.get(5) == b"x"
+
+
+def test_ctrl_c_ends_the_wait_of_a_main_thread_that_follows(poller: Poller, pipe: Pipe) -> None:
+    leading: Future[None] = Future(poller)
+    thread = threading.Thread(target=leading.get)
+    thread.start()
+    while not poller._lead.locked():
+        pass
+    timer = threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        pipe.future.get(10)
+    leading._resolve(None)
+    thread.join(5)
+    timer.join(5)
+
+
+def test_a_handler_that_does_not_raise_lets_the_wait_go_on(poller: Poller, pipe: Pipe) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: heard.append(number))
+    try:
+        poller.call_later(0.01, lambda: os.kill(os.getpid(), signal.SIGINT))
+        poller.call_later(0.05, lambda: pipe.theirs.send(b"x") and None)
+        assert pipe.future.get(5) == b"x"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
+
+
+def test_what_is_shielded_is_not_cut_by_ctrl_c(poller: Poller) -> None:
+    steps: list[int] = []
+    with pytest.raises(KeyboardInterrupt), poller.shielded():
+        os.kill(os.getpid(), signal.SIGINT)
+        steps.append(1)
+    assert steps == [1]
+
+
+def test_timers_run_in_order_and_can_be_cancelled(poller: Poller) -> None:
+    seen: list[str] = []
+    done: Future[None] = Future(poller)
+    poller.call_later(0.03, lambda: done._resolve(None))
+    poller.call_later(0.02, lambda: seen.append("second"))
+    poller.call_later(0.01, lambda: seen.append("first"))
+    poller.call_later(0.015, lambda: seen.append("never")).cancel()
+    done.get(5)
+    assert seen == ["first", "second"]
+
+
+def test_an_event_loop_polls_while_it_sleeps(poller: Poller, pipe: Pipe) -> None:
+    loop = new_loop(poller)
+
+    async def main() -> bytes:
+        pipe.theirs.send(b"x")
+        return await pipe.future
+
+    assert loop.run_until_complete(main()) == b"x"
+    assert pipe.handled_by == threading.get_ident()
+    loop.close()
+
+
+def test_gathered_futures(poller: Poller) -> None:
+    parts: list[Future[int]] = [Future(poller) for _ in range(3)]
+    whole = gathered(poller, parts)
+    for k in (2, 0, 1):
+        assert not whole.done()
+        parts[k]._resolve(k)
+    assert whole.get() == [0, 1, 2]
+    failing: list[Future[int]] = [Future(poller), Future(poller)]
+    broken = gathered(poller, failing)
+    failing[1]._reject(ValueError("one"))
+    with pytest.raises(ValueError, match="one"):
+        broken.get()
+    assert gathered(poller, []).get() == []
