@@ -89,6 +89,7 @@ def test_actors_of_one_proc_run_side_by_side(procs: Procs) -> None:
     spinning = started(free, "spin")
     assert also.echo.call_one(3).get(PATIENCE) == 3
     assert not spinning.done()
+    world.kill().get(PATIENCE)
 
 
 def test_only_one_actor_of_a_proc_has_the_main_thread(procs: Procs) -> None:

@@ -104,7 +104,8 @@ def test_a_remote_timeout_error_is_not_taken_for_ours(procs: Procs) -> None:
 
 
 def test_timeout_names_who_is_waited_for(procs: Procs) -> None:
-    mesh = procs(3).spawn("basic", Basic)
+    world = procs(3)
+    mesh = world.spawn("basic", Basic)
     busy, others = mesh.slice(gpus=1), mesh.slice(gpus=slice(0, 3, 2))
     port, receiver = Channel.open()
     busy.sleep.broadcast(port)
@@ -113,8 +114,7 @@ def test_timeout_names_who_is_waited_for(procs: Procs) -> None:
     others.echo.call(1).get()  # the calls are answered in order: these two ranks have answered the first as well
     with pytest.raises(TimeoutError, match="waiting for gpus=1"):
         call.get(timeout=0.01)
-    mesh.stop()
-    busy._system.proc_meshes[next(iter(busy._system.proc_meshes))].kill("test").get()
+    world.kill().get(PATIENCE)
 
 
 def test_done_and_callbacks(gated: Any) -> None:

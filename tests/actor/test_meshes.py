@@ -225,7 +225,7 @@ def test_status_and_pids_and_table(procs: Procs) -> None:
     assert [line.split()[3] for line in lines[1:]] == [str(pid) for pid in pids]
 
 
-def test_kill_ends_procs_at_once_and_is_no_fault(procs: Procs) -> None:
+def test_kill_ends_procs_at_once_and_is_no_fault(procs: Procs, faults: Any) -> None:
     world = procs(2)
     mesh = world.spawn("basic", Basic)
     pending = started(mesh)
@@ -238,6 +238,7 @@ def test_kill_ends_procs_at_once_and_is_no_fault(procs: Procs) -> None:
     assert [s.state for s in world.status().get().values()] == ["dead", "dead"]
     # We killed it ourselves: nobody has to handle that.
     assert list(procs(1).spawn("basic", Basic).echo.call(1).get().values()) == [1]
+    assert faults.empty()
 
 
 def test_meshes_of_the_controller(procs: Procs) -> None:
@@ -326,15 +327,6 @@ def test_ranks_have_the_controllers_folder_and_path(procs: Procs, tmp_path: Path
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     assert procs(1).spawn("looks", Looks).look.call_one().get() == (str(tmp_path), 17)
-
-
-def _setup() -> None:
-    os.environ["MK_SETUP"] = f"{current_rank().rank} of {current_size()}"
-
-
-async def _async_setup() -> None:
-    await asyncio.sleep(0)
-    os.environ["MK_SETUP"] = "async"
 
 
 def test_bootstrap_runs_first(procs: Procs) -> None:

@@ -48,13 +48,16 @@ class Outcome:
 class Cell:
     """A cell that has been sent to the kernel; its output arrives while the test looks at it."""
 
-    def __init__(self, client: BlockingKernelClient, code: str) -> None:
+    def __init__(self, client: BlockingKernelClient, code: str, subshell: str | None = None) -> None:
         self._client = client
         self.outcome = Outcome()
         self.events: list[dict[str, Any]] = []
         """What the debugger has published since the cell was sent."""
         self._idle = False
-        self.msg_id = client.execute(code, allow_stdin=False)
+        message = client.session.msg("execute_request", {"code": code, "silent": False, "allow_stdin": False})
+        message["header"]["subshell_id"] = subshell
+        client.shell_channel.send(message)
+        self.msg_id = message["header"]["msg_id"]
 
     def read(self) -> None:
         """Take one message, though the cell may have ended: what runs in the background prints later."""
@@ -134,9 +137,9 @@ class Kernel:
         """The kernel's process."""
         return int(self.manager.provisioner.pid)  # type: ignore[union-attr]
 
-    def send(self, code: str) -> Cell:
+    def send(self, code: str, subshell: str | None = None) -> Cell:
         """Start a cell, and look at it while it runs."""
-        return Cell(self.client, code)
+        return Cell(self.client, code, subshell)
 
     def run(self, code: str) -> Outcome:
         """Run a cell to its end."""
@@ -154,8 +157,13 @@ class Kernel:
 
     def debug(self, command: str, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
         """Send the debugger's front end's message, and give the reply."""
-        content = {"type": "request", "command": command, "seq": 1, "arguments": arguments or {}}
-        message = self.client.session.msg("debug_request", content)
+        return self.control(
+            "debug_request", {"type": "request", "command": command, "seq": 1, "arguments": arguments or {}}
+        )
+
+    def control(self, kind: str, content: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Send a message on the control channel, and give the reply."""
+        message = self.client.session.msg(kind, content or {})
         self.client.control_channel.send(message)
         while True:
             reply = self.client.get_control_msg(timeout=PATIENCE)

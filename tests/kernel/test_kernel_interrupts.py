@@ -45,6 +45,26 @@ def test_interrupt_ends_the_cell_and_the_kernel_goes_on(kernel: Kernel, code: st
     interrupted(kernel, code)
 
 
+def test_the_interrupt_message_does_the_same(kernel: Kernel) -> None:
+    cell = kernel.send(f"import time\nprint('ready', flush=True)\ntime.sleep({LONG})")
+    cell.prints("ready")
+    assert kernel.control("interrupt_request")["status"] == "ok"
+    assert cell.wait().ename == "KeyboardInterrupt"
+
+
+def test_what_a_subshell_does_meanwhile_changes_nothing(kernel: Kernel) -> None:
+    subshell = kernel.control("create_subshell_request")["subshell_id"]
+    for wait in (f"import time; print('ready', flush=True); time.sleep({LONG})", "print('ready'); await forever()"):
+        kernel.ok(f"import asyncio\nasync def forever(): await asyncio.sleep({LONG})")
+        cell = kernel.send(wait)
+        cell.prints("ready")
+        for code in ("1 + 1", "import asyncio; await asyncio.sleep(0, 2)"):
+            assert kernel.send(code, subshell).wait().text == "2"
+        kernel.interrupt()
+        assert cell.wait().ename == "KeyboardInterrupt"
+    assert kernel.control("delete_subshell_request", {"subshell_id": subshell})["status"] == "ok"
+
+
 def test_an_idle_kernel_shrugs_off_interrupts(kernel: Kernel) -> None:
     kernel.ok("1")
     kernel.interrupt()

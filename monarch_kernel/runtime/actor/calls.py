@@ -97,6 +97,7 @@ class OneCall(Future[Any]):
             self._finish()
 
     def _result(self) -> Any:
+        __tracebackhide__ = True
         if not self._decoded:
             try:
                 self._decode()
@@ -203,6 +204,7 @@ class ManyCall(Future[Any]):
         return [rank for rank, status in enumerate(self._statuses) if status < 0]
 
     def _result(self) -> Any:
+        __tracebackhide__ = True
         if not self._decoded:
             try:
                 self._decode()

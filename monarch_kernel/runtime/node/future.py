@@ -62,6 +62,7 @@ class Future(Generic[R]):
 
     def _result(self) -> Any:
         """The value, or raise; only when done. Subclasses decode here, on the thread that asks."""
+        __tracebackhide__ = True
         if self._error is not None:
             raise self._error
         return self._value
@@ -77,6 +78,7 @@ class Future(Generic[R]):
         Raises:
             TimeoutError: not there yet; the result can still be had later.
         """
+        __tracebackhide__ = True  # a notebook shows the user's line and the remote traceback, not ours
         if not self._done and not self._poller.wait(self, timeout):
             raise TimeoutError(
                 f"no answer{' to ' + self.what if self.what else ''} within {timeout} s{self._waiting()}"
@@ -126,6 +128,7 @@ class Future(Generic[R]):
         return _Converted(self, convert)
 
     def __await__(self) -> Generator[Any, None, R]:
+        __tracebackhide__ = True
         if not self._done:
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()

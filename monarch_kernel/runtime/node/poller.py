@@ -23,7 +23,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
@@ -184,7 +184,7 @@ class Poller:
         return interrupted
 
     @contextmanager
-    def shielded(self) -> Iterator[None]:
+    def shielded(self) -> Generator[None, None, None]:
         """Let no SIGINT in: what must not be left half done (a message half sent) goes in here. Keep it short."""
         handler = self._shield() if threading.current_thread() is threading.main_thread() else None
         if handler is None:

@@ -70,7 +70,7 @@ class Rank:
                 break
             # An actor that has the main thread must be driven to its end, even if the end of the proc came first.
             self._main_work.popleft()()
-        self.system.stop_all_actors(self._ending, STOP_TIMEOUT)
+        self.system.stop_all_actors(self._ending or "", STOP_TIMEOUT)
         _flush()
         return 0
 
