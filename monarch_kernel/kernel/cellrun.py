@@ -9,15 +9,16 @@ from typing import Any
 
 import cloudpickle
 
-from monarch_kernel.actor import SupervisionError, ValueMesh
+from monarch_kernel.actor import ActorError, SupervisionError, ValueMesh
 from monarch_kernel.errors import capture
 from monarch_kernel.kernel.cellrunner import Cell
-from monarch_kernel.kernel.executor import Reply
+from monarch_kernel.kernel.executor import Reply, Whereabouts
 from monarch_kernel.kernel.folding import Source
 from monarch_kernel.kernel.progress import Place, Progress
 from monarch_kernel.kernel.router import CellOutput, OutputRouter
 from monarch_kernel.kernel.session import ManagedMesh, Part, parts_of, proc_parts_of
 from monarch_kernel.kernel.tracebacks import Failed, FileLabel, MeshCellError, cell_error
+from monarch_kernel.meshes import format_ranks
 
 #: How often a wait looks up to show progress (seconds).
 TICK = 0.1
@@ -25,6 +26,9 @@ TICK = 0.1
 OUTPUT_GRACE = 5.0
 #: The same for a rank that died.
 DEATH_GRACE = 0.25
+#: How many times in a row ranks must be seen waiting for a rank that has failed before they are let go; they
+#: are asked once a second.
+STUCK = 5
 
 
 class Unsent:
@@ -71,8 +75,11 @@ class CellRun:
         self._started = time.monotonic()
         self._progress = Progress(self.ranks, self._started)
         self._sample: deque[Any] = deque()
-        self._sampled = 0.0
+        self._stuck: dict[int, int] = {}
+        self._released: tuple[int, ...] = ()
+        self._left: set[int] = set()
         self._pending: deque[tuple[Part, Any]] = deque()
+        self._note_text = ""
 
     # -- the wait ------------------------------------------------------------------------------
 
@@ -110,6 +117,7 @@ class CellRun:
             self._tick()
             return False
         self._drain()
+        self._note_text = self._remark()
         self._output.progress("")
         self._output.finish()
         self._output.show(final=True)
@@ -147,6 +155,8 @@ class CellRun:
             self._note(self._sample.popleft())
         if self._progress.is_due(now):
             self._sample = deque(self.managed.monitor.where.stream())
+        if self._progress.waiting and (self._released or self._sample):
+            self._release()
         line = self._progress.line(now)
         if line and self.interrupted:
             line += " · interrupted; once more within 2 s kills what does not answer"
@@ -156,12 +166,48 @@ class CellRun:
     def _note(self, slot: Any) -> None:
         if slot.exception() is not None:
             return
-        told = slot.get()
+        told: Whereabouts | None = slot.get()
         if told is not None:
-            rank, file, line, function = told
-            label = self._file_label(file)
-            name = label.removeprefix("Cell ") if label else file.rpartition("/")[2]
-            self._progress.at({rank: Place(name, line, function)})
+            label = self._file_label(told.file)
+            name = label.removeprefix("Cell ") if label else told.file.rpartition("/")[2]
+            self._progress.at({told.rank: Place(name, told.line, told.function)})
+            self._stuck[told.rank] = self._stuck.get(told.rank, 0) + 1 if told.waits else 0
+
+    def _release(self) -> None:
+        """Let ranks go that wait in a collective for ranks that have failed: nobody will ever join them there."""
+        waiting = self._progress.waiting
+        idle = [rank for rank, failed in sorted(self.failures.items()) if failed.fault is not None]
+        need = 1 if self.interrupted else STUCK
+        if not self._released:
+            if not idle or not all(self._stuck.get(rank, 0) >= need for rank in waiting):
+                return
+            self._released = tuple(sorted(waiting))
+        # Those who are let go may be what others wait for: they leave, too, as soon as they have failed.
+        leaving = [rank for rank in idle if rank not in self._left]
+        self._left.update(leaving)
+        for part in parts_of(self.managed, leaving):
+            part.mesh.leave_group.stream()
+
+    def _rejoin(self) -> str:
+        """After `_release`: make a new process group where there was one of ours. What to say about it."""
+        managed = self.managed
+        others = format_ranks(set(self.failures) - set(self._released), limit=6)
+        said = (
+            f"Ranks {format_ranks(self._released, limit=6)} waited in torch.distributed for {others}, which had failed; "
+            "the process group was ended to let them go"
+        )
+        if managed.options is None or not managed.options.dist:
+            return f"{said}. Call init_process_group() again."
+        try:
+            managed.join()
+        except (ActorError, SupervisionError, TimeoutError):
+            return f"{said} and could not be made again; %mesh restart {managed.name} makes a fresh one."
+        return f"{said}. There is a new one; models wrapped in DistributedDataParallel must be wrapped again."
+
+    def _remark(self) -> str:
+        if any(failed.fault is None for failed in self.failures.values()):
+            return f"Dead ranks stay dead; %mesh restart {self.managed.name} brings up fresh ones."
+        return self._rejoin() if self._released else ""
 
     def _drain(self) -> None:
         """Wait for the output that ranks wrote before they answered."""
@@ -170,7 +216,7 @@ class CellRun:
         dead = [Source(name, rank) for rank in self.ranks if self._is_dead(rank)]
         now = time.monotonic()
         self._wait_for(alive, now + OUTPUT_GRACE)
-        self._wait_for(filter(self._output.has_begun, dead), now + DEATH_GRACE)
+        self._wait_for([one for one in dead if self._output.has_begun(one)], now + DEATH_GRACE)
 
     def _wait_for(self, sources: Iterable[Source], deadline: float) -> None:
         missing = self._output.missing(sources)
@@ -195,8 +241,7 @@ class CellRun:
             return None
         failures = [self.failures[rank] for rank in sorted(self.failures)]
         values = {rank: _value(reply) for rank, reply in sorted(self.replies.items())}
-        dead = any(failed.fault is None for failed in failures)
-        note = f"Dead ranks stay dead; %mesh restart {self.managed.name} brings up fresh ones." if dead else ""
+        note = self._note_text
         return cell_error(
             failures,
             self.interrupted,

@@ -19,7 +19,14 @@ from monarch_kernel.errors import Fault, capture
 from monarch_kernel.kernel import rank_output
 from monarch_kernel.kernel.cellrunner import Cell, CellRunner, fallback_bundle, plain_text, where_is
 from monarch_kernel.kernel.lazyshell import LazyShell
-from monarch_kernel.kernel.rank_env import Rendezvous, end_process_group, reserve_port, set_up
+from monarch_kernel.kernel.rank_env import (
+    Rendezvous,
+    cpu_ticks,
+    end_process_group,
+    in_process_group,
+    reserve_port,
+    set_up,
+)
 
 #: A cell's value is sent to the notebook if its pickle is not larger than this (bytes).
 VALUE_LIMIT = 16_000_000
@@ -95,6 +102,11 @@ class CellExecutor(Actor):
         world_size = self._names["world_size"]
         self._owns_group = set_up(rendezvous, self._rank, world_size, local_size, threads)
 
+    @endpoint
+    def leave_group(self) -> None:
+        """Leave the process group: ranks that wait for this one in a collective get an error."""
+        end_process_group()
+
     def __cleanup__(self, error: BaseException | None) -> None:
         """Leave the process group that `set_up` joined."""
         if self._owns_group:
@@ -165,20 +177,40 @@ class CellExecutor(Actor):
         return {name: self._names[name] for name in names if name in self._names}
 
 
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a rank's main thread is: the user's innermost line, and whether it waits in torch for other ranks."""
+
+    rank: int
+    file: str
+    line: int
+    function: str
+    waits: bool
+
+
 class Monitor(Actor):
     """Tells where this rank's main thread is, from a thread of its own."""
 
     def __init__(self) -> None:
         self._rank = context().actor_instance.rank.rank
         self._main = threading.main_thread().ident or 0
+        self._ticks = -1
 
     @endpoint
-    def where(self) -> tuple[int, str, int, str] | None:
-        """Rank, file, line and function of the user's innermost frame; None when no cell runs."""
+    def where(self) -> Whereabouts | None:
+        """Where this rank is in its cell; None when no cell runs."""
         if not _Activity.cell:
             return None
         place = where_is(self._main, _is_foreign)
-        return None if place is None else (self._rank, *place)
+        return None if place is None else Whereabouts(self._rank, *place, self._waits())
+
+    def _waits(self) -> bool:
+        """Whether the main thread is in torch, in a process group, and has not computed since it was last asked."""
+        ticks, self._ticks = self._ticks, cpu_ticks(os.getpid())
+        if ticks != self._ticks or not in_process_group():
+            return False
+        innermost = where_is(self._main, lambda _file: False)
+        return innermost is not None and f"{os.sep}torch{os.sep}" in innermost[0]
 
 
 def _main_module() -> types.ModuleType:

@@ -148,8 +148,7 @@ class MeshMagics(Magics):
             except Exception:  # a dead rank
                 continue
             if place is not None:
-                rank, file, line, function = place
-                told[rank] = self._notebook.place(file, line, function)
+                told[place.rank] = self._notebook.place(place.file, place.line, place.function)
         return told
 
     @magic_arguments("mesh use")

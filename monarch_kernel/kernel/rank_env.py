@@ -80,15 +80,31 @@ def set_up(meet: Rendezvous, rank: int, world_size: int, local_size: int, thread
         torch.set_num_threads(threads)  # imported before the variable was set
     if not meet.backend:
         return False
+    end_process_group()
     _join(meet, rank, world_size, local_rank)
     return True
 
 
-def end_process_group() -> None:
-    """Leave the process group, if there still is one."""
+def in_process_group() -> bool:
+    """Whether this process is in a process group."""
     distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def end_process_group() -> None:
+    """Leave the process group, if there is one."""
+    if in_process_group():
+        sys.modules["torch.distributed"].destroy_process_group()
+
+
+def cpu_ticks(thread: int) -> int:
+    """Processor time of a thread of this process so far, in clock ticks; -1 where that is not known."""
+    try:
+        with open(f"/proc/self/task/{thread}/stat", encoding="ascii", errors="replace") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+    except (OSError, ValueError, IndexError):
+        return -1
 
 
 def _join(meet: Rendezvous, rank: int, world_size: int, local_rank: int) -> None:

@@ -50,9 +50,14 @@ class ManagedMesh:
         self.flat: ActorMesh[CellExecutor] = self.executor.flatten("ranks")
         self.flat_procs: ProcMesh = procs.flatten("ranks")
 
-    def get_ready(self, dist: str = "") -> None:
-        """Wait for the ranks, and give them the environment of `torch.distributed`."""
+    def get_ready(self) -> None:
+        """Wait for the ranks, and give them what `torch.distributed` needs: its environment, or a process group."""
         self.executor.initialized.get(UP_TIMEOUT)
+        self.join()
+
+    def join(self) -> None:
+        """Have all ranks meet: at a new place, in a new process group if the mesh is to have one."""
+        dist = self.options.dist if self.options is not None else ""
         local = "hosts" not in self.extent
         first = self.flat.slice(ranks=0)
         meet = first.reserve.call_one(dist, local).get(UP_TIMEOUT)
@@ -205,7 +210,7 @@ class MeshSession:
             raise UsageError(f"%mesh up: {error}") from None
         try:
             managed = ManagedMesh(procs, options)
-            managed.get_ready(options.dist)
+            managed.get_ready()
         except BaseException:
             procs.stop("%mesh up did not succeed")
             raise

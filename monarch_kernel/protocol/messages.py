@@ -245,7 +245,7 @@ class OutputEnd(msgspec.Struct, array_like=True, tag=34):
 
 
 class KillProcs(msgspec.Struct, array_like=True, tag=35):
-    """SIGKILL these procs. Answered with a Reply (body empty) when they are gone."""
+    """SIGKILL these procs. Answered with a Reply when they are gone."""
 
     call: int
     procs: list[str]
@@ -268,7 +268,7 @@ class Watch(msgspec.Struct, array_like=True, tag=37):
 
 
 class GetStatus(msgspec.Struct, array_like=True, tag=38):
-    """Answered with a Reply whose body is MessagePack of ``list[ProcStatus]``."""
+    """Answered with a Reply whose body is a pickle of bytes: MessagePack of ``list[ProcStatus]``."""
 
     call: int
     procs: list[str]
@@ -288,7 +288,7 @@ class ProcStatus(msgspec.Struct, array_like=True, frozen=True):
 
 
 class GetLogs(msgspec.Struct, array_like=True, tag=39):
-    """Answered with a Reply whose body is MessagePack of ``list[LogText]``; ``tail`` lines, 0 for all."""
+    """Answered with a Reply whose body is a pickle of bytes: MessagePack of ``list[LogText]``; ``tail`` lines, 0 for all."""
 
     call: int
     procs: list[str]

@@ -282,7 +282,8 @@ def test_stop_of_a_part(procs: Procs) -> None:
     with pytest.raises(SupervisionError, match="not this one") as caught:
         mesh.echo.call(1).get(PATIENCE)
     assert caught.value.ranks == (1,)
-    assert caught.value.values == {0: 1, 2: 1}
+    # Those that have not answered yet when a death is known are named as such.
+    assert {*caught.value.values, *caught.value.unanswered} == {0, 2}
     assert list(mesh.slice(gpus=slice(0, 3, 2)).echo.call(2).get().values()) == [2, 2]
     assert mesh.slice(gpus=2).echo.call_one(3).get() == 3
 

@@ -297,3 +297,30 @@ def test_ports_are_shared_by_actors_of_one_proc(procs: Procs) -> None:
     other.forward.call_one(port, "neighbour").get()
     assert mesh.received.call_one().get(PATIENCE) == "neighbour"
     assert world.spawn("c", Basic).echo.call_one(1).get() == 1
+
+
+def test_an_actor_that_ends_fails_what_it_has_not_answered(answers: Any, faults: Any, procs: Procs) -> None:
+    stopped, aborted = answers.slice(gpus=0), answers.slice(gpus=1)
+    calls = [stopped.keep.call_one(), aborted.keep.call_one()]
+    other = procs(1).spawn("other", Parent)
+    handed_on = aborted.hand_over.call_one(other, "answered by another")
+    assert handed_on.get(PATIENCE) == "answered by another"
+    stopped.stop("enough").get(PATIENCE)
+    with pytest.raises(SupervisionError, match="enough"):
+        calls[0].get(PATIENCE)
+    with pytest.raises(SupervisionError):
+        aborted.raises.call_one().get(PATIENCE)
+    with pytest.raises(SupervisionError, match="on an explicit port"):
+        calls[1].get(PATIENCE)
+
+
+def test_an_answer_that_cannot_be_pickled_can_be_replaced(procs: Procs) -> None:
+    class Tries(Actor):
+        @endpoint(explicit_response_port=True)
+        def work(self, port: Any) -> None:
+            try:
+                port.send(x for x in "abc")
+            except TypeError:
+                port.send("a better answer")
+
+    assert procs(1).spawn("tries", Tries).work.call_one().get(PATIENCE) == "a better answer"

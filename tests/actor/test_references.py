@@ -37,8 +37,6 @@ def test_actor_meshes_and_slices(four: Any, parent: Any) -> None:
     assert [w["spawn_rank"] for w in parent.call.call_one(part, "where").get(PATIENCE)] == [1, 2]
     assert [w["message_rank"] for w in parent.call.call_one(part, "where").get(PATIENCE)] == [0, 1]
     # There and back again it is still the same mesh.
-    again = parent.echo_back if hasattr(Parent, "echo_back") else None
-    assert again is None
     basic = four.slice(gpus=0)
     returned = basic.echo.call_one(four).get(PATIENCE)
     assert list(returned.pid.call().get().values()) == list(four.pid.call().get().values())
@@ -281,3 +279,29 @@ def test_a_controller_that_fails(faults: Any) -> None:
         get_or_spawn_controller("wrong", int)
     # The others are not touched by that.
     assert get_or_spawn_controller("fine", Counter).get(PATIENCE).add.call_one().get() == 1
+
+
+def test_controllers_that_need_each_other(procs: Procs) -> None:
+    class Needs(Actor):
+        def __init__(self) -> None:
+            self.other = get_or_spawn_controller("needed", Counter, 7).get(30)
+
+        @endpoint
+        def ask(self) -> int:
+            return self.other.add.call_one().get(30)
+
+    assert get_or_spawn_controller("needs", Needs).get(PATIENCE).ask.call_one().get(PATIENCE) == 8
+
+
+def test_a_controller_that_died(faults: Any) -> None:
+    class Dies(Actor):
+        @endpoint
+        def die(self) -> None:
+            raise SystemExit(1)
+
+    mesh = get_or_spawn_controller("dies", Dies).get(PATIENCE)
+    with pytest.raises(SupervisionError):
+        mesh.die.call_one().get(PATIENCE)
+    assert faults.get(timeout=PATIENCE).mesh == "dies"
+    with pytest.raises(ValueError, match="Failure on dies: "):
+        get_or_spawn_controller("dies", Dies).get(PATIENCE)

@@ -149,6 +149,8 @@ def test_what_was_printed_before_a_hard_exit_is_there() -> None:
 def test_a_fork_neither_repeats_nor_loses_output() -> None:
     out, _ = run(
         """
+        import warnings
+        warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
         capture.begin_cell("c")
         print("parent ", end="")
         pid = os.fork()

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,12 +83,14 @@ class Family:
 
 
 @pytest.fixture
-def family(tmp_path: Path) -> Iterator[Family]:
-    made = Family(tmp_path)
-    try:
-        yield made
-    finally:
-        made.close()
+def family() -> Iterator[Family]:
+    # Not tmp_path: it is too long for the sockets.
+    with tempfile.TemporaryDirectory(prefix="mk-", dir="/tmp") as base:
+        made = Family(Path(base))
+        try:
+            yield made
+        finally:
+            made.close()
 
 
 BELOW = ("agent", "server", "template", "ranks", "users")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any, TypeVar
 
 from monarch_kernel.protocol.messages import ProcRef
-from monarch_kernel.runtime.actor.base import Actor, endpoint, spec_of
+from monarch_kernel.runtime.actor.base import Actor, concurrent_endpoint, spec_of
+from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.meshes import _NO_EXTENT, RESERVED, ActorMesh
 from monarch_kernel.runtime.actor.system import get_system
 from monarch_kernel.runtime.mesh.shape import Region
@@ -18,26 +20,48 @@ _DIRECTORY = "controllers"
 
 
 class _Directory(Actor):
-    """Lives in the controller; makes each named singleton once."""
+    """Lives in the controller; makes each named singleton once.
+
+    Its endpoint is concurrent: the ``__init__`` of one singleton may ask for another.
+    """
 
     def __init__(self) -> None:
-        self._made: dict[str, ActorMesh[Any]] = {}
+        self._made: dict[str, asyncio.Task[ActorMesh[Any]]] = {}
+        self._failed: dict[str, MeshFailure] = {}
 
-    @endpoint
-    def get(self, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh[Any]:
-        mesh = self._made.get(name)
-        if mesh is None:
-            mesh = get_system().this_proc().spawn(name, cls, *args, **kwargs)
-            mesh.initialized.get()
-            self._made[name] = mesh
-        return mesh
+    @concurrent_endpoint
+    async def get(self, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh[Any]:
+        if name in self._failed:
+            raise ValueError(f"Failure on {name}: {self._failed[name].report()}")
+        making = self._made.get(name)
+        if making is None:
+            making = self._made[name] = asyncio.create_task(self._make(name, cls, args, kwargs))
+        try:
+            return await asyncio.shield(making)
+        except Exception:
+            if self._made.get(name) is making:  # the next who asks may try again
+                del self._made[name]
+            raise
+
+    async def _make(
+        self, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ActorMesh[Any]:
+        return await get_system().this_proc().spawn(name, cls, *args, **kwargs)
+
+    async def __supervise__(self, failure: MeshFailure) -> bool:
+        # A singleton belongs to the whole job: its failure is the root's business, and not the end of the others.
+        made = self._made.get(failure.mesh)
+        if made is not None and made.done() and made.exception() is None:
+            self._failed[failure.mesh] = failure
+        get_system().fault_at_root(failure)
+        return True
 
 
 def get_or_spawn_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) -> Future[ActorMesh[T]]:
     """The actor called ``name`` in the controller, made by the first who asks, from any process of the job.
 
     Raises (from ``get``/``await``):
-        ActorError: its ``__init__`` raised.
+        ActorError: its ``__init__`` raised (it may be tried again), or it has died since.
     """
     spec_of(cls, RESERVED)
     return _directory().get.call_one(name, cls, args, kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Point, Region
 from monarch_kernel.runtime.node.future import Future, gathered
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
+
+#: Command line, environment, and whether the environment is inherited, of one proc.
+PerProc = tuple[list[str] | None, dict[str, str], bool]
 
 #: More procs than this on one host is taken for a mistake.
 MAX_PROCS_PER_HOST = 4096
@@ -39,7 +43,7 @@ class BootstrapCommand:
 
     Attributes:
         program: path of the interpreter; ``-m monarch_kernel.runtime.rank`` is added.
-        arg0: what the process calls itself (None: the program).
+        arg0: accepted as Monarch does; processes are always called by the program's own name.
         args: interpreter options that come before ``-m``.
         env: environment variables to set.
         inherit_env: whether the rest of the environment is kept.
@@ -111,7 +115,7 @@ class HostMesh(MeshTrait):
         """
         if self._down:
             raise RuntimeError("HostMesh has already been shut down")
-        per_host = dict(per_host or {})
+        per_host = {} if per_host is None else per_host
         labels, sizes = _checked(per_host, self._shape.labels)
         count = 1
         for size in sizes:
@@ -125,6 +129,10 @@ class HostMesh(MeshTrait):
                 f"proc_bind has {len(proc_bind)} entries, but per_host={per_host} makes {count} processes on each host"
             )
         checked_env = _checked_env(env)
+        if self._system.is_root:
+            # Ranks are forked by an agent that has the environment of its own start; what changed since goes along.
+            known = self._system.agent_env
+            checked_env = {k: v for k, v in os.environ.items() if known.get(k) != v} | checked_env
         if aliases.enabled():
             checked_env.setdefault(aliases.VARIABLE, "1")
         body: Any = b""
@@ -132,12 +140,14 @@ class HostMesh(MeshTrait):
         if bootstrap is not None:
             if not callable(bootstrap):
                 raise TypeError(f"bootstrap must be callable, not {type(bootstrap).__name__}")
-            body, buffers = dumps(bootstrap)
+            try:
+                body, buffers = dumps(bootstrap)
+            except Exception as e:
+                raise TypeError(f"bootstrap {bootstrap!r} cannot be pickled: {e}") from e
         hosts = [self._hosts[rank] for rank in self._shape.ranks()]
         extent = Extent(self._shape.labels + labels, self._shape.sizes + sizes)
-        return self._spawn(
-            name, hosts, count, extent, checked_env, (body, buffers), proc_bind, bootstrap_command, preload
-        )
+        per_proc = self._per_proc(bootstrap_command, proc_bind, extent, count)
+        return self._spawn(name, hosts, count, extent, checked_env, (body, buffers), per_proc, preload)
 
     def _spawn(
         self,
@@ -147,8 +157,7 @@ class HostMesh(MeshTrait):
         extent: Extent,
         env: dict[str, str],
         bootstrap: tuple[Any, tuple[int, ...]],
-        proc_bind: Sequence[Mapping[str, str]] | None,
-        command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None,
+        per_proc: list[PerProc],
         preload: Sequence[str],
     ) -> ProcMesh:
         system = self._system
@@ -186,7 +195,6 @@ class HostMesh(MeshTrait):
         for at, host in enumerate(hosts):
             node.learn(host.agent)
             chosen = refs[at * count : (at + 1) * count]
-            per_proc = self._per_proc(command, proc_bind, extent, at * count, count)
             message = SpawnProcs(
                 mesh=name,
                 procs=[ProcSpec(ref.id, ref.address, at * count + k) for k, ref in enumerate(chosen)],
@@ -198,7 +206,7 @@ class HostMesh(MeshTrait):
                 labels=extent.labels,
                 sizes=extent.sizes,
                 preload=modules,
-                per_proc=per_proc,
+                per_proc=per_proc[at * count : (at + 1) * count],
             )
             if not node.send(host.agent.id, message):
                 death = node.deaths[host.agent.id]
@@ -217,16 +225,16 @@ class HostMesh(MeshTrait):
         command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None,
         bind: Sequence[Mapping[str, str]] | None,
         extent: Extent,
-        first: int,
         count: int,
-    ) -> list[tuple[list[str] | None, dict[str, str], bool]]:
+    ) -> list[PerProc]:
+        """How each proc differs from the others; nothing if none does."""
         if command is None and self._python is not None:
             command = BootstrapCommand(self._python)
         if command is None and bind is None:
             return []
-        per_proc: list[tuple[list[str] | None, dict[str, str], bool]] = []
-        for k in range(count):
-            chosen = command(extent.point(first + k)) if callable(command) else command
+        per_proc: list[PerProc] = []
+        for point in extent.points():
+            chosen = command(point) if callable(command) else command
             env: dict[str, str] = {}
             argv: list[str] | None = None
             inherit = True
@@ -235,12 +243,7 @@ class HostMesh(MeshTrait):
                 env.update(chosen.env)
                 inherit = chosen.inherit_env
             if bind is not None:
-                cpus = bind[k].get("cpus") or bind[k].get("physcpubind")
-                if not cpus:
-                    raise ValueError(
-                        f"proc_bind[{k}]={dict(bind[k])}: only 'cpus' and 'physcpubind' are supported here"
-                    )
-                env["MONARCH_KERNEL_CPUS"] = cpus
+                env["MONARCH_KERNEL_CPUS"] = _checked_cpus(point.rank % count, bind[point.rank % count])
             per_proc.append((argv, env, inherit))
         return per_proc
 
@@ -297,7 +300,9 @@ def _rebuild_host_mesh(hosts: tuple[HostRef, ...], region: Region, python: str |
     return HostMesh(get_system(), hosts, region, python)
 
 
-def _checked(per_host: dict[str, int], taken: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _checked(per_host: Mapping[str, int], taken: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    if not isinstance(per_host, Mapping):
+        raise TypeError(f"per_host={per_host!r} must map names of dimensions to sizes, as in {{'gpus': 4}}")
     for label, size in per_host.items():
         if not isinstance(label, str) or not label.isidentifier():
             raise ValueError(f"per_host: {label!r} cannot name a dimension: use an identifier, such as 'gpus'")
@@ -306,6 +311,15 @@ def _checked(per_host: dict[str, int], taken: tuple[str, ...]) -> tuple[tuple[st
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"per_host: {label}={size!r} must be a whole number of at least 1")
     return tuple(per_host), tuple(per_host.values())
+
+
+def _checked_cpus(index: int, bind: Mapping[str, str]) -> str:
+    cpus = bind.get("cpus") or bind.get("physcpubind")
+    if not cpus:
+        raise ValueError(f"proc_bind[{index}]={dict(bind)}: only 'cpus' and 'physcpubind' are supported here")
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", cpus):
+        raise ValueError(f"proc_bind[{index}]: {cpus!r} is no list of CPUs, such as '0-3,8'")
+    return cpus
 
 
 def _checked_env(env: Mapping[str, str] | None) -> dict[str, str]:

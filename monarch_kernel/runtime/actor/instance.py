@@ -40,6 +40,7 @@ from monarch_kernel.runtime.mesh.shape import Extent, Point
 from monarch_kernel.runtime.node.loop import new_loop
 
 if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.ports import ReplyPort
     from monarch_kernel.runtime.actor.system import System
 
 log = logging.getLogger(__name__)
@@ -90,8 +91,13 @@ class Instance:
 
     def stop_owned(self, reason: str) -> None:
         """Stop the meshes this one spawned, last first, and wait for them."""
+        from monarch_kernel.runtime.actor.meshes import ProcMesh
+
+        own = {ref.id for mesh in self.owned if isinstance(mesh, ProcMesh) for ref in mesh._procs}
         while self.owned:
             mesh = self.owned.pop()
+            if not isinstance(mesh, ProcMesh) and all(ref.id in own for ref in mesh._procs):
+                continue  # ends with its procs, which give actors time for their cleanup, but not for ever
             try:
                 mesh._stop(reason).get(CLEANUP_TIMEOUT)
             except Exception as e:
@@ -138,6 +144,7 @@ class ActorInstance(Instance):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.open_ports: set[ReplyPort[Any]] = set()  # not answered yet, and not handed to anybody
         self._thread = 0
         self._stopping: tuple[str, list[tuple[Any, int, int]]] | None = None
         self.death: Death | None = None
@@ -518,6 +525,8 @@ class ActorInstance(Instance):
             if call:
                 link.send(encode_header(Reply(call, rank, OK)), dumps(None)[0])
         self._refuse_queue()
+        while self.open_ports:
+            self.open_ports.pop().abandon(self.death)
         self._system.actor_ended(self)
         if error is not None:
             failed = ActorFailed(self.actor_id, self.rank.rank, self.creator)

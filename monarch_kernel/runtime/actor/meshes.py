@@ -23,6 +23,7 @@ from monarch_kernel.runtime.actor.base import ActorSpec, check_constructor, spec
 from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, Target
 from monarch_kernel.runtime.actor.context import current
 from monarch_kernel.runtime.actor.endpoint import Endpoint, PlainMethod
+from monarch_kernel.runtime.actor.errors import ActorError
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Region
@@ -284,7 +285,7 @@ class ProcMesh(MeshTrait):
             raise TypeError(f"{cls.__name__} or an argument of its constructor cannot be pickled: {e}") from e
         call = ManyCall(node, f"{name}.__init__", Target(name, actor, extent, target.procs, system.reported))
         mesh: ActorMesh[T] = ActorMesh(
-            system, actor, name, self.name, cls, target.procs, Region.from_extent(extent), call.then(_nothing)
+            system, actor, name, self.name, cls, target.procs, Region.from_extent(extent), _Ready(call, actor)
         )
         system.tree.spawned_actors(OwnedMesh(actor, name, owner.actor_id, extent, target.procs))
         owner.owned.append(mesh)
@@ -476,6 +477,25 @@ def proc_mesh_of_this_process(system: System) -> ProcMesh:
     return ProcMesh(
         system, system.node.id, "this_proc", (system.node.ref,), region, region, system.client.actor_id, ready
     )
+
+
+class _Ready(Future[None]):
+    """Done when a call to every ``__init__`` is. Whoever asks for its result has been told of what failed there."""
+
+    __slots__ = ("_actor", "_call")
+
+    def __init__(self, call: ManyCall, actor: str) -> None:
+        super().__init__(call._poller, call.what)
+        self._call = call
+        self._actor = actor
+        call.add_done_callback(lambda _c: self._resolve(None))
+
+    def _result(self) -> None:
+        try:
+            self._call._result()
+        except ActorError as e:
+            self._call._target.reported.update((self._actor, failure.proc) for failure in e.failures)
+            raise
 
 
 def _nothing(_value: Any) -> None:

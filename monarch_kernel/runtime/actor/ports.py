@@ -7,7 +7,16 @@ from collections import deque
 from typing import Any, Generic, TypeVar
 
 from monarch_kernel.protocol.faults import capture, decode_fault, encode_fault
-from monarch_kernel.protocol.messages import DEAD, ERROR, OK, Death, ProcRef, Reply, decode_death
+from monarch_kernel.protocol.messages import (
+    DEAD,
+    ERROR,
+    OK,
+    Death,
+    ProcRef,
+    Reply,
+    decode_death,
+    encode_death,
+)
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.errors import SupervisionError
@@ -74,25 +83,29 @@ class ReplyPort(Port[R]):
         super().__init__(ref, number, rank)
         self._instance = instance
         self._used = False
+        if instance is not None and number:
+            instance.open_ports.add(self)
 
-    def send(self, value: R) -> None:
-        self._use()
-        super().send(value)
+    def abandon(self, death: Death) -> None:
+        """The actor ended without an answer."""
+        if not self._used:
+            self._send(DEAD, encode_death(death), ())
 
-    def exception(self, error: BaseException) -> None:
-        self._use()
-        super().exception(error)
-
-    def _use(self) -> None:
+    def _send(self, status: int, body: Any, buffers: tuple[int, ...]) -> None:
         if self._used:
             raise RuntimeError("this port takes a single reply, and it was sent already")
         self._used = True
-
-    def _send(self, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+        self._leave_instance()
         if self._number:  # 0: a broadcast; nobody waits for an answer
             super()._send(status, body, buffers)
 
+    def _leave_instance(self) -> None:
+        if self._instance is not None:
+            self._instance.open_ports.discard(self)
+            self._instance = None
+
     def __reduce__(self) -> Any:
+        self._leave_instance()  # now it is for somebody else to answer
         return (ReplyPort, (self._ref, self._number, self._rank))
 
 

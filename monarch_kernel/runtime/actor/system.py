@@ -50,6 +50,8 @@ from monarch_kernel.runtime.supervision.tree import Notice, Tree
 
 log = logging.getLogger(__name__)
 
+#: How long a call waits for the message that makes its actor (seconds).
+EARLY_TIMEOUT = 30.0
 #: How long a fault of a mesh that the root owns may wait to be seen by a pending call (seconds).
 FAULT_GRACE = 0.1
 
@@ -74,6 +76,7 @@ class System:
         self.client = Client(self, "root" if self.is_root else f"client-{node.id}")
         self.agent: ProcRef | None = None
         self.agent_process: Any = None
+        self.agent_env: dict[str, str] = {}  # this process's environment when the agent was started
         self.output_sinks: list[Callable[[str, int, bytes | None], None]] = []
         self.tree = Tree()
         self.proc_meshes: dict[str, Any] = {}  # by unique id, in order of birth
@@ -85,6 +88,7 @@ class System:
         self.refs_lock = threading.Lock()
         self.on_end_proc: Callable[[str], None] = lambda _reason: None
         self._held: list[Any] | None = None
+        self._early: dict[str, list[tuple[Any, Call, Any]]] = {}
         self._hold_lock = threading.Lock()
         self._this_proc: Any = None
         self._this_host: Any = None
@@ -161,7 +165,13 @@ class System:
             actor = self.actors.get(message.actor)
         if actor is not None:
             actor.deliver(link, message, body)
-        elif message.call:
+        elif message.actor in self.ended or self.bootstrap_error is not None:
+            self._refuse(link, message)
+        else:
+            self._keep_early(link, message, body)
+
+    def _refuse(self, link: Any, message: Call) -> None:
+        if message.call:
             death = self.ended.get(message.actor) or self._missing(message.actor)
             self.reply(link, message, DEAD, encode_death(death))
 
@@ -169,6 +179,17 @@ class System:
         if self.bootstrap_error is not None:
             return Death("the bootstrap of its proc failed", "actor", self.node.id, self.node.ref.host, self.pid)
         return Death(f"there is no actor {actor} in this proc", "actor", self.node.id, self.node.ref.host, self.pid)
+
+    def _keep_early(self, link: Any, message: Call, body: Any) -> None:
+        """Keep a call whose actor is not there yet: a reference may be faster than the message that makes the actor."""
+        early = self._early.setdefault(message.actor, [])
+        early.append((link, message, body))
+        if len(early) == 1:
+            self.node.poller.call_later(EARLY_TIMEOUT, lambda: self._end_early(message.actor))
+
+    def _end_early(self, actor: str) -> None:
+        for link, message, _ in self._early.pop(actor, ()):
+            self._refuse(link, message)
 
     def reply(self, link: Any, message: Call, status: int, body: Any, buffers: tuple[int, ...] = ()) -> None:
         """Answer a call, to whoever it says."""
@@ -186,30 +207,35 @@ class System:
     def reply_port(self, link: Any, message: Call, instance: ActorInstance) -> ReplyPort[Any]:
         """The port for a call to an endpoint with an explicit response port."""
         to = message.reply_to or self.node.refs[link.peer]
-        return ReplyPort(to, message.call, message.rank)
+        return ReplyPort(to, message.call, message.rank, instance)
 
     def _create(self, link: Any, create: Create, body: Any) -> None:
         if self.bootstrap_error is not None:
-            link.send(encode_header(Reply(create.call, create.rank, ERROR)), self.bootstrap_error)
-            self.ended[create.actor] = self._missing(create.actor)
+            self._born_dead(link, create, self.bootstrap_error, self._missing(create.actor))
             return
         try:
             cls, args, kwargs, proc_mesh = loads(body, create.buffers)
             spec = spec_of(cls, frozenset())
         except BaseException as e:
-            # Nothing of the class could be made here: the actor is born dead.
-            link.send(encode_header(Reply(create.call, create.rank, ERROR)), fault_body(e))
             cause = f"its class or arguments could not be loaded: {type(e).__name__}: {e}"
             death = Death(cause, "actor", self.node.id, self.node.ref.host, self.pid)
-            self.ended[create.actor] = death
-            self.node.learn(create.owner_proc)
-            failed = ActorFailed(create.actor, create.rank, create.owner)
-            self.node.send(create.owner_proc.id, failed, encode_death(death))
+            self._born_dead(link, create, fault_body(e), death)
             return
         instance = ActorInstance(self, create, spec, lambda: cls(*args, **kwargs), link, proc_mesh)
         self.actors[create.actor] = instance
+        for early in self._early.pop(create.actor, ()):
+            instance.deliver(*early)
         if not self.main_driver(instance.drive):
             threading.Thread(target=instance.drive, name="monarch-actor-driver", daemon=True).start()
+
+    def _born_dead(self, link: Any, create: Create, error: bytes, death: Death) -> None:
+        """Nothing of its class can be made here: the actor ends before it began."""
+        link.send(encode_header(Reply(create.call, create.rank, ERROR)), error)
+        self.ended[create.actor] = death
+        self._end_early(create.actor)
+        self.node.learn(create.owner_proc)
+        failed = ActorFailed(create.actor, create.rank, create.owner)
+        self.node.send(create.owner_proc.id, failed, encode_death(death))
 
     def start_local_actor(self, actor: str, name: str, cls: type) -> None:
         """Make an actor under a fixed id in this process, if it is not there."""
@@ -296,6 +322,8 @@ class System:
         for actor in list(self.actors.values()):
             if actor.owner_proc.id == proc:
                 actor.deliver(_Local(None), StopActor(actor.actor_id, 0, 0, "its owner's process ended"), None)
+        if self.is_root and self.agent is not None and proc == self.agent.id:
+            self.agent = self._this_host = None  # the next this_host() starts a new one
         if proc == self.root.id and not self.is_root:
             self.on_end_proc("the controller ended")
         self.changed()
@@ -352,6 +380,7 @@ class System:
         if agent is None:
             from monarch_kernel.runtime.host.launch import launch_local_agent
 
+            self.agent_env = dict(os.environ)
             self.agent_process = launch_local_agent(self.node)
             agent = self.agent = self.agent_process.ref
         return agent

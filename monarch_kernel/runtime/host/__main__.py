@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import select
 import signal
 import socket
 import sys
-import time
 from typing import NoReturn
 
 import msgspec
@@ -23,6 +23,9 @@ def main() -> None:
     config = _read_config()
     if config is None:
         return
+    controller = os.pidfd_open(config.owner_pid)
+    if os.getppid() != config.owner_pid:
+        return  # it has died, and the number may be somebody else's
     forkserver.become_subreaper()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -34,15 +37,15 @@ def main() -> None:
     pid = os.fork()
     if pid == 0:
         ours.close()
-        _serve_forks(config, theirs)
+        _serve_forks(config, theirs, controller)
     theirs.close()
     forkserver.set_name("monarch-agent")
     logging.basicConfig(format="%(asctime)s agent %(levelname)s %(message)s", level=logging.INFO)
-    sys.exit(Agent(config, ours, pid).run())
+    sys.exit(Agent(config, ours, pid, controller).run())
 
 
-def _serve_forks(config: AgentConfig, sock: socket.socket) -> NoReturn:
-    forkserver.set_name("monarch-forks")
+def _serve_forks(config: AgentConfig, sock: socket.socket, controller: int) -> NoReturn:
+    forkserver.set_name(leftovers.FORK_SERVER)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -53,12 +56,9 @@ def _serve_forks(config: AgentConfig, sock: socket.socket) -> NoReturn:
 
     def orphaned() -> None:
         leftovers.kill_run(config.run_dir)
-        # The controller removes the folder, unless it died as well; then its lock is free, or soon will be.
-        deadline = time.monotonic() + 0.5
-        while os.path.exists(config.run_dir) and time.monotonic() < deadline:
-            if leftovers.remove_if_stale(config.run_dir):
-                break
-            time.sleep(0.01)
+        # A living controller kills us now and removes the folder in its time; that of a dead one is ours.
+        select.select([controller], [], [])
+        leftovers.remove_if_stale(config.run_dir)
 
     job = forkserver.ForkServer(sock, RANK_ENTRY, orphaned).serve()
     if job is None:

@@ -59,12 +59,18 @@ RANK_ENTRY = "monarch_kernel.runtime.rank.main:main"
 #: The same for a rank in an interpreter of its own.
 RANK_MODULE = "monarch_kernel.runtime.rank"
 
+#: How long ranks may take for their cleanup when the process that started them has ended (seconds).
+ORPHAN_GRACE = 2.0
 #: Templates kept; each holds its modules in memory.
 MAX_TEMPLATES = 3
 #: Dead ranks whose output is kept.
 MAX_DEAD_LOGS = 256
 #: More than this on the way to an owner that does not read: ranks that print have to wait.
 MAX_QUEUED = 32 * 1024 * 1024
+#: A controller that closes its links without a word is dead, or will be within this time (seconds).
+_FAREWELL = 5.0
+#: When we end by ourselves, for so long we look whether the controller dies at the same time (seconds).
+_LINGER = 1.0
 _CHUNK = 64 * 1024
 _CHUNKS_AT_ONCE = 8
 #: More than any pipe holds: what a dead rank can have left.
@@ -91,8 +97,9 @@ class _Wait:
 class Agent:
     """The agent's state and what it does on each message and event."""
 
-    def __init__(self, config: AgentConfig, server: socket.socket, server_pid: int) -> None:
+    def __init__(self, config: AgentConfig, server: socket.socket, server_pid: int, controller: int) -> None:
         self._config = config
+        self._controller = controller  # a pidfd
         self._node = Node(config.id, "agent", config.run_dir, config.host, background=False)
         self._poller = self._node.poller
         self._logs = os.path.join(config.run_dir, "logs")
@@ -134,18 +141,12 @@ class Agent:
         signal.signal(signal.SIGCHLD, self._on_sigchld)
         poller.register(0, self._on_lifeline)
         # A process that the controller has forked may hold its sockets open; its death shows here even then.
-        try:
-            controller = os.pidfd_open(os.getppid())
-        except OSError:
-            controller = -1
-        if controller >= 0:
-            poller.register(controller, lambda _events: self._end("the controller has died"))
+        poller.register(self._controller, self._on_controller_dead)
         self._node.listen()
         self._node.learn(owner)
         self._node.link_to(owner.id)
         poller.run(self._between_steps)
-        dead = controller < 0 or bool(select.select([controller], [], [], 0)[0])
-        self._clean_up(dead)
+        self._clean_up()
         return self._code
 
     def _between_steps(self) -> bool:
@@ -171,22 +172,41 @@ class Agent:
         self._poller.unregister(0)
         self._end("the controller closed its end")
 
+    def _on_controller_dead(self, _events: int) -> None:
+        self._poller.unregister(self._controller)
+        self._end("the controller has died")
+
     def _on_peer_dead(self, peer: str, _death: Death) -> None:
         for proc in self._procs.values():
             proc.watchers.discard(peer)
+        # Nothing outlives who started it: a rank may have started ranks of its own.
+        orphans = [proc for proc in self._procs.values() if proc.owner == peer and proc.exit is None]
+        if orphans and peer != self._config.owner.id:
+            self._stop(orphans, "its owner's process ended", ORPHAN_GRACE)
         if peer == self._config.owner.id:
             self._end("the controller's link was closed")
 
-    def _clean_up(self, controller_dead: bool) -> None:
+    def _clean_up(self) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for proc in self._procs.values():
-            if proc.exit is None and proc.pid:
-                leftovers.kill_group(proc.pid)
-        # As the subreaper of all below us we get every orphan, whatever session it went to.
-        leftovers.kill_children()
+        # As the subreaper of all below us we see every orphan, whatever session it went to.
+        leftovers.kill_below(self._base_pid)
         self._node.close()
-        if controller_dead:
+        if self._controller_died(_FAREWELL if self._code == 0 else _LINGER):
             shutil.rmtree(self._config.run_dir, ignore_errors=True)
+
+    def _controller_died(self, timeout: float) -> bool:
+        """Whether it ended without a farewell (then nobody but us removes the run folder)."""
+        deadline = time.monotonic() + timeout
+        waiting = [0, self._controller]
+        while (left := deadline - time.monotonic()) > 0:
+            ready = select.select(waiting, [], [], left)[0]
+            if self._controller in ready:
+                return True
+            if 0 in ready:
+                if os.read(0, 1):
+                    return False
+                waiting = [self._controller]  # it closes its descriptors before it is dead
+        return False
 
     # -- starting ranks -----------------------------------------------------------------------
 
@@ -308,7 +328,7 @@ class Agent:
 
     def _on_base_gone(self) -> None:
         """The fork server is dead and its ranks with it, as they were bound to it; report them, and end."""
-        for pid, raw in leftovers.kill_children():
+        for pid, raw in leftovers.kill_below(self._base_pid):
             for proc in self._procs.values():
                 if proc.pid == pid and proc.exit is None:
                     status = os.waitstatus_to_exitcode(raw)

@@ -37,6 +37,7 @@ class AgentConfig(msgspec.Struct, array_like=True):
     run_dir: str
     host: str
     owner: ProcRef
+    owner_pid: int
     lock_fd: int  # the run folder's lock, inherited
     python_path: str | None  # PYTHONPATH as the controller has it; the agent itself runs with another
     sys_path: list[str]
@@ -114,6 +115,10 @@ class AgentProcess:
     def close(self, timeout: float = 5.0) -> None:
         """End the agent, and with it every rank; remove the run folder. For when the node is closed."""
         self._closing = True
+        try:
+            self._lifeline.send(b"\0")  # the farewell: the run folder is ours to remove
+        except OSError:
+            pass
         self._lifeline.close()
         try:
             self._reap(timeout)
@@ -145,7 +150,9 @@ def launch_local_agent(node: Node) -> AgentProcess:
         "PYTHONPATH": os.pathsep.join(filter(None, (package_root, python_path))),
     }
     path = [entry or os.getcwd() for entry in sys.path]  # "" would be the agent's own folder
-    config = AgentConfig(agent_id, node.run_dir, node.ref.host, node.ref, run_dir.lock_fd, python_path, path)
+    config = AgentConfig(
+        agent_id, node.run_dir, node.ref.host, node.ref, os.getpid(), run_dir.lock_fd, python_path, path
+    )
     lifeline, far_end = socket.socketpair()
     node.expect(ref)
     try:

@@ -17,11 +17,17 @@ import time
 MARKER = "MONARCH_KERNEL_RUN"
 """Environment variable that the agent is started with; its value is the run folder."""
 
+FORK_SERVER = "monarch-forks"
+"""What the fork server calls itself (``/proc/<pid>/comm``)."""
+
 PREFIX = "monarch"
 LOCK = "lock"
+_LONGEST_BASE = 40
 
 #: A killed process in an uninterruptible system call may take this long to go (seconds).
 _PATIENCE = 5.0
+#: For so long a process that executes a program may show no environment (seconds).
+_EXEC_TIME = 0.2
 
 
 def kill_group(pid: int) -> None:
@@ -33,58 +39,72 @@ def kill_group(pid: int) -> None:
             pass
 
 
-def children(pid: int | None = None) -> list[int]:
-    """The living children (zombies included) of a process, this one by default."""
-    me = str(os.getpid() if pid is None else pid)
-    found: list[int] = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    # The command, in parentheses, may itself hold parentheses and blanks.
-                    fields = file.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            if fields[1].decode() == me:
-                found.append(int(name))
-    return found
+def kill_below(last: int) -> list[tuple[int, int]]:
+    """SIGKILL and reap every process below this one, which must be a subreaper, until none is left.
 
-
-def kill_children() -> list[tuple[int, int]]:
-    """SIGKILL and reap every child of this process until none is left; for a subreaper: every descendant.
-
-    Returns the (pid, wait status) of those reaped.
+    The child ``last`` goes last: as long as it lives it would go on in our place if we were killed now.
+    Returns the (pid, wait status) of our children, given and adopted ones.
     """
     reaped: list[tuple[int, int]] = []
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
-        for pid in children():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
+        below = _below(os.getpid())
+        for pid in below - {last} or below:
+            _signal(pid)
         try:
-            reaped.append(os.waitpid(-1, os.WNOHANG))
-            while reaped[-1][0]:
-                reaped.append(os.waitpid(-1, os.WNOHANG))
-            reaped.pop()
+            while (got := os.waitpid(-1, os.WNOHANG))[0]:
+                reaped.append(got)
         except ChildProcessError:
             break
-        # Something was killed and is on its way out; its own children come to us when it is gone.
+        # What was killed is on its way out; its own children come to us when it is gone.
         time.sleep(0.001)
-    return [(pid, status) for pid, status in reaped if pid]
+    return reaped
+
+
+def _below(root: int) -> set[int]:
+    """The living descendants of a process."""
+    parents: dict[int, int] = {}
+    for pid in _all_pids():
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                # The command, in parentheses, may itself hold parentheses and blanks.
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in (b"Z", b"X"):
+            parents[pid] = int(fields[1])
+    below: set[int] = set()
+    for pid in parents:
+        path = {pid}
+        parent = parents[pid]
+        while parent in parents and parent != root and parent not in below and parent not in path:
+            path.add(parent)
+            parent = parents[parent]
+        if parent == root or parent in below:
+            below |= path
+    return below - {root}
 
 
 def kill_run(run_dir: str) -> int:
-    """SIGKILL every process that carries ``run_dir``'s marker, except this one. Returns how many."""
+    """SIGKILL every process that carries ``run_dir``'s marker, except this one. Returns how many.
+
+    The run's fork server goes last, as it does the same work when its agent is dead: so one of us may be killed.
+    """
     marker = f"{MARKER}={run_dir}".encode()
     killed: set[int] = set()
-    deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline:
-        left = [pid for pid in _all_pids() if pid != os.getpid() and _carries(pid, marker)]
-        if not left:
+    start = time.monotonic()
+    while time.monotonic() < start + _PATIENCE:
+        ours: set[int] = set()
+        unclear = False
+        for pid in _all_pids():
+            if pid != os.getpid():
+                carries = _carries(pid, marker)
+                if carries:
+                    ours.add(pid)
+                unclear = unclear or carries is None
+        if not ours and (not unclear or time.monotonic() > start + _EXEC_TIME):
             break
-        for pid in left:
+        for pid in {pid for pid in ours if _command(pid) != FORK_SERVER} or ours:
             _kill_if(pid, marker)
             killed.add(pid)
         time.sleep(0.001)
@@ -95,10 +115,23 @@ def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _carries(pid: int, marker: bytes) -> bool:
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().rstrip("\n")
+    except OSError:
+        return ""
+
+
+def _carries(pid: int, marker: bytes) -> bool | None:
+    """Whether a process has the marker; None: cannot be said, it may be about to execute a program."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return marker in file.read().split(b"\0")  # empty for a zombie
+            environ = file.read()
+        if environ:
+            return marker in environ.split(b"\0")
+        os.readlink(f"/proc/{pid}/exe")  # fails for zombies and the kernel's threads
+        return None
     except OSError:
         return False
 
@@ -116,6 +149,13 @@ def _kill_if(pid: int, marker: bytes) -> None:
         pass
     finally:
         os.close(pidfd)
+
+
+def _signal(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
 
 
 # -- run folders ------------------------------------------------------------------------------
@@ -145,7 +185,7 @@ def make_run_dir(base: str | None = None) -> RunDir:
     Raises:
         OSError: the temporary folder cannot be written.
     """
-    base = base or tempfile.gettempdir()
+    base = base or _base()
     remove_stale(base)
     path = tempfile.mkdtemp(prefix=f"{PREFIX}-{os.getuid()}-", dir=base)
     # Locked before it has its name: nobody else can find it unlocked.
@@ -156,9 +196,15 @@ def make_run_dir(base: str | None = None) -> RunDir:
     return RunDir(path, lock)
 
 
+def _base() -> str:
+    base = tempfile.gettempdir()
+    # The path of a Unix socket has at most 107 bytes, and proc names want their part of it.
+    return base if len(os.fsencode(base)) <= _LONGEST_BASE else "/tmp"
+
+
 def remove_stale(base: str | None = None) -> list[str]:
     """Clean up after runs of this user whose controller and agent are both dead. Returns their folders."""
-    base = base or tempfile.gettempdir()
+    base = base or _base()
     start = f"{PREFIX}-{os.getuid()}-"
     try:
         names = [name for name in os.listdir(base) if name.startswith(start)]

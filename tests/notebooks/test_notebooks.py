@@ -1,0 +1,316 @@
+"""The notebooks that users start with, run on the real kernel by what `make demo` runs; and their results."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from monarch_kernel.kernel.install import DISPLAY_NAME, KERNEL_NAME, install
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+RUNNER = ROOT / "notebooks" / "run.py"
+
+#: No notebook may take longer than this (seconds).
+PATIENCE = 150
+
+
+@dataclass
+class Run:
+    """A notebook that has been run."""
+
+    status: int
+    printed: str
+    folder: Path
+    notebook: Any
+
+    def outputs(self, cell: str) -> list[Any]:
+        """The outputs of the cell with this id."""
+        return next(each.outputs for each in self.notebook.cells if each.id == cell)
+
+    def text(self, cell: str) -> str:
+        """What the cell shows, as plain text, without colours."""
+        parts: list[str] = []
+        for output in self.outputs(cell):
+            if output.output_type == "stream":
+                parts.append(output.text)
+            elif output.output_type == "error":
+                parts.append("\n".join(output.traceback))
+            else:
+                parts.append(output.data.get("text/plain", ""))
+        plain = "\n".join(part.rstrip("\n") for part in parts)
+        return re.sub(r"\x1b\[[0-9;]*m", "", plain)
+
+    def images(self, cell: str) -> list[bytes]:
+        """The pictures that the cell shows."""
+        found = [output.get("data", {}).get("image/png") for output in self.outputs(cell)]
+        return [base64.b64decode(image) for image in found if image]
+
+    def error(self, cell: str) -> str:
+        """The type of the error that the cell ended in; empty if it did not."""
+        return "".join(output.ename for output in self.outputs(cell) if output.output_type == "error")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Run]:
+    """Runs a notebook; fails if it leaves a process behind."""
+    pytest.importorskip("nbconvert", reason="the notebooks need the demo extra")
+    root = tmp_path_factory.mktemp("jupyter")
+    install(prefix=str(root / "prefix"))
+
+    def run(source: Path) -> Run:
+        mark = uuid.uuid4().hex
+        environment = {
+            **os.environ,
+            "JUPYTER_PATH": str(root / "prefix" / "share" / "jupyter"),
+            "JUPYTER_RUNTIME_DIR": str(root / "runtime"),
+            "JUPYTER_CONFIG_DIR": str(root / "config"),
+            "IPYTHONDIR": str(root / "ipython"),
+            "NOTEBOOK_TEST": mark,
+        }
+        out = tmp_path_factory.mktemp(source.stem)
+        done = subprocess.run(
+            [sys.executable, RUNNER, source, "--out", out, "--timeout", "60"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert marked(mark) == [], "the notebook left processes behind"
+        return Run(done.returncode, done.stdout + done.stderr, out, nbformat.read(out / source.name, 4))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def quickstart(run: Callable[[Path], Run]) -> Run:
+    """The demo."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    return run(ROOT / "notebooks" / "01_quickstart.ipynb")
+
+
+@pytest.fixture(scope="module")
+def actors(run: Callable[[Path], Run]) -> Run:
+    """The tour of the actor API."""
+    return run(ROOT / "notebooks" / "02_actors.ipynb")
+
+
+def marked(mark: str) -> list[str]:
+    """Command lines of the processes whose environment has this mark."""
+    found: list[str] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:  # it ended, or is another user's
+                continue
+    return found
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_committed_notebooks_have_no_outputs(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == KERNEL_NAME
+    assert notebook.metadata.kernelspec.display_name == DISPLAY_NAME
+    for cell in notebook.cells:
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", cell.id), cell.id
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+            assert "execution" not in cell.metadata
+
+
+# -- 01: the quickstart ------------------------------------------------------------------------------
+
+
+@pytest.mark.torch
+def test_the_demo_runs_and_says_what_came_out(quickstart: Run) -> None:
+    assert quickstart.status == 0, quickstart.printed
+    accuracy = re.search(r"^accuracy +([\d.]+)% ", quickstart.printed, re.M)
+    assert accuracy is not None, quickstart.printed
+    assert float(accuracy[1]) >= 97
+    assert re.search(r"^ranks +4$", quickstart.printed, re.M)
+    assert "3 x figure, 1 x table, 1 x error on purpose" in quickstart.printed
+    page = quickstart.folder / "01_quickstart.html"
+    assert str(quickstart.folder / "01_quickstart.ipynb") in str(
+        [Path(line.split()[-1]).resolve() for line in quickstart.printed.splitlines() if line.startswith("notebook")]
+    )
+    assert "test accuracy" in page.read_text("utf-8")
+    assert "WARNING" not in quickstart.printed
+
+
+@pytest.mark.torch
+def test_training_reaches_the_accuracy_on_every_rank(quickstart: Run) -> None:
+    head, row = quickstart.text("value").splitlines()
+    assert head == "ValueMesh({gpus: 4}):"
+    ranks, accuracy = row.split()
+    assert ranks == "gpus=0-3"  # all equal: the gradients were averaged
+    assert float(accuracy) >= 0.97
+    assert quickstart.text("test") == f"[0-3] {accuracy}"
+
+
+@pytest.mark.torch
+def test_equal_output_is_folded_and_different_output_labelled(quickstart: Run) -> None:
+    assert quickstart.text("hello").splitlines() == [
+        "[0-3] ready, 4 of us",
+        "[0]   I am rank 0",
+        "[1]   I am rank 1",
+        "[2]   I am rank 2",
+        "[3]   I am rank 3",
+    ]
+    assert "[0-2] 337 of them are mine\n[3]   336 of them are mine" in quickstart.text("data")
+    epochs = quickstart.text("train").splitlines()
+    assert len(epochs) == 3
+    assert epochs[0].startswith("[0-3] epoch  5: test accuracy")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("cell", ["figure", "curves", "mistakes"])
+def test_figures_are_drawn(quickstart: Run, cell: str) -> None:
+    (image,) = quickstart.images(cell)
+    assert image.startswith(b"\x89PNG")
+    assert len(image) > 2000
+
+
+@pytest.mark.torch
+def test_a_part_of_the_mesh_runs_alone(quickstart: Run) -> None:
+    lines = quickstart.text("slice").splitlines()
+    assert lines[0] == "[1-2] some of us"
+    assert [line.split()[0] for line in lines[1:]] == ["[1]", "[2]"]
+
+
+@pytest.mark.torch
+def test_a_failed_rank_is_named_and_the_others_answer(quickstart: Run) -> None:
+    text = quickstart.text("failure")
+    assert {"[0] -0.5", "[1] -1.0", "[3] 1.0"} <= set(text.splitlines())
+    assert "rank 2" in text
+    assert "1 / (rank - 2)" in text
+    assert "ZeroDivisionError: division by zero" in text
+
+
+@pytest.mark.torch
+def test_actors_judge_the_network_that_was_trained(quickstart: Run) -> None:
+    by_four, by_two = (ast.literal_eval(line) for line in quickstart.text("judge").splitlines())
+    assert (len(by_four), len(by_two)) == (4, 2)
+    accuracy = float(quickstart.text("test").split()[1])
+    for verdict in by_four, by_two:
+        counts = [tuple(map(int, re.findall(r"\d+", text))) for text in verdict]
+        assert sum(count for _, count in counts) == 450
+        assert sum(wrong for wrong, _ in counts) == round((1 - accuracy) * 450)
+
+
+@pytest.mark.torch
+def test_the_mesh_is_healthy_to_its_end(quickstart: Run) -> None:
+    assert quickstart.text("status").count("alive") == 4
+    assert "4 ranks stopped" in quickstart.text("down")
+
+
+# -- 02: the actors ----------------------------------------------------------------------------------
+
+
+def test_the_tour_runs(actors: Run) -> None:
+    assert actors.status == 0, actors.printed
+
+
+def test_calls_reach_the_slice_that_was_addressed(actors: Run) -> None:
+    assert actors.text("call").endswith("replicas=0-1,gpus=0-1  15")
+    assert actors.text("slice-call") == "ValueMesh({gpus: 2}):\n  gpus=0-1  115"
+    assert actors.text("slice-all").splitlines()[1:] == ["  replicas=0,gpus=0-1  15", "  replicas=1,gpus=0-1  115"]
+    assert actors.text("values").startswith("115 115 15 115\n")
+    assert actors.text("two-ranks").splitlines()[1:] == ["  gpus=0  (0, 2)", "  gpus=1  (1, 3)"]
+    assert actors.text("reshape").splitlines()[0] == "{'rank': 4}"
+
+
+def test_prints_of_actors_belong_to_the_cell(actors: Run) -> None:
+    assert actors.text("print").splitlines() == [
+        "[0-3] hello from an actor",
+        "[1]   I am at {'replicas': 0, 'gpus': 1}",
+        "[3]   I am at {'replicas': 1, 'gpus': 1}",
+    ]
+
+
+def test_every_verb_answers(actors: Run) -> None:
+    assert actors.text("call-one") == "1015"
+    assert actors.error("call-one-many") == "ValueError"
+    assert actors.text("stream") == "[3, 2, 1, 0]"
+    assert [line.split()[-1] for line in actors.text("broadcast").splitlines()[1:]] == ["115", "1115", "215"]
+    assert actors.text("accumulate") == "1660"
+
+
+def test_futures_and_ports(actors: Run) -> None:
+    assert "TimeoutError: no answer to worker.work" in actors.text("futures")
+    assert actors.text("futures").endswith("slow: [0, 1, 2, 3] True")
+    assert actors.text("gate") == "['first is through', 'second is through']"
+    assert ast.literal_eval(actors.text("ports"))[3] == [0.25, 0.2, 0.17]
+    assert actors.text("queue") == "('bread', 'butter')"
+    assert actors.text("ring") == "[2, 3, 0, 1]"
+
+
+def test_one_error_names_all_failing_ranks(actors: Run) -> None:
+    assert actors.error("error") == "ActorError[ValueError]"
+    text = actors.text("error")
+    assert "failed on ranks 1,3 of 4 (replicas=0-1,gpus=1)" in text
+    assert 'raise ValueError(f"rank {self.rank} is above {limit}")' in text
+    handled = actors.text("error-handled")
+    assert "the others said {0: 'fine', 2: 'fine'}" in handled
+    assert "rank 3 at {'replicas': 1, 'gpus': 1}: ValueError: rank 3 is above 0" in handled
+
+
+def test_mistakes_are_told_at_the_caller(actors: Run) -> None:
+    kinds = [line.partition(":")[0] for line in actors.text("mistakes").splitlines()]
+    wrong_call = ["TypeError", "TypeError", "TypeError"]
+    assert kinds == [*wrong_call, "UnknownDimensionError", "IndexError", "AttributeError", "ValueError", "ValueError"]
+
+
+def test_a_death_is_told_and_the_others_go_on(actors: Run) -> None:
+    death = actors.text("death")
+    assert "rank 3 of 4 of mesh 'loop' (gpus=3)" in death
+    assert "killed by SIGKILL" in death
+    after = actors.text("after-death")
+    assert "went on training: True" in after
+    assert [line.split()[-1] for line in after.splitlines()[-4:]] == ["alive", "alive", "alive", "dead"]
+
+
+def test_an_owner_replaces_what_it_lost(actors: Run) -> None:
+    assert "Mesh 'worker' lost rank 1 of 2 (gpus=1)" in actors.text("supervise")
+    before, after = (ast.literal_eval(text) for text in re.findall(r"\[.*?\]", actors.text("supervised")))
+    assert len(after) == 2
+    assert not set(before) & set(after)
+    assert actors.error("after-end") == "SupervisionError"
+
+
+# -- when it goes wrong ------------------------------------------------------------------------------
+
+
+def test_a_cell_that_fails_is_told_and_nothing_stays(run: Callable[[Path], Run], tmp_path: Path) -> None:
+    cells = [
+        nbformat.v4.new_code_cell("from monarch.actor import this_host", id="fine"),
+        nbformat.v4.new_code_cell("await this_host().spawn_procs({'gpus': 2})", id="procs"),
+        nbformat.v4.new_code_cell("1 / 0", id="broken"),
+        nbformat.v4.new_code_cell("print('never')", id="never"),
+    ]
+    kernelspec = {"name": KERNEL_NAME, "display_name": DISPLAY_NAME}
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernelspec})
+    nbformat.write(notebook, tmp_path / "broken.ipynb")
+    result = run(tmp_path / "broken.ipynb")
+    assert result.status == 1
+    assert "Failed in cell 3 (broken)" in result.printed
+    assert "ZeroDivisionError: division by zero" in result.printed
+    assert result.error("broken") == "ZeroDivisionError"
+    assert result.outputs("never") == []
