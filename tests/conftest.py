@@ -33,6 +33,14 @@ def children(pid: int | None = None) -> set[int]:
     return found
 
 
+def alive(pid: int) -> bool:
+    """Whether a process runs (one that only waits to be reaped does not)."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def wait_until(condition: Callable[[], object], what: str, deadline: float = 20.0) -> None:
     """Poll a condition that no event announces (the state of another process), with a deadline."""
     end = time.monotonic() + deadline

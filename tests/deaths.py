@@ -40,6 +40,16 @@ class Mortal(Actor):
         time.sleep(seconds)
 
     @endpoint
+    def hold(self, gate: Any) -> str:
+        """Busy until somebody sends to the port that it hands out."""
+        from monarch_kernel.actor import Channel
+
+        port, receiver = Channel.open()
+        gate.send(port)
+        receiver.recv().get()
+        return "held"
+
+    @endpoint
     def die(self, kind: str) -> None:
         if kind == "sigkill":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -28,7 +28,7 @@ OUTPUT_GRACE = 5.0
 DEATH_GRACE = 0.25
 #: How many times in a row ranks must be seen waiting for a rank that has failed before they are let go; they
 #: are asked once a second.
-STUCK = 5
+STUCK = 3
 
 
 class Unsent:
@@ -193,8 +193,8 @@ class CellRun:
         managed = self.managed
         others = format_ranks(set(self.failures) - set(self._released), limit=6)
         said = (
-            f"Ranks {format_ranks(self._released, limit=6)} waited in torch.distributed for {others}, which had failed; "
-            "the process group was ended to let them go"
+            f"Ranks {format_ranks(self._released, limit=6)} waited in torch.distributed for {others}, "
+            "which had failed; the process group was ended to let them go"
         )
         if managed.options is None or not managed.options.dist:
             return f"{said}. Call init_process_group() again."

@@ -76,6 +76,7 @@ class CellExecutor(Actor):
     """Runs cells in this rank's `__main__`, on its main thread."""
 
     __main_thread__ = True
+    __tool__ = True
 
     def __init__(self) -> None:
         point = context().actor_instance.rank
@@ -133,6 +134,8 @@ class CellExecutor(Actor):
         self._shell.before_cell()
         outcome = self._runner.run(cell)
         fault = None if outcome.error is None else _fault_of(outcome.error)
+        # Its frames hold on to the user's objects, and to us: what they refer to must go when the user lets go.
+        outcome.error = None
         try:
             self._shell.after_cell()
         except BaseException as error:  # drawing a figure runs user code
@@ -190,6 +193,8 @@ class Whereabouts:
 
 class Monitor(Actor):
     """Tells where this rank's main thread is, from a thread of its own."""
+
+    __tool__ = True
 
     def __init__(self) -> None:
         self._rank = context().actor_instance.rank.rank

@@ -7,7 +7,6 @@ from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
-from monarch_kernel.actor import ProcMesh, ValueMesh
 from monarch_kernel.kernel.completion import MeshCompleter
 from monarch_kernel.kernel.interrupts import get_relay
 from monarch_kernel.kernel.magics import SUBCOMMANDS, MeshMagics
@@ -32,33 +31,18 @@ class _Extension:
             ip.events.register(name, callback)
         self._matcher = _matcher(self.magics, self.notebook)
         ip.Completer.custom_matchers.append(self._matcher)
-        self._show_values(ip)
         relay = get_relay()
         if relay.notify is None:
             relay.notify = _notify
-
-    def _show_values(self, ip: Any) -> None:
-        """Keep a `%%mesh` cell's value from being shown again: the ranks have shown their own."""
-        notebook = self.notebook
-
-        def show(value: ValueMesh[Any]) -> None:
-            if value is not notebook.shown:
-                raise NotImplementedError  # as usual
-            notebook.shown = None
-
-        formatter = ip.display_formatter.ipython_display_formatter
-        formatter.for_type(ValueMesh, show)
 
     def remove(self) -> None:
         """Undo all of it. The meshes stay."""
         self._unsubscribe()
         self.notebook.router.close()
         for name, callback in self._events:
-            ip_events = self._ip.events
-            ip_events.unregister(name, callback)
+            self._ip.events.unregister(name, callback)
         if self._matcher in self._ip.Completer.custom_matchers:
             self._ip.Completer.custom_matchers.remove(self._matcher)
-        self._ip.display_formatter.ipython_display_formatter.pop(ValueMesh, None)
         for kind in ("line", "cell"):
             self._ip.magics_manager.magics[kind].pop("mesh", None)
         if get_relay().notify is _notify:
@@ -77,31 +61,6 @@ def unload(ip: Any) -> None:
     if extension is not None:
         extension.remove()
         delattr(ip, _ATTRIBUTE)
-
-
-def get_mesh(name: str) -> ProcMesh:
-    """The proc mesh of that name, to spawn actors on.
-
-    Raises:
-        LookupError: there is none.
-    """
-    from monarch_kernel.meshes import get_mesh as find
-
-    return find(name)
-
-
-def current_mesh() -> ProcMesh:
-    """The proc mesh that `%%mesh` cells run on.
-
-    Raises:
-        LookupError: no mesh is in use.
-    """
-    found = session()
-    name = found.current
-    if name is None:
-        known = ", ".join(found.names()) or "none"
-        raise LookupError(f"no mesh is in use; choose one with %mesh use NAME (there are: {known})")
-    return found.proc_meshes()[name]
 
 
 def _matcher(magics: MeshMagics, notebook: Notebook) -> Any:

@@ -62,12 +62,26 @@ class FaultNotices:
                 self._told.append(key)
                 failures.append(failure)
         if failures:
-            publish_display_data(render(failures))
+            publish_display_data(render(_once_each(failures)))
 
 
-def render(failures: Sequence[MeshFailure]) -> dict[str, str]:
+def _once_each(failures: Sequence[MeshFailure]) -> list[str]:
+    """One report for each event: a process that died takes the actors of several meshes with it."""
+    events: dict[object, list[MeshFailure]] = {}
+    for failure in failures:
+        events.setdefault(failure.key if failure.key is not None else id(failure), []).append(failure)
+    reports: list[str] = []
+    for first, *others in events.values():
+        report = first.report()
+        if others:
+            names = ", ".join(repr(other.mesh) for other in others)
+            report += f"\nWith it went actors of {names}."
+        reports.append(report)
+    return reports
+
+
+def render(reports: Sequence[str]) -> dict[str, str]:
     """The notice as a mimebundle."""
-    reports = [failure.report() for failure in failures]
     folded = "".join(_folded(report) for report in reports)
     return {
         "text/plain": "\n".join(reports),

@@ -17,10 +17,12 @@ import json
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
+
+from monarch_kernel.kernel.transcript import Block, RichView, Row, Section, Source, TextView, View, blocks_of
 
 _SECTION_ROWS = 100
 _SECTION_BYTES = 16_384
@@ -34,13 +36,6 @@ _SMALLEST_GAP = 1e-6
 _order_of = attrgetter("order")
 
 
-class Source(NamedTuple):
-    """Where output comes from: the name of a mesh, and a rank of it."""
-
-    mesh: str
-    rank: int
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much of one rank's output one cell shows."""
@@ -52,66 +47,11 @@ class Limits:
     tail: int = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Adjacent lines of the same ranks and the same stream."""
-
-    sources: frozenset[Source]
-    stream: str  # "stdout", "stderr", "result", "label" or "notice"
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TextView:
-    """A text section as it is to be shown now; without blocks it shows nothing."""
-
-    id: int
-    blocks: tuple[Block, ...]
-    progress: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RichView:
-    """A rich result as it is to be shown now; without data it has been withdrawn."""
-
-    id: int
-    sources: frozenset[Source]
-    data: dict[str, Any]
-    metadata: dict[str, Any]
-
-
-View = TextView | RichView
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    order: float
-    key: tuple[str, ...]
-    stream: str
-    text: str
-    section: _Section
-    born: float
-    data: dict[str, Any] | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    sources: set[Source] = field(default_factory=set)
-    label: _Row | None = None  # the label row of a rich row
-    target: _Row | None = None  # the rich row of a label row
-
-
-@dataclass(slots=True, eq=False)
-class _Section:
-    id: int
-    rich: bool
-    rows: list[_Row] = field(default_factory=list)
-    size: int = 0
-    dirty: bool = True
-
-
 @dataclass(slots=True)
 class _Written:
     """What one source has written so far."""
 
-    last: _Row | None = None
+    last: Row | None = None
     lines: int = 0
     bytes: int = 0
     rich: int = 0
@@ -123,7 +63,7 @@ class _Written:
     tail_bytes: int = 0
     partial: dict[str, str] = field(default_factory=dict)
     clear_next: bool = False
-    shown: dict[str, _Row] = field(default_factory=dict)  # display id -> row
+    shown: dict[str, Row] = field(default_factory=dict)  # display id -> row
 
 
 class Folding:
@@ -133,10 +73,10 @@ class Folding:
         self.limits = limits or Limits()
         self.meshes: set[str] = set()
         self._clock = clock
-        self._sections: list[_Section] = []
+        self._sections: list[Section] = []
         self._written: dict[Source, _Written] = {}
-        self._alike: dict[tuple[str, ...], list[_Row]] = {}
-        self._unsettled: list[_Row] = []
+        self._alike: dict[tuple[str, ...], list[Row]] = {}
+        self._unsettled: list[Row] = []
         self._footer: tuple[int, tuple[Block, ...], str] = (-1, (), "")
         self._told: list[Block] = []
 
@@ -229,7 +169,7 @@ class Folding:
         `hold` seconds old; with `hold=0` all are.
         """
         now = self._clock()
-        settled: list[_Row] = []
+        settled: list[Row] = []
         # Rows that settled before all stand before these, whatever was moved since.
         self._unsettled.sort(key=_order_of)
         for row in self._unsettled:
@@ -240,7 +180,7 @@ class Folding:
         del self._unsettled[: len(settled)]
         for row in settled:
             self._forget(row)
-        return _blocks([row for row in settled if row.sources], rich_text=True)
+        return blocks_of([row for row in settled if row.sources], rich_text=True)
 
     def notices(self) -> list[Block]:
         """What was cut, for each set of ranks of which the same was."""
@@ -293,7 +233,7 @@ class Folding:
             self.meshes.add(source.mesh)
         return state
 
-    def _has_passed(self, source: Source, row: _Row) -> bool:
+    def _has_passed(self, source: Source, row: Row) -> bool:
         state = self._written.get(source)
         return state is not None and state.last is not None and state.last.order >= row.order
 
@@ -344,7 +284,7 @@ class Folding:
         key: tuple[str, ...],
         data: dict[str, Any] | None = None,
         metadata: dict[str, Any] | None = None,
-    ) -> _Row:
+    ) -> Row:
         row = self._partner(source, state, key)
         if row is None:
             row = self._append(key, data, metadata)
@@ -354,7 +294,7 @@ class Folding:
         state.last = row
         return row
 
-    def _partner(self, source: Source, state: _Written, key: tuple[str, ...]) -> _Row | None:
+    def _partner(self, source: Source, state: _Written, key: tuple[str, ...]) -> Row | None:
         """The row with this content that `source` can join, if there is one."""
         rows = self._alike.get(key)
         if not rows or state.last is None:
@@ -367,9 +307,9 @@ class Folding:
                 return row
         return None
 
-    def _moved_before(self, row: _Row, last: _Row) -> bool:
+    def _moved_before(self, row: Row, last: Row) -> bool:
         """Move `last`, and what must precede it, before `row`; False if any rank's order forbids that."""
-        must: list[_Row] = []
+        must: list[Row] = []
         who: set[Source] = set()
         seen = 0
         for section in reversed(self._sections[row.section.id : last.section.id + 1]):
@@ -393,7 +333,7 @@ class Folding:
         self._insert_before(target, must)
         return True
 
-    def _insert_before(self, target: _Row, rows: list[_Row]) -> None:
+    def _insert_before(self, target: Row, rows: list[Row]) -> None:
         before = self._order_before(target)
         if (target.order - before) / (len(rows) + 1) < _SMALLEST_GAP:
             everything = [row for section in self._sections for row in section.rows]
@@ -415,7 +355,7 @@ class Folding:
         target.section.rows[at:at] = rows
         target.section.dirty = True
 
-    def _order_before(self, target: _Row) -> float:
+    def _order_before(self, target: Row) -> float:
         at = target.section.rows.index(target)
         if at:
             return target.section.rows[at - 1].order
@@ -424,7 +364,7 @@ class Folding:
                 return section.rows[-1].order
         return target.order - 1.0
 
-    def _append(self, key: tuple[str, ...], data: dict[str, Any] | None, metadata: dict[str, Any] | None) -> _Row:
+    def _append(self, key: tuple[str, ...], data: dict[str, Any] | None, metadata: dict[str, Any] | None) -> Row:
         if data is None:
             row = self._new_row(self._text_section(), key, key[1], key[2])
             row.section.size += len(row.text)
@@ -436,34 +376,34 @@ class Folding:
         row.label, label.target = label, row
         return row
 
-    def _new_row(self, section: _Section, key: tuple[str, ...], stream: str, text: str) -> _Row:
+    def _new_row(self, section: Section, key: tuple[str, ...], stream: str, text: str) -> Row:
         last = next((other.rows[-1] for other in reversed(self._sections) if other.rows), None)
         order = 0.0 if last is None else last.order + 1.0
-        row = _Row(order, key, stream, text, section, self._clock())
+        row = Row(order, key, stream, text, section, self._clock())
         section.rows.append(row)
         section.dirty = True
         if stream != "label":
             self._unsettled.append(row)
         return row
 
-    def _new_section(self, *, rich: bool) -> _Section:
-        section = _Section(len(self._sections), rich)
+    def _new_section(self, *, rich: bool) -> Section:
+        section = Section(len(self._sections), rich)
         self._sections.append(section)
         return section
 
-    def _text_section(self) -> _Section:
+    def _text_section(self) -> Section:
         last = self._sections[-1] if self._sections else None
         full = last is not None and (len(last.rows) >= _SECTION_ROWS or last.size >= _SECTION_BYTES)
         if last is None or last.rich or full:
             return self._new_section(rich=False)
         return last
 
-    def _touch(self, row: _Row) -> None:
+    def _touch(self, row: Row) -> None:
         row.section.dirty = True
         if row.label is not None:
             row.label.section.dirty = True
 
-    def _leave(self, source: Source, row: _Row) -> None:
+    def _leave(self, source: Source, row: Row) -> None:
         row.sources.discard(source)
         self._touch(row)
         if not row.sources:
@@ -473,7 +413,7 @@ class Folding:
             if not row.section.rich:
                 row.section.rows.remove(row)
 
-    def _forget(self, row: _Row) -> None:
+    def _forget(self, row: Row) -> None:
         """Let no further source join `row`."""
         rows = self._alike.get(row.key)
         if rows and row in rows:
@@ -510,7 +450,7 @@ class Folding:
         theirs = (row for section in self._sections for row in section.rows if source in row.sources)
         state.last = max(theirs, key=_order_of)
 
-    def _remember(self, row: _Row) -> None:
+    def _remember(self, row: Row) -> None:
         rows = self._alike.setdefault(row.key, [])
         rows.insert(bisect_right(rows, row.order, key=_order_of), row)
 
@@ -539,60 +479,16 @@ class Folding:
             self._sections[last].dirty = True
         self._footer = (last, blocks, progress)
 
-    def _view(self, section: _Section) -> View:
+    def _view(self, section: Section) -> View:
         if section.rich:
             row = section.rows[0]
             data = row.data if row.sources and row.data else {}
             return RichView(section.id, frozenset(row.sources), data, row.metadata)
-        blocks = _blocks(section.rows)
+        blocks = blocks_of(section.rows)
         at, footer, progress = self._footer
         if at == section.id:
             return TextView(section.id, (*blocks, *footer), progress)
         return TextView(section.id, tuple(blocks))
-
-
-def _blocks(rows: Iterable[_Row], *, rich_text: bool = False) -> list[Block]:
-    """Rows with neighbours of the same ranks and stream put together."""
-    blocks: list[Block] = []
-    sources: frozenset[Source] = frozenset()
-    stream = ""
-    lines: list[str] = []
-
-    def close() -> None:
-        if lines:
-            blocks.append(Block(sources, stream, tuple(lines)))
-
-    for row in _by_rank(rows):
-        who = row.target.sources if row.target is not None else row.sources
-        text = row.text
-        if rich_text and row.data is not None:
-            text = str(row.data.get("text/plain", ""))
-        if not lines or who != sources or row.stream != stream or row.target is not None:
-            close()
-            sources, stream, lines = frozenset(who), row.stream, []
-        lines.extend(text.split("\n"))
-    close()
-    return blocks
-
-
-def _by_rank(rows: Iterable[_Row]) -> Iterator[_Row]:
-    """Rows of different ranks in a row, which have no order among themselves, by rank."""
-    run: list[_Row] = []
-    seen: set[Source] = set()
-    for row in rows:
-        if row.target is not None or not seen.isdisjoint(row.sources):
-            yield from sorted(run, key=_first_source)
-            run, seen = [], set()
-        if row.target is not None:
-            yield row
-            continue
-        run.append(row)
-        seen |= row.sources
-    yield from sorted(run, key=_first_source)
-
-
-def _first_source(row: _Row) -> Source:
-    return min(row.sources, default=Source("", 0))
 
 
 def _rich_key(data: dict[str, Any]) -> tuple[str, ...]:

@@ -3,27 +3,24 @@
 jupyter_client signals the kernel's process group. Ranks and host agents live in sessions of their own, so
 an interrupt reaches them only because it is forwarded here, on purpose.
 
-Three parts, so that each can be tested alone:
+Two parts, so that each can be tested alone:
 
 * ``PressLogic``: which press means what (pure; time comes in as an argument);
 * ``InterruptRelay``: holds what a press concerns, and does the work on a thread of its own, because a signal
-  handler must do next to nothing;
-* ``SigintHandler``: the handler itself. It decides what happens to the kernel's own code, which depends on
-  whether a cell computes, awaits, or has ended.
+  handler must do next to nothing.
+
+The handler itself, and what it does to the kernel's own code, is in ``sigint.py``.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 from monarch_kernel.meshes import format_ranks
 
@@ -164,7 +161,7 @@ class InterruptRelay:
             self._background = tuple(t for t in self._background if t is not target)
 
     @contextmanager
-    def active(self, target: InterruptTarget) -> Iterator[InterruptTarget]:
+    def active(self, target: InterruptTarget) -> Generator[InterruptTarget]:
         """``add`` for the length of a ``with`` block."""
         self.add(target)
         try:
@@ -265,118 +262,3 @@ def get_relay() -> InterruptRelay:
     if _relay is None:
         _relay = InterruptRelay()
     return _relay
-
-
-#: Whose tasks are never the user's: Ctrl-C must not raise in them.
-_MACHINERY = frozenset({"ipykernel", "tornado", "zmq", "jupyter_client"})
-
-
-class SigintHandler:
-    """The kernel's SIGINT handler: forwards the press, and stops the kernel's own code in the right way.
-
-    A request that computes gets KeyboardInterrupt where it stands. A cell that awaits is cancelled through
-    its event loop, which must be woken for it. Between a cell's end and its reply the press is
-    recorded only, since an exception there would lose the reply and leave the front end waiting. When
-    the kernel is idle nothing of it is interrupted.
-    """
-
-    def __init__(self, relay: InterruptRelay) -> None:
-        self.relay = relay
-        self._pid = os.getpid()
-        self._cell: object = None
-        self._busy = False
-        self._protected = False
-        self._pending = False
-        self._awaiting: tuple[asyncio.Future[Any], asyncio.AbstractEventLoop] | None = None
-        self._cancelled = False
-
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
-        __tracebackhide__ = True  # IPython then shows the user's code and not this
-        if os.getpid() != self._pid:  # a forked child (multiprocessing) that inherited the handler
-            raise KeyboardInterrupt
-        self.relay.press(self._cell, idle=not self._busy)
-        if not self._busy:
-            return
-        if self._awaiting is not None:
-            self._stop_awaiting(*self._awaiting)
-        elif self._protected:
-            self._pending = True
-        else:
-            raise KeyboardInterrupt
-
-    def _stop_awaiting(self, future: asyncio.Future[Any], loop: asyncio.AbstractEventLoop) -> None:
-        running = asyncio.current_task(loop)
-        if running is future and not self._protected:
-            raise KeyboardInterrupt  # the cell computes between two awaits
-        self._cancelled = True
-        # Plain call_soon does not wake a loop that sleeps.
-        loop.call_soon_threadsafe(future.cancel)
-        if running is not None and running is not future and not _is_machinery(running):
-            # A task of the cell's computes or blocks. KeyboardInterrupt in it would end the event loop.
-            raise asyncio.CancelledError("KeyboardInterrupt")
-
-    # -- told by the kernel what the main thread does -----------------------------------------------
-
-    # Subshells run cells on threads of their own, which signals never reach: they change nothing here.
-
-    @contextmanager
-    def request(self, cell: object) -> Iterator[None]:
-        """A cell's request is being handled: protected, except inside ``interruptible``."""
-        if not _in_main_thread():
-            yield
-            return
-        self._cell, self._protected, self._pending, self._cancelled = cell, True, False, False
-        try:
-            yield
-        finally:
-            self._protected = False
-            self._cell = None
-
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """The cell's own code runs. A press that came since the request began counts here."""
-        if not _in_main_thread():
-            yield
-            return
-        protected, self._protected = self._protected, False
-        try:
-            if self._pending:
-                self._pending = False
-                raise KeyboardInterrupt
-            yield
-        finally:
-            self._protected = protected
-
-    @contextmanager
-    def awaiting(self, future: asyncio.Future[Any]) -> Iterator[None]:
-        """The cell is this task of the running event loop."""
-        self._awaiting = (future, asyncio.get_running_loop())
-        try:
-            yield
-        finally:
-            self._awaiting = None
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the current cell was cancelled by an interrupt, so its CancelledError is one."""
-        return self._cancelled
-
-    def begin(self) -> None:
-        """The main thread begins to handle a request."""
-        self._busy = True
-
-    def end(self) -> None:
-        """The main thread has handled it."""
-        self._busy = False
-        self._awaiting = None
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-def _is_machinery(task: asyncio.Task[Any]) -> bool:
-    frame = getattr(task.get_coro(), "cr_frame", None)
-    if frame is None:
-        return False
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _MACHINERY

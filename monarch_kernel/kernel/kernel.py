@@ -16,9 +16,10 @@ from traitlets import Type
 
 from monarch_kernel._version import __version__
 from monarch_kernel.kernel.faults import FaultNotices
-from monarch_kernel.kernel.interrupts import SigintHandler, get_relay
+from monarch_kernel.kernel.interrupts import get_relay
 from monarch_kernel.kernel.mesh_targets import running_meshes
 from monarch_kernel.kernel.shell import MonarchShell
+from monarch_kernel.kernel.sigint import SigintHandler, SigintWatch
 
 #: How long the end of the kernel waits for meshes to stop (seconds). jupyter_client kills the kernel after
 #: five; whatever is left then is ended by the host agent, which sees its controller go.
@@ -59,6 +60,7 @@ class MonarchKernel(IPythonKernel):
         relay.default_targets = running_meshes
         self.interrupts = relay
         self._sigint = SigintHandler(relay)
+        self._watch = SigintWatch(self._sigint)
         self.shell.sigint = self._sigint
         self.faults = FaultNotices(self.shell)
 
@@ -81,6 +83,7 @@ class MonarchKernel(IPythonKernel):
         # Again before and after each request: user code may have put a handler of its own there.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._sigint)
+            self._watch.install()
 
     def pre_handler_hook(self) -> None:
         """Called before each message that the shell handles, on the thread that handles it."""
@@ -115,12 +118,12 @@ class MonarchKernel(IPythonKernel):
 
     def do_history(self, hist_access_type: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Answer a request for input history."""
-        reply = super().do_history(hist_access_type, *args, **kwargs)
+        reply: dict[str, Any] = super().do_history(hist_access_type, *args, **kwargs)
         manager = self.shell.history_manager
         if hist_access_type == "range" and manager is not None:
             # IPython calls the current session 0 in ranges, but by its number everywhere else.
             current = manager.session_number
-            reply["history"] = [(session or current, *rest) for session, *rest in reply["history"]]
+            reply["history"] = [(entry[0] or current, *entry[1:]) for entry in reply["history"]]
         return reply
 
     # -- debugger -------------------------------------------------------------------------------------

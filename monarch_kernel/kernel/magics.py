@@ -329,13 +329,14 @@ class MeshMagics(Magics):
             run.wait(pressed)
         error = run.error()
         if error is not None:
+            error.colours = notebook.colours
             raise error
         value = run.value()
         if found.out:
             notebook.shell.user_ns[found.out] = value
             return None
-        notebook.shown = value
-        return value
+        notebook.keep(value)
+        return None
 
 
 def _in_background(run: CellRun) -> MeshCell:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
+from collections import OrderedDict
+from contextlib import suppress
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -11,11 +14,17 @@ from IPython.core.error import UsageError
 from monarch_kernel.kernel.cellrunner import Cell, check_syntax, remember_source
 from monarch_kernel.kernel.completion import Known
 from monarch_kernel.kernel.folding import Source
-from monarch_kernel.kernel.publish import publisher_for
+from monarch_kernel.kernel.publish import Publisher, publisher_for
 from monarch_kernel.kernel.router import CellOutput, OutputRouter
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.tracebacks import CellSyntaxError
-from monarch_kernel.meshes import format_points
+from monarch_kernel.meshes import format_points, list_proc_meshes
+from monarch_kernel.output import set_cell
+
+#: How long the end of a cell waits for output that is on its way (seconds).
+ARRIVAL = 0.5
+
+_MOST_CELLS = 500
 
 _count = itertools.count(1)
 
@@ -31,11 +40,16 @@ class Notebook:
     def __init__(self, shell: Any, session: MeshSession) -> None:
         self.shell = shell
         self.session = session
-        self.router = OutputRouter(self._current_output, self._tooltip)
+        self.router = OutputRouter(self._ordinary_output, self._tooltip)
         self._raw_cell = ""
-        self._ordinary: dict[str, CellOutput] = {}
+        # Where the output of each ordinary cell goes, should actors that it called put out something.
+        self._publishers: OrderedDict[str, Publisher] = OrderedDict()
         self._key = ""
-        self.shown: Any = None  # a value whose display the ranks have seen to
+
+    @property
+    def colours(self) -> bool:
+        """Whether errors may be coloured."""
+        return str(getattr(self.shell, "colors", "")).lower() != "nocolor"
 
     # -- events of the shell -------------------------------------------------------------------
 
@@ -43,11 +57,16 @@ class Notebook:
         """IPython's `pre_run_cell`."""
         self._raw_cell = info.raw_cell or ""
         self._key = f"cell-{next(_count)}"
-        self.shown = None
+        set_cell(self._key)
+        self._publishers[self._key] = publisher_for(self.shell)
+        while len(self._publishers) > _MOST_CELLS:
+            self._publishers.popitem(last=False)
 
     def after_cell(self, _result: Any) -> None:
         """IPython's `post_run_cell`: what actors printed during an ordinary cell is shown before it ends."""
-        output = self._ordinary.pop(self._key, None)
+        if not self._raw_cell.lstrip().startswith("%%mesh"):  # those wait for the end of their own output
+            _let_output_arrive()
+        output = self.router.get(self._key)
         if output is not None:
             output.show()
 
@@ -62,7 +81,7 @@ class Notebook:
         raw = self._raw_cell if body and self._raw_cell.endswith(body.rstrip("\n")) else ""
         raw = raw or self._containing(body)
         header = self._header_lines(raw, body)
-        blank = len(body) - len(body.lstrip("\n"))
+        blank = next((at for at, line in enumerate(body.split("\n")) if line.strip()), 0)  # IPython drops them
         transformed = self.shell.transform_cell(body)
         source = "\n" * (header + blank) + transformed
         compiler = self.shell.compile
@@ -100,16 +119,16 @@ class Notebook:
         """An output area in the cell that runs now."""
         return CellOutput(publisher_for(self.shell), raw=raw, expected=expected)
 
-    def _current_output(self, cell: str) -> tuple[str, CellOutput] | None:
-        """Where output goes that no `%%mesh` cell has asked for: actors that ordinary cells called."""
-        key = self._key
-        output = self._ordinary.get(key)
-        if output is None:
-            output = self._ordinary[key] = self.output()
-        return key, output
+    def _ordinary_output(self, cell: str) -> tuple[str, CellOutput] | None:
+        """Where output goes that is no `%%mesh` cell's: to the cell that called the actor, else to the latest."""
+        key = cell if cell in self._publishers else self._key
+        publisher = self._publishers.get(key)
+        if publisher is None:
+            return None
+        return key, self.router.get(key) or CellOutput(publisher)
 
     def _tooltip(self, sources: frozenset[Source]) -> str:
-        meshes = self.session.proc_meshes()
+        meshes = {mesh.name: mesh for mesh in list_proc_meshes()}
         lines: list[str] = []
         for name in sorted({source.mesh for source in sources}):
             ranks = sorted(source.rank for source in sources if source.mesh == name)
@@ -122,6 +141,11 @@ class Notebook:
                 if pid:
                     lines.append(f"{source.rank}: {host} pid {pid}")
         return "\n".join(lines)
+
+    def keep(self, value: Any) -> None:
+        """Make `value` the cell's: `_` and `Out[n]`. It is not shown, since the ranks have shown their own."""
+        if value is not None:
+            self.shell.displayhook.update_user_ns(value)
 
     # -- variables -----------------------------------------------------------------------------
 
@@ -148,6 +172,19 @@ class Notebook:
         """A place in code, short."""
         name = (self.file_label(file) or os.path.basename(file)).removeprefix("Cell ")
         return f"{name}:{line}" + ("" if function in ("", "<module>") else f" in {function}")
+
+
+def _let_output_arrive() -> None:
+    """Wait until what ranks wrote before they answered this cell is here.
+
+    It comes through the host agents, while answers come directly; an answer of the agents comes after it.
+    """
+    deadline = time.monotonic() + ARRIVAL
+    # One rank of each mesh is enough to ask its agent, and costs the agent little.
+    asked = [mesh.slice(**mesh.extent.point(0)).status() for mesh in list_proc_meshes()]
+    for answer in asked:
+        with suppress(Exception):  # an agent that is gone or stuck must not keep the cell from ending
+            answer.get(max(0.0, deadline - time.monotonic()))
 
 
 def _ends_quietly(source: str) -> bool:

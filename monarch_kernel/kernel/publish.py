@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import uuid
+from functools import cached_property
 from typing import Any, Protocol
 
 
@@ -33,9 +34,13 @@ class NotebookPublisher:
 
     def __init__(self, shell: Any, parent: dict[str, Any]) -> None:
         self._parent = _header(parent)
-        # Taken now: %%capture may be in place for this cell, and gone when its last output comes.
-        self._display = shell.display_pub
+        self._shell = shell
         self._id = uuid.uuid4().hex
+
+    @cached_property
+    def _display(self) -> Any:
+        # Kept from the first output on: %%capture may be in place for this cell, and gone when its last comes.
+        return self._shell.display_pub
 
     def show(self, key: int, data: dict[str, Any], metadata: dict[str, Any], *, update: bool) -> None:
         """See `Publisher`."""

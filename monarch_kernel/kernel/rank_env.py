@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -95,6 +96,7 @@ def end_process_group() -> None:
     """Leave the process group, if there is one."""
     if in_process_group():
         sys.modules["torch.distributed"].destroy_process_group()
+        gc.collect()  # its connections are closed when the last work of it is gone
 
 
 def cpu_ticks(thread: int) -> int:
@@ -110,9 +112,10 @@ def cpu_ticks(thread: int) -> int:
 def _join(meet: Rendezvous, rank: int, world_size: int, local_rank: int) -> None:
     try:
         import torch
-        import torch.distributed as distributed
+        import torch.distributed
     except ImportError as error:
         raise RuntimeError(f"--dist needs torch, which the ranks cannot import ({error})") from None
+    distributed: Any = torch.distributed  # which exports its stores without saying so
     if meet.backend == "nccl":
         if not torch.cuda.is_available():
             raise RuntimeError("--dist nccl needs a GPU, and torch finds none; use --dist gloo")

@@ -280,11 +280,14 @@ class OutputRouter:
             if found is None:
                 return
             key, output = found
-            if key not in self._cells:
+            if self._cells.get(key) is not output:
                 self.open(key, output)
-            output = self._cells[key]
         if output.feed(source, event.kind, event.stream, event.data):
             self.touch(output)
+
+    def get(self, cell: str) -> CellOutput | None:
+        """The output that `cell` was opened with."""
+        return self._cells.get(cell)
 
     def whereabouts(self, source: Source) -> tuple[str, int]:
         """Host and pid of a rank that has run a cell; empty and 0 if it has not."""

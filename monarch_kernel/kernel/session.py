@@ -146,6 +146,14 @@ class MeshSession:
             self._current = None
         return self._current or (names[0] if len(names) == 1 else None)
 
+    def current_mesh(self) -> ProcMesh:
+        """The mesh in use; LookupError if none is."""
+        name = self.current
+        if name is None:
+            known = ", ".join(self.names()) or "none"
+            raise LookupError(f"no mesh is in use; choose one with %mesh use NAME (there are: {known})")
+        return self.proc_meshes()[name]
+
     def get(self, name: str | None, command: str) -> ManagedMesh:
         """The mesh of that name, or the one in use; made fit to run cells if it is not yet.
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.actor import Extent
+from monarch_kernel.kernel.ansi import strip_ansi
 from monarch_kernel.meshes import format_points, format_ranks
 
 _CONTEXT = 2
 _MOST_GROUPS = 6
+_INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python")
 
 _RED, _GREEN, _CYAN, _BOLD, _DIM, _OFF = "\x1b[31m", "\x1b[32m", "\x1b[36m", "\x1b[1m", "\x1b[2m", "\x1b[39m\x1b[22m"
 
@@ -62,6 +64,7 @@ class MeshCellError(Exception):
         self.values = values
         self._file_label = file_label or (lambda _file: None)
         self._note = note
+        self.colours = True
         super().__init__(self._summary())
 
     def _summary(self) -> str:
@@ -87,7 +90,7 @@ class MeshCellError(Exception):
                 lines.append(f"… and {len(left) - 20} more ranks; the exception's .failures has all")
         if self._note:
             lines += ["", self._note]
-        return lines
+        return lines if self.colours else [strip_ansi(line) for line in lines]
 
 
 class MeshCellInterrupt(MeshCellError, KeyboardInterrupt):
@@ -177,14 +180,16 @@ def _source(frame: Any) -> list[str]:
     here = linecache.getline(frame.file, frame.line)
     if not here.strip() or (told and here.strip() != told):
         return [f"----> {frame.line} {_coloured(told)}"] if told else []
-    first = max(1, frame.line - _CONTEXT)
+    # Of a library's code the line is enough: what one looks for is one's own.
+    context = 0 if any(part in frame.file for part in _INSTALLED) else _CONTEXT
+    first = max(1, frame.line - context)
     lines: list[str] = []
-    for number in range(first, frame.line + _CONTEXT + 1):
+    for number in range(first, frame.line + context + 1):
         source = linecache.getline(frame.file, number)
         if not source:
             break
         mark = "---->" if number == frame.line else "     "
-        width = len(str(frame.line + _CONTEXT))
+        width = len(str(frame.line + context))
         lines.append(f"{_GREEN if number == frame.line else ''}{mark} {number:>{width}}{_OFF} {_coloured(source)}")
     return [line.rstrip() for line in lines]
 

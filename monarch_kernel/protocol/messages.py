@@ -91,6 +91,7 @@ class Call(msgspec.Struct, array_like=True, tag=10):
     buffers: tuple[int, ...] = ()
     reply_to: ProcRef | None = None  # None: the sending process
     segment: SegmentRef | None = None  # where the buffers are, if not in the body
+    cell: str = ""  # the notebook cell that caused it: what the endpoint puts out belongs there
 
 
 class Reply(msgspec.Struct, array_like=True, tag=11):
@@ -115,6 +116,7 @@ class Create(msgspec.Struct, array_like=True, tag=12):
     owner: str  # actor instance that spawned it
     owner_proc: ProcRef
     buffers: tuple[int, ...] = ()
+    cell: str = ""  # as in Call
 
 
 class StopActor(msgspec.Struct, array_like=True, tag=13):
@@ -311,6 +313,48 @@ class Shutdown(msgspec.Struct, array_like=True, tag=40):
     grace: float
 
 
+# -- the data plane ---------------------------------------------------------------------------
+
+
+class BufferRead(msgspec.Struct, array_like=True, tag=50):
+    """To a buffer's owner: send these bytes of it. Answered with a Reply whose only buffer they are."""
+
+    call: int
+    buffer: int
+    offset: int
+    size: int
+
+
+class BufferWrite(msgspec.Struct, array_like=True, tag=51):
+    """To a buffer's owner: put the one buffer of this message into it. Answered with a Reply."""
+
+    call: int
+    buffer: int
+    offset: int
+    buffers: tuple[int, ...]
+    segment: SegmentRef | None = None
+
+
+class BufferAtomic(msgspec.Struct, array_like=True, tag=52):
+    """To a buffer's owner: change one 8-byte word. Reply body: the word before.
+
+    Without ``expected``: add ``operand``; with it: put ``operand`` there if the word is ``expected``.
+    """
+
+    call: int
+    buffer: int
+    offset: int
+    operand: int
+    expected: int | None = None
+
+
+class BufferDrop(msgspec.Struct, array_like=True, tag=53):
+    """To a buffer's owner: let it go. Answered once no transfer touches it any more."""
+
+    call: int
+    buffer: int
+
+
 Message = (
     Hello
     | Refused
@@ -337,6 +381,10 @@ Message = (
     | GetStatus
     | GetLogs
     | Shutdown
+    | BufferRead
+    | BufferWrite
+    | BufferAtomic
+    | BufferDrop
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -224,10 +224,8 @@ def test_splits_and_renames(procs: Procs) -> None:
         mesh.rename(hosts="x")
     with pytest.raises(ValueError):
         mesh.split(gpus=("a", "b"), b=2).rename(a="b")
-    with pytest.raises(ValueError, match="flatten|stride|contiguous|sparse"):
-        mesh.split(gpus=("a", "b"), b=2).slice(b=slice(0, 1)).flatten("x").slice(x=slice(0, 1)) and mesh.split(
-            gpus=("a", "b", "c"), b=2, c=2
-        ).slice(c=slice(0, 1), b=slice(0, 1)).flatten("x")
+    with pytest.raises(ValueError, match="sparse"):
+        procs(hosts=2, gpus=3).slice(gpus=slice(0, 2)).flatten("x")
 
 
 def test_options_of_logging_option(procs: Procs) -> None:

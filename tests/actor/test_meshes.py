@@ -34,7 +34,7 @@ from monarch_kernel.actor import (
 from monarch_kernel.meshes import get_mesh, list_proc_meshes, on_change
 from tests.actor.actors import PATIENCE, AsyncBasic, Basic, started
 from tests.actor.conftest import Procs
-from tests.conftest import wait_until
+from tests.conftest import alive, wait_until
 
 
 def test_this_host_and_this_proc_are_singletons() -> None:
@@ -262,7 +262,7 @@ def test_stop_of_a_proc_mesh(procs: Procs) -> None:
     pids = mesh.pid.call().get()
     world.stop("enough").get(PATIENCE)
     for pid in pids.values():
-        assert not os.path.exists(f"/proc/{pid}")
+        assert not alive(pid)
     with pytest.raises(SupervisionError, match="enough") as caught:
         mesh.echo.call(1).get(PATIENCE)
     assert caught.value.ranks == (0, 1)

@@ -22,7 +22,7 @@ from monarch_kernel.actor import (
 )
 from tests.actor.actors import PATIENCE, AsyncBasic, Basic, Cleaned, Parent, started
 from tests.actor.conftest import Procs
-from tests.conftest import wait_until
+from tests.conftest import alive, wait_until
 
 
 @pytest.fixture
@@ -121,6 +121,10 @@ def test_actors_spawn_procs_of_their_own(parent: Any) -> None:
     assert list(mesh.get_tag.call().get(PATIENCE).values()) == ["deep"] * 2
     pids = {*mesh.pid.call().get().values(), os.getpid()}
     assert len(pids) == 3
+    # Errors of procs that another process has started name the process as well.
+    with pytest.raises(ValueError, match="boom") as caught:
+        mesh.slice(sub=0).boom.call_one().get(PATIENCE)
+    assert caught.value.failures[0].pid in pids  # type: ignore[attr-defined]
 
 
 def test_actors_of_a_mesh_call_each_other(procs: Procs) -> None:
@@ -182,7 +186,7 @@ def test_procs_end_with_the_actor_that_spawned_them(parent: Any) -> None:
     mesh = parent.spawn_procs.call_one(2, Basic).get(PATIENCE)
     pids = list(mesh.pid.call().get().values())
     parent.stop().get(PATIENCE)
-    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the grandchildren's procs are gone")
+    wait_until(lambda: not any(alive(pid) for pid in pids), "the grandchildren's procs are gone")
     with pytest.raises(SupervisionError):
         mesh.pid.call().get(PATIENCE)
 
@@ -208,7 +212,7 @@ def test_procs_end_with_the_process_of_their_owner(procs: Procs, faults: Any) ->
     pid = mesh.pid.call_one().get()
     pending = started(mesh)
     world.kill().get(PATIENCE)
-    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the procs that it had spawned are gone")
+    wait_until(lambda: not alive(pid), "the procs that it had spawned are gone")
     with pytest.raises(SupervisionError):
         pending.get(PATIENCE)
 

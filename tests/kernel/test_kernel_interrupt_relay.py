@@ -15,8 +15,9 @@ from monarch_kernel.kernel.interrupts import (
     Forward,
     InterruptRelay,
     PressLogic,
-    SigintHandler,
 )
+from monarch_kernel.kernel.sigint import SigintHandler
+from monarch_kernel.runtime.node import node
 
 
 class Ranks:
@@ -242,6 +243,24 @@ def test_a_press_after_the_cells_code_spares_its_reply_and_the_next_cell(rig: Ri
     handler.begin()
     with handler.request("next"), handler.interruptible():
         pass
+
+
+def test_a_press_while_a_message_is_sent_waits_until_it_is_sent(rig: Rig) -> None:
+    retries: list[None] = []
+    handler = SigintHandler(rig.relay)
+    handler.retry = lambda: retries.append(None)
+    code = compile("signal.raise_signal(signal.SIGALRM); sent = True", node.__file__, "exec")
+    scope = {"signal": signal}
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        handler.begin()
+        exec(code, scope)
+        assert (scope["sent"], len(retries)) == (True, 1)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGALRM)
+        assert len(retries) == 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_forked_child_gets_a_plain_keyboard_interrupt(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,21 @@ from tests.kernel.harness import Kernel
 #: Ends long after the test has failed; nothing waits for it when all is well.
 LONG = 120
 
+TARGET = """
+import threading
+from monarch_kernel.kernel.interrupts import get_relay
+
+class Target:
+    def __init__(self): self.interrupted = threading.Event(); self.killed = []
+    def describe(self): return "mesh 'm'"
+    def interrupt(self): self.interrupted.set()
+    def unanswered(self): return [1, 2, 3, 6]
+    def kill(self, ranks): self.killed.extend(ranks)
+
+target = Target()
+get_relay().logic.window = 120  # however slow the machine
+"""
+
 
 def interrupted(kernel: Kernel, code: str) -> None:
     cell = kernel.send(code)
@@ -38,7 +53,7 @@ def interrupted(kernel: Kernel, code: str) -> None:
             "await asyncio.gather(work())",
             id="computing in a task of an async cell",
         ),
-        pytest.param(f"print('ready', flush=True)\n!sleep {LONG}", id="shell command"),
+        pytest.param(f"!echo ready; sleep {LONG}", id="shell command"),
     ],
 )
 def test_interrupt_ends_the_cell_and_the_kernel_goes_on(kernel: Kernel, code: str) -> None:
@@ -63,6 +78,88 @@ def test_what_a_subshell_does_meanwhile_changes_nothing(kernel: Kernel) -> None:
         kernel.interrupt()
         assert cell.wait().ename == "KeyboardInterrupt"
     assert kernel.control("delete_subshell_request", {"subshell_id": subshell})["status"] == "ok"
+
+
+def test_a_signal_that_another_thread_gets_still_wakes_the_main_thread(kernel: Kernel) -> None:
+    out = kernel.run(
+        "import signal, threading, time\n"
+        "def catch():\n"
+        "    time.sleep(0.1)\n"
+        "    signal.pthread_kill(threading.get_ident(), signal.SIGINT)\n"
+        "threading.Thread(target=catch).start()\n"
+        f"time.sleep({LONG})"
+    )
+    assert out.ename == "KeyboardInterrupt"
+
+
+def test_an_interrupt_that_falls_into_a_destructor_is_not_lost(kernel: Kernel) -> None:
+    cell = kernel.send(
+        "import time\n"
+        "class Slow:\n"
+        "    def __del__(self):\n"
+        "        print('ready', flush=True)\n"
+        f"        time.sleep({LONG})\n"
+        "Slow()\n"
+        f"time.sleep({LONG})"
+    )
+    cell.prints("ready")
+    kernel.interrupt()
+    out = cell.wait()
+    assert (out.ename, out.stderr) == ("KeyboardInterrupt", "")
+
+
+def test_ranks_hear_of_it_though_the_kernel_is_inside_native_code(kernel: Kernel) -> None:
+    kernel.ok(TARGET)
+    cell = kernel.send(
+        "import ctypes\n"
+        "libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)\n"
+        "libc.pthread_mutex_lock(mutex)\n"
+        f"free = lambda: (target.interrupted.wait({LONG}), libc.pthread_mutex_unlock(mutex))\n"
+        "threading.Thread(target=free).start()\n"
+        "with get_relay().active(target):\n"
+        "    print('ready', flush=True)\n"
+        "    libc.pthread_mutex_lock(mutex)\n"
+        "    print('went on')"
+    )
+    cell.prints("ready")
+    kernel.interrupt()
+    out = cell.wait()
+    assert (out.ename, out.stdout) == ("KeyboardInterrupt", "ready\n")
+    # It was one press: the handler, when it ran at last, did not make it two.
+    kernel.ok(f"get_relay().flush({LONG})")
+    assert kernel.ok("target.killed").text == "[]"
+
+
+def test_signals_of_children_are_not_the_kernels(kernel: Kernel) -> None:
+    kernel.ok(TARGET)
+    out = kernel.ok(
+        "import os, signal\n"
+        "with get_relay().active(target):\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        try:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "        except KeyboardInterrupt:\n"
+        "            os._exit(7)\n"
+        "    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
+        f"    get_relay().flush({LONG})\n"
+        "code, target.interrupted.is_set()"
+    )
+    assert out.text == "(7, False)"
+
+
+def test_an_event_loops_own_signal_handlers_work(kernel: Kernel) -> None:
+    out = kernel.ok(
+        "import asyncio, os, signal\n"
+        "loop, got = asyncio.get_running_loop(), asyncio.Event()\n"
+        "loop.add_signal_handler(signal.SIGUSR1, got.set)\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "await asyncio.wait_for(got.wait(), 60)"
+    )
+    assert out.text == "True"
+    interrupted(kernel, f"import asyncio\nprint('ready', flush=True)\nawait asyncio.sleep({LONG})")
+    kernel.ok("import asyncio, signal; asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1);")
+    kernel.ok("import asyncio; await asyncio.sleep(0)")
 
 
 def test_an_idle_kernel_shrugs_off_interrupts(kernel: Kernel) -> None:
@@ -97,22 +194,6 @@ def test_a_cells_own_cancellation_is_not_called_an_interrupt(kernel: Kernel) -> 
 def test_a_signal_handler_left_by_a_cell_does_not_stay(kernel: Kernel) -> None:
     kernel.ok("import signal; signal.signal(signal.SIGINT, lambda *a: None);")
     interrupted(kernel, f"import time\nprint('ready', flush=True)\ntime.sleep({LONG})")
-
-
-TARGET = """
-import threading
-from monarch_kernel.kernel.interrupts import get_relay
-
-class Target:
-    def __init__(self): self.interrupted = threading.Event(); self.killed = []
-    def describe(self): return "mesh 'm'"
-    def interrupt(self): self.interrupted.set()
-    def unanswered(self): return [1, 2, 3, 6]
-    def kill(self, ranks): self.killed.extend(ranks)
-
-target = Target()
-get_relay().logic.window = 120  # however slow the machine
-"""
 
 
 def test_a_press_reaches_active_targets_and_a_second_one_kills(kernel: Kernel) -> None:

@@ -35,6 +35,17 @@ def test_a_dead_proc_without_actors_concerns_the_owner_of_the_proc_mesh() -> Non
     assert told(tree.proc_died("p0", KILLED)) == [("root", "procs", [0])]
 
 
+def test_a_tool_on_a_proc_does_not_tell_of_its_death() -> None:
+    tree = Tree()
+    tree.spawned_procs(mesh("procs", "root", "p0", "p1"))
+    tool = mesh("debugger", "root", "p0", "p1")
+    tool.tool = True
+    tree.spawned_actors(tool)
+    assert told(tree.proc_died("p0", KILLED)) == [("root", "procs", [0])]
+    tree.spawned_actors(mesh("a", "root", "p1"))
+    assert told(tree.proc_died("p1", KILLED)) == [("root", "a", [0])]
+
+
 def test_each_death_is_told_once() -> None:
     tree = Tree()
     tree.spawned_actors(mesh("a", "root", "p0", "p1"))

@@ -28,6 +28,9 @@ class Actor:
     """
 
     __main_thread__ = False
+    #: Set in actors that a program puts on other people's procs (a debugger, a cell runner): when a proc dies, its
+    #: owner is told of the proc, and not of the tool as well.
+    __tool__ = False
 
     @property
     def logger(self) -> logging.Logger:
@@ -180,7 +183,7 @@ class EndpointSpec:
 class ActorSpec:
     """What is known of an actor class: its endpoints, and whether it is sync or async."""
 
-    __slots__ = ("cls", "endpoints", "is_async", "main_thread")
+    __slots__ = ("cls", "endpoints", "is_async", "main_thread", "tool")
 
     def __init__(self, cls: type, reserved: frozenset[str]) -> None:
         self.cls = cls
@@ -209,6 +212,7 @@ class ActorSpec:
                 raise ValueError(f"{cls.__name__}.{hook} must be {kind}, like the endpoints of {cls.__name__}")
             if function is not None and not self.endpoints:
                 self.is_async = inspect.iscoroutinefunction(function)
+        self.tool = bool(getattr(cls, "__tool__", False))
         self.main_thread = bool(getattr(cls, "__main_thread__", False))
 
 

@@ -38,6 +38,23 @@ class Context:
 
 current: ContextVar[Context | None] = ContextVar("monarch_kernel_context", default=None)
 
+#: The notebook cell on whose behalf the running code runs; None where that is not known. Calls carry it along, so
+#: that what an actor puts out belongs to the cell that caused it, through any number of actors.
+cell: ContextVar[str | None] = ContextVar("monarch_kernel_cell", default=None)
+_latest_cell = ""
+
+
+def set_cell(cell_id: str) -> None:
+    """From now on the calling thread or task, and all that say nothing else, run on behalf of that cell."""
+    global _latest_cell
+    _latest_cell = cell_id
+    cell.set(cell_id)
+
+
+def calling_cell() -> str:
+    """The cell that a call made here belongs to; empty for none."""
+    return cell.get() or _latest_cell
+
 
 def context() -> Context:
     """The context of the running code; outside any actor, that of the client (which starts the runtime if need be)."""

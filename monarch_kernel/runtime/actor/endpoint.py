@@ -11,7 +11,7 @@ from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps
 from monarch_kernel.runtime.actor.base import EndpointSpec
 from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, StreamCall
-from monarch_kernel.runtime.actor.context import current
+from monarch_kernel.runtime.actor.context import calling_cell, current
 from monarch_kernel.runtime.actor.ports import Port
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
@@ -127,6 +127,7 @@ class Endpoint(Generic[R]):
         message = Call(
             mesh._actor, self._name, call._number, rank, extent.labels, extent.sizes, sender, buffers, None, segment
         )
+        message.cell = calling_cell()
         link.send(encode_header(message), body)
         return call
 
@@ -139,6 +140,7 @@ class Endpoint(Generic[R]):
         message = Call(
             mesh._actor, self._name, number, 0, extent.labels, extent.sizes, self._sender(), buffers, reply_to
         )
+        message.cell = calling_cell()
         if buffers:
             alive = [ref.id for ref in target.procs if ref.id not in node.deaths]
             body, message.segment = node.pack(body, buffers, alive)

@@ -14,6 +14,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.protocol.faults import capture
@@ -34,8 +35,9 @@ from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.base import ActorSpec, EndpointSpec
 from monarch_kernel.runtime.actor.calls import fault_body
-from monarch_kernel.runtime.actor.context import Context, current, shared
+from monarch_kernel.runtime.actor.context import Context, cell, current, shared
 from monarch_kernel.runtime.actor.errors import MeshFailure
+from monarch_kernel.runtime.actor.stepping import Steps
 from monarch_kernel.runtime.mesh.shape import Extent, Point
 from monarch_kernel.runtime.node.loop import new_loop
 
@@ -136,6 +138,7 @@ class ActorInstance(Instance):
         self._spec = spec
         self._build = build
         self._create = (link, create.call, create.rank)
+        self._born_for = create.cell or None
         self._object: Any = None
         self._functions: dict[str, Callable[..., Any]] = {}
         self._queue: deque[Any] = deque()
@@ -143,7 +146,10 @@ class ActorInstance(Instance):
         self._parked: list[Any] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], str] = {}  # concurrent endpoints that run
+        self._hooks: set[asyncio.Task[None]] = set()
+        self._cancelled: set[asyncio.Task[Any]] = set()  # by an interrupt
+        self._raised: set[asyncio.Task[Any] | None] = set()  # an interrupt raised KeyboardInterrupt in them
         self.open_ports: set[ReplyPort[Any]] = set()  # not answered yet, and not handed to anybody
         self._thread = 0
         self._stopping: tuple[str, list[tuple[Any, int, int]]] | None = None
@@ -203,6 +209,7 @@ class ActorInstance(Instance):
         """The actor's whole life; runs in its thread."""
         self._thread = threading.get_ident()
         current.set(Context(self, self.rank.rank, self.rank.extent))
+        cell.set(self._born_for)
         error: BaseException | None = None
         try:
             if self._spec.is_async:
@@ -274,6 +281,7 @@ class ActorInstance(Instance):
         extent = shared(message.labels, message.sizes)
         endpoint = self._spec.endpoints.get(message.endpoint)
         current.set(Context(self, message.rank, extent))
+        cell.set(message.cell or None)
         if endpoint is None:
             endpoint = self._undecorated(message.endpoint)
         function = self._functions.get(message.endpoint)
@@ -301,15 +309,26 @@ class ActorInstance(Instance):
     def _undecorated(self, name: str) -> Any:
         return _Undecorated(name.endswith("!port"))
 
-    def _failed(self, link: Any, message: Call, endpoint: EndpointSpec, error: BaseException) -> BaseException | None:
+    def _failed(
+        self,
+        link: Any,
+        message: Call,
+        endpoint: EndpointSpec,
+        error: BaseException,
+        task: asyncio.Task[Any] | None = None,
+    ) -> BaseException | None:
         """Answer for an endpoint that raised; returns the error if it is fatal to the actor."""
         if self.death is not None:  # a concurrent endpoint that was cancelled because the actor ends
             if message.call:
                 self._system.reply(link, message, DEAD, encode_death(self.death))
             return None
-        interrupted = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)) and self._system.was_interrupted(
-            self
-        )
+        interrupted = False
+        if isinstance(error, KeyboardInterrupt):
+            interrupted = self._system.was_interrupted(self)
+        elif isinstance(error, asyncio.CancelledError) and task in self._cancelled:
+            # Told in the same way to the caller, whatever the endpoint was doing.
+            interrupted = True
+            error = KeyboardInterrupt().with_traceback(error.__traceback__)
         fatal = endpoint.explicit_port or not message.call or not isinstance(error, Exception)
         if fatal and not interrupted:
             death = self._death_of(error)
@@ -333,8 +352,14 @@ class ActorInstance(Instance):
     def _drive_async(self) -> BaseException | None:
         loop = new_loop(self._system.node.poller)
         asyncio.set_event_loop(loop)
+        serving = loop.create_task(self._serve(loop))
         try:
-            return loop.run_until_complete(self._serve(loop))
+            while True:
+                try:
+                    return loop.run_until_complete(serving)
+                except KeyboardInterrupt:  # meant for a step of an endpoint that had just ended
+                    if serving.done():
+                        raise
         finally:
             try:
                 loop.run_until_complete(loop.shutdown_asyncgens())
@@ -348,10 +373,19 @@ class ActorInstance(Instance):
         error = self._construct()
         if error is not None:
             return error
-        self._wake = wake = asyncio.Event()
+        self._wake = asyncio.Event()
         self._loop = loop
-        queue = self._queue
         fatal: asyncio.Future[BaseException] = loop.create_future()
+        while True:
+            try:
+                return await self._take_messages(loop, self._wake, fatal)
+            except KeyboardInterrupt:  # the same
+                continue
+
+    async def _take_messages(
+        self, loop: asyncio.AbstractEventLoop, wake: asyncio.Event, fatal: asyncio.Future[BaseException]
+    ) -> BaseException | None:
+        queue = self._queue
         handled = 0
         while True:
             while not queue:
@@ -371,8 +405,8 @@ class ActorInstance(Instance):
                 endpoint = self._spec.endpoints.get(message.endpoint)
                 if endpoint is not None and endpoint.concurrent:
                     task = loop.create_task(self._handle_async(link, message, body))
-                    self._tasks.add(task)
-                    task.add_done_callback(lambda t: self._task_done(t, fatal))
+                    self._tasks[task] = message.endpoint
+                    task.add_done_callback(partial(self._task_done, fatal, link, message, endpoint))
                 else:
                     # A task of its own, so that an interrupt can cancel it and nothing else.
                     task = self._running_task = loop.create_task(self._handle_async(link, message, body))
@@ -390,10 +424,22 @@ class ActorInstance(Instance):
             if handled % 64 == 0:
                 await asyncio.sleep(0)
 
-    def _task_done(self, task: asyncio.Task[Any], fatal: asyncio.Future[BaseException]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.result() is not None and not fatal.done():
-            fatal.set_result(task.result())
+    def _task_done(
+        self,
+        fatal: asyncio.Future[BaseException],
+        link: Any,
+        message: Call,
+        endpoint: EndpointSpec,
+        task: asyncio.Task[BaseException | None],
+    ) -> None:
+        """A concurrent endpoint has ended."""
+        self._tasks.pop(task, None)
+        if task.cancelled():  # before its first step, so it has not answered
+            error = self._failed(link, message, endpoint, asyncio.CancelledError(), task)
+        else:
+            error = task.result()
+        if error is not None and not fatal.done():
+            fatal.set_result(error)
             self._wake_up()
 
     async def _end_tasks(self, error: BaseException | None) -> BaseException | None:
@@ -415,6 +461,7 @@ class ActorInstance(Instance):
 
     async def _handle_async(self, link: Any, message: Call, body: Any) -> BaseException | None:
         current.set(Context(self, message.rank, shared(message.labels, message.sizes)))
+        cell.set(message.cell or None)
         endpoint = self._spec.endpoints.get(message.endpoint) or self._undecorated(message.endpoint)
         try:
             args, kwargs = loads(body, message.buffers)
@@ -423,18 +470,22 @@ class ActorInstance(Instance):
                 function = getattr(self._object, message.endpoint.removesuffix("!port"))
             if endpoint.explicit_port:
                 args = (self._system.reply_port(link, message, self), *args)
-            self.running = message.endpoint
+            if not endpoint.concurrent:
+                self.running = message.endpoint
+            self._interruptible = True
             try:
                 result = function(*args, **kwargs)
                 if asyncio.iscoroutine(result):
-                    result = await result
+                    result = await Steps(result, self)
             finally:
-                self.running = None
+                self._interruptible = False
+                if not endpoint.concurrent:
+                    self.running = None
             if endpoint.explicit_port or not message.call:
                 return None
             reply, buffers = dumps(result)
         except BaseException as e:
-            return self._failed(link, message, endpoint, e)
+            return self._failed(link, message, endpoint, e, asyncio.current_task())
         self._system.reply(link, message, OK, reply, buffers)
         return None
 
@@ -447,9 +498,14 @@ class ActorInstance(Instance):
             return
         loop = self._loop
         if loop is not None:
-            loop.call_soon_threadsafe(lambda: loop.create_task(self._supervise_async(failure)))
+            loop.call_soon_threadsafe(self._start_hook, loop, failure)
         else:
             self.deliver(None, failure, None)
+
+    def _start_hook(self, loop: asyncio.AbstractEventLoop, failure: MeshFailure) -> None:
+        hook = loop.create_task(self._supervise_async(failure))
+        self._hooks.add(hook)  # the loop itself does not keep it alive
+        hook.add_done_callback(self._hooks.discard)
 
     def _supervise_sync(self, failure: MeshFailure) -> BaseException | None:
         hook = getattr(self._object, "__supervise__", None)
@@ -476,6 +532,8 @@ class ActorInstance(Instance):
         self.death = self._death_of(error)
         self._fatal = error
         self._stopping = (str(error), [])
+        if self._running_task is not None:
+            self._running_task.cancel()
         self._wake_up()
 
     _fatal: BaseException | None = None
@@ -535,24 +593,43 @@ class ActorInstance(Instance):
 
     # -- interrupts ----------------------------------------------------------------------------------
 
-    def interrupt(self) -> str | None:
-        """Raise KeyboardInterrupt (async: cancel) in the endpoint that runs now; its name, or None if none does."""
-        name = self.running
-        if name is None:
-            return None
-        self._system.note_interrupt(self)
-        loop, task = self._loop, self._running_task
+    def interrupt(self) -> list[str]:
+        """Raise KeyboardInterrupt (async: or cancel) in the endpoints that run now. Returns their names."""
+        running = [*self._tasks.values()] if self._tasks else []
+        if self.running is not None:
+            running.append(self.running)
+        if not running:
+            return []
+        loop = self._loop
         if loop is not None:
-            tasks = [t for t in (task, *self._tasks) if t is not None]
-            for running in tasks:
-                loop.call_soon_threadsafe(running.cancel)
-        elif self._thread == threading.main_thread().ident:
+            for task in (self._running_task, *self._tasks):
+                if task is not None:
+                    loop.call_soon_threadsafe(self._cancel, task)
+        if self._thread == threading.main_thread().ident:
             self._system.signal_main_thread()
         elif self._interruptible:
+            if loop is not None:
+                self._raised.add(asyncio.current_task(loop))
+            self._system.note_interrupt(self)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(self._thread), ctypes.py_object(KeyboardInterrupt)
             )
-        return f"{self.name}.{name}"
+        return [f"{self.name}.{name}" for name in running]
+
+    def interrupted_here(self) -> None:
+        """The main thread is about to raise KeyboardInterrupt in user code of this actor."""
+        self._system.note_interrupt(self)
+        if self._loop is not None:
+            self._raised.add(asyncio.current_task(self._loop))
+
+    def _cancel(self, task: asyncio.Task[Any]) -> None:
+        """Interrupt a task that waits; one that computed has been interrupted already."""
+        if task in self._raised:
+            self._raised.discard(task)
+        elif not task.done():
+            self._cancelled.add(task)
+            task.add_done_callback(self._cancelled.discard)
+            task.cancel()
 
 
 class _Undecorated:

@@ -21,7 +21,7 @@ from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, dumps_flat, loads
 from monarch_kernel.runtime.actor.base import ActorSpec, check_constructor, spec_of
 from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, Target
-from monarch_kernel.runtime.actor.context import current
+from monarch_kernel.runtime.actor.context import calling_cell, current
 from monarch_kernel.runtime.actor.endpoint import Endpoint, PlainMethod
 from monarch_kernel.runtime.actor.errors import ActorError
 from monarch_kernel.runtime.actor.names import unique
@@ -287,7 +287,7 @@ class ProcMesh(MeshTrait):
         mesh: ActorMesh[T] = ActorMesh(
             system, actor, name, self.name, cls, target.procs, Region.from_extent(extent), _Ready(call, actor)
         )
-        system.tree.spawned_actors(OwnedMesh(actor, name, owner.actor_id, extent, target.procs))
+        system.tree.spawned_actors(OwnedMesh(actor, name, owner.actor_id, extent, target.procs, tool=spec.tool))
         owner.owned.append(mesh)
         for rank, ref in enumerate(target.procs):
             message = Create(
@@ -300,6 +300,7 @@ class ProcMesh(MeshTrait):
                 owner.actor_id,
                 node.ref,
                 buffers,
+                calling_cell(),
             )
             link = node.links.get(ref.id) or self._reach(ref)
             if link is None:

@@ -46,6 +46,7 @@ from monarch_kernel.runtime.actor.instance import ActorInstance, Client, Instanc
 from monarch_kernel.runtime.actor.ports import ReplyPort
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
+from monarch_kernel.runtime.node.poller import FORKED
 from monarch_kernel.runtime.supervision.tree import Notice, Tree
 
 log = logging.getLogger(__name__)
@@ -285,7 +286,7 @@ class System:
     # -- interrupts --------------------------------------------------------------------------------
 
     def _on_interrupt(self, link: Any, message: Interrupt, _body: Any) -> None:
-        names = [name for actor in list(self.actors.values()) if (name := actor.interrupt()) is not None]
+        names = [name for actor in list(self.actors.values()) for name in actor.interrupt()]
         link.send(encode_header(Reply(message.call, message.rank, OK)), dumps(names)[0])
 
     def note_interrupt(self, instance: ActorInstance) -> None:
@@ -461,11 +462,16 @@ def get_system() -> System:
     if system is not None:
         if system.pid == os.getpid():
             return system
-        raise RuntimeError(
-            "this process was forked from one that runs monarch_kernel, and cannot use its meshes: "
-            "make meshes after the fork, or start the process with spawn"
-        )
+        raise RuntimeError(FORKED)
     return _bootstrap()
+
+
+def _after_fork() -> None:
+    if _system is not None:
+        _system.node.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def started() -> bool:

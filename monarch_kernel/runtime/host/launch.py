@@ -86,6 +86,7 @@ class AgentProcess:
         status = self._reap()
         if self._closing:
             return
+        self._lifeline.close()
         if status == 0:
             cause, what = "the host agent was shut down", "stopped"
         else:

@@ -273,8 +273,7 @@ class Link:
     def peer_uid(self) -> int:
         """The user id of the process at the other end, as the kernel knows it."""
         assert self._sock is not None
-        raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        self.pid, uid, _gid = _UCRED.unpack(raw)
+        self.pid, uid = peer_of(self._sock)
         return uid
 
     def close(self) -> None:
@@ -290,9 +289,21 @@ class Link:
                 self._sock.close()
         self.on_close(self)
 
+    def abandon(self) -> None:
+        """In a fork of this process: close the descriptor, which leaves the connection to the other one."""
+        self.closed = True
+        if self._sock is not None:
+            self._sock.close()
+
     def __repr__(self) -> str:
         state = "closed" if self.closed else "up" if self._sock is not None else "waiting"
         return f"<Link to {self.peer or '?'} {state}>"
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Process id and user id at the other end of a Unix socket, as the kernel knows them."""
+    pid, uid, _gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid
 
 
 def listen_unix(path: str) -> socket.socket:

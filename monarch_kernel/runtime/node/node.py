@@ -31,8 +31,8 @@ from monarch_kernel.protocol.messages import (
     encode,
 )
 from monarch_kernel.protocol.serialize import Apart
-from monarch_kernel.runtime.node.link import Link, connect_unix, listen_unix
-from monarch_kernel.runtime.node.poller import Poller
+from monarch_kernel.runtime.node.link import Link, connect_unix, listen_unix, peer_of
+from monarch_kernel.runtime.node.poller import FORKED, Poller
 from monarch_kernel.runtime.node.segments import THRESHOLD, Segments
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,13 @@ class Loopback:
         if type(body) is list:
             body = b"".join(body)
         self._node._dispatch(self, decode(header), body)
+
+
+class _Abandoned(dict[str, Any]):
+    """The links of a process, in a fork of it."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        raise RuntimeError(FORKED)
 
 
 class Node:
@@ -205,6 +212,7 @@ class Node:
             # Not listening yet, or not any more: its agent knows which.
             self.watch([proc])
             return self.links.get(proc)
+        self.pids.setdefault(proc, peer_of(sock)[0])  # who accepts says no Hello
         link.attach(sock)
         return link
 
@@ -351,6 +359,20 @@ class Node:
             callback(proc, death)
 
     # -- ending -------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """In a fork of this process: touch nothing that is shared with it, and refuse every further use.
+
+        The descriptors are closed, as others must notice our death even if the fork lives on.
+        """
+        self._closed = True
+        for handler in self.poller.abandon():
+            link = getattr(handler, "__self__", None)
+            if isinstance(link, Link):
+                link.abandon()
+        if self._listener is not None:
+            self._listener.close()
+        self.links = _Abandoned()
 
     def close(self) -> None:
         """Close every link and the listener; remove the socket file. Pending calls fail."""

@@ -144,6 +144,7 @@ class Poller:
         Returns:
             Whether it is done; False after ``timeout`` seconds.
         """
+        __tracebackhide__ = True  # Ctrl-C in a notebook shows the user's line, not ours
         if waitable._done:
             return True
         if self._leader == threading.get_ident():
@@ -414,6 +415,17 @@ class Poller:
         """Whether the calling thread is the one that handles messages right now."""
         return self._leader == threading.get_ident()
 
+    def abandon(self) -> list[Callable[[int], None]]:
+        """In a fork of this process: let go of what is shared with it, and refuse to wait. Returns the handlers."""
+        handlers = list(self._handlers.values())
+        self._closed = True
+        self._handlers.clear()
+        self._epoll.close()
+        os.close(self._wake)
+        self._wake = -1
+        self.wait = self.start_background = self.call_later = _refuse
+        return handlers
+
     def close(self) -> None:
         """End the background thread and release the descriptors."""
         if self._closed:
@@ -427,6 +439,17 @@ class Poller:
         self._handlers.clear()
         self._epoll.close()
         os.close(self._wake)
+
+
+#: Why nothing works in a fork.
+FORKED = (
+    "this process was forked from one that runs monarch_kernel, and cannot use its meshes: "
+    "make meshes after the fork, or start the process with spawn"
+)
+
+
+def _refuse(*_args: Any, **_options: Any) -> Any:
+    raise RuntimeError(FORKED)
 
 
 def _release(lock: Any) -> None:

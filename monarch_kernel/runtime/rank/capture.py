@@ -31,6 +31,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from monarch_kernel.protocol import output
+from monarch_kernel.runtime.actor.context import cell as _cell
 
 __all__ = [
     "RankStream",
@@ -52,7 +53,6 @@ PARTIAL_DELAY = 0.1
 #: Characters that a thread collects at most before they are sent.
 MAX_PENDING = 2048
 
-_cell: contextvars.ContextVar[str | None] = contextvars.ContextVar("monarch_cell", default=None)
 _begun: list[str] = []
 _fds: dict[str, int] = {}
 _local = threading.local()

@@ -101,7 +101,7 @@ class Rank:
         here = current.get()
         instance = here.actor_instance if here is not None else None
         if isinstance(instance, ActorInstance) and instance._interruptible:
-            self.system.note_interrupt(instance)
+            instance.interrupted_here()
             raise KeyboardInterrupt
         if self._bootstrapping:
             raise KeyboardInterrupt

@@ -23,6 +23,7 @@ class OwnedMesh:
         owner: actor id of who spawned it.
         extent: its shape as spawned; ranks here are ranks in it.
         procs: the proc of each rank.
+        tool: not the user's: its deaths are told as those of the procs it is on.
         dead: ranks whose death was told already.
     """
 
@@ -32,6 +33,7 @@ class OwnedMesh:
     extent: Extent
     procs: tuple[ProcRef, ...]
     stopped: bool = False
+    tool: bool = False
     dead: set[int] = field(default_factory=set[int])
 
 
@@ -98,13 +100,13 @@ class Tree:
         return [Notice(mesh, [rank], death, (mesh_id, mesh.procs[rank].id))]
 
     def proc_died(self, proc: str, death: Death) -> list[Notice]:
-        """A proc ended. Its actor meshes' owners are told; where no actor was on it, the proc mesh's owner is.
+        """A proc ended. Its actor meshes' owners are told; where only tools were on it, the proc mesh's owner is.
 
         A proc that was stopped or killed on purpose is nobody's failure.
         """
         if death.what == "stopped" or proc in self._killed:
             return []
-        on_it = self._on_proc.get(proc, [])
+        on_it = [mesh for mesh in self._on_proc.get(proc, []) if not mesh.tool]
         return [
             Notice(mesh, ranks, death, proc)
             for mesh in on_it or self._of_proc.get(proc, [])

@@ -1,0 +1,6 @@
+"""The data plane: registered memory that other processes read and write without its owner taking part.
+
+``memory`` says where the bytes of an object lie, ``table`` which memory is registered, ``engine`` holds a process's
+part of it all and chooses a backend per pair of processes: ``local``, ``cma`` or ``segment``. ``buffer`` and
+``action`` are what users hold.
+"""

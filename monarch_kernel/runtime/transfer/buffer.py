@@ -1,0 +1,223 @@
+"""``RDMABuffer``: memory of one process that all others may read and write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.runtime.transfer import settings
+from monarch_kernel.runtime.transfer.engine import engine
+from monarch_kernel.runtime.transfer.errors import RDMAError
+from monarch_kernel.runtime.transfer.handle import Handle, Op, decode_handle, encode_handle
+from monarch_kernel.runtime.transfer.memory import Memory, memory_of
+
+
+class RDMABuffer:
+    """Registered memory: of a tensor, an array, a ``bytearray`` or any other writable buffer.
+
+    Registering copies nothing. The buffer object is a small handle: send it to any process, and it can ``read_into``
+    memory of its own and ``write_from`` it, without the owner doing anything. Bytes are those that a copy of the
+    object would have, row by row, whatever its strides. The owner's process keeps the object alive until ``drop()``.
+
+    There is no lock: whoever reads while somebody writes sees some of both. A transfer that fails leaves what it was
+    to write undefined, unless it failed before it began (every ``ValueError``, a dropped buffer, a dead owner).
+
+    Raises:
+        TypeError: it has no memory.
+        ValueError: it is empty, not on the CPU, or holds Python objects.
+    """
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, data: Any) -> None:
+        memory = memory_of(data)
+        if not memory.nbytes:
+            raise ValueError("an empty buffer cannot be registered: it has no bytes to read or write")
+        self._handle = engine().register(memory)
+
+    def size(self) -> int:
+        """Its size in bytes."""
+        return self._handle.size
+
+    @property
+    def owner(self) -> str:
+        """The proc whose memory it is."""
+        return self._handle.owner.id
+
+    @property
+    def backend(self) -> str:
+        """How bytes get from there to here: "local", "cma" or "segment"; "none" if there is no way."""
+        try:
+            return engine().candidates(self._handle)[0].name
+        except RDMAError:
+            return "none"
+
+    def read_into(
+        self, dst: Any, *, offset: int = 0, size: int | None = None, timeout: float | None = 60
+    ) -> Future[None]:
+        """Copy bytes of the buffer into local memory.
+
+        Args:
+            dst: a tensor, array or writable buffer, with room for all that is read; the rest of it is left alone.
+            offset: first byte of the buffer to read.
+            size: how many bytes; None for all from ``offset`` to the end.
+            timeout: seconds until the future fails; None waits for ever (but not for a dead owner).
+
+        Raises:
+            ValueError: the range is not within the buffer, or ``dst`` is too small or cannot be written.
+        """
+        return engine().transfer([reading(self._handle, dst, offset, size)], timeout)
+
+    def write_from(self, src: Any, *, offset: int = 0, timeout: float | None = 60) -> Future[None]:
+        """Copy local memory, all of it, into the buffer.
+
+        Args:
+            src: a tensor, array or buffer.
+            offset: first byte of the buffer to write.
+            timeout: seconds until the future fails; None waits for ever (but not for a dead owner).
+
+        Raises:
+            ValueError: the range is not within the buffer, or one of the two is of the wrong kind.
+        """
+        return engine().transfer([writing(self._handle, src, offset)], timeout)
+
+    def fetch_add(self, value: int, *, offset: int = 0, timeout: float | None = 60) -> Future[int]:
+        """Add to an 8-byte word, and give what it was before.
+
+        Atomic with respect to other ``fetch_add`` and ``compare_and_swap``, of any process, not to plain reads and
+        writes. The owner's process does it, whenever one of its threads polls: also while an endpoint runs there.
+        Words wrap around at 64 bits; they are signed if the registered array or tensor is of int64.
+        """
+        return atomic(self._handle, offset, value, None, timeout)
+
+    def compare_and_swap(
+        self, expected: int, value: int, *, offset: int = 0, timeout: float | None = 60
+    ) -> Future[int]:
+        """Put ``value`` into an 8-byte word if it is ``expected``; gives what it was before. As ``fetch_add``."""
+        return atomic(self._handle, offset, value, expected, timeout)
+
+    def drop(self, *, timeout: float | None = 60) -> Future[None]:
+        """Give the registration up, from any process; done when no transfer touches the memory any more.
+
+        Later transfers fail with ``RDMAError``. Dropping twice, or after the owner's death, is no error.
+        """
+        core = engine()
+        return core.drop(self._handle, core.deadline(timeout))
+
+    def __reduce__(self) -> Any:
+        return _arrived, (encode_handle(self._handle),)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RDMABuffer) and self._handle == other._handle
+
+    def __hash__(self) -> int:
+        return hash(self._handle.key)
+
+    def __repr__(self) -> str:
+        return f"<RDMABuffer of {self.size()} bytes of {self._handle.who}>"
+
+
+def _arrived(data: bytes) -> RDMABuffer:
+    buffer = RDMABuffer.__new__(RDMABuffer)
+    buffer._handle = decode_handle(data)
+    return buffer
+
+
+def reading(handle: Handle, dst: Any, offset: int, size: int | None) -> Op:
+    """A checked read."""
+    memory = memory_of(dst)
+    if size is None:
+        size = handle.size - offset
+    _check_range(handle, offset, size)
+    if memory.why_readonly:
+        raise ValueError(f"dst cannot be written: {memory.why_readonly}")
+    if memory.nbytes < size:
+        part = f", or size={memory.nbytes} to read less" if memory.nbytes else ""
+        raise ValueError(
+            f"dst has {memory.nbytes} bytes, and bytes {offset} to {offset + size} of the buffer are {size}: "
+            f"give a larger dst{part}"
+        )
+    return Op(False, handle, offset, memory, size)
+
+
+def writing(handle: Handle, src: Any, offset: int) -> Op:
+    """A checked write."""
+    memory = memory_of(src)
+    _check_range(handle, offset, memory.nbytes)
+    if handle.why_readonly:
+        raise ValueError(f"the buffer of {handle.who} cannot be written: {handle.why_readonly}")
+    return Op(True, handle, offset, memory, memory.nbytes)
+
+
+def _check_range(handle: Handle, offset: int, size: int) -> None:
+    if offset < 0 or offset + size > handle.size:
+        raise ValueError(
+            f"bytes {offset} to {offset + size} are not within the buffer, which has {handle.size} bytes"
+            if size > 0
+            else f"there is nothing at byte {offset} of the buffer, which has {handle.size} bytes"
+        )
+    if size <= 0:
+        raise ValueError("nothing to transfer: the size is 0" if not size else f"the size is negative: {size}")
+
+
+def atomic(handle: Handle, offset: int, operand: int, expected: int | None, timeout: float | None) -> Future[int]:
+    """A checked atomic."""
+    check_word(handle, offset, operand, expected)
+    return _word(handle, engine().atomic(handle, offset, operand & _MASK, _masked(expected), timeout))
+
+
+def check_word(handle: Handle, offset: int, operand: int, expected: int | None) -> None:
+    """Raise ValueError unless there is an aligned, writable word there, and the operands fit."""
+    _check_range(handle, offset, 8)
+    if handle.why_readonly:
+        raise ValueError(f"the buffer of {handle.who} cannot be written: {handle.why_readonly}")
+    part = handle.layout.part(offset, offset + 8)
+    if part is None or not part.contiguous:
+        raise ValueError(f"the 8 bytes from byte {offset} on are not in one piece")
+    if part.address % 8:
+        raise ValueError(f"the word at byte {offset} is not at a multiple of 8 in the owner's memory")
+    for value in (operand, expected):
+        if value is not None and not -(1 << 63) <= value < 1 << 64:
+            raise ValueError(f"{value} does not fit into 8 bytes")
+
+
+_MASK = (1 << 64) - 1
+
+
+def _masked(value: int | None) -> int | None:
+    return None if value is None else value & _MASK
+
+
+def _word(handle: Handle, future: Future[int]) -> Future[int]:
+    return future.then(lambda word: word - (word >> 63 << 64)) if handle.signed else future
+
+
+def get_rdma_backend() -> str:
+    """The best backend between two processes: "ibverbs" or "tcp" between hosts, else "cma" or "segment"; or "none"."""
+    only = settings.forced()
+    if only is not None:
+        return only if only in {b.name for b in engine().backends} else "none"
+    names = [b.name for b in engine().backends if b.name != "local"]
+    for name in ("ibverbs", "tcp"):
+        if name in names:
+            return name
+    return names[0] if names else "none"
+
+
+def is_rdma_available() -> bool:
+    """Whether ``RDMABuffer`` works here."""
+    return get_rdma_backend() != "none"
+
+
+def is_ibverbs_available() -> bool:
+    """Whether transfers can go through an RDMA device of this host."""
+    return any(backend.name == "ibverbs" for backend in engine().backends)
+
+
+__all__ = [
+    "Memory",
+    "RDMABuffer",
+    "get_rdma_backend",
+    "is_ibverbs_available",
+    "is_rdma_available",
+]

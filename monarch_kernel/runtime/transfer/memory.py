@@ -1,0 +1,241 @@
+"""Where the bytes of an object lie: addresses, shapes and strides of arrays, tensors and buffers.
+
+A ``Layout`` is the byte order that a copy of the object would have, over memory that need not be contiguous: runs of
+``run`` bytes, at ``address + i*stride + j*stride + ...`` for the indices of ``dims``, row by row.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+#: Most pieces that one system call takes (IOV_MAX).
+IOV_MAX = 1024
+#: Most bytes that one system call moves here: between two, deadlines and deaths are looked at.
+CALL_MAX = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Runs of bytes in memory, in order."""
+
+    address: int
+    dims: tuple[tuple[int, int], ...]  # (count, stride in bytes), outermost first
+    run: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all runs."""
+        return math.prod(n for n, _ in self.dims) * self.run
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether there is one run."""
+        return not self.dims
+
+    def span(self) -> tuple[int, int]:
+        """The lowest address, and the one behind the highest."""
+        low = self.address + sum((n - 1) * s for n, s in self.dims if s < 0)
+        high = self.address + sum((n - 1) * s for n, s in self.dims if s > 0) + self.run
+        return low, high
+
+    def overlaps_itself(self) -> bool:
+        """Whether some byte may come twice (broadcast or sliding-window views)."""
+        reach = self.run
+        for count, stride in sorted(self.dims, key=lambda d: abs(d[1])):
+            if abs(stride) < reach:
+                return True
+            reach += (count - 1) * abs(stride)
+        return False
+
+    def at(self, index: int) -> int:
+        """Address of a run."""
+        address = self.address
+        for count, stride in reversed(self.dims):
+            index, i = divmod(index, count)
+            address += i * stride
+        return address
+
+    def part(self, lo: int, hi: int) -> Layout | None:
+        """Bytes ``lo`` to ``hi`` as a layout, where they are one."""
+        if not self.dims:
+            return Layout(self.address + lo, (), hi - lo)
+        if lo == 0 and hi == self.nbytes:
+            return self
+        if hi - lo <= self.run - lo % self.run:
+            return Layout(self.at(lo // self.run) + lo % self.run, (), hi - lo)
+        (count, stride), rest = self.dims[0], self.dims[1:]
+        inner = self.nbytes // count
+        if lo % inner or hi % inner:
+            return None
+        first, last = lo // inner, hi // inner
+        dims = rest if last - first == 1 else ((last - first, stride), *rest)
+        return Layout(self.address + first * stride, dims, self.run)
+
+    def block(self, lo: int, hi: int) -> tuple[array[int], int]:
+        """The beginning of bytes ``lo`` to ``hi`` as an array of ``struct iovec``, and how many bytes it covers."""
+        run = self.run
+        hi = min(hi, lo + CALL_MAX)
+        index, into = divmod(lo, run)
+        if into or hi - lo < run or not self.dims:
+            size = min(hi - lo, run - into)
+            return array("Q", (self.at(index) + into, size)), size
+        count, stride = self.dims[-1]
+        left = min((hi - lo) // run, IOV_MAX)
+        starts: array[int] = array("Q")
+        while left:
+            some = min(left, count - index % count)
+            start = self.at(index)
+            starts.extend(range(start, start + some * stride, stride) if stride else [start] * some)
+            index += some
+            left -= some
+        vector = array("Q", (run,)) * (2 * len(starts))
+        vector[::2] = starts
+        return vector, len(starts) * run
+
+    def runs(self, lo: int = 0, hi: int | None = None) -> Iterator[tuple[int, int]]:
+        """(address, length) of every run of bytes ``lo`` to ``hi``."""
+        hi = self.nbytes if hi is None else hi
+        while lo < hi:
+            vector, size = self.block(lo, hi)
+            yield from zip(vector[::2], vector[1::2])
+            lo += size
+
+
+def layout_of(address: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Layout:
+    """The layout of an array, with as few and as long runs as possible."""
+    if 0 in shape:
+        return Layout(address, (), 0)
+    dims = [(n, s) for n, s in zip(shape, strides) if n != 1]
+    run = itemsize
+    while dims and dims[-1][1] == run:
+        run *= dims.pop()[0]
+    merged: list[tuple[int, int]] = []
+    for count, stride in reversed(dims):
+        if merged and stride == merged[-1][0] * merged[-1][1]:
+            merged[-1] = (count * merged[-1][0], merged[-1][1])
+        else:
+            merged.append((count, stride))
+    return Layout(address, tuple(reversed(merged)), run)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """An object's bytes, and the object, which must live as long as they are used."""
+
+    layout: Layout
+    keep: Any
+    why_readonly: str = ""  # empty: it may be written
+    signed: bool = False  # 8-byte signed integers, for the results of atomics
+
+    @property
+    def nbytes(self) -> int:
+        return self.layout.nbytes
+
+
+def memory_of(obj: Any) -> Memory:
+    """Where the bytes of a tensor, array or buffer lie.
+
+    Raises:
+        TypeError: it has no memory of its own.
+        ValueError: its memory cannot be moved as bytes: another device, Python objects inside, a lazy view.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor):
+        memory = _of_tensor(torch, obj)
+    else:
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(obj, numpy.ndarray):
+            memory = _of_array(obj)
+        else:
+            memory = _of_buffer(obj)
+    if not memory.why_readonly and memory.layout.overlaps_itself():
+        return Memory(memory.layout, memory.keep, "several of its elements share memory", memory.signed)
+    return memory
+
+
+def _of_tensor(torch: Any, tensor: Any) -> Memory:
+    if tensor.device.type != "cpu":
+        raise ValueError(
+            f"the tensor is on {tensor.device}: device memory is not supported yet, only the CPU's; "
+            "register or pass tensor.cpu()"
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise ValueError(f"a {tensor.layout} tensor has no plain memory: use a dense (strided) tensor")
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError("the tensor is a lazy conjugate or negative view: call resolve_conj() or resolve_neg() first")
+    address, itemsize = tensor.data_ptr(), tensor.element_size()
+    if not address and tensor.numel():
+        raise ValueError(f"this {type(tensor).__name__} has no memory of its own: pass a plain tensor")
+    strides = tuple(s * itemsize for s in tensor.stride())
+    return Memory(layout_of(address, tuple(tensor.shape), strides, itemsize), tensor, "", tensor.dtype is torch.int64)
+
+
+def _of_array(x: Any) -> Memory:
+    if x.dtype.hasobject:
+        raise ValueError(f"an array of dtype {x.dtype} holds Python objects, which mean nothing in another process")
+    address, readonly = x.__array_interface__["data"]
+    layout = layout_of(address, x.shape, x.strides, x.dtype.itemsize)
+    return Memory(layout, x, "the array is read-only" if readonly else "", x.dtype.kind == "i" and x.dtype.itemsize == 8)
+
+
+class _Buffer(ctypes.Structure):
+    """``Py_buffer``, which is part of the stable ABI since Python 3.11."""
+
+    _fields_ = [
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    ]
+
+
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = (ctypes.py_object, ctypes.POINTER(_Buffer), ctypes.c_int)
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = (ctypes.POINTER(_Buffer),)
+_release_buffer.restype = None
+_FULL_RO = 0x11C  # PyBUF_INDIRECT | PyBUF_FORMAT
+
+
+def address_of(view: memoryview) -> int:
+    """Address of a view's first element; stays valid as long as the view is not released."""
+    buffer = _Buffer()
+    _get_buffer(view, buffer, _FULL_RO)
+    try:
+        return buffer.buf or 0
+    finally:
+        _release_buffer(buffer)
+
+
+def _of_buffer(obj: Any) -> Memory:
+    try:
+        view = memoryview(obj)
+    except TypeError:
+        if hasattr(obj, "__cuda_array_interface__"):
+            raise ValueError(
+                f"this {type(obj).__name__} is in GPU memory: device memory is not supported yet, only the CPU's"
+            ) from None
+        raise TypeError(
+            f"a tensor, an array or a buffer (bytearray, memoryview) is needed, not {type(obj).__name__}"
+        ) from None
+    if "O" in view.format:
+        raise ValueError("the buffer holds Python objects, which mean nothing in another process")
+    if view.suboffsets and any(s >= 0 for s in view.suboffsets):
+        raise ValueError("the buffer is made of pointers to pieces: copy it into contiguous memory first")
+    layout = layout_of(address_of(view), view.shape or (), view.strides or (), view.itemsize)
+    readonly = f"the {type(obj).__name__} is read-only" if view.readonly else ""
+    # The view, not the object: it keeps a bytearray from being resized.
+    return Memory(layout, view, readonly, view.itemsize == 8 and view.format.strip("@=<>") in {"q", "l"})

@@ -1,0 +1,83 @@
+"""Another process of this host, through shared memory: the owner copies into or out of a segment.
+
+Not one-sided: some thread of the owner has to run. Serves where cross-memory attach is forbidden.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.protocol.messages import BufferRead, BufferWrite
+from monarch_kernel.protocol.serialize import Apart
+from monarch_kernel.runtime.transfer.copying import copy, scratch
+from monarch_kernel.runtime.transfer.handle import Handle, Op
+from monarch_kernel.runtime.transfer.memory import Layout, address_of
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.transfer.engine import Engine
+
+#: A message's worth of bytes, and how many messages are under way at once.
+CHUNK = 8 << 20
+WINDOW = 4
+
+
+class Segment:
+    """Messages whose bytes lie in shared segments."""
+
+    name = "segment"
+    inline = -1  # it waits for answers
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def bars(self, handle: Handle) -> str:
+        return "" if handle.machine == self._engine.machine else "its owner is on another machine"
+
+    def move(self, op: Op, deadline: float | None) -> None:
+        pending: deque[tuple[int, int, Any]] = deque()
+        at = 0
+        while at < op.size or pending:
+            if at < op.size and len(pending) < WINDOW:
+                size = min(CHUNK, op.size - at)
+                pending.append((at, size, self._ask(op, at, size, deadline)))
+                at += size
+                continue
+            start, size, answer = pending.popleft()
+            body, buffers = answer.get()
+            if not op.write:
+                with memoryview(received(body, buffers)) as data:
+                    copy(op.memory.layout, start, Layout(address_of(data), (), size), 0, size)
+                del body, answer  # the segment goes back
+
+    def _ask(self, op: Op, at: int, size: int, deadline: float | None) -> Any:
+        key, offset = op.handle.key, op.offset + at
+        if not op.write:
+            return self._engine.ask(
+                op.handle, lambda call: (BufferRead(call, key, offset, size), b""), str(op), deadline
+            )
+
+        def message(call: int) -> tuple[Any, Any]:
+            node = self._engine.node
+            body, segment = node.pack([bytes_of(op.memory.layout, at, size), b""], (size,), [op.handle.owner.id])
+            return BufferWrite(call, key, offset, (size,), segment), body
+
+        return self._engine.ask(op.handle, message, str(op), deadline)
+
+
+def received(body: Any, buffers: tuple[int, ...]) -> memoryview:
+    """The bytes of a message that has one buffer."""
+    view = body.memory() if type(body) is Apart else memoryview(body)
+    return view[: buffers[0]]
+
+
+def bytes_of(layout: Layout, at: int, size: int) -> memoryview:
+    """Part of a layout as contiguous bytes: the memory itself, or, if scattered, a copy good until the next one."""
+    part = layout.part(at, at + size)
+    if part is not None and part.contiguous:
+        memory: Any = (ctypes.c_char * size).from_address(part.address)
+    else:
+        memory = scratch(size)
+        copy(Layout(ctypes.addressof(memory), (), size), 0, layout, at, size)
+    return memoryview(memory).cast("B")[:size]

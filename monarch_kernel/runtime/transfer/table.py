@@ -1,0 +1,155 @@
+"""Which memory is registered: a table that other processes of the host can look at without asking its owner.
+
+The owner has a ``memfd`` with one 8-byte word per registration: its key, or 0 once it was dropped. A peer opens the
+memfd through ``/proc/<pid>/fd`` and, around each transfer, holds a shared lock on that word's bytes and looks whether
+the key is still there. ``drop`` clears the word and then waits for an exclusive lock before the memory is let go. So a
+transfer never touches memory that was given up, and a peer that dies in the middle of one blocks nobody: its locks go
+with it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import select
+import struct
+import threading
+
+_WORD = struct.Struct("=Q")
+_FLOCK = struct.Struct("hhqqi4x")
+#: Most registrations of one process. The table is sparse: untouched words take no memory.
+SLOTS = 1 << 20
+
+
+def _lock(fd: int, kind: int, slot: int) -> bool:
+    """Set (or, with F_UNLCK, end) a lock on a word; False if somebody else has one that conflicts."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, slot * _WORD.size, _WORD.size, 0))
+    except BlockingIOError:
+        return False
+    return True
+
+
+class Table:
+    """The owner's side."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("monarch-buffers", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, SLOTS * _WORD.size)
+        self._words = mmap.mmap(self.fd, SLOTS * _WORD.size)
+        self._free: list[int] = []
+        self._used = 0
+        self._guard = threading.Lock()
+
+    def enter(self, key: int) -> int:
+        """Publish a key; the slot it is in."""
+        with self._guard:
+            if self._free:
+                slot = self._free.pop()
+            elif self._used < SLOTS:
+                slot = self._used
+                self._used += 1
+            else:
+                raise RuntimeError(f"this process has {SLOTS} buffers registered already: drop() those not needed")
+            _WORD.pack_into(self._words, slot * _WORD.size, key)
+            return slot
+
+    def revoke(self, slot: int) -> None:
+        """From now on no transfer begins."""
+        _WORD.pack_into(self._words, slot * _WORD.size, 0)
+
+    def quiet(self, slot: int) -> bool:
+        """Whether every transfer that had begun before ``revoke`` has ended; the slot is then used again."""
+        with self._guard:
+            if not _lock(self.fd, fcntl.F_WRLCK, slot):
+                return False
+            _lock(self.fd, fcntl.F_UNLCK, slot)
+            self._free.append(slot)
+            return True
+
+    def close(self) -> None:
+        """Give the table up; peers that have it open see every word cleared."""
+        self._words[: self._used * _WORD.size] = bytes(self._used * _WORD.size)
+        self._words.close()
+        os.close(self.fd)
+
+
+class Gone(Exception):
+    """The process is not there (any more)."""
+
+
+class Peer:
+    """Another process of this host and its table: whether it lives, and what it has registered.
+
+    Raises:
+        Gone: there is no such process, or another one has its number now.
+        OSError: it may not be looked into.
+    """
+
+    def __init__(self, pid: int, started: int, table_fd: int) -> None:
+        self.pid = pid
+        #: Why ``process_vm_readv`` is not possible; empty: it is, None: not tried yet.
+        self.barred: str | None = None
+        self._guard = threading.Lock()
+        self._held: dict[int, int] = {}
+        self._pidfd = -1
+        self._table = -1
+        try:
+            self._pidfd = os.pidfd_open(pid)
+            # The descriptor was opened first: whoever has this start time now is whom it stands for.
+            if start_of(pid) != started:
+                raise Gone
+            self._table = os.open(f"/proc/{pid}/fd/{table_fd}", os.O_RDWR | os.O_CLOEXEC)
+        except (ProcessLookupError, FileNotFoundError):
+            raise Gone from None
+        self._poll = select.poll()
+        self._poll.register(self._pidfd, select.POLLIN)
+
+    def alive(self) -> bool:
+        """Whether the process runs: as long as it does, its pid is nobody else's."""
+        with self._guard:
+            return not self._poll.poll(0)
+
+    def hold(self, slot: int, key: int) -> bool:
+        """Keep what is registered under ``key`` from being let go, until ``release``; False if it was dropped."""
+        with self._guard:
+            held = self._held.get(slot, 0)
+            # Locks belong to our open file: one for all threads, until the last of them is done.
+            if not held and not _lock(self._table, fcntl.F_RDLCK, slot):
+                return False
+            if os.pread(self._table, _WORD.size, slot * _WORD.size) != _WORD.pack(key):
+                if not held:
+                    _lock(self._table, fcntl.F_UNLCK, slot)
+                return False
+            self._held[slot] = held + 1
+            return True
+
+    def release(self, slot: int) -> None:
+        """End what ``hold`` began."""
+        with self._guard:
+            self._held[slot] -= 1
+            if not self._held[slot]:
+                del self._held[slot]
+                _lock(self._table, fcntl.F_UNLCK, slot)
+
+    def __del__(self) -> None:
+        for fd in (self._pidfd, self._table):
+            if fd >= 0:
+                os.close(fd)
+
+
+def start_of(pid: int) -> int:
+    """When a process started (clock ticks since boot): with its pid, its name for ever.
+
+    Raises:
+        FileNotFoundError: there is none (also ``ProcessLookupError``).
+    """
+    with open(f"/proc/{pid}/stat", "rb") as f:
+        return int(f.read().rsplit(b")", 1)[1].split()[19])
+
+
+def machine() -> str:
+    """The kernel and the pid namespace: processes with the same one can reach each other's memory."""
+    with open("/proc/sys/kernel/random/boot_id") as f:
+        return f"{f.read().strip()[:18]}-{os.stat('/proc/self/ns/pid').st_ino:x}"

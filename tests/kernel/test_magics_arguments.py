@@ -1,0 +1,189 @@
+"""What may stand after `%mesh` and `%%mesh`, what is refused, and how it is completed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from IPython.core.error import UsageError
+
+from monarch_kernel.actor import Extent
+from monarch_kernel.kernel import arguments
+from monarch_kernel.kernel.completion import Known, MeshCompleter
+from monarch_kernel.kernel.magics import SUBCOMMANDS, MeshMagics
+
+FLAT = Extent(("gpus",), (8,))
+DEEP = Extent(("hosts", "gpus"), (2, 4))
+
+
+def refused(call: Any, *args: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        call(*args)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith("%")
+    return text
+
+
+@pytest.mark.parametrize(
+    "words, procs, wanted",
+    [
+        (["gpus=4"], None, ("m", {"gpus": 4})),
+        (["trainers", "dp=2", "tp=3"], None, ("trainers", {"dp": 2, "tp": 3})),
+        ([], 3, ("m", {"gpus": 3})),
+        (["gpus=2", "x"], None, ("x", {"gpus": 2})),
+    ],
+)
+def test_up(words: list[str], procs: int | None, wanted: Any) -> None:
+    assert arguments.up_arguments("%mesh up", words, procs) == wanted
+
+
+@pytest.mark.parametrize(
+    "words, procs, said",
+    [
+        ([], None, "--procs 4"),
+        (["4"], None, "--procs 4"),
+        (["m", "4"], None, "--procs 4"),
+        (["a", "b"], None, "one name"),
+        (["1x"], 2, "cannot name a mesh"),
+        (["class"], 2, "cannot name a mesh"),
+        (["gpus=0"], None, "gpus must be at least 1, not 0"),
+        (["gpus=-1"], None, "at least 1"),
+        (["gpus=x"], None, "whole number"),
+        (["gpus="], None, "whole number"),
+        (["1=2"], None, "cannot name a dimension"),
+        (["gpus=2", "gpus=3"], None, "given twice"),
+        (["gpus=2"], 2, "not both"),
+        ([], 0, "--procs must be at least 1, not 0"),
+        (["gpus=100000"], None, "at most 1024"),
+        ([], 10**9, "at most 1024"),
+    ],
+)
+def test_up_refuses(words: list[str], procs: int | None, said: str) -> None:
+    assert said in refused(arguments.up_arguments, "%mesh up", words, procs)
+
+
+def test_env() -> None:
+    assert arguments.env_arguments("%mesh up", ["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}
+    for wrong in ("A", "=1", "1A=2", "A B=1"):
+        assert "NAME=VALUE" in refused(arguments.env_arguments, "%mesh up", [wrong])
+
+
+@pytest.mark.parametrize(
+    "ranks, where, extent, wanted",
+    [
+        (None, [], FLAT, tuple(range(8))),
+        ("0-3,7", [], FLAT, (0, 1, 2, 3, 7)),
+        ("0:8:4", [], FLAT, (0, 4)),
+        ("gpus=2", [], DEEP, (2, 6)),
+        ("hosts=1,gpus=0-1", [], DEEP, (4, 5)),
+        (None, ["hosts=1", "gpus=0:2"], DEEP, (4, 5)),
+    ],
+)
+def test_ranks(ranks: str | None, where: list[str], extent: Extent, wanted: tuple[int, ...]) -> None:
+    assert arguments.select("%%mesh", ranks, where, extent, "m") == wanted
+
+
+@pytest.mark.parametrize(
+    "ranks, where, said",
+    [
+        ("8", [], "out of range"),
+        ("nodes=1", [], "does not have a dimension"),
+        ("x", [], "cannot read"),
+        ("", [], "no ranks"),
+        ("3-1", [], "ends before it begins"),
+        ("0", ["gpus=1"], "not both"),
+        (None, ["gpus"], "--where takes dim=slice"),
+    ],
+)
+def test_ranks_refused(ranks: str | None, where: list[str], said: str) -> None:
+    text = refused(arguments.select, "%%mesh", ranks, where, FLAT, "m")
+    assert said in text
+
+
+def test_boxes_and_runs() -> None:
+    assert arguments.boxed((4, 5), DEEP) == {"hosts": slice(1, 2, 1), "gpus": slice(0, 2, 1)}
+    assert arguments.boxed((0, 2, 4, 6), DEEP) == {"hosts": slice(0, 2, 1), "gpus": slice(0, 3, 2)}
+    assert arguments.boxed((0, 1, 4), DEEP) is None
+    assert arguments.boxed((0, 1, 3), FLAT) is None
+    for ranks in [(0,), (0, 1, 3), (0, 1, 2, 3, 7), (0, 4), (1, 3, 5, 6, 7), (0, 3, 7)]:
+        got = [rank for run in arguments.runs(ranks) for rank in range(8)[run]]
+        assert got == list(ranks)
+    assert len(arguments.runs(tuple(range(0, 64, 8)))) == 1
+
+
+@pytest.mark.parametrize(
+    "command, line, said",
+    [
+        ("up", "--prcs 4", "there is no option --prcs, did you mean --procs?"),
+        ("up", "--procs four", "--procs takes a whole number, not 'four'"),
+        ("up", "--dist mpi", "invalid choice: 'mpi'"),
+        ("up", "--procs", "--procs expected one argument"),
+        ("up", "--env 'A=1", "a quote is opened"),
+        ("use", "", "required: NAME"),
+        ("use", "a b", "one argument too many: 'b'"),
+        ("logs", "-n x", "-n/--lines takes a whole number"),
+    ],
+)
+def test_bad_options(command: str, line: str, said: str) -> None:
+    function = getattr(MeshMagics, command)
+    text = refused(arguments.parse, function, line)
+    assert said in text
+    assert text.startswith(f"%mesh {command}: ")
+
+
+@pytest.mark.parametrize("command", [*SUBCOMMANDS, "mesh_cell"])
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    function = getattr(MeshMagics, command)
+    assert arguments.parse(function, "--help") is None
+    text = capsys.readouterr().out
+    assert text.startswith("usage: %%mesh" if command == "mesh_cell" else f"usage: %mesh {command}")
+    assert arguments.summary(function)
+
+
+def test_quotes_and_repeated_options() -> None:
+    found = arguments.parse(MeshMagics.up, "t --procs 2 --env 'A=a b' --env B=2 --preload x")
+    assert found is not None
+    assert (found.words, found.env, found.preload) == (["t"], ["A=a b", "B=2"], ["x"])
+
+
+KNOWN = Known({"m": {"gpus": 4}, "trainers": {"hosts": 2, "gpus": 4}}, "m", ["loss", "lr", "_x"])
+
+
+@pytest.mark.parametrize(
+    "line, wanted",
+    [
+        ("%mesh ", [*sorted(SUBCOMMANDS)]),
+        ("%mesh u", ["up", "use"]),
+        ("%mesh use ", ["m", "trainers"]),
+        ("%mesh use t", ["trainers"]),
+        ("%mesh use m ", []),
+        ("%mesh up --d", ["--dist"]),
+        ("%mesh up --dist ", ["gloo", "nccl"]),
+        ("%mesh up --dist gloo --d", []),
+        ("%mesh up --env A=1 --e", ["--env"]),
+        ("%mesh down --", ["--all", "--help"]),
+        ("%mesh push l", ["loss", "lr"]),
+        ("%mesh nonsense ", []),
+        ("%%mesh ", ["m", "trainers"]),
+        ("%%mesh -r ", ["gpus="]),
+        ("%%mesh trainers -r ", ["gpus=", "hosts="]),
+        ("%%mesh --on trainers --where h", ["hosts="]),
+        ("%%mesh --on ", ["m", "trainers"]),
+        ("%%mesh --r", ["--ranks", "--raw"]),
+        ("%%mesh -o x ", ["m", "trainers"]),
+    ],
+)
+def test_completion(line: str, wanted: list[str]) -> None:
+    parsers = {word: getattr(MeshMagics, word).parser for word in SUBCOMMANDS}
+    completer = MeshCompleter(parsers, MeshMagics.mesh_cell.parser, lambda: KNOWN)
+    found = completer.complete(line)
+    assert found is not None
+    texts = [text for text in found[0] if line != "%mesh " or text != "--help"]
+    assert texts == wanted
+
+
+def test_completion_leaves_other_lines_alone() -> None:
+    completer = MeshCompleter({}, MeshMagics.mesh_cell.parser, lambda: KNOWN)
+    for line in ("mesh ", "x = 1", "%meshes ", "%%meshes ", "%mesh"):
+        assert completer.complete(line) is None

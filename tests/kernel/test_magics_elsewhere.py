@@ -1,0 +1,121 @@
+"""`%load_ext monarch_kernel` in a plain ipykernel and in IPython without any kernel."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.harness import Bell, Kernel
+from tests.kernel.screen import text
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def plain() -> object:
+    """A plain ipykernel with the extension loaded and a mesh of two ranks."""
+    from tests.kernel import harness
+
+    kernel = harness.start_kernel("python3")
+    try:
+        kernel.ok("%load_ext monarch_kernel")
+        kernel.ok("%mesh up --procs 2")
+        yield kernel
+    finally:
+        harness.stop_kernel(kernel)
+
+
+def test_cells_and_errors(plain: Kernel) -> None:
+    outcome = plain.ok("%%mesh\nprint('hello')\nrank")
+    assert text(outcome) == "[0-1] hello\n[0]   0\n[1]   1"
+    assert plain.ok("list(_.values())").text == "[0, 1]"
+    assert plain.run("%%mesh\n1 / 0").ename == "MeshCellError"
+
+
+def test_an_interrupt_reaches_the_ranks(plain: Kernel, bell: Bell) -> None:
+    plain.ok(bell.code())
+    plain.ok("%mesh push ring")
+    cell = plain.send("%%mesh\nimport os, time\nring()\ntime.sleep(120)")
+    bell.wait(2)
+    plain.interrupt()
+    assert cell.wait().ename == "MeshCellInterrupt"
+    assert text(plain.ok("%%mesh\n'alive'")) == "[0-1] 'alive'"
+
+
+def test_a_second_interrupt_kills_and_says_so(plain: Kernel, bell: Bell) -> None:
+    plain.ok(bell.code())
+    plain.ok("%mesh up own --procs 2")
+    plain.ok("%mesh push ring")
+    cell = plain.send(
+        "%%mesh\nimport os, time\nring()\nwhile rank == 1:\n    try:\n        time.sleep(120)\n"
+        "    except KeyboardInterrupt:\n        ring('ignored')\ntime.sleep(120)"
+    )
+    bell.wait(2)
+    plain.interrupt()
+    bell.wait(1)
+    plain.interrupt()
+    outcome = cell.wait()
+    assert "Killed rank 1" in outcome.stderr
+    plain.ok("%mesh down own")
+
+
+def test_unloading_takes_the_magics_away_and_loading_brings_them_back(plain: Kernel) -> None:
+    plain.ok("%unload_ext monarch_kernel")
+    assert "not found" in plain.run("%mesh ls").stderr
+    plain.ok("%load_ext monarch_kernel")
+    assert "m " in plain.ok("%mesh ls").text
+    assert text(plain.ok("%%mesh\n1")) == "[0-1] 1"
+
+
+def in_ipython(*cells: str) -> str:
+    """Run cells in IPython in a process of its own; what it printed."""
+    program = textwrap.dedent(
+        """
+        import sys
+        from IPython.core.interactiveshell import InteractiveShell
+        shell = InteractiveShell.instance(colors="nocolor")
+        shell.run_line_magic("load_ext", "monarch_kernel")
+        for cell in sys.argv[1:]:
+            shell.run_cell(cell, store_history=True)
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *cells], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_ipython_without_a_kernel_shows_text() -> None:
+    told = in_ipython(
+        "%mesh up --procs 2",
+        "%%mesh\nprint('same')\nprint('mine', rank)\nrank * 2",
+        "_[1]",
+        "%%mesh\nif rank:\n    raise ValueError('boom')",
+        "%mesh ls",
+        "%mesh down",
+    )
+    assert "mesh m: 2 ranks (gpus=2) on this host, ready in" in told
+    assert "[0-1] same\n" in told
+    for rank in range(2):
+        assert re.search(rf"\[{rank}\] +mine {rank}\n", told)
+        assert re.search(rf"\[{rank}\] +{rank * 2}\n", told)
+    assert "Out[2]" not in told
+    assert "Failed on rank 1 (gpus=1) of the 2 of mesh m that ran it" in told
+    assert "ValueError: boom" in told
+    assert "mesh m: 2 ranks stopped" in told
+
+
+def test_loading_costs_little_and_starts_nothing(start_kernel: Callable[..., Kernel]) -> None:
+    kernel = start_kernel("python3")
+    kernel.ok("%load_ext monarch_kernel")
+    kernel.ok("import sys, threading, psutil")
+    assert kernel.ok("[m for m in ('torch', 'numpy', 'pandas') if m in sys.modules]").text == "[]"
+    assert kernel.ok("len(psutil.Process().children())").text == "0"
+    assert kernel.ok("[t.name for t in threading.enumerate() if 'monarch' in t.name]").text == "[]"
