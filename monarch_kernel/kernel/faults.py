@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import publish_display_data
 
+from monarch_kernel.kernel.tracebacks import MeshCellError
+
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -22,13 +24,13 @@ if TYPE_CHECKING:
 class FaultNotices:
     """Collects unhandled faults, and shows them below the cell that runs, or else below the next one.
 
-    A fault that the cell's own error has told is not told again.
+    A fault that an error has told already is not told again.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self._waiting: deque[MeshFailure] = deque()
-        self._told: deque[tuple[str, frozenset[int]]] = deque(maxlen=64)
+        self._told: deque[tuple[str, int]] = deque(maxlen=256)  # host and pid of dead ranks of `%%mesh` cells
 
     def install(self) -> None:
         """Take over the fault hook, and hear when cells begin and end."""
@@ -48,18 +50,16 @@ class FaultNotices:
     def _after_cell(self, result: Any) -> None:
         error = None if result is None else result.error_in_exec
         for part in _chain(error):
-            name = getattr(part, "mesh_name", None)
-            if isinstance(name, str):
-                self._told.append((name, frozenset(getattr(part, "ranks", ()) or ())))
+            if isinstance(part, MeshCellError):
+                self._told += [(failed.host, failed.pid) for failed in part.failures if failed.death]
         self._show()
 
     def _show(self) -> None:
         failures: list[MeshFailure] = []
         while self._waiting:
             failure = self._waiting.popleft()
-            key = (failure.mesh_name, frozenset(failure.ranks))
-            if not any(name == key[0] and key[1] <= ranks for name, ranks in self._told):
-                self._told.append(key)
+            death = failure.death
+            if not failure.was_raised() and (death is None or (death.host, death.pid) not in self._told):
                 failures.append(failure)
         if failures:
             publish_display_data(render(_once_each(failures)))

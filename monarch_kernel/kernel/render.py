@@ -13,14 +13,12 @@ from monarch_kernel.meshes import format_ranks
 # Longer rank sets are cut: a label is to be read at a glance, the tooltip has the rest.
 _LABEL_RUNS = 6
 
-_PRE = "margin:0;padding:0;white-space:pre-wrap;overflow-wrap:anywhere;background:none;line-height:1.35"
-_LABEL = _PRE + ";white-space:pre;user-select:none;opacity:.6;flex:none;cursor:default"
-_ROW = "display:flex;gap:1ch;align-items:baseline"
-_STREAMS = {
-    "stderr": ";color:#c0392b",
-    "notice": ";opacity:.7;font-style:italic",
-    "progress": ";opacity:.7",
-}
+# Front ends style <pre>, but not the same; a plain one takes all from the box around it.
+_BOX = "font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px);line-height:1.35"
+_ROW = "display:flex;gap:1ch"
+_LABEL = "all:unset;display:block;flex:none;user-select:none;opacity:.6"
+_PRE = "all:unset;display:block;white-space:pre-wrap;overflow-wrap:anywhere"
+_STREAMS = {"stderr": ";color:#c0392b", "notice": ";opacity:.7;font-style:italic", "progress": ";opacity:.7"}
 
 Tooltip = Callable[[frozenset[Source]], str]
 
@@ -77,7 +75,7 @@ def _section_html(view: TextView, name_meshes: bool, tooltip: Tooltip | None) ->
         )
     if view.progress:
         rows.append(f'<pre style="{_PRE}{_STREAMS["progress"]}">{escape(view.progress)}</pre>')
-    return "".join(rows)
+    return f'<div style="{_BOX}">{"".join(rows)}</div>'
 
 
 class Table:

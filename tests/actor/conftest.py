@@ -12,7 +12,7 @@ import tempfile
 import textwrap
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,6 @@ class Script:
     process: subprocess.Popen[str]
     token: str
     folder: str
-    _lines: list[str] = field(default_factory=list)
 
     def line(self) -> str:
         """The next line of its stdout."""
@@ -85,8 +84,10 @@ class Script:
 
     def finish(self) -> tuple[int, str, str]:
         """Its exit code, and the rest of its stdout and stderr."""
-        out, err = self.process.communicate(timeout=60)
-        return self.process.returncode, out, err
+        assert self.process.stdout is not None
+        out = self.process.stdout.read()
+        err = self.stderr()
+        return self.process.wait(PATIENCE), out, err
 
     def kill(self) -> None:
         """SIGKILL for the script alone."""

@@ -196,7 +196,7 @@ print("never")
 
 @pytest.mark.parametrize(
     "wait",
-    ["while True: pass", "input()", "import threading; threading.Event().wait()", "healthy.sleep.call(p).get()"],
+    ["while True: len(sys.argv)", "time.sleep(60)", "import threading; threading.Event().wait()", "healthy.sleep.call(p).get()"],
 )
 def test_an_unobserved_fault_ends_the_script_wherever_it_is(script: Start, wait: str) -> None:
     run = script(
@@ -214,10 +214,9 @@ finally:
 """
     )
     code, out, err = run.finish()
-    assert "finally" in out or wait == "input()"
-    assert code == 1, err
-    assert wait == "input()" or "Mesh 'w' lost rank 1 of 2 (gpus=1)" in err
-    assert wait == "input()" or "killed by SIGKILL" in err
+    assert (code, out) == (1, "finally\n"), err
+    assert "Mesh 'w' lost rank 1 of 2 (gpus=1)" in err
+    assert "killed by SIGKILL" in err
 
 
 def test_a_fault_that_a_call_has_raised_is_that_calls_business(script: Start) -> None:
@@ -272,7 +271,7 @@ mesh.die.call().get()
     )
     code, _, err = run.finish()
     assert code == 1
-    assert "SupervisionError: Endpoint call w.die() failed: ranks 0-1 of 2" in err
+    assert "SupervisionError: Endpoint call w.die() failed: rank" in err
     assert "Unhandled monarch error" not in err
 
 
@@ -325,7 +324,7 @@ def test_ctrl_c_while_waiting(script: Start, how: str) -> None:
         "get": "pending.get()",
         "await": "asyncio.run(wait())",
         "recv": "Channel.open()[1].recv().get()",
-        "stream": "[f.get() for f in mesh.sleep.stream(port)]",
+        "stream": "[f.get() for f in mesh.echo.stream(1)]",
     }[how]
     run = script(
         HEAD
@@ -428,7 +427,7 @@ def test_nothing_is_left_of_a_script_that_is_killed(script: Start, sig: int) -> 
     os.kill(run.process.pid, sig)
     run.process.wait(30)
     run.check_gone()
-    assert not any(alive(pid) for pid in pids)
+    wait_until(lambda: not any(alive(pid) for pid in pids), "its processes are gone")
 
 
 def test_nothing_is_left_when_ranks_do_not_react(script: Start) -> None:
@@ -437,7 +436,7 @@ def test_nothing_is_left_when_ranks_do_not_react(script: Start) -> None:
     os.kill(pids[2], signal.SIGSTOP)
     run.kill()
     run.check_gone()
-    assert not any(alive(pid) for pid in pids)
+    wait_until(lambda: not any(alive(pid) for pid in pids), "its processes are gone")
 
 
 def test_nothing_is_left_of_a_script_that_dies_at_once(script: Start) -> None:

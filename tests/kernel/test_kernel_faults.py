@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+
 from tests.kernel.harness import Kernel
 
 FAIL = """
@@ -44,21 +48,62 @@ def test_a_fault_between_cells_is_told_below_the_next(kernel: Kernel) -> None:
     assert len(out.displays) == 1
 
 
-def test_several_faults_are_one_notice_and_none_is_told_twice(kernel: Kernel) -> None:
+REAL = """
+import os, signal
+from monarch_kernel.actor import Actor, SupervisionError, endpoint, proc_mesh
+
+class Worker(Actor):
+    @endpoint
+    def pid(self): return os.getpid()
+
+procs = proc_mesh(gpus=2)
+first, second = procs.spawn("first", Worker), procs.spawn("second", Worker)
+pids = list((await first.pid.call()).values())
+await second.pid.call()
+
+def heard():
+    # The notice of a death comes through the host agent; asking for the status waits for it.
+    import time
+    end = time.monotonic() + 20
+    while procs.status().get(10)[0].state != "dead" and time.monotonic() < end:
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def ranks(kernel: Kernel) -> Iterator[Kernel]:
+    """The kernel with two ranks and two actor meshes on them."""
+    kernel.ok(REAL)
+    yield kernel
+    kernel.ok("from monarch_kernel.actor import shutdown_context\nshutdown_context().get()")
+
+
+def test_several_faults_are_one_notice(kernel: Kernel) -> None:
     kernel.ok(FAIL)
-    out = kernel.ok("for name in ('c', 'd', 'c'):\n    actor.unhandled_fault_hook(fail(name))")
+    out = kernel.ok("for name in ('c', 'd'):\n    actor.unhandled_fault_hook(fail(name))")
     (notice,) = out.displays
-    assert notice["text/plain"].count("'c'") == notice["text/plain"].count("'d'")
-    assert kernel.ok("actor.unhandled_fault_hook(fail('c'))").displays == []
+    assert notice["text/plain"].count("'c'") == notice["text/plain"].count("'d'") == 1
 
 
-def test_a_fault_that_the_cells_error_has_told_is_not_told_again(kernel: Kernel) -> None:
-    kernel.ok(FAIL)
-    out = kernel.run(
-        "actor.unhandled_fault_hook(fail('e', ranks=[2]))\n"
-        "raise SupervisionError('the call failed', mesh_name='e', ranks=[2])"
-    )
+def test_a_dead_process_is_told_once_whatever_ran_on_it(ranks: Kernel) -> None:
+    out = ranks.ok("os.kill(pids[0], signal.SIGKILL)\nheard()")
+    (notice,) = out.displays
+    assert "Mesh 'first' lost rank 0 of 2" in notice["text/plain"]
+    assert "With it went actors of 'second'." in notice["text/plain"]
+    assert ranks.ok("1").displays == []
+
+
+def test_a_death_that_an_error_has_told_is_not_told_again(ranks: Kernel) -> None:
+    out = ranks.run("os.kill(pids[0], signal.SIGKILL)\nawait first.pid.call()\nheard()")
     assert out.ename == "SupervisionError"
     assert out.displays == []
-    assert kernel.ok("actor.unhandled_fault_hook(fail('e', ranks=[2]))").displays == []
-    assert len(kernel.ok("actor.unhandled_fault_hook(fail('e', ranks=[0]))").displays) == 1
+    assert ranks.ok("heard()").displays == []
+
+
+def test_a_death_that_a_cell_has_caught_is_not_told_again(ranks: Kernel) -> None:
+    out = ranks.ok(
+        "os.kill(pids[0], signal.SIGKILL)\n"
+        "try:\n    await first.pid.call()\nexcept SupervisionError:\n    print('caught')\n"
+        "heard()"
+    )
+    assert (out.stdout, out.displays) == ("caught\n", [])

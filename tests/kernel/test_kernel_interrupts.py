@@ -53,11 +53,19 @@ def interrupted(kernel: Kernel, code: str) -> None:
             "await asyncio.gather(work())",
             id="computing in a task of an async cell",
         ),
-        pytest.param(f"!echo ready; sleep {LONG}", id="shell command"),
     ],
 )
 def test_interrupt_ends_the_cell_and_the_kernel_goes_on(kernel: Kernel, code: str) -> None:
     interrupted(kernel, code)
+
+
+def test_a_shell_command_is_interrupted_as_in_ipython(kernel: Kernel) -> None:
+    cell = kernel.send(f"!echo ready; sleep {LONG}")
+    cell.prints("ready")
+    kernel.interrupt()
+    out = cell.wait()
+    assert (out.status, "^C" in out.stdout) == ("ok", True)
+    assert kernel.ok("_exit_code").text == "-2"
 
 
 def test_the_interrupt_message_does_the_same(kernel: Kernel) -> None:

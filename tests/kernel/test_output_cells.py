@@ -41,7 +41,8 @@ def test_output_is_live(mesh: Kernel, bell: Bell) -> None:
     mesh.ok("import os\n" + bell.code("hold"))
     gate = f"{bell.path}.gate"
     cell = mesh.send(
-        f"%%mesh\nimport os, time\nprint('begun')\nwhile not os.path.exists({gate!r}):\n    time.sleep(0.01)\nprint('ended')"
+        "%%mesh\nimport os, time\nprint('begun')\n"
+        f"while not os.path.exists({gate!r}):\n    time.sleep(0.01)\nprint('ended')"
     )
     while "[0-3] begun" not in text(cell.outcome):
         cell.read()
@@ -119,7 +120,8 @@ def test_a_long_cell_says_who_is_done_and_where_the_others_are(mesh: Kernel, bel
 
 def test_progress_bars_stay_one_line(mesh: Kernel) -> None:
     outcome = mesh.ok(
-        "%%mesh -r 0\nimport sys\nfor i in range(101):\n    print(f'\\r{i:3d}%', end='', file=sys.stderr)\nprint(file=sys.stderr)"
+        "%%mesh -r 0\nimport sys\nfor i in range(101):\n    print(f'\\r{i:3d}%', end='', file=sys.stderr)\n"
+        "print(file=sys.stderr)"
     )
     assert text(outcome) == "[0] 100%"
 

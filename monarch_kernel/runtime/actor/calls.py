@@ -27,13 +27,28 @@ ERROR_GRACE = float(os.environ.get("MONARCH_KERNEL_ERROR_GRACE", "1.0"))
 DEATH_GRACE = 0.003
 
 
+class Reported:
+    """Which deaths calls of this process have met, by the keys of ``supervision.tree.Notice``.
+
+    Attributes:
+        met: a pending call failed because of it; whoever waits for that call will be told.
+        raised: somebody has asked for such a call's result, and been told.
+    """
+
+    __slots__ = ("met", "raised")
+
+    def __init__(self) -> None:
+        self.met: set[Any] = set()
+        self.raised: set[Any] = set()
+
+
 class Target:
     """Whom a call addresses: names for errors, and the proc of each rank. Shared by all calls of a mesh handle."""
 
     __slots__ = ("actor", "by_proc", "extent", "mesh_name", "procs", "reported")
 
     def __init__(
-        self, mesh_name: str, actor: str, extent: Extent, procs: tuple[ProcRef, ...], reported: set[Any]
+        self, mesh_name: str, actor: str, extent: Extent, procs: tuple[ProcRef, ...], reported: Reported
     ) -> None:
         self.mesh_name = mesh_name
         self.actor = actor
@@ -43,6 +58,11 @@ class Target:
         self.by_proc: dict[str, list[int]] = {}
         for rank, ref in enumerate(procs):
             self.by_proc.setdefault(ref.id, []).append(rank)
+
+    def note_raised(self, failure: RankFailure) -> None:
+        """Somebody is told of this failure now."""
+        if failure.death is not None:
+            self.reported.raised.update((failure.proc, (self.actor, failure.proc)))
 
 
 def failure_of(node: Node, target: Target, rank: int, fault: Fault | None, death: Death | None) -> RankFailure:
@@ -85,13 +105,13 @@ class OneCall(Future[Any]):
         self._body = body
         self._buffers = buffers
         if status == DEAD:
-            self._target.reported.add((self._target.actor, self._target.procs[self._rank].id))
+            self._target.reported.met.add((self._target.actor, self._target.procs[self._rank].id))
         self._finish()
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
         if proc == self._target.procs[self._rank].id and not self._done:
             self._node.calls.pop(self._number, None)
-            self._target.reported.add(proc)
+            self._target.reported.met.add(proc)
             self._status = DEAD
             self._body = encode_death(death)
             self._finish()
@@ -122,6 +142,7 @@ class OneCall(Future[Any]):
         else:
             fault = decode_fault(self._body)
         failure = failure_of(self._node, target, self._rank, fault, death)
+        target.note_raised(failure)
         if death is not None:
             self._error = build_supervision_error(self.what, target.mesh_name, target.extent, [failure], {}, [])
         else:
@@ -167,14 +188,14 @@ class ManyCall(Future[Any]):
             self._end()
         elif status != OK:
             if status == DEAD:
-                self._target.reported.add((self._target.actor, self._target.procs[rank].id))
+                self._target.reported.met.add((self._target.actor, self._target.procs[rank].id))
             self._end_within(DEATH_GRACE if status == DEAD else ERROR_GRACE)
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
         ranks = self._target.by_proc.get(proc)
         if ranks is None or self._done:
             return
-        self._target.reported.add(proc)
+        self._target.reported.met.add(proc)
         body = encode_death(death)
         for rank in ranks:
             self.on_reply(rank, DEAD, body, ())
@@ -229,6 +250,7 @@ class ManyCall(Future[Any]):
             elif status == DEAD:
                 dead = True
                 failures.append(failure_of(self._node, target, rank, None, decode_death(body)))
+                target.note_raised(failures[-1])
             else:
                 failures.append(failure_of(self._node, target, rank, decode_fault(body), None))
         if not failures:
@@ -266,7 +288,7 @@ class StreamCall(Iterator[Future[Any]]):
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
         for rank in self._target.by_proc.get(proc, ()):
-            self._target.reported.add(proc)
+            self._target.reported.met.add(proc)
             self.on_reply(rank, DEAD, encode_death(death), ())
 
     def __iter__(self) -> Iterator[Future[Any]]:

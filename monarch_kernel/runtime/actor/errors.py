@@ -281,6 +281,12 @@ class MeshFailure(Exception):
     #: For the runtime: what a pending call that has told of this failure already marks as reported.
     key: Any = None
 
+    @staticmethod
+    def was_raised() -> bool:
+        """Whether a call over what died has raised this already where somebody could see it."""
+        return False
+
+
     def __init__(
         self,
         mesh_name: str,

@@ -20,7 +20,7 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, dumps_flat, loads
 from monarch_kernel.runtime.actor.base import ActorSpec, check_constructor, spec_of
-from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, Target
+from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, Reported, Target
 from monarch_kernel.runtime.actor.context import calling_cell, current
 from monarch_kernel.runtime.actor.endpoint import Endpoint, PlainMethod
 from monarch_kernel.runtime.actor.errors import ActorError
@@ -356,7 +356,7 @@ class ProcMesh(MeshTrait):
         calls: list[Future[Any]] = []
         for agent, refs in by_agent.items():
             first = refs[0]
-            target = Target(f"host agent of {first.host}", agent, _NO_EXTENT, (agent_ref(first),), set())
+            target = Target(f"host agent of {first.host}", agent, _NO_EXTENT, (agent_ref(first),), Reported())
             call = OneCall(node, f"{self.name}.{what}", target, 0)
             calls.append(call)
             if first.id == node.id:
@@ -495,7 +495,7 @@ class _Ready(Future[None]):
         try:
             self._call._result()
         except ActorError as e:
-            self._call._target.reported.update((self._actor, failure.proc) for failure in e.failures)
+            self._call._target.reported.met.update((self._actor, failure.proc) for failure in e.failures)
             raise
 
 

@@ -13,6 +13,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from monarch_kernel.protocol.messages import (
@@ -40,7 +41,7 @@ from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor import faultline
 from monarch_kernel.runtime.actor.base import spec_of
-from monarch_kernel.runtime.actor.calls import fault_body
+from monarch_kernel.runtime.actor.calls import Reported, fault_body
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.instance import ActorInstance, Client, Instance
 from monarch_kernel.runtime.actor.ports import ReplyPort
@@ -48,6 +49,7 @@ from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.poller import FORKED
 from monarch_kernel.runtime.supervision.tree import Notice, Tree
+from monarch_kernel.runtime.transfer import seam
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +83,7 @@ class System:
         self.output_sinks: list[Callable[[str, int, bytes | None], None]] = []
         self.tree = Tree()
         self.proc_meshes: dict[str, Any] = {}  # by unique id, in order of birth
-        self.reported: set[Any] = set()
+        self.reported = Reported()
         self.main_driver: Callable[[Callable[[], None]], bool] = lambda _drive: False
         self.interrupts = 0
         self._interrupted: dict[str, int] = {}
@@ -334,6 +336,7 @@ class System:
             mesh = notice.mesh
             failure = MeshFailure.of(mesh.name, mesh.name, mesh.extent, notice.ranks, notice.death)
             failure.key = notice.key
+            failure.was_raised = partial(self.reported.raised.__contains__, notice.key)
             self.instance(mesh.owner).supervise(failure)
 
     def pass_up(self, instance: ActorInstance, failure: MeshFailure) -> None:
@@ -349,7 +352,7 @@ class System:
 
         def decide() -> None:
             # A pending call over what died has raised it already: then it is that call's business.
-            if failure.key not in self.reported:
+            if failure.key not in self.reported.met:
                 faultline.end_script(failure)
 
         self.node.poller.call_later(FAULT_GRACE, decide)
@@ -416,7 +419,7 @@ class System:
             mesh._stopped = True
         self.stop_all_actors("the controller shuts down", timeout)
         if self.agent is not None and self.agent_process is not None:
-            target = Target("host agent", "", Extent((), ()), (self.agent,), set())
+            target = Target("host agent", "", Extent((), ()), (self.agent,), Reported())
             call = OneCall(self.node, "shutdown", target, 0)
             if self.node.send(self.agent.id, Shutdown(call._number, timeout / 2)):
                 try:
@@ -527,3 +530,6 @@ def shutdown(timeout: float | None = None) -> None:
         output.flush_default()
         _system = None
         atexit.unregister(_at_exit)
+
+
+seam.provide(lambda: get_system().node)

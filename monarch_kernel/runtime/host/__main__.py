@@ -23,9 +23,15 @@ def main() -> None:
     config = _read_config()
     if config is None:
         return
-    controller = os.pidfd_open(config.owner_pid)
-    if os.getppid() != config.owner_pid:
-        return  # it has died, and the number may be somebody else's
+    try:
+        controller = os.pidfd_open(config.owner_pid)
+    except ProcessLookupError:
+        controller = -1
+    if controller < 0 or os.getppid() != config.owner_pid:
+        # It has died, and the number may be somebody else's.
+        os.close(config.lock_fd)
+        leftovers.remove_if_stale(config.run_dir)
+        return
     forkserver.become_subreaper()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -55,7 +61,7 @@ def _serve_forks(config: AgentConfig, sock: socket.socket, controller: int) -> N
     forkserver.freeze()
 
     def orphaned() -> None:
-        leftovers.kill_run(config.run_dir)
+        leftovers.kill_run(config.id, leftovers.AGENT_MARKER)
         # A living controller kills us now and removes the folder in its time; that of a dead one is ours.
         select.select([controller], [], [])
         leftovers.remove_if_stale(config.run_dir)

@@ -316,10 +316,9 @@ class ForkServer:
         reset_signals()
         env = os.environ
         if request.clean_env:
-            marker = env.get(leftovers.MARKER)
+            markers = {name: env[name] for name in (leftovers.MARKER, leftovers.AGENT_MARKER) if name in env}
             env.clear()
-            if marker is not None:
-                env[leftovers.MARKER] = marker
+            env.update(markers)
         env.update(request.env)
         time.tzset()
         os.chdir(request.cwd)

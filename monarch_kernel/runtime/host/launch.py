@@ -110,7 +110,7 @@ class AgentProcess:
                 self._pidfd = -1
                 if status != 0:
                     # Its fork server cleans up after it, unless that was killed at the same moment.
-                    leftovers.kill_run(self._node.run_dir)
+                    leftovers.kill_run(self.ref.id, leftovers.AGENT_MARKER)
             return status
 
     def close(self, timeout: float = 5.0) -> None:
@@ -148,6 +148,7 @@ def launch_local_agent(node: Node) -> AgentProcess:
     env = {
         **os.environ,
         leftovers.MARKER: node.run_dir,
+        leftovers.AGENT_MARKER: agent_id,
         "PYTHONPATH": os.pathsep.join(filter(None, (package_root, python_path))),
     }
     path = [entry or os.getcwd() for entry in sys.path]  # "" would be the agent's own folder

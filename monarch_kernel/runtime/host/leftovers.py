@@ -17,6 +17,9 @@ import time
 MARKER = "MONARCH_KERNEL_RUN"
 """Environment variable that the agent is started with; its value is the run folder."""
 
+AGENT_MARKER = "MONARCH_KERNEL_AGENT"
+"""The same for one agent of the run: a dead agent is replaced, and its successor must not be mistaken for its rest."""
+
 FORK_SERVER = "monarch-forks"
 """What the fork server calls itself (``/proc/<pid>/comm``)."""
 
@@ -85,12 +88,12 @@ def _below(root: int) -> set[int]:
     return below - {root}
 
 
-def kill_run(run_dir: str) -> int:
-    """SIGKILL every process that carries ``run_dir``'s marker, except this one. Returns how many.
+def kill_run(value: str, variable: str = MARKER) -> int:
+    """SIGKILL every process that carries a marker with this value, except this one. Returns how many.
 
     The run's fork server goes last, as it does the same work when its agent is dead: so one of us may be killed.
     """
-    marker = f"{MARKER}={run_dir}".encode()
+    marker = f"{variable}={value}".encode()
     killed: set[int] = set()
     start = time.monotonic()
     while time.monotonic() < start + _PATIENCE:

@@ -18,6 +18,11 @@ class Backend(Protocol):
     name: str
     inline: int
 
+    @staticmethod
+    def available() -> bool:
+        """Whether this process can use it at all."""
+        ...
+
     def bars(self, handle: Handle) -> str:
         """Why this pair of processes cannot use it, in a few words; empty if it can. Called often: be quick."""
         ...

@@ -6,10 +6,10 @@ from typing import Any
 
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.transfer import settings
-from monarch_kernel.runtime.transfer.engine import engine
+from monarch_kernel.runtime.transfer.engine import BACKENDS, deadline_in, engine
 from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.handle import Handle, Op, decode_handle, encode_handle
-from monarch_kernel.runtime.transfer.memory import Memory, memory_of
+from monarch_kernel.runtime.transfer.memory import memory_of
 
 
 class RDMABuffer:
@@ -101,8 +101,7 @@ class RDMABuffer:
 
         Later transfers fail with ``RDMAError``. Dropping twice, or after the owner's death, is no error.
         """
-        core = engine()
-        return core.drop(self._handle, core.deadline(timeout))
+        return engine().drop(self._handle, deadline_in(timeout))
 
     def __reduce__(self) -> Any:
         return _arrived, (encode_handle(self._handle),)
@@ -195,13 +194,11 @@ def _word(handle: Handle, future: Future[int]) -> Future[int]:
 def get_rdma_backend() -> str:
     """The best backend between two processes: "ibverbs" or "tcp" between hosts, else "cma" or "segment"; or "none"."""
     only = settings.forced()
-    if only is not None:
-        return only if only in {b.name for b in engine().backends} else "none"
-    names = [b.name for b in engine().backends if b.name != "local"]
-    for name in ("ibverbs", "tcp"):
+    names = {backend.name for backend in BACKENDS if backend.available()}
+    for name in ("ibverbs", "tcp", "cma", "segment") if only is None else (only,):
         if name in names:
             return name
-    return names[0] if names else "none"
+    return "none"
 
 
 def is_rdma_available() -> bool:
@@ -211,13 +208,4 @@ def is_rdma_available() -> bool:
 
 def is_ibverbs_available() -> bool:
     """Whether transfers can go through an RDMA device of this host."""
-    return any(backend.name == "ibverbs" for backend in engine().backends)
-
-
-__all__ = [
-    "Memory",
-    "RDMABuffer",
-    "get_rdma_backend",
-    "is_ibverbs_available",
-    "is_rdma_available",
-]
+    return any(backend.name == "ibverbs" and backend.available() for backend in BACKENDS)

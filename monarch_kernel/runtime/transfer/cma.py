@@ -48,6 +48,7 @@ for _function in (_readv, _writev):
         ctypes.c_ulong,
     )
 _FORBIDDEN = {errno.EPERM, errno.ENOSYS, errno.EACCES}
+_BYTE = (ctypes.c_char * 1)()
 
 
 def _call(function: Any, pid: int, here: array[int], there: array[int]) -> int:
@@ -56,6 +57,13 @@ def _call(function: Any, pid: int, here: array[int], there: array[int]) -> int:
     there_at, there_n = there.buffer_info()
     moved = function(pid, here_at, here_n // 2, there_at, there_n // 2, 0)
     return moved if moved >= 0 else -ctypes.get_errno()
+
+
+def _probe(pid: int, address: int) -> int:
+    """Read one byte of a process: the error number, 0 if it can be done."""
+    byte = (ctypes.c_char * 1)()
+    moved = _call(_readv, pid, array("Q", (ctypes.addressof(byte), 1)), array("Q", (address, 1)))
+    return max(-moved, 0)
 
 
 class Cma:
@@ -67,6 +75,10 @@ class Cma:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
+    @staticmethod
+    def available() -> bool:
+        return _probe(os.getpid(), ctypes.addressof(_BYTE)) not in _FORBIDDEN
+
     def bars(self, handle: Handle) -> str:
         if handle.machine != self._engine.machine:
             return "its owner is on another machine"
@@ -77,9 +89,7 @@ class Cma:
         except OSError as e:
             return f"its owner's process may not be looked into ({os.strerror(e.errno or 0)})"
         if peer.barred is None:
-            byte = (ctypes.c_char * 1)()
-            vector = array("Q", (ctypes.addressof(byte), 1))
-            error = -_call(_readv, peer.pid, vector, array("Q", (handle.address, 1)))
+            error = _probe(peer.pid, handle.address)
             peer.barred = _forbidden(error) if error in _FORBIDDEN else ""
         return peer.barred
 

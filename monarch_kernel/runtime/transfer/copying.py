@@ -16,7 +16,7 @@ _local = threading.local()
 
 
 def copy(to: Layout, to_at: int, of: Layout, of_at: int, size: int) -> None:
-    """Copy ``size`` bytes from byte ``of_at`` of one layout to byte ``to_at`` of another. Releases the GIL meanwhile."""
+    """Copy ``size`` bytes from byte ``of_at`` of one layout to byte ``to_at`` of another; releases the GIL."""
     target, source = to.part(to_at, to_at + size), of.part(of_at, of_at + size)
     if target is not None and source is not None:
         if target.contiguous and source.contiguous:

@@ -53,6 +53,9 @@ DROP_POLL = 0.002
 #: How often pending requests are looked over for deadlines that have passed (seconds).
 SWEEP = 0.25
 
+#: Best first.
+BACKENDS = (Local, Cma, Segment)
+
 _WORD_MAX = (1 << 64) - 1
 _DROPPED = "the buffer was dropped"
 _NOTHING = Memory(Layout(0, (), 0), None)
@@ -78,14 +81,15 @@ class Engine:
         #: which wait for each other's copies can never have all their threads waiting.
         self.work = Pool("monarch-transfer", 8)
         self.serve = Pool("monarch-transfer-serve", 2)
-        self._started = start_of(os.getpid())
+        self.pid = os.getpid()
+        self._started = start_of(self.pid)
         self._table = Table()
         self._registered: dict[int, Registration] = {}
         self._peers: dict[tuple[int, int], Peer] = {}
         self._guard = threading.Lock()
         self._asks: set[Ask] = set()
         self._sweeping = False
-        self.backends: list[Backend] = [Local(self), Cma(self), Segment(self)]
+        self.backends: list[Backend] = [backend(self) for backend in BACKENDS if backend.available()]
         node.handlers.update(
             {
                 BufferRead: self._on_read,
@@ -107,7 +111,7 @@ class Engine:
         return Handle(
             self.node.ref,
             self.machine,
-            os.getpid(),
+            self.pid,
             self._started,
             self._table.fd,
             slot,
@@ -217,9 +221,7 @@ class Engine:
         if only is not None and not reasons:
             reasons.append(f"{only}: not available here")
         setting = f" (forced by {settings.VARIABLE} or configure())" if only is not None else ""
-        raise RDMAError(
-            f"no way from here to a buffer of {handle.who}: {'; '.join(reasons)}{setting}", handle.owner.id
-        )
+        raise RDMAError(f"no way from here to a buffer of {handle.who}: {'; '.join(reasons)}{setting}", handle.owner.id)
 
     # -- transferring --------------------------------------------------------------------------------
 
@@ -475,8 +477,6 @@ class _Batch:
                 self._done._reject(self._error)
             else:
                 self._done._resolve(None)
-
-
 
 
 def _within(registration: Registration, offset: int, size: int) -> Layout:

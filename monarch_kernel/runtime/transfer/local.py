@@ -20,6 +20,10 @@ class Local:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
+    @staticmethod
+    def available() -> bool:
+        return True
+
     def bars(self, handle: Handle) -> str:
         return "" if handle.owner.id == self._engine.node.id else "its owner is another process"
 

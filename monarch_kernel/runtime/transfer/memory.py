@@ -181,7 +181,9 @@ def _of_array(x: Any) -> Memory:
         raise ValueError(f"an array of dtype {x.dtype} holds Python objects, which mean nothing in another process")
     address, readonly = x.__array_interface__["data"]
     layout = layout_of(address, x.shape, x.strides, x.dtype.itemsize)
-    return Memory(layout, x, "the array is read-only" if readonly else "", x.dtype.kind == "i" and x.dtype.itemsize == 8)
+    return Memory(
+        layout, x, "the array is read-only" if readonly else "", x.dtype.kind == "i" and x.dtype.itemsize == 8
+    )
 
 
 class _Buffer(ctypes.Structure):

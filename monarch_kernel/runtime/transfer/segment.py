@@ -32,6 +32,10 @@ class Segment:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
+    @staticmethod
+    def available() -> bool:
+        return True
+
     def bars(self, handle: Handle) -> str:
         return "" if handle.machine == self._engine.machine else "its owner is on another machine"
 

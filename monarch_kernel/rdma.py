@@ -1,0 +1,27 @@
+"""The data plane: memory that other processes read and write. Names and semantics are those of ``monarch.rdma``.
+
+This module holds names only; ``monarch_kernel.runtime.transfer`` has the code.
+"""
+
+# The actor system tells the data plane of this process's node.
+import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from monarch_kernel.runtime.transfer.action import RDMAAction
+from monarch_kernel.runtime.transfer.buffer import (
+    RDMABuffer,
+    get_rdma_backend,
+    is_ibverbs_available,
+    is_rdma_available,
+)
+from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError
+from monarch_kernel.runtime.transfer.settings import configure
+
+__all__ = [
+    "RDMAAction",
+    "RDMABuffer",
+    "RDMAError",
+    "RDMATimeoutError",
+    "configure",
+    "get_rdma_backend",
+    "is_ibverbs_available",
+    "is_rdma_available",
+]
