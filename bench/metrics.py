@@ -61,6 +61,11 @@ ROWS = [
     Row("payload_out_256MB_GBps", "result 256 MB (GB/s)", "payload_in_256MB_shm_GBps", detail=True),
     Row("payload_in_torch_64MB_GBps", "torch tensor argument 64 MB (GB/s)", "payload_in_64MB_shm_GBps"),
     Row("payload_out_torch_64MB_GBps", "torch tensor result 64 MB (GB/s)", "payload_in_64MB_shm_GBps"),
+    Row("bulk_read_4KB_GBps", "read_into 4 KB (GB/s)", detail=True),
+    Row("bulk_read_64MB_GBps", "read_into 64 MB (GB/s)", "bulk_memcpy_64MB_GBps", bar=10),
+    Row("bulk_write_64MB_GBps", "write_from 64 MB (GB/s)", "bulk_memcpy_64MB_GBps", bar=10),
+    Row("bulk_read_1GB_GBps", "read_into 1 GB (GB/s)", "bulk_memcpy_1GB_GBps", bar=10),
+    Row("bulk_write_1GB_GBps", "write_from 1 GB (GB/s)", "bulk_memcpy_1GB_GBps", bar=10),
     Row("fail_pending_s", "SIGKILL until a pending call fails (s)", "fail_pidfd_s"),
     Row("fail_idle_s", "SIGKILL until a new call fails (s)", "fail_pidfd_s"),
 ]
@@ -91,12 +96,13 @@ LIMITS = {
 }
 
 #: group -> the peers that have it; in the order they are run.
-GROUPS = ["calls", "spawn8", "spawn32", "rss", "payload", "fail"]
+GROUPS = ["calls", "spawn8", "spawn32", "rss", "payload", "bulk", "fail"]
 LIMIT_GROUPS = {
     "calls": ["pingpong", "fanout"],
     "spawn8": ["spawn"],
     "spawn32": ["spawn"],
     "rss": ["spawn"],
-    "payload": ["payload", "bulk"],
+    "payload": ["payload"],
+    "bulk": ["bulk"],
     "fail": ["fail"],
 }

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,9 @@ def _sockets() -> set[str]:
     return {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:] if "monarch-" in line}
 
 
-@pytest.fixture(autouse=True)
-def no_leaks() -> Iterator[None]:
-    """A test that leaves a process, run folder, socket, shared memory or thread behind fails."""
+@contextmanager
+def leak_check(what: str = "test") -> Iterator[None]:
+    """Ends the runtime afterwards, and fails if a process, run folder, socket, shared memory or thread is left."""
     processes = children()
     threads = set(threading.enumerate())
     memory = set(os.listdir("/dev/shm"))
@@ -74,20 +75,29 @@ def no_leaks() -> Iterator[None]:
     folder = system.get_system().node.run_dir if system.started() else None
     system.shutdown()
     try:
-        wait_until(lambda: not children() - processes, "all processes of the test have ended", 10)
+        wait_until(lambda: not children() - processes, f"all processes of the {what} have ended", 10)
     except AssertionError:
         left = "\n".join(describe(pid) for pid in children() - processes)
-        raise AssertionError(f"the test left processes behind:\n{left}") from None
+        raise AssertionError(f"the {what} left processes behind:\n{left}") from None
     if folder is not None:
         assert not os.path.exists(folder), f"the run folder is still there: {os.listdir(folder)}"
         assert not {s for s in _sockets() if s.startswith(folder)}
     wait_until(
-        lambda: not {t for t in threading.enumerate() if t.is_alive() and t not in threads and not t.daemon}
-        and not {t for t in threading.enumerate() if t not in threads and t.name.startswith("monarch")},
-        f"threads of the test have ended: {[t for t in threading.enumerate() if t not in threads]}",
+        lambda: (
+            not {t for t in threading.enumerate() if t.is_alive() and t not in threads and not t.daemon}
+            and not {t for t in threading.enumerate() if t not in threads and t.name.startswith("monarch")}
+        ),
+        f"threads of the {what} have ended: {[t for t in threading.enumerate() if t not in threads]}",
         5,
     )
-    assert set(os.listdir("/dev/shm")) <= memory, "the test left shared memory behind"
+    assert set(os.listdir("/dev/shm")) <= memory, f"the {what} left shared memory behind"
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """A test that leaves anything behind fails."""
+    with leak_check():
+        yield
 
 
 @pytest.fixture(params=KINDS)

@@ -42,9 +42,7 @@ def of(exception: BaseException) -> Fault:
     return raised(throw)
 
 
-def failure(
-    rank: int, fault: Fault | None = None, *, host: str = "vm", death: Death | None = None
-) -> RankFailure:
+def failure(rank: int, fault: Fault | None = None, *, host: str = "vm", death: Death | None = None) -> RankFailure:
     return RankFailure(rank, {"gpus": rank}, host, 100 + rank, f"p{rank}", fault, death)
 
 
@@ -336,9 +334,7 @@ def test_a_single_actor_reads_as_in_monarch() -> None:
 
 def test_identical_tracebacks_are_shown_once() -> None:
     same, other = raised(outer, "boom"), of(KeyError("x"))
-    error = build_actor_error(
-        "w.step", GPUS, [failure(r, same) for r in (0, 1, 3)] + [failure(2, other)], {}, []
-    )
+    error = build_actor_error("w.step", GPUS, [failure(r, same) for r in (0, 1, 3)] + [failure(2, other)], {}, [])
     text = str(error)
     assert text.count("ValueError: boom") == 1
     assert error.message == "Actor call w.step failed on all 4 ranks."
@@ -373,9 +369,7 @@ def test_a_thousand_ranks_that_all_fail_differently() -> None:
 
 
 def test_except_with_the_original_type() -> None:
-    with pytest.raises(
-        ValueError, match=r"Actor call w.step failed on ranks 0-1 of 4 \(gpus=0-1\)"
-    ) as caught:
+    with pytest.raises(ValueError, match=r"Actor call w.step failed on ranks 0-1 of 4 \(gpus=0-1\)") as caught:
         raise error_of(raised(outer, "boom"), raised(outer, "other"))
     assert isinstance(caught.value, ActorError)
     assert caught.value.args == ("boom",)
@@ -531,9 +525,7 @@ def test_supervision_error_with_several_causes_and_faults_beside() -> None:
     failures = [*died([1]), *died([2], "exited with code 3", "last words"), failure(3, raised(outer, "boom"))]
     error = build_supervision_error("w.step", "w", GPUS, failures, {}, [])
     text = str(error)
-    assert text.startswith(
-        "Endpoint call w.step() failed: ranks 1-2 of 4 of mesh 'w' cannot answer.\n  rank 1 of 4"
-    )
+    assert text.startswith("Endpoint call w.step() failed: ranks 1-2 of 4 of mesh 'w' cannot answer.\n  rank 1 of 4")
     assert "exited with code 3.\n    last words\n" in text
     assert "The endpoint also failed on rank 3 of 4 (gpus=3).\n Traceback" in text
     assert "ValueError: boom" in text

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from bench.measure import SIZES, bandwidth, emit, emit_memory, latency, rate, run, version
+from bench.measure import QUICK, SIZES, bandwidth, emit, emit_memory, latency, rate, run, version
 
 MESSAGE = b"hello w"
 
@@ -270,7 +270,7 @@ class IoVec(ctypes.Structure):
 
 
 def bulk() -> None:
-    """64 MB: memcpy, another process's memory, a Unix socket stream."""
+    """64 MB (memcpy: 1 GB too): memcpy, another process's memory, a Unix socket stream."""
     size, n = "64MB", SIZES["64MB"]
     p, q = multiprocessing.Pipe()
 
@@ -284,6 +284,10 @@ def bulk() -> None:
     x, y = np.ones(n, np.uint8), np.ones(n, np.uint8)  # made after the fork: nothing is copied on write
     bandwidth(f"bulk_memcpy_{size}", n, lambda: np.copyto(y, x))
     bandwidth(f"bulk_memcpy_fresh_{size}", n, lambda: x.copy())
+    if not QUICK:
+        huge, other = np.ones(1 << 30, np.uint8), np.ones(1 << 30, np.uint8)
+        bandwidth("bulk_memcpy_1GB", 1 << 30, lambda: np.copyto(other, huge))
+        del huge, other
     libc = ctypes.CDLL(None, use_errno=True)
     for name in ("process_vm_readv", "process_vm_writev"):
         transfer = getattr(libc, name)

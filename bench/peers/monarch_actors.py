@@ -197,6 +197,13 @@ def payload() -> None:
     procs.stop().get()
 
 
+def bulk() -> None:
+    """One-sided transfers. A module of its own: Monarch's RDMA is imported where it is measured only."""
+    from bench.peers import rdma_buffers
+
+    rdma_buffers.bulk()
+
+
 def fail() -> None:
     """SIGKILL of one of 8 ranks while a call is pending on all, and while idle (until a call fails).
 
@@ -236,6 +243,7 @@ if __name__ == "__main__":
             "calls": calls,
             "rss": rss,
             "payload": payload,
+            "bulk": bulk,
             "fail": fail,
         }
     )

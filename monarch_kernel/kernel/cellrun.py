@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 import cloudpickle
@@ -16,7 +19,7 @@ from monarch_kernel.kernel.executor import Reply, Whereabouts
 from monarch_kernel.kernel.folding import Source
 from monarch_kernel.kernel.progress import Place, Progress
 from monarch_kernel.kernel.router import CellOutput, OutputRouter
-from monarch_kernel.kernel.session import ManagedMesh, Part, parts_of, proc_parts_of
+from monarch_kernel.kernel.session import ManagedMesh, Part, monitor_parts_of, parts_of, proc_parts_of
 from monarch_kernel.kernel.tracebacks import Failed, FileLabel, MeshCellError, cell_error
 from monarch_kernel.meshes import format_ranks
 
@@ -29,6 +32,30 @@ DEATH_GRACE = 0.25
 #: How many times in a row ranks must be seen waiting for a rank that has failed before they are let go; they
 #: are asked once a second.
 STUCK = 3
+
+
+class HeldInterrupts:
+    """A context in which SIGINT only is noted; `deliver` then does with it what would have been done."""
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[int, FrameType | None]] = []
+        self._handler: Any = None
+
+    def __enter__(self) -> HeldInterrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(signal.SIGINT, lambda number, frame: self._noted.append((number, frame)))
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+
+    def deliver(self) -> None:
+        """Hand the oldest noted interrupt to the handler that was in place; it may raise KeyboardInterrupt."""
+        if self._noted:
+            noted = self._noted.pop(0)
+            if callable(self._handler):
+                self._handler(*noted)
 
 
 class Unsent:
@@ -80,14 +107,16 @@ class CellRun:
         self._left: set[int] = set()
         self._pending: deque[tuple[Part, Any]] = deque()
         self._note_text = ""
+        self._held = HeldInterrupts()
 
     # -- the wait ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Send the cell."""
-        for part in parts_of(self.managed, self.ranks):
-            for slot in part.mesh.run.stream(self.cell):
-                self._pending.append((part, slot))
+        """Send the cell. An interrupt meanwhile would leave it sent to some ranks only, so `wait` gets it."""
+        with self._held:
+            for part in parts_of(self.managed, self.ranks):
+                for slot in part.mesh.run.stream(self.cell):
+                    self._pending.append((part, slot))
 
     def wait(self, pressed: Callable[[], None]) -> None:
         """Wait until every rank has finished, failed or died, showing progress.
@@ -97,12 +126,17 @@ class CellRun:
                 stops answer.
         """
         finished = False
+        presses = 0
         while not finished:
             try:
+                if presses:
+                    presses -= 1
+                    pressed()
+                self._held.deliver()
                 finished = self._step()
             except KeyboardInterrupt:
                 self.interrupted = True
-                pressed()
+                presses += 1
 
     def _step(self) -> bool:
         if self._pending:
@@ -277,7 +311,7 @@ class CellRun:
         """See `InterruptTarget`."""
         self.interrupted = True
         waiting = sorted(self._progress.waiting)
-        return [part.mesh.interrupt() for part in proc_parts_of(self.managed, waiting)]
+        return [part.mesh.interrupt_cell.call(self.cell.id) for part in monitor_parts_of(self.managed, waiting)]
 
     def unanswered(self) -> Iterable[int]:
         """See `InterruptTarget`."""

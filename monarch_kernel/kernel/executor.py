@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import builtins
 import os
+import signal
 import sys
 import sysconfig
 import threading
 import time
 import types
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -67,9 +68,10 @@ class Reply:
 
 
 class _Activity:
-    """What the main thread of this process does for `CellExecutor`; read by `Monitor`."""
+    """What `CellExecutor` does on the main thread of this process, and what `Monitor` wants of it."""
 
     cell: str = ""
+    stopped: ClassVar[set[str]] = set()
 
 
 class CellExecutor(Actor):
@@ -125,12 +127,15 @@ class CellExecutor(Actor):
         except BaseException as error:  # an interrupt that hit this code, around the user's
             reply = self._reply(started, fault=_fault_of(error))
         _Activity.cell = ""
+        _Activity.stopped.discard(cell.id)
         _surely(rank_output.end_cell, cell.id)
         return reply
 
     def _run(self, cell: Cell, started: float) -> Reply:
         rank_output.begin_cell(cell.id)
         _Activity.cell = cell.id
+        if cell.id in _Activity.stopped:  # it waited behind another cell when it was interrupted
+            raise KeyboardInterrupt
         self._shell.before_cell()
         outcome = self._runner.run(cell)
         fault = None if outcome.error is None else _fault_of(outcome.error)
@@ -208,6 +213,13 @@ class Monitor(Actor):
             return None
         place = where_is(self._main, _is_foreign)
         return None if place is None else Whereabouts(self._rank, *place, self._waits())
+
+    @endpoint
+    def interrupt_cell(self, cell: str) -> None:
+        """Raise KeyboardInterrupt in that cell, now or as soon as it begins; never in another one."""
+        _Activity.stopped.add(cell)
+        if _Activity.cell == cell:
+            os.kill(os.getpid(), signal.SIGINT)
 
     def _waits(self) -> bool:
         """Whether the main thread is in torch, in a process group, and has not computed since it was last asked."""

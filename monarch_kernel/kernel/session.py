@@ -48,6 +48,7 @@ class ManagedMesh:
         self.monitor: ActorMesh[Monitor] = procs.spawn("monitor", Monitor)
         #: Dimensions flattened away, for rank sets that are no box.
         self.flat: ActorMesh[CellExecutor] = self.executor.flatten("ranks")
+        self.flat_monitor: ActorMesh[Monitor] = self.monitor.flatten("ranks")
         self.flat_procs: ProcMesh = procs.flatten("ranks")
 
     def get_ready(self) -> None:
@@ -95,6 +96,11 @@ class Part:
 def parts_of(managed: ManagedMesh, ranks: Sequence[int]) -> list[Part]:
     """The cell executors of these ranks (sorted), in few slices."""
     return _parts(managed.executor, managed.flat, managed.extent, ranks)
+
+
+def monitor_parts_of(managed: ManagedMesh, ranks: Sequence[int]) -> list[Part]:
+    """The monitors of these ranks (sorted), in few slices."""
+    return _parts(managed.monitor, managed.flat_monitor, managed.extent, ranks)
 
 
 def proc_parts_of(managed: ManagedMesh, ranks: Sequence[int]) -> list[Part]:

@@ -77,7 +77,9 @@ def test_what_is_not_an_actor(procs: Procs) -> None:
 
     world = procs(1)
     for wrong, name in ((NoActor, "NoActor"), (int, "int"), (Basic(), "Basic"), ("Basic", "'Basic'"), (len, "len")):
-        with pytest.raises(ValueError, match=f"{name}.* is not an Actor class: derive it from monarch_kernel.actor.Actor"):
+        with pytest.raises(
+            ValueError, match=f"{name}.* is not an Actor class: derive it from monarch_kernel.actor.Actor"
+        ):
             world.spawn("wrong", wrong)  # type: ignore[arg-type]
     for name in ("", None, 3):
         with pytest.raises(TypeError, match="the name must be a non-empty string"):
@@ -132,7 +134,9 @@ def test_arguments_that_cannot_be_pickled(two: Any) -> None:
             raise ZeroDivisionError("not me")
 
     for verb in (two.note.call, two.slice(gpus=0).note.call_one, two.note.choose, two.note.stream, two.note.broadcast):
-        with pytest.raises(TypeError, match="an argument of basic.note cannot be pickled: cannot pickle '_thread.lock'"):
+        with pytest.raises(
+            TypeError, match="an argument of basic.note cannot be pickled: cannot pickle '_thread.lock'"
+        ):
             verb(threading.Lock())
         with pytest.raises(TypeError, match="an argument of basic.note cannot be pickled: not me"):
             verb([Stubborn()])

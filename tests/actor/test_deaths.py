@@ -236,6 +236,7 @@ def _exit_at_once() -> None:
     os._exit(9)
 
 
+@pytest.mark.own_runtime
 def test_death_of_the_agent(two: Any, faults: Any, procs: Procs) -> None:
     pids = list(two.pid.call().get().values())
     pending = started(two)
@@ -251,6 +252,7 @@ def test_death_of_the_agent(two: Any, faults: Any, procs: Procs) -> None:
     assert procs(1).spawn("new", Basic).echo.call_one(1).get(PATIENCE) == 1
 
 
+@pytest.mark.own_runtime
 def test_death_of_the_fork_server(two: Any, faults: Any) -> None:
     two.echo.call(1).get()
     pending = started(two)

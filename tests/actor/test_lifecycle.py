@@ -27,6 +27,7 @@ from tests.actor.conftest import Procs
 from tests.conftest import alive, children, wait_until
 
 
+@pytest.mark.own_runtime
 def test_shutdown_and_a_new_start(procs: Procs) -> None:
     before = children()
     for i in range(2):
@@ -43,6 +44,7 @@ def test_shutdown_and_a_new_start(procs: Procs) -> None:
     assert shutdown_context().get() is None  # there is nothing to shut down: fine
 
 
+@pytest.mark.own_runtime
 def test_shutdown_can_be_awaited(procs: Procs) -> None:
     async def main() -> None:
         mesh = await procs(1).spawn("basic", Basic)
@@ -54,6 +56,7 @@ def test_shutdown_can_be_awaited(procs: Procs) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.own_runtime
 def test_shutdown_cleans_actors_up(procs: Procs) -> None:
     world = procs(1)
     port, receiver = Channel.open()
@@ -68,6 +71,7 @@ def test_shutdown_cleans_actors_up(procs: Procs) -> None:
     assert sorted(seen) == [("local", None), ("remote", None)]
 
 
+@pytest.mark.own_runtime
 def test_shutdown_fails_pending_calls(procs: Procs) -> None:
     mesh = procs(1).spawn("basic", Basic)
     pending = started(mesh)
@@ -79,6 +83,7 @@ def test_shutdown_fails_pending_calls(procs: Procs) -> None:
     assert isinstance(errors[0], SupervisionError)
 
 
+@pytest.mark.own_runtime
 def test_a_fork_of_the_controller_cannot_use_its_meshes(two: Any) -> None:
     two.echo.call(1).get()
     read, write = os.pipe()
@@ -102,6 +107,7 @@ def test_a_fork_of_the_controller_cannot_use_its_meshes(two: Any) -> None:
     assert list(two.echo.call(1).get().values()) == [1, 1]
 
 
+@pytest.mark.own_runtime
 def test_a_call_in_a_fork_is_refused_too(two: Any) -> None:
     two.echo.call(1).get()
     read, write = os.pipe()
@@ -122,6 +128,7 @@ def test_a_call_in_a_fork_is_refused_too(two: Any) -> None:
     assert list(two.echo.call(1).get().values()) == [1, 1]
 
 
+@pytest.mark.own_runtime
 def test_a_forked_worker_that_survives_its_rank_does_not_hide_the_death(procs: Procs, faults: Any) -> None:
     class Forks(Actor):
         @endpoint
@@ -159,6 +166,7 @@ def test_a_forked_worker_that_survives_its_rank_does_not_hide_the_death(procs: P
     wait_until(lambda: not alive(worker), "the worker is gone, too")
 
 
+@pytest.mark.own_runtime
 def test_a_process_started_by_a_rank_is_no_trouble(procs: Procs) -> None:
     class Runs(Actor):
         @endpoint
@@ -187,6 +195,7 @@ def test_a_process_started_by_a_rank_is_no_trouble(procs: Procs) -> None:
     assert list(mesh.pool.call().get(PATIENCE).values()) == [[1, 2]] * 2
 
 
+@pytest.mark.own_runtime
 def test_controllers_do_not_survive_a_shutdown() -> None:
     class Counter(Actor):
         def __init__(self) -> None:
@@ -202,6 +211,7 @@ def test_controllers_do_not_survive_a_shutdown() -> None:
         shutdown_context().get()
 
 
+@pytest.mark.own_runtime
 def test_the_runtime_may_start_in_any_thread(procs: Procs) -> None:
     results: list[Any] = []
 

@@ -37,6 +37,7 @@ from tests.actor.conftest import Procs
 from tests.conftest import alive, wait_until
 
 
+@pytest.mark.own_runtime
 def test_this_host_and_this_proc_are_singletons() -> None:
     assert isinstance(this_host(), HostMesh)
     assert this_host() is this_host()
@@ -316,7 +317,9 @@ def test_env(procs: Procs) -> None:
     assert other.env.call_one("MK_A").get() is None
 
 
-def test_ranks_have_the_controllers_folder_and_path(procs: Procs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_have_the_controllers_folder_and_path(
+    procs: Procs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Looks(Actor):
         @endpoint
         def look(self) -> tuple[str, int]:
@@ -419,7 +422,9 @@ def test_bootstrap_command(procs: Procs) -> None:
     command = default_bootstrap_cmd().with_env({"MK_CMD": "1"})
     assert isinstance(command, BootstrapCommand)
     assert command.program == sys.executable
-    world = this_host().spawn_procs(per_host={"gpus": 2}, bootstrap_command=lambda p: command.with_env({"MK_POINT": str(p["gpus"])}))
+    world = this_host().spawn_procs(
+        per_host={"gpus": 2}, bootstrap_command=lambda p: command.with_env({"MK_POINT": str(p["gpus"])})
+    )
     seen = world.spawn("looks", Looks).look.call().get(60)
     assert [(executable, cmd, point) for executable, cmd, point, _ in seen.values()] == [
         (sys.executable, "1", "0"),
@@ -445,6 +450,7 @@ def test_host_mesh_of_procs(procs: Procs) -> None:
     assert host.spawn_procs(per_host={"x": 1}).spawn("basic", Basic).echo.call_one(1).get() == 1
 
 
+@pytest.mark.own_runtime
 def test_host_mesh_stop_and_shutdown(procs: Procs) -> None:
     world = procs(1)
     mesh = world.spawn("basic", Basic)
@@ -466,6 +472,7 @@ def test_with_python_executable() -> None:
     assert world.spawn("basic", Basic).echo.call_one(1).get(60) == 1
 
 
+@pytest.mark.own_runtime
 def test_nothing_warns(procs: Procs, capfd: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -46,6 +46,11 @@ class Worker(Actor):
         port.send(1)
         time.sleep(600)
 
+def compute():
+    n = 0
+    while True:
+        n += 1
+
 def started(mesh, endpoint):
     port, receiver = Channel.open()
     call = endpoint.call(port)
@@ -196,7 +201,7 @@ print("never")
 
 @pytest.mark.parametrize(
     "wait",
-    ["while True: len(sys.argv)", "time.sleep(60)", "import threading; threading.Event().wait()", "healthy.sleep.call(p).get()"],
+    ["compute()", "time.sleep(60)", "import threading; threading.Event().wait()", "healthy.sleep.call(p).get()"],
 )
 def test_an_unobserved_fault_ends_the_script_wherever_it_is(script: Start, wait: str) -> None:
     run = script(

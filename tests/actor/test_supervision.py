@@ -129,9 +129,7 @@ def test_a_handled_failure_goes_no_further(procs: Procs, faults: Any, owner_clas
 
 @OWNERS
 @pytest.mark.parametrize("mode", ["ignore", "raise"])
-def test_a_failure_that_is_not_handled_ends_the_owner(
-    procs: Procs, faults: Any, owner_class: type, mode: str
-) -> None:
+def test_a_failure_that_is_not_handled_ends_the_owner(procs: Procs, faults: Any, owner_class: type, mode: str) -> None:
     owner, mesh, receiver = family(procs, owner_class, mode)
     os.kill(mesh.slice(gpus=0).pid.call_one().get(), signal.SIGKILL)
     assert receiver.recv().get(PATIENCE)[2] == (0,)

@@ -445,6 +445,29 @@ def test_an_interrupt_while_the_kernel_is_idle_stops_what_runs_in_the_background
     assert text(mesh.ok("%%mesh\n'free'")) == "[0-3] 'free'"
 
 
+def test_an_interrupt_stops_a_cell_that_has_not_begun_and_no_other(mesh: Kernel, bell: Bell) -> None:
+    gate = f"{bell.path}.gate"
+    mesh.ok(bell.code())
+    mesh.ok("%mesh push ring")
+    first = mesh.send(
+        "%%mesh -a -o first\nimport os, time\nring()\n"
+        f"while not os.path.exists({gate!r}):\n    time.sleep(0.01)\n'whole'"
+    )
+    first.wait()
+    bell.wait(4)
+    cell = mesh.send("%%mesh\nprint('begun')")
+    while "waiting for" not in text(cell.outcome):
+        cell.read()
+    mesh.interrupt()
+    while "interrupted" not in text(cell.outcome):
+        cell.read()
+    open(gate, "w").close()
+    outcome = cell.wait()
+    assert outcome.ename == "MeshCellInterrupt"
+    assert text(outcome) == ""
+    assert mesh.ok("first.result(30)[3]").text == "'whole'"
+
+
 def test_no_wait_shows_its_error_in_its_own_cell(mesh: Kernel) -> None:
     cell = mesh.send("%%mesh -a -o handle\n1 / 0")
     cell.wait()

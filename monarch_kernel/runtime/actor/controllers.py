@@ -43,9 +43,7 @@ class _Directory(Actor):
                 del self._made[name]
             raise
 
-    async def _make(
-        self, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> ActorMesh[Any]:
+    async def _make(self, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh[Any]:
         return await get_system().this_proc().spawn(name, cls, *args, **kwargs)
 
     async def __supervise__(self, failure: MeshFailure) -> bool:

@@ -286,7 +286,6 @@ class MeshFailure(Exception):
         """Whether a call over what died has raised this already where somebody could see it."""
         return False
 
-
     def __init__(
         self,
         mesh_name: str,

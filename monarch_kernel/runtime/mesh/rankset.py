@@ -104,9 +104,7 @@ def _boxes(ordered: Sequence[int], sizes: Sequence[int]) -> list[_Box]:
     alike: dict[tuple[int, ...], list[int]] = {}
     for coordinate, rest in rows.items():
         alike.setdefault(tuple(rest), []).append(coordinate)
-    return [
-        (tuple(coordinates), *box) for rest, coordinates in alike.items() for box in _boxes(rest, sizes[1:])
-    ]
+    return [(tuple(coordinates), *box) for rest, coordinates in alike.items() for box in _boxes(rest, sizes[1:])]
 
 
 def _volume(box: _Box) -> int:

@@ -202,9 +202,7 @@ class Region:
     _ranks: tuple[int, ...] | None
     _positions: dict[int, int] | None
 
-    def __init__(
-        self, labels: Sequence[str], sizes: Sequence[int], strides: Sequence[int], offset: int = 0
-    ) -> None:
+    def __init__(self, labels: Sequence[str], sizes: Sequence[int], strides: Sequence[int], offset: int = 0) -> None:
         self.extent = _shared_extent(tuple(labels), tuple(sizes))
         self.strides = tuple(strides)
         self.offset = offset
@@ -350,9 +348,7 @@ class Region:
         for label in names:
             if label not in self.labels:
                 raise unknown_dimension(label, self.labels)
-        return Region(
-            [names.get(label, label) for label in self.labels], self.sizes, self.strides, self.offset
-        )
+        return Region([names.get(label, label) for label in self.labels], self.sizes, self.strides, self.offset)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Region):
@@ -374,9 +370,7 @@ class Region:
 
 
 @lru_cache(maxsize=4096)
-def _shared_region(
-    labels: tuple[str, ...], sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
-) -> Region:
+def _shared_region(labels: tuple[str, ...], sizes: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Region:
     """One object per distinct region that arrives in messages, so that its ranks are worked out once."""
     return Region(labels, sizes, strides, offset)
 
@@ -448,9 +442,7 @@ def _checked_index(label: str, index: object, size: int) -> int:
             f"dimension {label!r} is selected by an int or a slice, got {type(index).__name__} {index!r}"
         ) from None
     if not 0 <= at < size:
-        raise IndexError(
-            f"index {at} is out of range for dimension {label!r} of size {size} (0 to {size - 1})"
-        )
+        raise IndexError(f"index {at} is out of range for dimension {label!r} of size {size} (0 to {size - 1})")
     return at
 
 

@@ -87,9 +87,7 @@ class Tree:
 
     def owned_by(self, owner: str) -> list[OwnedMesh]:
         """What an actor owns, oldest first."""
-        return [
-            mesh for known in (self._procs, self._actors) for mesh in known.values() if mesh.owner == owner
-        ]
+        return [mesh for known in (self._procs, self._actors) for mesh in known.values() if mesh.owner == owner]
 
     def actor_failed(self, mesh_id: str, rank: int, death: Death) -> list[Notice]:
         """One actor of a mesh died in a living proc."""

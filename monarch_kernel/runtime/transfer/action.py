@@ -99,7 +99,7 @@ class RDMAAction:
         """Change a word of a buffer; see ``RDMABuffer.compare_and_swap``."""
         return self._add_atomic(buffer, offset, value, expected, "compare_and_swap")
 
-    def submit(self, *, timeout: float | None = 60) -> Future[list[int] | None]:
+    def submit(self, timeout: float | None = 60) -> Future[list[int] | None]:
         """Do it all.
 
         Returns:

@@ -149,12 +149,10 @@ def writing(handle: Handle, src: Any, offset: int) -> Op:
 
 
 def _check_range(handle: Handle, offset: int, size: int) -> None:
+    if offset == handle.size:
+        raise ValueError(f"there is nothing at byte {offset} of the buffer, which has {handle.size} bytes")
     if offset < 0 or offset + size > handle.size:
-        raise ValueError(
-            f"bytes {offset} to {offset + size} are not within the buffer, which has {handle.size} bytes"
-            if size > 0
-            else f"there is nothing at byte {offset} of the buffer, which has {handle.size} bytes"
-        )
+        raise ValueError(f"bytes {offset} to {offset + size} are not within the buffer, which has {handle.size} bytes")
     if size <= 0:
         raise ValueError("nothing to transfer: the size is 0" if not size else f"the size is negative: {size}")
 

@@ -373,7 +373,7 @@ class Engine:
 
     def _change(self, key: int, offset: int, operand: int, expected: int | None, what: str = "") -> int:
         with self.held(key, what) as registration:
-            part = registration.memory.layout.part(offset, offset + 8)
+            part = _within(registration, offset, 8).part(offset, offset + 8)
             if part is None or not part.contiguous or part.address % 8 or registration.memory.why_readonly:
                 raise RDMAError(f"there is no aligned, writable 8-byte word at byte {offset}", self.node.id)
             word = ctypes.c_uint64.from_address(part.address)

@@ -1,4 +1,4 @@
-"""Threads for large copies: started when needed, gone after a second without work."""
+"""Threads for large copies: started when needed, gone soon after the last of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 #: How long a thread waits for more work before it ends (seconds).
-IDLE = 1.0
+IDLE = 0.2
 
 
 class Pool:
