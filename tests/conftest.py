@@ -63,6 +63,11 @@ def _sockets() -> set[str]:
     return {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:] if "monarch-" in line}
 
 
+def _threads() -> set[threading.Thread]:
+    """Living threads, without the one that watches over the time of each test."""
+    return {t for t in threading.enumerate() if t.is_alive() and not t.name.startswith("pytest_timeout")}
+
+
 @contextmanager
 def leak_check(what: str = "test") -> Iterator[None]:
     """Ends the runtime afterwards, and fails if a process, run folder, socket, shared memory or thread is left."""
@@ -83,11 +88,8 @@ def leak_check(what: str = "test") -> Iterator[None]:
         assert not os.path.exists(folder), f"the run folder is still there: {os.listdir(folder)}"
         assert not {s for s in _sockets() if s.startswith(folder)}
     wait_until(
-        lambda: (
-            not {t for t in threading.enumerate() if t.is_alive() and t not in threads and not t.daemon}
-            and not {t for t in threading.enumerate() if t not in threads and t.name.startswith("monarch")}
-        ),
-        f"threads of the {what} have ended: {[t for t in threading.enumerate() if t not in threads]}",
+        lambda: not (left := _threads() - threads) or all(t.daemon and not t.name.startswith("monarch") for t in left),
+        f"threads of the {what} have ended: {_threads() - threads}",
         5,
     )
     assert set(os.listdir("/dev/shm")) <= memory, f"the {what} left shared memory behind"

@@ -290,11 +290,10 @@ class ProcStatus(msgspec.Struct, array_like=True, frozen=True):
 
 
 class GetLogs(msgspec.Struct, array_like=True, tag=39):
-    """Answered with a Reply whose body is a pickle of bytes: MessagePack of ``list[LogText]``; ``tail`` lines, 0 for all."""
+    """Answered with a Reply whose body is a pickle of bytes: MessagePack of ``list[LogText]``."""
 
     call: int
     procs: list[str]
-    tail: int
 
 
 class LogText(msgspec.Struct, array_like=True, frozen=True):

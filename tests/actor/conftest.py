@@ -113,7 +113,7 @@ def _stop_everything(running: system.System) -> None:
 
 def _ranks(agent: int) -> set[int]:
     """All below the agent but its fork server and templates."""
-    return {pid for pid in children(agent) if _command(pid) not in ("monarch-forks", "monarch-template")}
+    return {pid for pid in children(agent) if not _command(pid).startswith(("monarch-forks", "monarch-templ"))}
 
 
 def _command(pid: int) -> str:

@@ -49,7 +49,7 @@ class Fails(Actor):
     @endpoint
     def chained(self) -> None:
         try:
-            {}["missing"]  # noqa: B018  # pyright: ignore[reportArgumentType]
+            {}["missing"]  # pyright: ignore[reportArgumentType]
         except KeyError as e:
             raise ValueError("because of that") from e
 

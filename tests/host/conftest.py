@@ -173,8 +173,8 @@ class Host:
         self.wait(lambda: answer.done, "status")
         return msgspec.msgpack.decode(loads(answer.body, ()), type=list[ProcStatus])
 
-    def logs(self, procs: list[str], tail: int = 0) -> list[LogText]:
-        answer = self.ask(self.agent.ref.id, lambda call: GetLogs(call, procs, tail))
+    def logs(self, procs: list[str]) -> list[LogText]:
+        answer = self.ask(self.agent.ref.id, lambda call: GetLogs(call, procs))
         self.wait(lambda: answer.done, "logs")
         return msgspec.msgpack.decode(loads(answer.body, ()), type=list[LogText])
 

@@ -243,7 +243,7 @@ def logs(mesh: Any, ranks: Any = None, tail: int | None = None) -> ValueMesh[str
     """
     target = mesh._target()
     wanted = set(range(len(target.procs))) if ranks is None else set(ranks)
-    replies = mesh._ask_agents(lambda call, procs: GetLogs(call, procs, tail or 0), "logs").get(30)
+    replies = mesh._ask_agents(GetLogs, "logs").get(30)
     texts: dict[str, str] = {}
     for reply in replies:
         for entry in msgspec.msgpack.decode(reply, type=list[LogText]):

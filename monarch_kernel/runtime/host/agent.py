@@ -558,7 +558,7 @@ class Agent:
         for name in message.procs:
             proc = self._procs.get(name)
             if proc is not None:
-                out, err = (proc.logs[stream].read(message.tail) for stream in (1, 2))
+                out, err = (proc.logs[stream].read() for stream in (1, 2))
                 found.append(LogText(name, out, err, sum(kept.dropped for kept in proc.logs.values())))
             else:
                 found.append(LogText(name, b"", b""))

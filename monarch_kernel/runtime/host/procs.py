@@ -46,17 +46,9 @@ class OutputLog:
         except OSError:
             self.dropped += len(data)
 
-    def read(self, lines: int = 0) -> bytes:
-        """All that is kept, or its last ``lines`` lines."""
-        data = b"".join(map(_contents, (self._path + ".old", self._path)))
-        if lines > 0:
-            at = len(data) - data.endswith(b"\n")
-            for _ in range(lines):
-                at = data.rfind(b"\n", 0, at)
-                if at < 0:
-                    break
-            data = data[at + 1 :]
-        return data
+    def read(self) -> bytes:
+        """All that is kept: records and plain bytes, to be cut only after decoding."""
+        return b"".join(map(_contents, (self._path + ".old", self._path)))
 
     def close(self) -> None:
         """Nothing more will be appended; what is kept can still be read."""

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 #: Threads that share one large copy: the kernel copies page by page, slower than a memcpy, and far slower into a
 #: process than out of it; two threads make up for that.
 THREADS = int(os.environ.get("MONARCH_KERNEL_RDMA_THREADS", str(min(4, len(os.sched_getaffinity(0))))))
-#: Copies smaller than twice this are not shared; larger ones are cut into pieces of between this and PIECE_MAX.
+#: Copies smaller than twice this are not shared; larger ones are cut into pieces of between this and PIECE_MAX: more
+#: of them than threads, as one thread may be slower, but few, as the GIL has to be had again after each.
 PIECE = 4 << 20
-PIECE_MAX = 128 << 20
+PIECE_MAX = 64 << 20
 #: Reading runs shorter than this one by one costs more than reading what lies between them as well.
 SHORT = 256
 SPAN_MAX = 256 << 20
@@ -143,7 +144,7 @@ class _Copy:
         if threads < 2:
             self._move(mine, 0, theirs, at, size)
             return
-        piece = min(max(-(-size // threads), PIECE), PIECE_MAX)
+        piece = min(max(-(-size // (2 * threads)), PIECE), PIECE_MAX)
         piece = -(-piece // 4096) * 4096
         cuts = [(lo, min(lo + piece, size)) for lo in range(0, size, piece)]
         share = Share(cuts, lambda lo, hi: self._move(mine, lo, theirs, at + lo, hi - lo))

@@ -30,7 +30,7 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
-from monarch_kernel.runtime.transfer import settings
+from monarch_kernel.runtime.transfer import hugepages, settings
 from monarch_kernel.runtime.transfer.asking import Ask, Obituary
 from monarch_kernel.runtime.transfer.backend import Backend
 from monarch_kernel.runtime.transfer.cma import Cma
@@ -82,6 +82,7 @@ class Engine:
         self.work = Pool("monarch-transfer", 8)
         self.serve = Pool("monarch-transfer-serve", 2)
         self.pid = os.getpid()
+        self._pages = Pool("monarch-transfer-pages", 1)
         self._started = start_of(self.pid)
         self._table = Table()
         self._registered: dict[int, Registration] = {}
@@ -108,6 +109,8 @@ class Engine:
         slot = self._table.enter(key)
         self._registered[key] = Registration(memory, slot)
         layout = memory.layout
+        if hugepages.worth_it(layout):
+            self._pages.run(lambda: hugepages.collapse(layout, lambda: self._wanted(key)))
         return Handle(
             self.node.ref,
             self.machine,
@@ -122,6 +125,10 @@ class Engine:
             memory.why_readonly,
             memory.signed,
         )
+
+    def _wanted(self, key: int) -> bool:
+        registration = self._registered.get(key)
+        return registration is not None and registration.dropped is None and not self.node._closed
 
     @contextmanager
     def held(self, key: int, what: Any = "") -> Generator[Registration, None, None]:
