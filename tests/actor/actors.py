@@ -262,11 +262,6 @@ class Parent(Actor):
         return list(getattr(mesh, name).call(*args).get(PATIENCE).values())
 
     @endpoint
-    def call_waiting(self, mesh: Any, started: Any) -> Any:
-        """Waits for an endless call to another actor."""
-        return list(mesh.sleep.call(started).get().values())
-
-    @endpoint
     def forward(self, port: Any, value: Any) -> None:
         port.send(value)
 

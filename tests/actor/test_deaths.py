@@ -263,7 +263,11 @@ def test_death_of_the_fork_server(two: Any, faults: Any) -> None:
     os.kill(server, signal.SIGKILL)
     with pytest.raises(SupervisionError) as caught:
         pending.get(PATIENCE)
-    assert caught.value.ranks == (0, 1)
+    # On a busy machine the second death may be heard too late for this error.
+    assert sorted([*caught.value.ranks, *caught.value.unanswered]) == [0, 1]
+    for rank in range(2):
+        with pytest.raises(SupervisionError):
+            two.slice(gpus=rank).echo.call_one(1).get(PATIENCE)
 
 
 def test_output_of_a_dying_rank_is_not_lost(procs: Procs, faults: Any, capfd: pytest.CaptureFixture[str]) -> None:

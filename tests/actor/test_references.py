@@ -20,7 +20,7 @@ from monarch_kernel.actor import (
     this_host,
     this_proc,
 )
-from tests.actor.actors import PATIENCE, AsyncBasic, Basic, Cleaned, Parent, started
+from tests.actor.actors import PATIENCE, Basic, Cleaned, Parent, started
 from tests.actor.conftest import Procs
 from tests.conftest import alive, wait_until
 
@@ -193,15 +193,21 @@ def test_procs_end_with_the_actor_that_spawned_them(parent: Any) -> None:
 
 def test_a_third_partys_pending_call_ends_with_the_owner(procs: Procs) -> None:
     # Monarch lets it hang.
+    class Silent(Actor):
+        @endpoint(explicit_response_port=True)
+        def never(self, reply: Any, port: Any) -> None:
+            self.reply = reply
+            port.send(None)
+
     parent = procs(1).spawn("parent", Parent)
-    child = parent.spawn_procs.call_one(1, AsyncBasic).get(PATIENCE)
+    child = parent.spawn_procs.call_one(1, Silent).get(PATIENCE)
     third = procs(1).spawn("third", Parent)
     port, receiver = Channel.open()
-    pending = third.call_waiting.call_one(child, port)
-    receiver.recv().get(PATIENCE)
-    mine = child.sleep.call(port)
+    calls = [third.call.call_one(child, "never", port), child.never.call(port)]
+    for _ in calls:
+        receiver.recv().get(PATIENCE)
     parent.stop().get(PATIENCE)
-    for call in (pending, mine):
+    for call in calls:
         with pytest.raises(SupervisionError):
             call.get(PATIENCE)
 

@@ -201,14 +201,13 @@ print("never")
 
 @pytest.mark.parametrize(
     "wait",
-    ["compute()", "time.sleep(60)", "import threading; threading.Event().wait()", "healthy.sleep.call(p).get()"],
+    ["compute()", "time.sleep(60)", "import threading; threading.Event().wait()", "r.recv().get()"],
 )
 def test_an_unobserved_fault_ends_the_script_wherever_it_is(script: Start, wait: str) -> None:
     run = script(
         HEAD
         + f"""
 mesh = this_host().spawn_procs(per_host={{"gpus": 2}}).spawn("w", Worker)
-healthy = mesh.slice(gpus=0)
 p, r = Channel.open()
 mesh.echo.call(1).get()
 mesh.slice(gpus=1).die.broadcast()
@@ -379,13 +378,15 @@ def test_ctrl_c_in_a_terminal_leaves_the_ranks_alone(script: Start) -> None:
         HEAD
         + """
 os.setpgid(0, 0)
-mesh = this_host().spawn_procs(per_host={"gpus": 2}).spawn("w", Worker)
+world = this_host().spawn_procs(per_host={"gpus": 2})
+mesh = world.spawn("w", Worker)
 pending = started(mesh, mesh.sleep)
-print("waiting", flush=True)
 try:
+    print("waiting", flush=True)
     pending.get()
 except KeyboardInterrupt:
     print("interrupted", pending.done())
+world.kill().get()
 """
     )
     assert run.line() == "waiting"
@@ -398,9 +399,9 @@ def test_ctrl_c_that_is_not_caught(script: Start) -> None:
         HEAD
         + """
 mesh = this_host().spawn_procs(per_host={"gpus": 2}).spawn("w", Worker)
-pending = started(mesh, mesh.busy)
+mesh.echo.call(1).get()
 print("waiting", flush=True)
-pending.get()
+Channel.open()[1].recv().get()
 """
     )
     assert run.line() == "waiting"

@@ -296,3 +296,39 @@ def test_an_explicit_abort_tells_where(procs: Procs, faults: Any) -> None:
     assert "actor explicitly aborted due to: ValueError: nobody asked" in report
     assert "tests/deaths.py" in report
     assert 'raise ValueError("nobody asked")' in report
+
+
+def test_an_async_owner_that_is_busy_ends_all_the_same(procs: Procs, faults: Any) -> None:
+    owner, mesh, receiver = family(procs, AsyncOwner, "ignore")
+    pid = mesh.slice(gpus=0).pid.call_one().get()
+    gate, gates = Channel.open()
+    holding = owner.hold.call_one(gate)
+    gates.recv().get(PATIENCE)
+    os.kill(pid, signal.SIGKILL)
+    assert faults.get(timeout=PATIENCE).mesh == "owner"
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        holding.get(PATIENCE)
+
+
+def test_a_failure_during_the_init_of_an_async_owner(procs: Procs, faults: Any) -> None:
+    class Early(Actor):
+        def __init__(self, port: Any) -> None:
+            self.port = port
+            mesh = this_host().spawn_procs(per_host={"gpus": 1}).spawn("owned", Mortal)
+            try:
+                mesh.die.call("sys_exit").get(30)
+            except SupervisionError:
+                port.send("died")
+
+        @endpoint
+        async def ping(self) -> int:
+            return 1
+
+        async def __supervise__(self, failure: MeshFailure) -> bool:
+            self.port.send(failure.mesh)
+            return True
+
+    port, receiver = Channel.open()
+    owner = procs(1).spawn("owner", Early, port)
+    assert [receiver.recv().get(PATIENCE) for _ in range(2)] == ["died", "owned"]
+    assert owner.ping.call_one().get(PATIENCE) == 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_kernel.runtime.transfer import copying
+from monarch_kernel.runtime.transfer import copying, hugepages
 from monarch_kernel.runtime.transfer.memory import IOV_MAX, Layout, layout_of, memory_of
 from tests.transfer.arrays import SHAPES, contents
 
@@ -138,3 +138,20 @@ def test_every_kind_of_buffer() -> None:
             assert memory.nbytes == nbytes
             assert memory_of(memoryview(obj)).layout == memory.layout
             del memory, obj
+
+
+def test_moving_memory_to_huge_pages_changes_nothing() -> None:
+    import mmap
+
+    with mmap.mmap(-1, 24 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        array = np.frombuffer(memory, "u8")
+        array[:] = np.arange(len(array))
+        layout = memory_of(array).layout
+        assert hugepages.worth_it(layout)
+        hugepages.collapse(layout, lambda: False)
+        hugepages.collapse(layout, lambda: True)
+        assert np.array_equal(array, np.arange(len(array), dtype="u8"))
+        assert not hugepages.worth_it(memory_of(array[::4]).layout), "mostly gaps"
+        del array
+    assert not hugepages.worth_it(memory_of(bytearray(1 << 20)).layout)
+    hugepages.collapse(layout, lambda: True)  # gone, and no crash

@@ -1,20 +1,16 @@
 """An actor in its proc: its mailbox, the thread that drives it, and how it ends.
 
-Each actor has one thread, its *driver*. A sync actor's driver takes one message after the other, and polls for the
-whole process while its mailbox is empty. An async actor's driver runs an event loop of its own; messages are still
-handled one at a time, except for concurrent endpoints, which become tasks. One actor per proc can be driven by the
-main thread.
+Each actor has one thread, its *driver*, which takes one message after the other, and polls for the whole process while
+the mailbox is empty. One actor per proc can be driven by the main thread. `async_instance` has the async kind.
 """
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.protocol.faults import capture
@@ -37,9 +33,7 @@ from monarch_kernel.runtime.actor.base import ActorSpec, EndpointSpec
 from monarch_kernel.runtime.actor.calls import fault_body
 from monarch_kernel.runtime.actor.context import Context, cell, current, shared
 from monarch_kernel.runtime.actor.errors import MeshFailure
-from monarch_kernel.runtime.actor.stepping import Steps
 from monarch_kernel.runtime.mesh.shape import Extent, Point
-from monarch_kernel.runtime.node.loop import new_loop
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.ports import ReplyPort
@@ -144,18 +138,12 @@ class ActorInstance(Instance):
         self._queue: deque[Any] = deque()
         self._done = False  # the mailbox as a waitable: something is in it
         self._parked: list[Any] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._wake: asyncio.Event | None = None
-        self._tasks: dict[asyncio.Task[Any], str] = {}  # concurrent endpoints that run
-        self._hooks: set[asyncio.Task[None]] = set()
-        self._cancelled: set[asyncio.Task[Any]] = set()  # by an interrupt
-        self._raised: set[asyncio.Task[Any] | None] = set()  # an interrupt raised KeyboardInterrupt in them
         self.open_ports: set[ReplyPort[Any]] = set()  # not answered yet, and not handed to anybody
         self._thread = 0
         self._stopping: tuple[str, list[tuple[Any, int, int]]] | None = None
         self.death: Death | None = None
+        self._fatal: BaseException | None = None  # what ended the actor from outside its messages
         self.running: str | None = None  # the endpoint that runs now
-        self._running_task: asyncio.Task[Any] | None = None
         self._interruptible = False
 
     # -- mailbox (any thread) ---------------------------------------------------------------------
@@ -166,25 +154,15 @@ class ActorInstance(Instance):
             self.refuse(link, message)
             return
         self._queue.append((link, message, body))
-        loop = self._loop
-        if loop is None:
-            if not self._done:
-                self._done = True
-                self._system.node.poller.notify(self)
-        elif threading.get_ident() == self._thread:
-            assert self._wake is not None
-            self._wake.set()
-        else:
-            try:
-                loop.call_soon_threadsafe(self._wake_up)
-            except RuntimeError:  # the loop ended in the meantime; its end answers the mailbox
-                pass
+        self._notify()
         if self.death is not None:
             self._refuse_queue()
 
-    def _wake_up(self) -> None:
-        if self._wake is not None:
-            self._wake.set()
+    def _notify(self) -> None:
+        """Tell the driver that there is something in the mailbox."""
+        if not self._done:
+            self._done = True
+            self._system.node.poller.notify(self)
 
     def refuse(self, link: Any, message: Any) -> None:
         """Answer a message that came too late."""
@@ -212,18 +190,20 @@ class ActorInstance(Instance):
         cell.set(self._born_for)
         error: BaseException | None = None
         try:
-            if self._spec.is_async:
-                error = self._drive_async()
-            else:
-                error = self._construct()
-                while error is None and not self._stopped_quietly:
-                    try:
-                        error = self._drive_sync()
-                    except KeyboardInterrupt:  # meant for an endpoint that had just returned
-                        continue
+            error = self._run()
         except BaseException as e:  # a bug of ours, or an interrupt outside any endpoint
             error = e
         self._finish(error)
+
+    def _run(self) -> BaseException | None:
+        """Construct the object and handle messages until the end; what ended the actor, if that was an error."""
+        error = self._construct()
+        while error is None and self._stopping is None:
+            try:
+                error = self._take_messages()
+            except KeyboardInterrupt:  # meant for an endpoint that had just returned
+                continue
+        return error
 
     def _construct(self) -> BaseException | None:
         self.running = "__init__"
@@ -246,11 +226,7 @@ class ActorInstance(Instance):
         if call:
             link.send(encode_header(Reply(call, rank, status)), body)
 
-    @property
-    def _stopped_quietly(self) -> bool:
-        return self._stopping is not None
-
-    def _drive_sync(self) -> BaseException | None:
+    def _take_messages(self) -> BaseException | None:
         poller = self._system.node.poller
         queue = self._queue
         while True:
@@ -270,7 +246,7 @@ class ActorInstance(Instance):
             elif kind is StopActor:
                 self._note_stop(link, message)
             elif isinstance(message, MeshFailure):
-                error = self._supervise_sync(message)
+                error = self._supervised(message)
                 if error is not None:
                     return error
             if self._stopping is not None:
@@ -315,20 +291,15 @@ class ActorInstance(Instance):
         message: Call,
         endpoint: EndpointSpec,
         error: BaseException,
-        task: asyncio.Task[Any] | None = None,
+        interrupted: bool = False,
     ) -> BaseException | None:
         """Answer for an endpoint that raised; returns the error if it is fatal to the actor."""
-        if self.death is not None:  # a concurrent endpoint that was cancelled because the actor ends
+        if self.death is not None:  # an endpoint that was cancelled because the actor ends
             if message.call:
                 self._system.reply(link, message, DEAD, encode_death(self.death))
             return None
-        interrupted = False
         if isinstance(error, KeyboardInterrupt):
-            interrupted = self._system.was_interrupted(self)
-        elif isinstance(error, asyncio.CancelledError) and task in self._cancelled:
-            # Told in the same way to the caller, whatever the endpoint was doing.
-            interrupted = True
-            error = KeyboardInterrupt().with_traceback(error.__traceback__)
+            interrupted = self._system.was_interrupted(self) or interrupted
         fatal = endpoint.explicit_port or not message.call or not isinstance(error, Exception)
         if fatal and not interrupted:
             death = self._death_of(error)
@@ -347,167 +318,16 @@ class ActorInstance(Instance):
             cause = f"actor explicitly aborted due to: {error}"
         return Death(cause, "actor", self.proc_id, self._system.node.ref.host, self._system.pid, text)
 
-    # -- async ------------------------------------------------------------------------------------
-
-    def _drive_async(self) -> BaseException | None:
-        loop = new_loop(self._system.node.poller)
-        asyncio.set_event_loop(loop)
-        serving = loop.create_task(self._serve(loop))
-        try:
-            while True:
-                try:
-                    return loop.run_until_complete(serving)
-                except KeyboardInterrupt:  # meant for a step of an endpoint that had just ended
-                    if serving.done():
-                        raise
-        finally:
-            try:
-                loop.run_until_complete(loop.shutdown_asyncgens())
-            finally:
-                # From here on deliver() must not use the loop.
-                self._loop = None
-                asyncio.set_event_loop(None)
-                loop.close()
-
-    async def _serve(self, loop: asyncio.AbstractEventLoop) -> BaseException | None:
-        error = self._construct()
-        if error is not None:
-            return error
-        self._wake = asyncio.Event()
-        self._loop = loop
-        fatal: asyncio.Future[BaseException] = loop.create_future()
-        while True:
-            try:
-                return await self._take_messages(loop, self._wake, fatal)
-            except KeyboardInterrupt:  # the same
-                continue
-
-    async def _take_messages(
-        self, loop: asyncio.AbstractEventLoop, wake: asyncio.Event, fatal: asyncio.Future[BaseException]
-    ) -> BaseException | None:
-        queue = self._queue
-        handled = 0
-        while True:
-            while not queue:
-                wake.clear()
-                if queue:
-                    break
-                if self._stopping is not None or fatal.done():
-                    break
-                await wake.wait()
-            if fatal.done():
-                return await self._end_tasks(fatal.result())
-            if not queue:
-                return await self._end_tasks(None)
-            link, message, body = queue.popleft()
-            kind = type(message)
-            if kind is Call:
-                endpoint = self._spec.endpoints.get(message.endpoint)
-                if endpoint is not None and endpoint.concurrent:
-                    task = loop.create_task(self._handle_async(link, message, body))
-                    self._tasks[task] = message.endpoint
-                    task.add_done_callback(partial(self._task_done, fatal, link, message, endpoint))
-                else:
-                    # A task of its own, so that an interrupt can cancel it and nothing else.
-                    task = self._running_task = loop.create_task(self._handle_async(link, message, body))
-                    try:
-                        error = await task
-                    finally:
-                        self._running_task = None
-                    if error is not None:
-                        return await self._end_tasks(error)
-            elif kind is StopActor:
-                self._note_stop(link, message)
-            if self._stopping is not None:
-                return await self._end_tasks(None)
-            handled += 1
-            if handled % 64 == 0:
-                await asyncio.sleep(0)
-
-    def _task_done(
-        self,
-        fatal: asyncio.Future[BaseException],
-        link: Any,
-        message: Call,
-        endpoint: EndpointSpec,
-        task: asyncio.Task[BaseException | None],
-    ) -> None:
-        """A concurrent endpoint has ended."""
-        self._tasks.pop(task, None)
-        if task.cancelled():  # before its first step, so it has not answered
-            error = self._failed(link, message, endpoint, asyncio.CancelledError(), task)
-        else:
-            error = task.result()
-        if error is not None and not fatal.done():
-            fatal.set_result(error)
-            self._wake_up()
-
-    async def _end_tasks(self, error: BaseException | None) -> BaseException | None:
-        error = error or self._fatal
-        self._note_death(error)
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=CLEANUP_TIMEOUT)
-        cleanup = getattr(self._object, "__cleanup__", None)
-        if cleanup is not None:
-            await asyncio.to_thread(self.stop_owned, "its owner ended")
-            try:
-                await asyncio.wait_for(cleanup(error), CLEANUP_TIMEOUT)
-            except Exception:
-                log.exception("%s.__cleanup__ failed", self.class_name)
-        return error
-
-    async def _handle_async(self, link: Any, message: Call, body: Any) -> BaseException | None:
-        current.set(Context(self, message.rank, shared(message.labels, message.sizes)))
-        cell.set(message.cell or None)
-        endpoint = self._spec.endpoints.get(message.endpoint) or self._undecorated(message.endpoint)
-        try:
-            args, kwargs = loads(body, message.buffers)
-            function = self._functions.get(message.endpoint)
-            if function is None:
-                function = getattr(self._object, message.endpoint.removesuffix("!port"))
-            if endpoint.explicit_port:
-                args = (self._system.reply_port(link, message, self), *args)
-            if not endpoint.concurrent:
-                self.running = message.endpoint
-            self._interruptible = True
-            try:
-                result = function(*args, **kwargs)
-                if asyncio.iscoroutine(result):
-                    result = await Steps(result, self)
-            finally:
-                self._interruptible = False
-                if not endpoint.concurrent:
-                    self.running = None
-            if endpoint.explicit_port or not message.call:
-                return None
-            reply, buffers = dumps(result)
-        except BaseException as e:
-            return self._failed(link, message, endpoint, e, asyncio.current_task())
-        self._system.reply(link, message, OK, reply, buffers)
-        return None
-
     # -- supervision --------------------------------------------------------------------------------
 
     def supervise(self, failure: MeshFailure) -> None:
-        """A mesh of ours failed: ask ``__supervise__``, between messages (sync) or at the next await (async)."""
+        """A mesh of ours failed: ask ``__supervise__``, between messages."""
         if self.death is not None or self.ended:
             self._system.pass_up(self, failure)
             return
-        loop = self._loop
-        if loop is not None:
-            loop.call_soon_threadsafe(self._start_hook, loop, failure)
-        else:
-            self.deliver(None, failure, None)
+        self.deliver(None, failure, None)
 
-    def _start_hook(self, loop: asyncio.AbstractEventLoop, failure: MeshFailure) -> None:
-        hook = loop.create_task(self._supervise_async(failure))
-        self._hooks.add(hook)  # the loop itself does not keep it alive
-        hook.add_done_callback(self._hooks.discard)
-
-    def _supervise_sync(self, failure: MeshFailure) -> BaseException | None:
+    def _supervised(self, failure: MeshFailure) -> BaseException | None:
         hook = getattr(self._object, "__supervise__", None)
         if hook is not None:
             try:
@@ -517,26 +337,6 @@ class ActorInstance(Instance):
                 e.__cause__ = failure
                 return e
         return failure
-
-    async def _supervise_async(self, failure: MeshFailure) -> None:
-        current.set(Context(self, self.rank.rank, self.rank.extent))
-        hook = getattr(self._object, "__supervise__", None)
-        error: BaseException = failure
-        if hook is not None:
-            try:
-                if await hook(failure):
-                    return
-            except BaseException as e:
-                e.__cause__ = failure
-                error = e
-        self.death = self._death_of(error)
-        self._fatal = error
-        self._stopping = (str(error), [])
-        if self._running_task is not None:
-            self._running_task.cancel()
-        self._wake_up()
-
-    _fatal: BaseException | None = None
 
     # -- ending ------------------------------------------------------------------------------------
 
@@ -569,13 +369,7 @@ class ActorInstance(Instance):
         assert self.death is not None
         _, askers = self._stopping or ("", [])
         self.stop_owned("its owner ended")
-        if not self._spec.is_async and self._object is not None:
-            cleanup = getattr(self._object, "__cleanup__", None)
-            if cleanup is not None:
-                try:
-                    cleanup(error)
-                except BaseException:
-                    log.exception("%s.__cleanup__ failed", self.class_name)
+        self._clean_up(error)
         self._object = None
         self._functions = {}
         self.ended = True
@@ -591,45 +385,36 @@ class ActorInstance(Instance):
             self._system.node.learn(self.owner_proc)
             self._system.node.send(self.owner_proc.id, failed, encode_death(self.death))
 
+    def _clean_up(self, error: BaseException | None) -> None:
+        cleanup = getattr(self._object, "__cleanup__", None)
+        if cleanup is not None:
+            try:
+                cleanup(error)
+            except BaseException:
+                log.exception("%s.__cleanup__ failed", self.class_name)
+
     # -- interrupts ----------------------------------------------------------------------------------
 
     def interrupt(self) -> list[str]:
-        """Raise KeyboardInterrupt (async: or cancel) in the endpoints that run now. Returns their names."""
-        running = [*self._tasks.values()] if self._tasks else []
-        if self.running is not None:
-            running.append(self.running)
-        if not running:
+        """Raise KeyboardInterrupt in the endpoint that runs now. Returns the names of what was interrupted."""
+        name = self.running
+        if name is None:
             return []
-        loop = self._loop
-        if loop is not None:
-            for task in (self._running_task, *self._tasks):
-                if task is not None:
-                    loop.call_soon_threadsafe(self._cancel, task)
+        self._raise_in_driver()
+        return [f"{self.name}.{name}"]
+
+    def _raise_in_driver(self) -> None:
         if self._thread == threading.main_thread().ident:
-            self._system.signal_main_thread()
+            self._system.signal_main_thread()  # which gets it out of a system call as well
         elif self._interruptible:
-            if loop is not None:
-                self._raised.add(asyncio.current_task(loop))
-            self._system.note_interrupt(self)
+            self.interrupted_here()
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(self._thread), ctypes.py_object(KeyboardInterrupt)
             )
-        return [f"{self.name}.{name}" for name in running]
 
     def interrupted_here(self) -> None:
-        """The main thread is about to raise KeyboardInterrupt in user code of this actor."""
+        """KeyboardInterrupt is about to be raised in user code of this actor, because somebody asked for it."""
         self._system.note_interrupt(self)
-        if self._loop is not None:
-            self._raised.add(asyncio.current_task(self._loop))
-
-    def _cancel(self, task: asyncio.Task[Any]) -> None:
-        """Interrupt a task that waits; one that computed has been interrupted already."""
-        if task in self._raised:
-            self._raised.discard(task)
-        elif not task.done():
-            self._cancelled.add(task)
-            task.add_done_callback(self._cancelled.discard)
-            task.cancel()
 
 
 class _Undecorated:

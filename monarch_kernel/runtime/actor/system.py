@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import secrets
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -40,7 +41,8 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor import faultline
-from monarch_kernel.runtime.actor.base import spec_of
+from monarch_kernel.runtime.actor.async_instance import AsyncActorInstance
+from monarch_kernel.runtime.actor.base import ActorSpec, spec_of
 from monarch_kernel.runtime.actor.calls import Reported, fault_body
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.instance import ActorInstance, Client, Instance
@@ -85,8 +87,8 @@ class System:
         self.proc_meshes: dict[str, Any] = {}  # by unique id, in order of birth
         self.reported = Reported()
         self.main_driver: Callable[[Callable[[], None]], bool] = lambda _drive: False
-        self.interrupts = 0
         self._interrupted: dict[str, int] = {}
+        self.sigints = 0  # how often the main thread's handler has run
         self.bootstrap_error: bytes | None = None
         self.refs_lock = threading.Lock()
         self.on_end_proc: Callable[[str], None] = lambda _reason: None
@@ -224,12 +226,18 @@ class System:
             death = Death(cause, "actor", self.node.id, self.node.ref.host, self.pid)
             self._born_dead(link, create, fault_body(e), death)
             return
-        instance = ActorInstance(self, create, spec, lambda: cls(*args, **kwargs), link, proc_mesh)
+        instance = self._instance(create, spec, lambda: cls(*args, **kwargs), link, proc_mesh)
         self.actors[create.actor] = instance
         for early in self._early.pop(create.actor, ()):
             instance.deliver(*early)
         if not self.main_driver(instance.drive):
             threading.Thread(target=instance.drive, name="monarch-actor-driver", daemon=True).start()
+
+    def _instance(
+        self, create: Create, spec: ActorSpec, build: Callable[[], Any], link: Any, proc_mesh: Any
+    ) -> ActorInstance:
+        kind = AsyncActorInstance if spec.is_async else ActorInstance
+        return kind(self, create, spec, build, link, proc_mesh)
 
     def _born_dead(self, link: Any, create: Create, error: bytes, death: Death) -> None:
         """Nothing of its class can be made here: the actor ends before it began."""
@@ -245,7 +253,7 @@ class System:
         if actor in self.actors:
             return
         create = Create(actor, name, 0, 0, (), (), self.client.actor_id, self.node.ref)
-        instance = ActorInstance(self, create, spec_of(cls, frozenset()), cls, _Local(None), self.this_proc())
+        instance = self._instance(create, spec_of(cls, frozenset()), cls, _Local(None), self.this_proc())
         self.actors[actor] = instance
         threading.Thread(target=instance.drive, name="monarch-actor-driver", daemon=True).start()
 
@@ -299,13 +307,22 @@ class System:
         """Whether a KeyboardInterrupt (or cancellation) in this actor was asked for; counts it as arrived."""
         return self._interrupted.pop(instance.actor_id, 0) > 0
 
-    def signal_main_thread(self) -> None:
-        """Interrupt the main thread, also out of a blocking system call."""
-        import signal
+    def signal_main_thread(self, attempts: int = 20) -> None:
+        """Interrupt the main thread, also out of a blocking system call.
 
+        A signal that arrives just before a system call does not end that call, and its handler does not run; so this
+        looks again, until the handler has run.
+        """
+        heard = self.sigints
         ident = threading.main_thread().ident
         assert ident is not None
         signal.pthread_kill(ident, signal.SIGINT)
+
+        def insist() -> None:
+            if self.sigints == heard and attempts > 1:
+                self.signal_main_thread(attempts - 1)
+
+        self.node.poller.call_later(0.1, insist)
 
     # -- ownership and faults --------------------------------------------------------------------------
 

@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 #: Nobody led for this long: the background thread takes over (seconds).
 TICK = 0.005
+#: How long the main thread sleeps at most. A signal that arrives after the interpreter has looked for one, but before
+#: the system call, does not end that call; so Ctrl-C is heard after this time at the latest (seconds).
+LOOK_UP = 0.2
 #: Ticks with a leader present after which the background thread sleeps until it is needed.
 QUIET_TICKS = 20
 
@@ -227,11 +230,12 @@ class Poller:
                     self._steal = True
                     self.wake()
                 if deadline is None:
-                    parker.acquire()
+                    parker.acquire(timeout=LOOK_UP if main else -1)
                 else:
                     left = deadline - time.monotonic()
-                    if left <= 0 or not parker.acquire(timeout=left):
+                    if left <= 0:
                         return waitable._done
+                    parker.acquire(timeout=min(left, LOOK_UP) if main else left)
             finally:
                 if main:
                     self._main_parker = None
@@ -252,13 +256,13 @@ class Poller:
         self._target = waitable
         try:
             while not (waitable._done or (main and self._interrupted)):
-                if deadline is None:
-                    self._step(-1)
-                else:
+                longest = LOOK_UP if main else -1
+                if deadline is not None:
                     left = deadline - time.monotonic()
                     if left <= 0:
                         break
-                    self._step(left)
+                    longest = min(left, LOOK_UP) if main else left
+                self._step(longest)
         finally:
             self._target = None
             self._leader = 0

@@ -98,6 +98,7 @@ class Rank:
 
     def _on_sigint(self, _signum: int, _frame: FrameType | None) -> None:
         """Interrupt user code; the runtime itself is never interrupted."""
+        self.system.sigints += 1
         here = current.get()
         instance = here.actor_instance if here is not None else None
         if isinstance(instance, ActorInstance) and instance._interruptible:

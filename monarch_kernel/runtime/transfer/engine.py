@@ -146,9 +146,10 @@ class Engine:
 
     def drop(self, handle: Handle, deadline: float | None) -> Future[None]:
         """Let a buffer go, here or at its owner. One that is gone already is no error."""
-        if handle.owner.id == self.node.id:
-            return self._drop(handle.key)
         done: Future[None] = Future(self.node.poller, f"drop of a buffer of {handle.who}")
+        if handle.owner.id == self.node.id:
+            self._drop_here(handle.key, done, deadline)
+            return done
 
         def settle(ask: Future[Any]) -> None:
             error = ask.exception()
@@ -160,6 +161,16 @@ class Engine:
         ask = self.ask(handle, lambda call: (BufferDrop(call, handle.key), b""), done.what, deadline)
         ask.add_done_callback(settle)
         return done
+
+    def _drop_here(self, key: int, done: Future[None], deadline: float | None) -> None:
+        def give_up() -> None:
+            done._reject(RDMATimeoutError(f"{done.what}: transfers are still under way", self.node.id))
+
+        dropped = self._drop(key)
+        if not dropped.done() and deadline is not None:
+            timer = self.node.poller.call_later(max(0.0, deadline - time.monotonic()), give_up)
+            done.add_done_callback(lambda _done: timer.cancel())
+        dropped.add_done_callback(lambda _dropped: done._resolve(None))
 
     def _drop(self, key: int) -> Future[None]:
         with self._guard:

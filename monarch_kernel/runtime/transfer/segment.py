@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel.protocol.messages import BufferRead, BufferWrite
 from monarch_kernel.protocol.serialize import Apart
 from monarch_kernel.runtime.transfer.copying import copy, scratch
+from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Layout, address_of
 
@@ -41,6 +42,15 @@ class Segment:
 
     def move(self, op: Op, deadline: float | None) -> None:
         pending: deque[tuple[int, int, Any]] = deque()
+        try:
+            self._move(op, deadline, pending)
+        except ConnectionError as e:
+            raise RDMAError(f"{op} failed: {e}", op.handle.owner.id) from None
+        finally:
+            for _, _, answer in pending:  # after a failure: nothing shall go on behind its back
+                answer.exception()
+
+    def _move(self, op: Op, deadline: float | None, pending: deque[tuple[int, int, Any]]) -> None:
         at = 0
         while at < op.size or pending:
             if at < op.size and len(pending) < WINDOW:

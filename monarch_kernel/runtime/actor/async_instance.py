@@ -1,0 +1,281 @@
+"""An actor whose endpoints are coroutines: its driver runs an event loop of its own.
+
+Messages are still handled one at a time, except for concurrent endpoints, which become tasks. The loop polls for the
+whole process while it is idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from functools import partial
+from typing import Any
+
+from monarch_kernel.protocol.messages import OK, Call, StopActor
+from monarch_kernel.protocol.serialize import dumps, loads
+from monarch_kernel.runtime.actor.base import EndpointSpec
+from monarch_kernel.runtime.actor.context import Context, cell, current, shared
+from monarch_kernel.runtime.actor.errors import MeshFailure
+from monarch_kernel.runtime.actor.instance import CLEANUP_TIMEOUT, ActorInstance
+from monarch_kernel.runtime.actor.stepping import Steps
+from monarch_kernel.runtime.node.loop import new_loop
+
+log = logging.getLogger(__name__)
+
+
+class AsyncActorInstance(ActorInstance):
+    """One async actor."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._loop: asyncio.AbstractEventLoop | None = None  # while messages are taken
+        self._wake = asyncio.Event()
+        self._running_task: asyncio.Task[Any] | None = None
+        self._tasks: dict[asyncio.Task[Any], str] = {}  # concurrent endpoints that run, and their names
+        self._hooks: set[asyncio.Task[None]] = set()
+        self._cancelled: set[asyncio.Task[Any]] = set()  # by an interrupt
+        self._raised: set[asyncio.Task[Any] | None] = set()  # an interrupt has raised KeyboardInterrupt in them
+
+    # -- mailbox (any thread) ---------------------------------------------------------------------
+
+    def _notify(self) -> None:
+        loop = self._loop
+        if loop is None:
+            return  # the mailbox is looked at when the loop begins
+        if threading.get_ident() == self._thread:
+            self._wake.set()
+            return
+        try:
+            loop.call_soon_threadsafe(self._wake.set)
+        except RuntimeError:  # the loop ended in the meantime; its end answers the mailbox
+            pass
+
+    # -- driving ----------------------------------------------------------------------------------
+
+    def _run(self) -> BaseException | None:
+        loop = new_loop(self._system.node.poller)
+        asyncio.set_event_loop(loop)
+        serving = loop.create_task(self._serve(loop))
+        try:
+            while True:
+                try:
+                    return loop.run_until_complete(serving)
+                except KeyboardInterrupt:  # meant for a step of an endpoint that had just ended
+                    if serving.done():
+                        raise
+        finally:
+            try:
+                loop.run_until_complete(loop.shutdown_asyncgens())
+            finally:
+                # From here on deliver() must not use the loop.
+                self._loop = None
+                asyncio.set_event_loop(None)
+                loop.close()
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> BaseException | None:
+        error = self._construct()
+        if error is not None:
+            return error
+        self._loop = loop
+        fatal: asyncio.Future[BaseException] = loop.create_future()
+        while True:
+            try:
+                error = await self._take_messages_async(loop, fatal)
+                break
+            except KeyboardInterrupt:  # the same
+                continue
+        return await self._end(error or self._fatal)
+
+    async def _take_messages_async(
+        self, loop: asyncio.AbstractEventLoop, fatal: asyncio.Future[BaseException]
+    ) -> BaseException | None:
+        """Handle messages until the end; the error that ended it, if there was one."""
+        queue, wake = self._queue, self._wake
+        handled = 0
+        while True:
+            while not queue and self._stopping is None and not fatal.done():
+                wake.clear()
+                if not queue:
+                    await wake.wait()
+            if fatal.done():
+                return fatal.result()
+            if self._stopping is not None:
+                return None
+            link, message, body = queue.popleft()
+            kind = type(message)
+            if kind is Call:
+                endpoint = self._spec.endpoints.get(message.endpoint)
+                task = loop.create_task(self._handle_async(link, message, body))
+                if endpoint is not None and endpoint.concurrent:
+                    self._tasks[task] = message.endpoint
+                    task.add_done_callback(partial(self._task_done, fatal, link, message, endpoint))
+                else:
+                    # A task of its own, so that an interrupt can cancel it and nothing else.
+                    self._running_task = task
+                    try:
+                        error = await task
+                    finally:
+                        self._running_task = None
+                    if error is not None:
+                        return error
+            elif kind is StopActor:
+                self._note_stop(link, message)
+            elif kind is MeshFailure:
+                self._start_hook(loop, message)
+            handled += 1
+            if handled % 64 == 0:
+                await asyncio.sleep(0)
+
+    async def _handle_async(self, link: Any, message: Call, body: Any) -> BaseException | None:
+        current.set(Context(self, message.rank, shared(message.labels, message.sizes)))
+        cell.set(message.cell or None)
+        endpoint = self._spec.endpoints.get(message.endpoint) or self._undecorated(message.endpoint)
+        try:
+            args, kwargs = loads(body, message.buffers)
+            function = self._functions.get(message.endpoint)
+            if function is None:
+                function = getattr(self._object, message.endpoint.removesuffix("!port"))
+            if endpoint.explicit_port:
+                args = (self._system.reply_port(link, message, self), *args)
+            if not endpoint.concurrent:
+                self.running = message.endpoint
+            self._interruptible = True
+            try:
+                result = function(*args, **kwargs)
+                if asyncio.iscoroutine(result):
+                    result = await Steps(result, self)
+            finally:
+                self._interruptible = False
+                if not endpoint.concurrent:
+                    self.running = None
+            if endpoint.explicit_port or not message.call:
+                return None
+            reply, buffers = dumps(result)
+        except asyncio.CancelledError as e:
+            return self._was_cancelled(link, message, endpoint, e, asyncio.current_task())
+        except BaseException as e:
+            return self._failed(link, message, endpoint, e)
+        self._system.reply(link, message, OK, reply, buffers)
+        return None
+
+    def _was_cancelled(
+        self,
+        link: Any,
+        message: Call,
+        endpoint: EndpointSpec,
+        error: asyncio.CancelledError,
+        task: asyncio.Task[Any] | None,
+    ) -> BaseException | None:
+        if task not in self._cancelled:
+            return self._failed(link, message, endpoint, error)
+        # The caller is told the same, whatever the endpoint was doing when it was interrupted.
+        interrupt = KeyboardInterrupt().with_traceback(error.__traceback__)
+        return self._failed(link, message, endpoint, interrupt, interrupted=True)
+
+    def _task_done(
+        self,
+        fatal: asyncio.Future[BaseException],
+        link: Any,
+        message: Call,
+        endpoint: EndpointSpec,
+        task: asyncio.Task[BaseException | None],
+    ) -> None:
+        """A concurrent endpoint has ended."""
+        self._tasks.pop(task, None)
+        if task.cancelled():  # before its first step, so it has not answered
+            error = self._was_cancelled(link, message, endpoint, asyncio.CancelledError(), task)
+        else:
+            error = task.result()
+        if error is not None and not fatal.done():
+            fatal.set_result(error)
+            self._wake.set()
+
+    # -- supervision --------------------------------------------------------------------------------
+
+    def supervise(self, failure: MeshFailure) -> None:
+        """A mesh of ours failed: ask ``__supervise__``, at the next await."""
+        loop = self._loop
+        if loop is None or self.death is not None or self.ended:
+            super().supervise(failure)
+        else:
+            loop.call_soon_threadsafe(self._start_hook, loop, failure)
+
+    def _start_hook(self, loop: asyncio.AbstractEventLoop, failure: MeshFailure) -> None:
+        hook = loop.create_task(self._supervised_async(failure))
+        self._hooks.add(hook)  # the loop itself does not keep it alive
+        hook.add_done_callback(self._hooks.discard)
+
+    async def _supervised_async(self, failure: MeshFailure) -> None:
+        current.set(Context(self, self.rank.rank, self.rank.extent))
+        hook = getattr(self._object, "__supervise__", None)
+        error: BaseException = failure
+        if hook is not None:
+            try:
+                if await hook(failure):
+                    return
+            except BaseException as e:
+                e.__cause__ = failure
+                error = e
+        if self.death is not None:
+            return
+        self._fatal = error
+        self._note_death(error)
+        self.stop(str(error))
+        if self._running_task is not None:
+            self._running_task.cancel()
+        self._wake.set()
+
+    # -- ending ------------------------------------------------------------------------------------
+
+    async def _end(self, error: BaseException | None) -> BaseException | None:
+        """End what still runs, then clean up, while there is a loop."""
+        self._note_death(error)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLEANUP_TIMEOUT)
+        cleanup = getattr(self._object, "__cleanup__", None)
+        if cleanup is not None:
+            await asyncio.to_thread(self.stop_owned, "its owner ended")
+            try:
+                await asyncio.wait_for(cleanup(error), CLEANUP_TIMEOUT)
+            except Exception:
+                log.exception("%s.__cleanup__ failed", self.class_name)
+        return error
+
+    def _clean_up(self, error: BaseException | None) -> None:
+        """Done already, in the loop."""
+
+    # -- interrupts ----------------------------------------------------------------------------------
+
+    def interrupt(self) -> list[str]:
+        """Cancel the endpoints that wait, and raise KeyboardInterrupt in the one that computes."""
+        loop = self._loop
+        if loop is None:
+            return super().interrupt()
+        running = [*self._tasks.values()]
+        if self.running is not None:
+            running.append(self.running)
+        if running:
+            for task in (self._running_task, *self._tasks):
+                if task is not None:
+                    loop.call_soon_threadsafe(self._cancel, task)
+            self._raise_in_driver()
+        return [f"{self.name}.{name}" for name in running]
+
+    def interrupted_here(self) -> None:
+        """KeyboardInterrupt is about to be raised in the task that runs."""
+        super().interrupted_here()
+        if self._loop is not None:
+            self._raised.add(asyncio.current_task(self._loop))
+
+    def _cancel(self, task: asyncio.Task[Any]) -> None:
+        """Interrupt a task that waits; one that computed has been interrupted already."""
+        if task in self._raised:
+            self._raised.discard(task)
+        elif not task.done():
+            self._cancelled.add(task)
+            task.add_done_callback(self._cancelled.discard)
+            task.cancel()
