@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.deaths import KINDS, Death
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts background jobs so, and every process below inherits it: no test could press Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def children(pid: int | None = None) -> set[int]:

@@ -241,7 +241,7 @@ class Prints(Actor):
 
     @endpoint
     def log(self, text: str) -> None:
-        self.logger.warning(f"warning {text}")
+        self.logger.warning("warning %s", text)
 
 
 class Seen:

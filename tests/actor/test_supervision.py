@@ -299,7 +299,7 @@ def test_an_explicit_abort_tells_where(procs: Procs, faults: Any) -> None:
 
 
 def test_an_async_owner_that_is_busy_ends_all_the_same(procs: Procs, faults: Any) -> None:
-    owner, mesh, receiver = family(procs, AsyncOwner, "ignore")
+    owner, mesh, _ = family(procs, AsyncOwner, "ignore")
     pid = mesh.slice(gpus=0).pid.call_one().get()
     gate, gates = Channel.open()
     holding = owner.hold.call_one(gate)

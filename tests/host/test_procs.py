@@ -21,23 +21,12 @@ def test_a_log_keeps_the_newest_and_counts_what_it_dropped(tmp_path: Path) -> No
     assert len(kept) <= 1000
     assert len(kept) + log.dropped == len(written)
     assert written.endswith(kept)
-    assert log.read(2) == written[-2 * len(line) :]
-    assert log.read(10_000) == kept
+    assert kept.endswith(line)
     log.close()
     log.append(b"after closing\n")
-    assert log.read(1) == b"after closing\n"
+    assert log.read().endswith(b"after closing\n")
     log.remove()
     assert not list(tmp_path.iterdir())
-
-
-def test_the_last_lines_of_a_log_whose_last_line_is_unfinished(tmp_path: Path) -> None:
-    log = OutputLog(str(tmp_path / "log"))
-    assert log.read() == b""
-    assert log.read(5) == b""
-    log.append(b"one\ntwo\nthr")
-    assert log.read(1) == b"thr"
-    assert log.read(2) == b"two\nthr"
-    log.remove()
 
 
 def test_a_log_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
