@@ -14,9 +14,10 @@ import pytest
 
 from tests.deaths import KINDS, Death
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts background jobs so, and every process below inherits it: no test could press Ctrl-C.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell ignores SIGINT in background jobs, nohup ignores SIGHUP, and every process below inherits that.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 def children(pid: int | None = None) -> set[int]:

@@ -35,19 +35,23 @@ STUCK = 3
 
 
 class HeldInterrupts:
-    """A context in which SIGINT only is noted; `deliver` then does with it what would have been done."""
+    """From `hold` to `release`, SIGINT only is noted; `deliver` then does with it what would have been done."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[int, FrameType | None]] = []
         self._handler: Any = None
+        self._holds = False
 
-    def __enter__(self) -> HeldInterrupts:
+    def hold(self) -> None:
+        """Note interrupts from now on; without effect outside the main thread, where none arrive."""
         if threading.current_thread() is threading.main_thread():
+            self._holds = True
             self._handler = signal.signal(signal.SIGINT, lambda number, frame: self._noted.append((number, frame)))
-        return self
 
-    def __exit__(self, *_error: object) -> None:
-        if self._handler is not None:
+    def release(self) -> None:
+        """Back to the handler that was in place. May be called again."""
+        if self._holds:
+            self._holds = False
             signal.signal(signal.SIGINT, self._handler)
 
     def deliver(self) -> None:
@@ -111,12 +115,22 @@ class CellRun:
 
     # -- the wait ------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Send the cell. An interrupt meanwhile would leave it sent to some ranks only, so `wait` gets it."""
-        with self._held:
+    def start(self, then_wait: bool = True) -> None:
+        """Send the cell. An interrupt meanwhile would leave it sent to some ranks only, so `wait` gets it.
+
+        Args:
+            then_wait: `wait` is called next, on this thread; interrupts are held until it can deal with them.
+        """
+        self._held.hold()
+        try:
             for part in parts_of(self.managed, self.ranks):
                 for slot in part.mesh.run.stream(self.cell):
                     self._pending.append((part, slot))
+        except BaseException:
+            self._held.release()
+            raise
+        if not then_wait:
+            self._held.release()
 
     def wait(self, pressed: Callable[[], None]) -> None:
         """Wait until every rank has finished, failed or died, showing progress.
@@ -129,6 +143,7 @@ class CellRun:
         presses = 0
         while not finished:
             try:
+                self._held.release()
                 if presses:
                     presses -= 1
                     pressed()

@@ -354,7 +354,7 @@ def _in_background(run: CellRun) -> MeshCell:
             done.set()
 
     relay.add(run, background=True)
-    run.start()
+    run.start(then_wait=False)
     threading.Thread(target=wait, name="monarch-cell", daemon=True).start()
     return MeshCell(run, done)
 

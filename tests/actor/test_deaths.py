@@ -126,10 +126,10 @@ def test_every_rank_dies_at_once(mortals: Any, death: Death, faults: Any) -> Non
     assert sorted(told) == [0, 1, 2]
     with pytest.raises(SupervisionError) as caught:
         mortals.echo.call(1).get(PATIENCE)
-    assert caught.value.ranks == (0, 1, 2)
+    assert {*caught.value.ranks, *caught.value.unanswered} == {0, 1, 2}
     assert CAUSES[death.kind] in str(caught.value)
     # They died in the same way: that is said once, with all their ranks.
-    if death.kind != "lost_socket":
+    if death.kind != "lost_socket" and not caught.value.unanswered:
         assert "ranks 0-2 of 3 of mesh 'mortal' (gpus=0-2)" in str(caught.value)
 
 

@@ -156,6 +156,9 @@ class Node:
             link.send(encode(Refused(f"wire version {hello.version} there, {WIRE_VERSION} at {self.id}")))
             link.close()
             return
+        if hello.node in self.deaths:  # its last words came late, after the news of its end
+            link.close()
+            return
         link.peer = hello.node
         link.known = True
         link.pid = hello.pid
@@ -321,7 +324,7 @@ class Node:
         self.declare_dead(agent, Death("the host agent ended", "agent", agent, ref.host, self.pids.get(agent, 0)))
         for proc in [r.id for r in self.refs.values() if r.agent == agent and r.id not in (agent, self.id)]:
             link = self.links.get(proc)
-            if proc in self._expected or (link is not None and not link.closed):
+            if proc in self._expected or link is not None:
                 self.declare_dead(proc, Death("its host agent died", "proc", proc, ref.host, self.pids.get(proc, 0)))
 
     def _on_proc_started(self, _link: Any, started: ProcStarted, _body: Any) -> None:
