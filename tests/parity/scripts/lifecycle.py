@@ -1,6 +1,7 @@
 """Bootstrap, construction, stop and cleanup."""
 
 import os
+import time
 
 from monarch.actor import Actor, Channel, endpoint, this_host
 from report import show
@@ -21,7 +22,7 @@ class Worker(Actor):
         return self.seen
 
     def __cleanup__(self, error):
-        self.port.send((self.name, error is None))
+        self.port.send((time.monotonic_ns(), self.name, error is None))
 
 
 class Owner(Actor):
@@ -34,7 +35,7 @@ class Owner(Actor):
         self.mesh.initialized.get()
 
     def __cleanup__(self, error):
-        self.port.send(("owner", error is None))
+        self.port.send((time.monotonic_ns(), "owner", error is None))
 
 
 port, receiver = Channel.open()
@@ -43,10 +44,10 @@ mesh = procs.spawn("worker", Worker, port, "worker")
 show("initialized", mesh.initialized.get())
 show("bootstrap", list(mesh.get.call().get().values()))
 mesh.stop().get()
-show("cleanup", [receiver.recv().get() for _ in range(2)])
+show("cleanup", [receiver.recv().get()[1:] for _ in range(2)])
 owner = procs.slice(gpus=0).spawn("owner", Owner, port)
 owner.own.call_one(procs.slice(gpus=1)).get()
 owner.stop().get()
-show("owned first", [receiver.recv().get()[0] for _ in range(2)])
+show("owned first", [name for _, name, _ in sorted(receiver.recv().get() for _ in range(2))])
 procs.stop().get()
 show("procs stopped")
