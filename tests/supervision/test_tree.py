@@ -88,3 +88,12 @@ def test_what_an_owner_owns() -> None:
     tree.spawned_actors(mesh("b", "a-instance", "p0"))
     assert [m.name for m in tree.owned_by("root")] == ["procs", "a"]
     assert [m.name for m in tree.owned_by("a-instance")] == ["b"]
+
+
+def test_what_this_process_has_killed_is_nobodys_failure() -> None:
+    tree = Tree()
+    tree.spawned_procs(mesh("procs", "root", "p0", "p1"))
+    tree.spawned_actors(mesh("a", "root", "p0", "p1"))
+    tree.killed(["p1"])
+    assert told(tree.proc_died("p1", KILLED)) == []
+    assert told(tree.proc_died("p0", KILLED)) == [("root", "a", [0])]
