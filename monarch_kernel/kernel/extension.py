@@ -7,6 +7,7 @@ from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
+from monarch_kernel.kernel import callerrors
 from monarch_kernel.kernel.completion import MeshCompleter
 from monarch_kernel.kernel.interrupts import get_relay
 from monarch_kernel.kernel.magics import SUBCOMMANDS, MeshMagics
@@ -26,6 +27,7 @@ class _Extension:
         self.magics = MeshMagics(self.notebook)
         self._unsubscribe: Callable[[], None] = subscribe(self.notebook.router.on_event)
         ip.register_magics(self.magics)
+        callerrors.install(ip)
         self._events = (("pre_run_cell", self.notebook.before_cell), ("post_run_cell", self.notebook.after_cell))
         for name, callback in self._events:
             ip.events.register(name, callback)
@@ -38,6 +40,7 @@ class _Extension:
     def remove(self) -> None:
         """Undo all of it. The meshes stay."""
         self._unsubscribe()
+        callerrors.remove()
         self.notebook.router.close()
         for name, callback in self._events:
             self._ip.events.unregister(name, callback)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import cloudpickle
@@ -26,6 +26,17 @@ from monarch_kernel.kernel.session import ManagedMesh, UpOptions, parts_of
 ASK_TIMEOUT = 2.0
 
 SUBCOMMANDS = ("up", "ls", "status", "use", "down", "restart", "push", "pull", "logs")
+
+
+def _cannot_answer(
+    command: str, mesh: str, ranks: Sequence[int], error: SupervisionError, more: str = ""
+) -> UsageError:
+    """What to say when some of the ranks addressed are dead."""
+    dead = [ranks[rank] for rank in error.ranks]
+    who = f"rank {_listed(dead)} of mesh {mesh}"
+    return usage_error(
+        command, f"{who} cannot answer: {error.cause}{more}; choose others with -r, or use %mesh restart {mesh}"
+    )
 
 
 def _ranks_option(function: Any) -> Any:
@@ -209,9 +220,12 @@ class MeshMagics(Magics):
                 raise usage_error(
                     command, f"{name} (a {kind}) cannot be sent: {error}; make it on the ranks, in a %%mesh cell"
                 ) from None
-        calls = [part.mesh.push.call(values) for part in parts_of(managed, ranks)]
-        for call in calls:
-            call.get()
+        calls = [(part, part.mesh.push.call(values)) for part in parts_of(managed, ranks)]
+        for part, call in calls:
+            try:
+                call.get()
+            except SupervisionError as error:
+                raise _cannot_answer(command, managed.name, part.ranks, error, "; the others have it now") from None
 
     @magic_arguments("mesh pull")
     @argument("names", nargs="+", metavar="VAR", help="variables of the ranks")
@@ -236,6 +250,8 @@ class MeshMagics(Magics):
         for part, call in calls:
             try:
                 values = call.get()
+            except SupervisionError as error:
+                raise _cannot_answer(command, managed.name, part.ranks, error) from None
             except ActorError as error:
                 first = error.failures[0]
                 where = f"rank {part.ranks[first.rank]}"

@@ -14,10 +14,11 @@ from monarch_kernel.meshes import format_ranks
 _LABEL_RUNS = 6
 
 # Front ends style <pre>, but not the same; a plain one takes all from the box around it.
-_BOX = "font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px);line-height:1.35"
+_FONT = "font-family:var(--jp-code-font-family,monospace)"
+_BOX = f"{_FONT};font-size:var(--jp-code-font-size,13px);line-height:1.35"
 _ROW = "display:flex;gap:1ch"
 _LABEL = "all:unset;display:block;flex:none;user-select:none;opacity:.6"
-_PRE = "all:unset;display:block;white-space:pre-wrap;overflow-wrap:anywhere"
+_PRE = f"all:unset;display:block;white-space:pre-wrap;overflow-wrap:anywhere;{_FONT}"
 _STREAMS = {"stderr": ";color:#c0392b", "notice": ";opacity:.7;font-style:italic", "progress": ";opacity:.7"}
 
 Tooltip = Callable[[frozenset[Source]], str]

@@ -1,0 +1,51 @@
+"""Errors of calls, as a notebook shows them: the user's lines and the remote traceback, without the frames between.
+
+IPython asks an exception that has a `_render_traceback_` how it looks. The runtime knows nothing of IPython, so the
+method is put on its two error classes here.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any
+
+from monarch_kernel.errors import ActorError, SupervisionError
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_CLASSES = (ActorError, SupervisionError)
+_METHOD = "_render_traceback_"
+
+
+def install(ip: Any) -> None:
+    """Have errors of calls shown by this shell's own traceback style, cut where the runtime begins."""
+
+    def render(error: BaseException) -> list[str]:
+        traceback = cut(error.__traceback__)
+        style = ip.InteractiveTB
+        return list(style.structured_traceback(type(error), error, traceback, tb_offset=style.tb_offset))
+
+    for cls in _CLASSES:
+        setattr(cls, _METHOD, render)
+
+
+def remove() -> None:
+    """Undo `install`."""
+    for cls in _CLASSES:
+        if _METHOD in vars(cls):
+            delattr(cls, _METHOD)
+
+
+def cut(traceback: TracebackType | None) -> TracebackType | None:
+    """The traceback up to the last frame that is not this package's; all of it if every frame is."""
+    frames: list[TracebackType] = []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    shown = frames
+    while shown and shown[-1].tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        shown = shown[:-1]
+    made: TracebackType | None = None
+    for frame in reversed(shown or frames):
+        made = TracebackType(made, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return made
