@@ -15,6 +15,8 @@ PY := $(BIN)/python
 STAMP := $(VENV)/.installed
 KERNELSPEC := $(wildcard monarch_kernel/kernel/kernelspec/*)
 OUT := build
+# Jupyter refuses to serve root unless told; in a container there is often nobody else.
+LAB_ARGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # Jupyter must find this checkout's kernel, whatever is installed elsewhere for the user.
 export JUPYTER_PREFER_ENV_PATH := 1
@@ -53,7 +55,7 @@ demo: venv ## run the quickstart notebook on the real kernel, and say where the 
 	@$(PY) notebooks/run.py notebooks/01_quickstart.ipynb --out $(OUT)/demo
 
 lab: venv ## JupyterLab with the quickstart notebook
-	$(BIN)/jupyter lab notebooks/01_quickstart.ipynb
+	$(BIN)/jupyter lab $(LAB_ARGS) notebooks/01_quickstart.ipynb
 
 bench: venv ## measure against torchmonarch (BENCH_ARGS="--quick", see docs/performance.md)
 	$(PY) -m bench $(BENCH_ARGS)
