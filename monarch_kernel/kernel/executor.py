@@ -77,7 +77,6 @@ class _Activity:
 class CellExecutor(Actor):
     """Runs cells in this rank's `__main__`, on its main thread."""
 
-    __main_thread__ = True
     __tool__ = True
 
     def __init__(self) -> None:

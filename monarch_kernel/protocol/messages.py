@@ -33,6 +33,10 @@ class ProcRef(msgspec.Struct, array_like=True, frozen=True):
     agent: str
     agent_address: str
 
+    def agent_ref(self) -> ProcRef:
+        """Where its host agent is."""
+        return ProcRef(self.agent, self.agent_address, self.host, self.agent, self.agent_address)
+
 
 class Death(msgspec.Struct, array_like=True, frozen=True):
     """Why a proc or an actor cannot answer any more."""

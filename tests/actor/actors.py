@@ -190,8 +190,6 @@ class Concurrent(Actor):
 class MainThread(Actor):
     """Runs on the main thread of its proc."""
 
-    __main_thread__ = True
-
     def __init__(self) -> None:
         self.calls = 0
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from monarch_kernel.protocol.messages import OK, Call, StopActor
-from monarch_kernel.protocol.serialize import dumps, loads
+from monarch_kernel.protocol.serialize import dumps
 from monarch_kernel.runtime.actor.base import EndpointSpec
 from monarch_kernel.runtime.actor.context import Context, cell, current, shared
 from monarch_kernel.runtime.actor.errors import MeshFailure
@@ -132,12 +132,7 @@ class AsyncActorInstance(ActorInstance):
         cell.set(message.cell or None)
         endpoint = self._spec.endpoints.get(message.endpoint) or self._undecorated(message.endpoint)
         try:
-            args, kwargs = loads(body, message.buffers)
-            function = self._functions.get(message.endpoint)
-            if function is None:
-                function = getattr(self._object, message.endpoint.removesuffix("!port"))
-            if endpoint.explicit_port:
-                args = (self._system.reply_port(link, message, self), *args)
+            function, args, kwargs = self._prepare(link, message, endpoint, body)
             if not endpoint.concurrent:
                 self.running = message.endpoint
             self._interruptible = True

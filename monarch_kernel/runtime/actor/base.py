@@ -5,11 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from monarch_kernel.runtime.actor.context import context
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 HOOKS = ("__supervise__", "__cleanup__")
 
@@ -24,10 +22,9 @@ class Actor:
     * ``__supervise__(self, failure) -> bool``: a mesh that this actor spawned failed; true means handled.
     * ``__cleanup__(self, error)``: the actor ends; ``error`` is None when it was stopped on purpose.
 
-    Set ``__main_thread__ = True`` in a class whose endpoints must run on the main thread of their proc.
+    The first actor of a proc is driven by the proc's main thread, the others by threads of their own.
     """
 
-    __main_thread__ = False
     #: Set in actors that a program puts on other people's procs (a debugger, a cell runner): when a proc dies, its
     #: owner is told of the proc, and not of the tool as well.
     __tool__ = False
@@ -183,7 +180,7 @@ class EndpointSpec:
 class ActorSpec:
     """What is known of an actor class: its endpoints, and whether it is sync or async."""
 
-    __slots__ = ("cls", "endpoints", "is_async", "main_thread", "tool")
+    __slots__ = ("cls", "endpoints", "is_async", "tool")
 
     def __init__(self, cls: type, reserved: frozenset[str]) -> None:
         self.cls = cls
@@ -213,7 +210,6 @@ class ActorSpec:
             if function is not None and not self.endpoints:
                 self.is_async = inspect.iscoroutinefunction(function)
         self.tool = bool(getattr(cls, "__tool__", False))
-        self.main_thread = bool(getattr(cls, "__main_thread__", False))
 
 
 _specs: dict[type, ActorSpec] = {}

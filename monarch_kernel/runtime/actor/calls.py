@@ -8,12 +8,13 @@ grace for the others' answers, so that one failed rank can never freeze a call.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from monarch_kernel.protocol.faults import Fault, capture, decode_fault, encode_fault
-from monarch_kernel.protocol.messages import DEAD, OK, Death, ProcRef, decode_death, encode_death
-from monarch_kernel.protocol.serialize import loads
+from monarch_kernel.protocol.messages import DEAD, OK, Death, ProcRef, Reply, decode_death, encode_death
+from monarch_kernel.protocol.messages import encode as encode_header
+from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.errors import RankFailure, build_actor_error, build_supervision_error
 from monarch_kernel.runtime.mesh.rankset import format_points
 from monarch_kernel.runtime.mesh.shape import Extent, Point
@@ -324,6 +325,21 @@ class _Slot(Future[Any]):
 
     def _result(self) -> Any:
         return super()._result()._result()
+
+
+def acknowledge(link: Any, call: int, rank: int, value: Any = None) -> None:
+    """Answer a request to the runtime itself (not to an endpoint): it is done, with this small value."""
+    link.send(encode_header(Reply(call, rank, OK)), dumps(value)[0])
+
+
+def ask_agent(node: Node, agent: ProcRef, what: str, message: Callable[..., Any], *fields: Any) -> OneCall:
+    """Send a host agent ``message(call number, *fields)``; its answer, which fails at once if the agent is dead."""
+    target = Target(f"host agent of {agent.host}", agent.id, Extent((), ()), (agent,), Reported())
+    call = OneCall(node, what, target, 0)
+    node.learn(agent)
+    if not node.send(agent.id, message(call._number, *fields)):
+        call.on_peer_dead(agent.id, node.deaths[agent.id])
+    return call
 
 
 def fault_body(error: BaseException) -> bytes:

@@ -118,8 +118,7 @@ class Endpoint(Generic[R]):
         if link is None and (link := mesh._reach(ref)) is None:
             call.on_peer_dead(ref.id, node.deaths[ref.id])
             return call
-        here = current.get()
-        sender = here.actor_instance.actor_id if here is not None else ""
+        sender = self._sender()
         extent = target.extent
         segment = None
         if buffers:

@@ -19,7 +19,7 @@ from monarch_kernel.runtime.actor.meshes import _NO_EXTENT, ProcMesh, _nothing
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Point, Region
-from monarch_kernel.runtime.node.future import Future, gathered
+from monarch_kernel.runtime.node.future import Future, gathered, resolved
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
 
 #: Command line, environment, and whether the environment is inherited, of one proc.
@@ -252,9 +252,7 @@ class HostMesh(MeshTrait):
     @property
     def initialized(self) -> Future[None]:
         """Done when the hosts' agents answer."""
-        ready: Future[None] = Future(self._system.node.poller, "host mesh")
-        ready._resolve(None)
-        return ready
+        return resolved(self._system.node.poller, "host mesh")
 
     def __await__(self) -> Generator[Any, None, HostMesh]:
         yield from self.initialized.__await__()

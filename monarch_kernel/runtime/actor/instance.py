@@ -30,7 +30,7 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.base import ActorSpec, EndpointSpec
-from monarch_kernel.runtime.actor.calls import fault_body
+from monarch_kernel.runtime.actor.calls import acknowledge, fault_body
 from monarch_kernel.runtime.actor.context import Context, cell, current, shared
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.mesh.shape import Extent, Point
@@ -170,7 +170,7 @@ class ActorInstance(Instance):
         if isinstance(message, Call) and message.call:
             self._system.reply(link, message, DEAD, encode_death(self.death))
         elif isinstance(message, StopActor):
-            link.send(encode_header(Reply(message.call, message.rank, OK)), dumps(None)[0])
+            acknowledge(link, message.call, message.rank)
 
     def _refuse_queue(self) -> None:
         while self._queue:
@@ -260,13 +260,8 @@ class ActorInstance(Instance):
         cell.set(message.cell or None)
         if endpoint is None:
             endpoint = self._undecorated(message.endpoint)
-        function = self._functions.get(message.endpoint)
         try:
-            args, kwargs = loads(body, message.buffers)
-            if function is None:
-                function = getattr(self._object, message.endpoint.removesuffix("!port"))
-            if endpoint.explicit_port:
-                args = (self._system.reply_port(link, message, self), *args)
+            function, args, kwargs = self._prepare(link, message, endpoint, body)
             self.running = message.endpoint
             self._interruptible = True
             try:
@@ -281,6 +276,18 @@ class ActorInstance(Instance):
             return self._failed(link, message, endpoint, e)
         self._system.reply(link, message, OK, reply, buffers)
         return None
+
+    def _prepare(
+        self, link: Any, message: Call, endpoint: EndpointSpec, body: Any
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """The function to call for a message, and its arguments."""
+        args, kwargs = loads(body, message.buffers)
+        function = self._functions.get(message.endpoint)
+        if function is None:
+            function = getattr(self._object, message.endpoint.removesuffix("!port"))
+        if endpoint.explicit_port:
+            args = (self._system.reply_port(link, message, self), *args)
+        return function, args, kwargs
 
     def _undecorated(self, name: str) -> Any:
         return _Undecorated(name.endswith("!port"))
@@ -375,7 +382,7 @@ class ActorInstance(Instance):
         self.ended = True
         for link, call, rank in askers:
             if call:
-                link.send(encode_header(Reply(call, rank, OK)), dumps(None)[0])
+                acknowledge(link, call, rank)
         self._refuse_queue()
         while self.open_ports:
             self.open_ports.pop().abandon(self.death)

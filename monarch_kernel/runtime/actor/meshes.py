@@ -20,7 +20,7 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, dumps_flat, loads
 from monarch_kernel.runtime.actor.base import ActorSpec, check_constructor, spec_of
-from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, Reported, Target
+from monarch_kernel.runtime.actor.calls import ManyCall, Target, ask_agent
 from monarch_kernel.runtime.actor.context import calling_cell, current
 from monarch_kernel.runtime.actor.endpoint import Endpoint, PlainMethod
 from monarch_kernel.runtime.actor.errors import ActorError
@@ -28,7 +28,7 @@ from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Region
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
-from monarch_kernel.runtime.node.future import Future, gathered
+from monarch_kernel.runtime.node.future import Future, gathered, resolved
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
 
 T = TypeVar("T")
@@ -209,7 +209,6 @@ class ProcMesh(MeshTrait):
         self._ready = ready
         self._shared: dict[str, Any] = {"stopped": False}  # of the mesh and all its slices
         self._cached: Target | None = None
-        self._positions: dict[str, int] | None = None
 
     # -- shape ----------------------------------------------------------------------------------
 
@@ -244,11 +243,6 @@ class ProcMesh(MeshTrait):
             procs = tuple(self._procs[rank] for rank in self._shape.ranks())
             self._cached = Target(self.name, self._uid, self._shape.extent, procs, self._system.reported)
         return self._cached
-
-    def _rank_of(self, proc: str) -> int | None:
-        if self._positions is None:
-            self._positions = {ref.id: rank for rank, ref in enumerate(self._procs)}
-        return self._positions.get(proc)
 
     def _reach(self, ref: ProcRef) -> Any:
         self._system.node.learn(ref)
@@ -354,16 +348,12 @@ class ProcMesh(MeshTrait):
         for ref in self._target().procs:
             by_agent.setdefault(ref.agent, []).append(ref)
         calls: list[Future[Any]] = []
-        for agent, refs in by_agent.items():
+        for refs in by_agent.values():
             first = refs[0]
-            target = Target(f"host agent of {first.host}", agent, _NO_EXTENT, (agent_ref(first),), Reported())
-            call = OneCall(node, f"{self.name}.{what}", target, 0)
-            calls.append(call)
             if first.id == node.id:
                 raise RuntimeError(f"this process cannot {what} itself: use shutdown_context()")
-            node.learn(agent_ref(first))
-            if not node.send(agent, message(call._number, [ref.id for ref in refs])):
-                call.on_peer_dead(agent, node.deaths[agent])
+            names = [ref.id for ref in refs]
+            calls.append(ask_agent(node, first.agent_ref(), f"{self.name}.{what}", message, names))
         return gathered(node.poller, calls, f"{self.name}.{what}")
 
     def interrupt(self) -> Future[ValueMesh[list[str]]]:
@@ -408,7 +398,7 @@ class ProcMesh(MeshTrait):
 
         hosts: dict[str, HostRef] = {}
         for ref in self._target().procs:
-            hosts.setdefault(ref.agent, HostRef(agent_ref(ref), ref.host))
+            hosts.setdefault(ref.agent, HostRef(ref.agent_ref(), ref.host))
         return HostMesh(self._system, tuple(hosts.values()), self._host_region)
 
     def to_table(self) -> str:
@@ -457,11 +447,6 @@ class ProcMesh(MeshTrait):
 _NO_EXTENT = Extent((), ())
 
 
-def agent_ref(ref: ProcRef) -> ProcRef:
-    """The reference of a proc's host agent."""
-    return ProcRef(ref.agent, ref.agent_address, ref.host, ref.agent, ref.agent_address)
-
-
 def _rebuild_proc_mesh(uid: str, name: str, procs: tuple[ProcRef, ...], region: Region, hosts: Region) -> ProcMesh:
     system = get_system()
     known = system.proc_meshes.get(uid)
@@ -473,8 +458,7 @@ def _rebuild_proc_mesh(uid: str, name: str, procs: tuple[ProcRef, ...], region: 
 def proc_mesh_of_this_process(system: System) -> ProcMesh:
     """This process as a proc mesh of one."""
     region = Region.from_extent(_NO_EXTENT)
-    ready: Future[Any] = Future(system.node.poller, "this_proc()")
-    ready._resolve(None)
+    ready = resolved(system.node.poller, "this_proc()")
     return ProcMesh(
         system, system.node.id, "this_proc", (system.node.ref,), region, region, system.client.actor_id, ready
     )

@@ -20,7 +20,6 @@ from typing import Any
 from monarch_kernel.protocol.messages import (
     DEAD,
     ERROR,
-    OK,
     ActorFailed,
     Call,
     Create,
@@ -39,11 +38,11 @@ from monarch_kernel.protocol.messages import (
     encode_death,
 )
 from monarch_kernel.protocol.messages import encode as encode_header
-from monarch_kernel.protocol.serialize import dumps, loads
+from monarch_kernel.protocol.serialize import loads
 from monarch_kernel.runtime.actor import faultline
 from monarch_kernel.runtime.actor.async_instance import AsyncActorInstance
 from monarch_kernel.runtime.actor.base import ActorSpec, spec_of
-from monarch_kernel.runtime.actor.calls import Reported, fault_body
+from monarch_kernel.runtime.actor.calls import Reported, acknowledge, ask_agent, fault_body
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.instance import ActorInstance, Client, Instance
 from monarch_kernel.runtime.actor.ports import ReplyPort
@@ -90,7 +89,6 @@ class System:
         self._interrupted: dict[str, int] = {}
         self.sigints = 0  # how often the main thread's handler has run
         self.bootstrap_error: bytes | None = None
-        self.refs_lock = threading.Lock()
         self.on_end_proc: Callable[[str], None] = lambda _reason: None
         self._held: list[Any] | None = None
         self._early: dict[str, list[tuple[Any, Call, Any]]] = {}
@@ -262,7 +260,7 @@ class System:
         if actor is not None:
             actor.deliver(link, message, None)
         elif message.call:
-            link.send(encode_header(Reply(message.call, message.rank, OK)), dumps(None)[0])
+            acknowledge(link, message.call, message.rank)
 
     def actor_ended(self, instance: ActorInstance) -> None:
         """An actor of this process is no more."""
@@ -271,11 +269,11 @@ class System:
         self.actors.pop(instance.actor_id, None)
 
     def _on_ping(self, link: Any, message: Ping, _body: Any) -> None:
-        link.send(encode_header(Reply(message.call, message.rank, OK)), dumps(None)[0])
+        acknowledge(link, message.call, message.rank)
 
     def _on_set_log_level(self, link: Any, message: SetLogLevel, _body: Any) -> None:
         logging.getLogger("monarch_kernel.actors").setLevel(message.level)
-        link.send(encode_header(Reply(message.call, message.rank, OK)), dumps(None)[0])
+        acknowledge(link, message.call, message.rank)
 
     def _on_end_proc(self, _link: Any, message: EndProc, _body: Any) -> None:
         self.on_end_proc(message.reason)
@@ -297,7 +295,7 @@ class System:
 
     def _on_interrupt(self, link: Any, message: Interrupt, _body: Any) -> None:
         names = [name for actor in list(self.actors.values()) for name in actor.interrupt()]
-        link.send(encode_header(Reply(message.call, message.rank, OK)), dumps(names)[0])
+        acknowledge(link, message.call, message.rank, names)
 
     def note_interrupt(self, instance: ActorInstance) -> None:
         """The next KeyboardInterrupt of this actor is one that was asked for."""
@@ -428,21 +426,15 @@ class System:
         """Stop everything this controller started, and close the node."""
         if self._closed:
             return
-        from monarch_kernel.runtime.actor.calls import OneCall, Target
-        from monarch_kernel.runtime.mesh.shape import Extent
-
         self._closed = True
         for mesh in self.proc_meshes.values():
             mesh._stopped = True
         self.stop_all_actors("the controller shuts down", timeout)
         if self.agent is not None and self.agent_process is not None:
-            target = Target("host agent", "", Extent((), ()), (self.agent,), Reported())
-            call = OneCall(self.node, "shutdown", target, 0)
-            if self.node.send(self.agent.id, Shutdown(call._number, timeout / 2)):
-                try:
-                    call.get(timeout)
-                except Exception as e:
-                    log.debug("the host agent did not confirm its end: %s", e)
+            try:
+                ask_agent(self.node, self.agent, "shutdown", Shutdown, timeout / 2).get(timeout)
+            except Exception as e:
+                log.debug("the host agent did not confirm its end: %s", e)
         self.node.close()
         if self.agent_process is not None:
             self.agent_process.close(timeout)

@@ -195,6 +195,13 @@ class _Converted(Future[Any]):
         return super()._result()
 
 
+def resolved(poller: Poller, what: str = "") -> Future[None]:
+    """A future that is done, with nothing to tell."""
+    future: Future[None] = Future(poller, what)
+    future._resolve(None)
+    return future
+
+
 def gathered(poller: Poller, futures: list[Future[Any]], what: str = "") -> Future[list[Any]]:
     """A future of all results, in order; the first failure (in time) is its failure."""
     whole: Future[list[Any]] = Future(poller, what)

@@ -46,7 +46,6 @@ class Link:
         "_rest",
         "_sock",
         "closed",
-        "known",
         "on_close",
         "on_message",
         "peer",
@@ -67,7 +66,6 @@ class Link:
         self.on_message = on_message
         self.on_close = on_close
         self.closed = False
-        self.known = bool(peer)  # the peer has said who it is
         self.queued = 0  # bytes not yet accepted by the kernel
         self._sock: socket.socket | None = None
         self._out: deque[Any] = deque()

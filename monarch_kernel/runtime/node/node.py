@@ -160,7 +160,6 @@ class Node:
             link.close()
             return
         link.peer = hello.node
-        link.known = True
         link.pid = hello.pid
         self.pids[hello.node] = hello.pid
         self.refs.setdefault(hello.node, hello.ref)
@@ -226,7 +225,7 @@ class Node:
             ref = self.refs[proc]
             if ref.agent != proc:
                 if ref.agent not in self.refs:
-                    self.learn(ProcRef(ref.agent, ref.agent_address, ref.host, ref.agent, ref.agent_address))
+                    self.learn(ref.agent_ref())
                 by_agent.setdefault(ref.agent, []).append(proc)
         for agent, names in by_agent.items():
             if not self.send(agent, Watch(names)):

@@ -16,7 +16,6 @@ buffer.
 from __future__ import annotations
 
 import atexit
-import contextvars
 import ctypes
 import faulthandler
 import functools
@@ -75,17 +74,9 @@ def current_cell() -> str:
     return _begun[-1] if _begun else ""
 
 
-def set_cell(cell: str | None) -> contextvars.Token[str | None]:
-    """From now on what the calling thread (or task) writes belongs to ``cell``; None: see the module.
-
-    The token may be given to ``reset_cell``.
-    """
-    return _cell.set(cell)
-
-
-def reset_cell(token: contextvars.Token[str | None]) -> None:
-    """Undo a ``set_cell`` of the same thread or task."""
-    _cell.reset(token)
+def set_cell(cell: str | None) -> None:
+    """From now on what the calling thread (or task) writes belongs to ``cell``; None: see the module."""
+    _cell.set(cell)
 
 
 def begin_cell(cell: str) -> None:

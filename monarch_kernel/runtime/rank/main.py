@@ -1,7 +1,7 @@
 """The main of a rank: from its configuration to its end.
 
-The main thread polls until an actor needs a driver; the first actor of the rank (or the first whose class sets
-``__main_thread__``) is driven by the main thread, where signals and interrupts reach it.
+The main thread polls until an actor needs a driver; the first actor of the rank is driven by
+the main thread, where signals and interrupts reach it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from monarch_kernel import aliases
 from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, RankConfig, Reply
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
-from monarch_kernel.runtime.actor.calls import fault_body
+from monarch_kernel.runtime.actor.calls import acknowledge, fault_body
 from monarch_kernel.runtime.actor.context import Context, current, shared
 from monarch_kernel.runtime.actor.instance import ActorInstance
 from monarch_kernel.runtime.actor.system import System, set_system
@@ -113,7 +113,7 @@ class Rank:
 
     def _on_bootstrap(self, link: Any, message: Bootstrap, body: Any) -> None:
         if not len(body):
-            link.send(encode_header(Reply(message.call, message.rank, OK)), dumps(None)[0])
+            acknowledge(link, message.call, message.rank)
             return
         # What comes behind it on the wire has to wait: nothing of a proc runs before its bootstrap has returned.
         self.system.hold()
