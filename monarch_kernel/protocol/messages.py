@@ -13,8 +13,11 @@ from typing import Any
 
 import msgspec
 
+from monarch_kernel.protocol.casting import Cast, CastGroup, CastReplies
+from monarch_kernel.protocol.refs import Death, ProcRef, SegmentRef
+
 #: Raised whenever a header changes its shape; two sides must agree, and say so if they do not.
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 PREFIX = struct.Struct("<IQ")
 
@@ -22,42 +25,6 @@ PREFIX = struct.Struct("<IQ")
 OK = 0
 ERROR = 1  # the endpoint raised; the body is a Fault
 DEAD = 2  # the actor cannot answer any more; the body is a Death
-
-
-class ProcRef(msgspec.Struct, array_like=True, frozen=True):
-    """Where a proc is: enough for any process to reach it, or to ask its agent why it cannot."""
-
-    id: str
-    address: str
-    host: str
-    agent: str
-    agent_address: str
-
-    def agent_ref(self) -> ProcRef:
-        """Where its host agent is."""
-        return ProcRef(self.agent, self.agent_address, self.host, self.agent, self.agent_address)
-
-
-class Death(msgspec.Struct, array_like=True, frozen=True):
-    """Why a proc or an actor cannot answer any more."""
-
-    cause: str
-    what: str = "proc"  # "proc", "actor", "agent" or "stopped"
-    proc: str = ""
-    host: str = ""
-    pid: int = 0
-    detail: str = ""  # a traceback, the last lines of stderr
-
-
-class SegmentRef(msgspec.Struct, array_like=True, frozen=True):
-    """Where the out-of-band buffers of a message lie: shared memory of a process of this host."""
-
-    owner: str
-    pid: int
-    fd: int
-    number: int
-    size: int
-    private: bool  # several receivers: each maps it copy-on-write
 
 
 # -- links ------------------------------------------------------------------------------------
@@ -71,6 +38,9 @@ class Hello(msgspec.Struct, array_like=True, tag=1):
     pid: int
     kind: str  # "controller", "agent" or "rank"
     ref: ProcRef
+    release: str = ""  # of the package, for errors
+    python: str = ""  # as in "3.11": functions travel as bytecode
+    answer: bool = False  # say Hello as well: who connected knows only an address
 
 
 class Refused(msgspec.Struct, array_like=True, tag=2):
@@ -188,6 +158,39 @@ class Forget(msgspec.Struct, array_like=True, tag=21):
     """From a segment's owner: it is given up; drop any mapping of it."""
 
     number: int
+
+
+# -- between sites ----------------------------------------------------------------------------
+
+
+class Routed(msgspec.Struct, array_like=True, tag=3):
+    """A message that goes through gateways. Body: ``<u32>`` length of its header, its header, its body."""
+
+    to: str
+    source: str
+    gateway: str  # of the receiver's site
+    casts: int = 0  # how many relayed casts of the source the receiver's site must have seen before
+
+
+class Introduce(msgspec.Struct, array_like=True, tag=4):
+    """To one's gateway: who this is that messages will go to, or come from."""
+
+    ref: ProcRef
+
+
+class Unreachable(msgspec.Struct, array_like=True, tag=5):
+    """From a gateway: this proc cannot be reached any more. Body: MessagePack of a Death."""
+
+    proc: str
+
+
+class AgentLost(msgspec.Struct, array_like=True, tag=6):
+    """From a gateway to its site: a host agent (or a controller) of another site is gone, and all behind it.
+
+    Body: MessagePack of a Death.
+    """
+
+    agent: str
 
 
 # -- host agent -------------------------------------------------------------------------------
@@ -358,9 +361,25 @@ class BufferDrop(msgspec.Struct, array_like=True, tag=53):
     buffer: int
 
 
+class BufferOffer(msgspec.Struct, array_like=True, tag=54):
+    """To a buffer's owner: prepare its part of a backend for this buffer (a listener, a queue pair, an IPC handle).
+
+    Body: what the backend of the asking side says. Answered with a Reply whose body is "+" and what the
+    backend of the owner's side says, or "-" and why it cannot.
+    """
+
+    call: int
+    buffer: int
+    backend: str
+
+
 Message = (
     Hello
     | Refused
+    | Routed
+    | Introduce
+    | Unreachable
+    | AgentLost
     | Call
     | Reply
     | Create
@@ -388,6 +407,10 @@ Message = (
     | BufferWrite
     | BufferAtomic
     | BufferDrop
+    | BufferOffer
+    | Cast
+    | CastGroup
+    | CastReplies
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -11,9 +11,13 @@ import itertools
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
+from monarch_kernel._version import __version__
 from monarch_kernel.protocol.messages import (
     WIRE_VERSION,
     Death,
@@ -25,6 +29,7 @@ from monarch_kernel.protocol.messages import (
     Refused,
     Release,
     Reply,
+    Routed,
     SegmentRef,
     Watch,
     decode,
@@ -33,7 +38,11 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.protocol.serialize import Apart
 from monarch_kernel.runtime.node.link import Link, connect_unix, listen_unix, peer_of
 from monarch_kernel.runtime.node.poller import FORKED, Poller
+from monarch_kernel.runtime.node.remote import Done, RemoteLink, Routes, local_site, make_hello
 from monarch_kernel.runtime.node.segments import THRESHOLD, Segments
+
+if TYPE_CHECKING:
+    from monarch_kernel.protocol.keys import Keys
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +50,8 @@ log = logging.getLogger(__name__)
 CAUSE_GRACE = 0.25
 
 Handler = Callable[[Any, Any, Any], None]
+#: Decides when a message that came from another site is delivered: now, or later by the function it gets.
+Gate = Callable[[Routed, Any, Callable[[], None]], None]
 
 
 class Sink(Protocol):
@@ -87,6 +98,8 @@ class Node:
         host: this host's name, for people.
         agent: the host agent's reference; None for the agent itself and before there is one.
         background: see ``Poller``.
+        site: the site it belongs to; None for the agent's, or that of this machine.
+        gateway: the process through which other sites reach it; None for the agent's, or itself.
     """
 
     def __init__(
@@ -97,14 +110,31 @@ class Node:
         host: str,
         agent: ProcRef | None = None,
         background: bool = True,
+        site: str | None = None,
+        gateway: ProcRef | None = None,
     ) -> None:
         self.id = node_id
         self.kind = kind
         self.run_dir = run_dir
         self.poller = Poller(background)
         address = os.path.join(run_dir, node_id + ".sock")
-        self.ref = ProcRef(node_id, address, host, agent.id if agent else node_id, agent.address if agent else address)
+        if agent is not None:
+            self.ref = agent.beside(node_id, address)
+        else:
+            self.ref = ProcRef(
+                node_id,
+                address,
+                host,
+                node_id,
+                address,
+                local_site() if site is None else site,
+                gateway.id if gateway is not None else node_id,
+                gateway.gateway_address if gateway is not None else "",
+            )
         self.refs: dict[str, ProcRef] = {node_id: self.ref}
+        for known in (agent, gateway):
+            if known is not None:
+                self.refs[known.id] = known
         self.links: dict[str, Any] = {}
         self.deaths: dict[str, Death] = {}
         self.calls: dict[int, Sink] = {}
@@ -120,29 +150,69 @@ class Node:
         #: Called with (proc id, Death) once per dead peer, after pending calls were failed.
         self.on_peer_dead: list[Callable[[str, Death], None]] = []
         #: Called with the link when a peer has said hello.
-        self.on_hello: list[Callable[[Link], None]] = []
+        self.on_hello: list[Callable[[Any], None]] = []
+        #: Called first when the node closes.
+        self.on_close: list[Callable[[], None]] = []
+        #: What this process shows to others of the team when they connect by TCP, and asks of them.
+        self.keys: Keys | None = None
+        #: Between sites: relayed casts, and messages on their own, that went to each gateway, by its id; in this order.
+        self.casts_to: dict[str, int] = {}
+        self.directs_to: dict[str, int] = {}
+        self.order_lock = threading.RLock()
+        self.gate: Gate | None = None
         self.pids: dict[str, int] = {}
         self._call_ids = itertools.count(1)
         self._expected: set[str] = set()
         self._listener: socket.socket | None = None
         self._closed = False
+        self.routes = Routes(self)
         self.links[node_id] = Loopback(self)
         self.segments = Segments(node_id, self.send, self.poller.wake)
         self.poller.on_wake = self.segments.flush
         self.on_peer_dead.append(lambda proc, _death: self.segments.on_peer_dead(proc))
 
+    @property
+    def is_gateway(self) -> bool:
+        """Whether other sites reach this one's through this process."""
+        return self.ref.gateway == self.id
+
     # -- listening ----------------------------------------------------------------------------
 
     def listen(self) -> None:
         """Accept links at ``ref.address``."""
-        self._listener = listen_unix(self.ref.address)
-        self.poller.register(self._listener.fileno(), self._on_accept)
+        listener = self._listener = listen_unix(self.ref.address)
+        self.poller.register(listener.fileno(), lambda _events: self._accept(listener))
 
-    def _on_accept(self, _events: int) -> None:
-        assert self._listener is not None
+    def listen_at(self, url: str, advertise: str | None = None) -> str:
+        """Accept links at one more address, of other sites (``tcp://``) or of this machine (``ipc://``).
+
+        Args:
+            advertise: the URL that others shall use, if it is another one.
+
+        Returns:
+            The URL that others shall use.
+
+        Raises:
+            OSError: the address cannot be had. ValueError: it makes no sense, or needs a key that is not there.
+        """
+        url = self.routes.listen_at(url)
+        self.ref = msgspec.structs.replace(self.ref, gateway_address=advertise or url)
+        self.refs[self.id] = self.ref
+        return self.ref.gateway_address
+
+    def dial(self, url: str, done: Done, timeout: float) -> None:
+        """Connect to the host agent that listens at a URL.
+
+        Args:
+            done: called with its reference, or with an exception that says why there is no connection.
+            timeout: for so long it is tried (seconds).
+        """
+        self.routes.dial(url, done, timeout)
+
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                sock, _ = self._listener.accept()
+                sock, _ = listener.accept()
             except (BlockingIOError, OSError):
                 return
             link = Link(self.poller, "", self._dispatch, self._on_closed)
@@ -151,10 +221,13 @@ class Node:
                 log.warning("refused a connection of user id other than ours")
                 link.close()
 
-    def _on_hello(self, link: Link, hello: Hello, _body: Any) -> None:
+    def _on_hello(self, link: Any, hello: Hello, _body: Any) -> None:
         if hello.version != WIRE_VERSION:
-            link.send(encode(Refused(f"wire version {hello.version} there, {WIRE_VERSION} at {self.id}")))
-            link.close()
+            theirs = f"{hello.ref.host} speaks wire version {hello.version} (monarch_kernel {hello.release or '?'})"
+            ours = f"{self.ref.host} speaks {WIRE_VERSION} (monarch_kernel {__version__})"
+            self.routes.refuse(link, f"{theirs}, {ours}: install the same version on all hosts")
+            return
+        if not self.routes.on_hello(link, hello):
             return
         if hello.node in self.deaths:  # its last words came late, after the news of its end
             link.close()
@@ -166,16 +239,21 @@ class Node:
         current = self.links.get(hello.node)
         if current is None or current.closed:
             self.links[hello.node] = link
-        elif not current.attached:
+        elif current is link:
+            pass
+        elif not current.attached and isinstance(link, Link):
             self.links[hello.node] = link
             link.take_over(current)
         # else: both sides connected at once; this one is only read from
         self._expected.discard(hello.node)
+        self.routes.greeted(link, hello)
         for callback in self.on_hello:
             callback(link)
 
-    def _on_refused(self, link: Link, refused: Refused, _body: Any) -> None:
-        self.declare_dead(link.peer, Death(f"connection refused: {refused.reason}", proc=link.peer))
+    def _on_refused(self, link: Any, refused: Refused, _body: Any) -> None:
+        self.routes.on_refused(link, refused.reason)
+        if link.peer:
+            self.declare_dead(link.peer, Death(f"connection refused: {refused.reason}", proc=link.peer))
 
     # -- sending ------------------------------------------------------------------------------
 
@@ -187,20 +265,28 @@ class Node:
         """A proc that is being started and will connect to us; what is sent to it waits until then."""
         self.refs[ref.id] = ref
         self._expected.add(ref.id)
-        self.links[ref.id] = Link(self.poller, ref.id, self._dispatch, self._on_closed)
+        if self.routes.far(ref):
+            self.routes.link_to(ref)  # what is sent waits at its agent
+        else:
+            self.links[ref.id] = Link(self.poller, ref.id, self._dispatch, self._on_closed)
 
     def link_to(self, proc: str) -> Any:
         """The link to a proc, made now if there is none; None if it is dead."""
         link = self.links.get(proc)
         if link is not None:
             return link
-        if proc in self.deaths:
+        if proc in self.deaths and not self.routes.forgiven(proc):
             return None
         ref = self.refs.get(proc)
         if ref is None:
             raise LookupError(f"no address known for proc {proc}")
+        if self.routes.far(ref):
+            far = self.routes.link_to(ref)
+            if far is not None and ref.agent != proc:
+                self.watch([proc])
+            return far
         link = Link(self.poller, proc, self._dispatch, self._on_closed)
-        link.send(encode(Hello(WIRE_VERSION, self.id, os.getpid(), self.kind, self.ref)))
+        link.send(make_hello(self))
         self.links[proc] = link
         self.poller.start_background()
         try:
@@ -250,6 +336,8 @@ class Node:
         """
         if not buffers or sum(buffers) < THRESHOLD or self.id in receivers or not receivers:
             return body, None
+        if any(self.routes.far(self.refs[proc]) for proc in receivers):
+            return body, None
         # An interrupt between taking a segment and sending its reference would lose the segment.
         with self.poller.shielded():
             ref = self.segments.put(body[:-1], receivers)
@@ -287,7 +375,7 @@ class Node:
 
     def _dispatch(self, link: Any, message: Any, body: Any) -> None:
         kind = type(message)
-        if kind is not Hello and not link.peer:
+        if kind is not Hello and kind is not Refused and not link.peer:
             log.warning("closed a link that did not begin with Hello")
             link.close()
             return
@@ -299,13 +387,14 @@ class Node:
 
     # -- death --------------------------------------------------------------------------------
 
-    def _on_closed(self, link: Link) -> None:
+    def _on_closed(self, link: Any) -> None:
         peer = link.peer
+        self.routes.on_closed(link)
         if self._closed or not peer or self.links.get(peer) is not link or peer in self.deaths:
             return
         ref = self.refs.get(peer)
         if ref is not None and ref.agent == peer:
-            self._agent_dead(peer, ref)
+            self._agent_dead(peer, ref, getattr(link, "ended", ""))
             return
         if ref is not None and ref.agent in self.deaths:
             self.declare_dead(peer, Death("its host agent died", "proc", peer, ref.host))
@@ -319,12 +408,26 @@ class Node:
 
         self.poller.call_later(CAUSE_GRACE, give_up)
 
-    def _agent_dead(self, agent: str, ref: ProcRef) -> None:
-        self.declare_dead(agent, Death("the host agent ended", "agent", agent, ref.host, self.pids.get(agent, 0)))
-        for proc in [r.id for r in self.refs.values() if r.agent == agent and r.id not in (agent, self.id)]:
-            link = self.links.get(proc)
-            if proc in self._expected or link is not None:
-                self.declare_dead(proc, Death("its host agent died", "proc", proc, ref.host, self.pids.get(proc, 0)))
+    def _agent_dead(self, agent: str, ref: ProcRef, why: str = "") -> None:
+        what = "the controller" if agent.startswith("controller-") else "the host agent"
+        cause = f"{what} of {ref.host} is out of reach: {why}" if why else f"{what} ended"
+        death = Death(cause, "agent", agent, ref.host, self.pids.get(agent, 0))
+        self.declare_dead(agent, death)
+        self.bury(agent, ref.host)
+        if self.is_gateway and self.routes.far(ref):
+            self.routes.tell_site(agent, death)
+
+    def bury(self, agent: str, host: str) -> None:
+        """Declare dead all procs that were reached through a dead host agent (or another site's controller)."""
+        self.routes.lost(agent)
+        gone = self.deaths.get(agent)
+        cause = "its host agent died" if gone is None or gone.cause == "the host agent ended" else gone.cause
+        for ref in list(self.refs.values()):
+            behind = ref.agent == agent or (ref.gateway == agent and self.routes.far(ref))
+            if not behind or ref.id in (agent, self.id):
+                continue
+            if ref.id in self._expected or ref.id in self.links:
+                self.declare_dead(ref.id, Death(cause, "proc", ref.id, host, self.pids.get(ref.id, 0)))
 
     def _on_proc_started(self, _link: Any, started: ProcStarted, _body: Any) -> None:
         self.pids[started.proc] = started.pid
@@ -348,7 +451,7 @@ class Node:
         if proc in self.deaths or self._closed:
             return
         link = self.links.get(proc)
-        if isinstance(link, Link) and link.attached and not link.closed:
+        if link is not None and link.attached and not link.closed:
             self.deaths[proc] = death  # so that the end of the link is not taken for news
             link.drain()
             link.close()
@@ -372,6 +475,10 @@ class Node:
             link = getattr(handler, "__self__", None)
             if isinstance(link, Link):
                 link.abandon()
+        for link in self.links.values():
+            if not isinstance(link, Link | Loopback | RemoteLink):
+                link.abandon()
+        self.routes.abandon()
         if self._listener is not None:
             self._listener.close()
         self.links = _Abandoned()
@@ -380,14 +487,17 @@ class Node:
         """Close every link and the listener; remove the socket file. Pending calls fail."""
         if self._closed:
             return
+        for callback in self.on_close:
+            callback()
         self._closed = True
         self.segments.close()
         gone = Death("this process has shut its runtime down", "stopped")
         for sink in list(self.calls.values()):
             for proc in list(self.links):
                 sink.on_peer_dead(proc, gone)
+        self.routes.close()
         for link in list(self.links.values()):
-            if isinstance(link, Link):
+            if not isinstance(link, Loopback):
                 link.close()
         if self._listener is not None:
             self.poller.unregister(self._listener.fileno())

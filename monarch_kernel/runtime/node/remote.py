@@ -1,0 +1,523 @@
+"""How processes of different sites reach each other: through the gateways of their sites.
+
+A process that is no gateway hands what it has for another site to its own gateway, over their Unix link, wrapped in
+``Routed``; that passes it to the receiver's gateway, over the one connection between the two; and that to the receiver.
+Gateways pass messages on without looking into them. A ``RemoteLink`` does the wrapping, and looks like any other link.
+
+What is known of whom: a gateway learns where to send from ``Introduce``, which precedes the first message for a proc;
+the receiver learns who the sender is from its ``Hello``, which is the first message on every link, also on these.
+
+Who dies: a proc's end is told by its agent to all that watch it, and whoever makes a link to a proc of another site
+watches it. A connection between gateways that ends takes with it all that was reached through it (``AgentLost``), as
+nobody could say what had been lost on the way; a new one may be made later, for procs that are new. A message for a
+proc that is gone comes back as ``Unreachable``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel._version import __version__
+from monarch_kernel.protocol.messages import (
+    WIRE_VERSION,
+    AgentLost,
+    Death,
+    Hello,
+    Introduce,
+    ProcRef,
+    Refused,
+    Routed,
+    Unreachable,
+    decode,
+    decode_death,
+    encode,
+    encode_death,
+)
+from monarch_kernel.runtime.node.link import Link, connect_unix, listen_unix
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.node.node import Node
+
+log = logging.getLogger(__name__)
+
+#: How often a dial looks whether somebody listens at an ``ipc://`` address by now (seconds).
+RETRY = 0.05
+#: How long after its loss a gateway may be tried again, when there is something new to send (seconds).
+FORGIVE = 3.0
+#: How long a dial that somebody else's message causes may take (seconds).
+LAZY_TIMEOUT = 10.0
+
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+Done = Callable[[ProcRef | Exception], None]
+
+
+def local_site() -> str:
+    """The name of the site that all processes of this user on this machine share (unless they are a worker's).
+
+    Made of what decides whether Unix sockets and shared memory of another process can be seen: the running kernel, the
+    mount namespace and the user.
+    """
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return f"{boot}.{os.stat('/proc/self/ns/mnt').st_ino}.{os.getuid()}"
+
+
+def make_hello(node: Node, answer: bool = False) -> bytes:
+    """The first message on a link."""
+    return encode(Hello(WIRE_VERSION, node.id, os.getpid(), node.kind, node.ref, __version__, PYTHON, answer))
+
+
+class RemoteLink:
+    """A link to a proc of another site, by way of a link to a gateway."""
+
+    __slots__ = ("_node", "_ref", "_routed", "_stamp", "_via", "closed", "peer", "pid")
+
+    attached = True
+
+    def __init__(self, node: Node, ref: ProcRef, via: Any) -> None:
+        self._node = node
+        self._ref = ref
+        self._via = via
+        self._stamp = -1
+        self._routed = b""
+        self.peer = ref.id
+        self.pid = 0
+        self.closed = False
+
+    @property
+    def queued(self) -> int:
+        """Bytes on the way to the gateway that the kernel has not taken yet."""
+        return self._via.queued
+
+    def send(self, header: bytes, body: Any = b"") -> None:
+        """As ``Link.send``."""
+        if self.closed:
+            return
+        node = self._node
+        gateway = self._ref.gateway
+        prefix = len(header).to_bytes(4, "little") + header
+        pieces: Any = [prefix, *body] if type(body) is list else prefix if not len(body) else [prefix, body]
+        with node.order_lock:  # what is counted is sent in that order
+            casts = node.casts_to.get(gateway, 0)
+            if casts != self._stamp:
+                self._routed = encode(Routed(self.peer, node.id, gateway, casts))
+                self._stamp = casts
+            node.directs_to[gateway] = node.directs_to.get(gateway, 0) + 1
+            self._via.send(self._routed, pieces)
+
+    def drain(self) -> None:
+        """Nothing of a remote proc waits here."""
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self.closed = True
+
+    abandon = close
+
+    def __repr__(self) -> str:
+        return f"<RemoteLink to {self.peer} through {self._via!r}>"
+
+
+class Routes:
+    """A node's part in what crosses sites: its gateway links, what it passes on, and the connections it makes."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._dials: dict[Any, _Dial] = {}
+        self._dialled: dict[str, str] = {}  # gateways by the URL that they were reached at
+        self._lost_at: dict[str, float] = {}
+        self._listeners: list[Any] = []
+        node.handlers.update(
+            {
+                Routed: self._on_routed,
+                Introduce: self._on_introduce,
+                Unreachable: self._on_unreachable,
+                AgentLost: self._on_agent_lost,
+            }
+        )
+
+    # -- links ----------------------------------------------------------------------------------
+
+    def far(self, ref: ProcRef) -> bool:
+        """Whether a proc belongs to another site."""
+        return ref.site != self._node.ref.site
+
+    def link_to(self, ref: ProcRef) -> Any:
+        """The link to a proc of another site, made now; None if it turns out to be out of reach."""
+        node = self._node
+        if node.is_gateway and ref.id == ref.gateway:
+            return self._connect(ref)
+        if node.is_gateway:
+            via = node.links.get(ref.gateway) or self._gateway_link(ref)
+        else:
+            via = node.links.get(node.ref.gateway) or node.link_to(node.ref.gateway)
+        if via is None:
+            gone = node.deaths.get(ref.gateway if node.is_gateway else node.ref.gateway)
+            cause = f"its host cannot be reached: {gone.cause}" if gone is not None else "its host cannot be reached"
+            node.declare_dead(ref.id, Death(cause, "proc", ref.id, ref.host))
+            return None
+        link = RemoteLink(node, ref, via)
+        node.links[ref.id] = link
+        if not node.is_gateway:
+            via.send(encode(Introduce(ref)))
+        link.send(make_hello(node))
+        return link
+
+    def _gateway_link(self, ref: ProcRef) -> Any:
+        """The link to the gateway of this proc's site."""
+        node = self._node
+        if ref.gateway not in node.refs:
+            node.learn(gateway_of(ref))
+        return node.link_to(ref.gateway)
+
+    def _connect(self, ref: ProcRef) -> Any:
+        node = self._node
+        why = "there is no connection to it" if not ref.gateway_address else self._why_not(ref.gateway_address)
+        if why:
+            node.declare_dead(ref.id, Death(why, "agent", ref.id, ref.host))
+            return None
+        return _Dial(node, self, ref.gateway_address, None, LAZY_TIMEOUT, ref).link
+
+    def _why_not(self, url: str) -> str:
+        """What this process lacks to use this URL; nothing: ''."""
+        if url.startswith("ipc://") or self._node.keys is not None:
+            return ""
+        return f"{url} needs a key: name its file by --key-file, key_file= or MONARCH_KERNEL_KEY_FILE"
+
+    def lost(self, gateway: str) -> None:
+        """A gateway is out of reach."""
+        self._lost_at[gateway] = time.monotonic()
+
+    def forgiven(self, proc: str) -> bool:
+        """Whether what is taken for dead is a gateway that may be tried again; then it is dead no more."""
+        node = self._node
+        ref = node.refs.get(proc)
+        if ref is None or proc != ref.gateway or not self.far(ref) or not ref.gateway_address:
+            return False
+        if time.monotonic() - self._lost_at.get(proc, 0.0) < FORGIVE:
+            return False
+        node.deaths.pop(proc, None)
+        return True
+
+    # -- connecting and listening ---------------------------------------------------------------
+
+    def dial(self, url: str, done: Done, timeout: float) -> None:
+        """Connect to a worker by its URL; ``done`` gets its reference, or why there is no connection."""
+        node = self._node
+        known = self._dialled.get(url, "")
+        link = node.links.get(known)
+        why = self._why_not(url)
+        if link is not None and not link.closed and known not in node.deaths:
+            done(node.refs[known])
+        elif why:
+            done(ValueError(why))
+        else:
+            _Dial(node, self, url, done, timeout, None)
+
+    def listen_at(self, url: str) -> str:
+        """Accept links of other sites (``tcp://``), or at one more Unix socket (``ipc://``). The URL as it is."""
+        node = self._node
+        if url.startswith("ipc://"):
+            path = url.removeprefix("ipc://")
+            sock = listen_unix(path)
+            node.poller.register(sock.fileno(), lambda _events: node._accept(sock))
+            self._listeners.append(_UnixListener(node, sock, path))
+            return url
+        from monarch_kernel.runtime.node.curve import CurveListener
+
+        if node.keys is None:
+            raise ValueError(f"{self._why_not(url)} (monarch-kernel keys FILE makes one)")
+        listener = CurveListener(node.poller, url, node.keys, node._dispatch, node._on_closed, lambda _link: None)
+        self._listeners.append(listener)
+        return listener.url
+
+    def on_hello(self, link: Any, hello: Hello) -> bool:
+        """Look at the Hello of a connection between sites, or of a dialled one; False if it was refused."""
+        node = self._node
+        dialled = hello.answer or link in self._dials
+        if not dialled and not self.far(hello.ref):
+            return True
+        if hello.python != PYTHON:
+            where = f"{node.ref.host} runs Python {PYTHON}, {hello.ref.host} runs Python {hello.python}"
+            self.refuse(link, f"{where}: functions travel as bytecode, so all hosts need the same Python")
+            return False
+        if dialled:
+            current = node.links.get(hello.node)
+            if current is not None and current is not link and current.attached and not current.closed:
+                # Whoever dials has no connection any more, even if we have not noticed yet.
+                node._agent_dead(hello.node, hello.ref, "it has connected anew")
+            node.refs[hello.node] = hello.ref
+        node.deaths.pop(hello.node, None)
+        return True
+
+    def greeted(self, link: Any, hello: Hello) -> None:
+        """The link is in its place now."""
+        if hello.answer:
+            link.send(make_hello(self._node))
+        dial = self._dials.pop(link, None)
+        if dial is not None:
+            self._dialled[dial.url] = hello.node
+            dial.answered(hello.ref)
+
+    def refuse(self, link: Any, reason: str) -> None:
+        """Tell the other side why it is not accepted, and end the link."""
+        log.warning("refused a connection: %s", reason)
+        dial = self._dials.pop(link, None)
+        if dial is not None:
+            dial.failed(reason)
+        link.send(encode(Refused(reason)))
+        link.close()
+
+    def on_refused(self, link: Any, reason: str) -> None:
+        """The other side will not talk to us."""
+        dial = self._dials.pop(link, None)
+        if dial is not None:
+            dial.failed(reason)
+
+    def on_closed(self, link: Any) -> None:
+        """A link that nobody has said Hello on has ended."""
+        dial = self._dials.pop(link, None)
+        if dial is not None:
+            dial.failed(getattr(link, "ended", "") or "the connection was closed")
+
+    # -- passing on -------------------------------------------------------------------------------
+
+    def _on_routed(self, link: Any, message: Routed, body: Any) -> None:
+        node = self._node
+        if message.gateway != node.id or not node.is_gateway:
+            if message.to == node.id:
+                self._arrived(message, body)
+            else:
+                self._pass_on(link, message, body)
+        elif node.gate is not None:
+            node.gate(message, link, lambda: self._deliver(link, message, body))
+        else:
+            self._deliver(link, message, body)
+
+    def _deliver(self, link: Any, message: Routed, body: Any) -> None:
+        """To somebody of this site."""
+        node = self._node
+        if message.to == node.id:
+            self._arrived(message, body)
+            return
+        target = node.links.get(message.to)
+        if target is None and message.to in node.refs:
+            target = node.link_to(message.to)
+        if target is None:
+            death = node.deaths.get(message.to) or Death("it is not known on its host", "proc", message.to)
+            self._return(link, message, death)
+            return
+        target.send(encode(message), body)
+
+    def _pass_on(self, link: Any, message: Routed, body: Any) -> None:
+        """To the gateway of another site."""
+        node = self._node
+        via = node.links.get(message.gateway)
+        ref = node.refs.get(message.to)
+        if via is None and ref is not None and ref.gateway == message.gateway:
+            via = self._gateway_link(ref)
+        if via is None:
+            gone = node.deaths.get(message.gateway)
+            cause = gone.cause if gone is not None else "no connection to its host is known"
+            host = ref.host if ref is not None else ""
+            self._return(link, message, Death(f"its host cannot be reached: {cause}", "proc", message.to, host))
+            return
+        via.send(encode(message), body)
+
+    def _return(self, link: Any, message: Routed, death: Death) -> None:
+        """Tell the sender that its receiver is gone."""
+        back = encode(Unreachable(message.to))
+        if link.peer == message.source:
+            link.send(back, encode_death(death))
+            return
+        prefix = len(back).to_bytes(4, "little") + back
+        link.send(encode(Routed(message.source, self._node.id, link.peer)), prefix + encode_death(death))
+
+    def _arrived(self, message: Routed, body: Any) -> None:
+        node = self._node
+        view = memoryview(body)
+        at = 4 + int.from_bytes(view[:4], "little")
+        inner = decode(view[4:at])
+        kind = type(inner)
+        if kind is Unreachable:
+            self._on_unreachable(None, inner, view[at:])
+            return
+        link = node.links.get(message.source)
+        if kind is Hello:
+            self._on_far_hello(link, inner)
+            return
+        if link is None:
+            if message.source in node.deaths or message.source not in node.refs:
+                return  # its last words came late
+            link = node.link_to(message.source)
+            if link is None:
+                return
+        node._dispatch(link, inner, view[at:])
+
+    def _on_far_hello(self, link: Any, hello: Hello) -> None:
+        """A proc of another site begins to talk to this one."""
+        node = self._node
+        if hello.node in node.deaths:
+            return
+        node.refs[hello.node] = hello.ref
+        node.pids[hello.node] = hello.pid
+        if link is None:
+            link = self.link_to(hello.ref)
+            if link is None:
+                return
+            node.watch([hello.node])
+        link.pid = hello.pid
+        node._expected.discard(hello.node)
+        for callback in node.on_hello:
+            callback(link)
+
+    # -- news ---------------------------------------------------------------------------------------
+
+    def _on_introduce(self, link: Any, message: Introduce, _body: Any) -> None:
+        node = self._node
+        ref = message.ref
+        node.learn(ref)
+        if ref.gateway != node.id and ref.gateway != link.peer:
+            via = node.links.get(ref.gateway) or self._gateway_link(ref)
+            if via is not None:
+                via.send(encode(message))
+
+    def _on_unreachable(self, _link: Any, message: Unreachable, body: Any) -> None:
+        self._node.declare_dead(message.proc, decode_death(body))
+
+    def _on_agent_lost(self, _link: Any, message: AgentLost, body: Any) -> None:
+        node = self._node
+        death = decode_death(body)
+        node.declare_dead(message.agent, death)
+        node.bury(message.agent, death.host)
+
+    def tell_site(self, gateway: str, death: Death) -> None:
+        """Tell all of this site that a gateway, and whatever was reached through it, is gone."""
+        node = self._node
+        header, body = encode(AgentLost(gateway)), encode_death(death)
+        for peer, link in list(node.links.items()):
+            ref = node.refs.get(peer)
+            if isinstance(link, Link) and ref is not None and not self.far(ref):
+                link.send(header, body)
+
+    # -- ending ---------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Accept nobody any more, and give up what is still being dialled."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for link in list(self._dials):
+            link.close()
+
+    def abandon(self) -> None:
+        """In a fork: leave all to the other process."""
+        for listener in self._listeners:
+            listener.abandon()
+        for link in self._dials:
+            link.abandon()
+
+
+class _UnixListener:
+    """One more Unix socket at which links are accepted."""
+
+    def __init__(self, node: Node, sock: Any, path: str) -> None:
+        self._node = node
+        self._sock = sock
+        self._path = path
+
+    def close(self) -> None:
+        self._node.poller.unregister(self._sock.fileno())
+        self._sock.close()
+        try:
+            os.unlink(self._path)
+        except OSError:
+            pass
+
+    def abandon(self) -> None:
+        self._sock.close()
+
+
+class _Dial:
+    """One attempt to reach a gateway by its URL.
+
+    Args:
+        done: told of the end; None if nobody waits.
+        known: whom we expect there; None if only the URL is known.
+    """
+
+    def __init__(
+        self, node: Node, routes: Routes, url: str, done: Done | None, timeout: float, known: ProcRef | None
+    ) -> None:
+        self._node = node
+        self._routes = routes
+        self.url = url
+        self._done = done
+        self._deadline = time.monotonic() + timeout
+        poller = node.poller
+        if url.startswith("ipc://"):
+            self.link: Any = Link(poller, known.id if known else "", node._dispatch, node._on_closed)
+        else:
+            from monarch_kernel.runtime.node.curve import dial
+
+            assert node.keys is not None
+            self.link = dial(poller, url, node.keys, node._dispatch, node._on_closed, timeout)
+            self.link.peer = known.id if known else ""
+        if known is not None:
+            node.links[known.id] = self.link
+        else:
+            routes._dials[self.link] = self
+        self.link.send(make_hello(node, answer=known is None))
+        if url.startswith("ipc://"):
+            self._try_unix()
+        self._timer = poller.call_later(timeout, self._too_late) if known is None else None
+        poller.start_background()
+
+    def _try_unix(self) -> None:
+        if self.link.closed or self._node._closed:
+            return
+        try:
+            self.link.attach(connect_unix(self.url.removeprefix("ipc://")))
+        except OSError as e:
+            if time.monotonic() < self._deadline:
+                self._node.poller.call_later(RETRY, self._try_unix)
+            else:
+                self._routes._dials.pop(self.link, None)
+                self.link.close()
+                self.failed(f"nobody listens there ({e.strerror})")
+
+    def answered(self, ref: ProcRef) -> None:
+        """The other side has said who it is."""
+        if self._timer is not None:
+            self._timer.cancel()
+        done, self._done = self._done, None
+        if done is not None:
+            done(ref)
+
+    def failed(self, reason: str) -> None:
+        """There will be no connection."""
+        if self._timer is not None:
+            self._timer.cancel()
+        done, self._done = self._done, None
+        if done is not None:
+            done(ConnectionError(f"{self.url}: {reason}"))
+
+    def _too_late(self) -> None:
+        if self._routes._dials.pop(self.link, None) is not None:
+            reason = getattr(self.link, "ended", "") or "it does not answer"
+            self.failed(reason)
+            self.link.close()
+
+
+def gateway_of(ref: ProcRef) -> ProcRef:
+    """A reference to the gateway of a proc's site."""
+    if ref.gateway == ref.agent:
+        return ref.agent_ref()
+    # A controller: what is known of it is that it cannot be dialled.
+    return ProcRef(ref.gateway, "", ref.host, ref.gateway, "", ref.site, ref.gateway, ref.gateway_address)
