@@ -229,10 +229,10 @@ class Routes:
             node.poller.register(sock.fileno(), lambda _events: node._accept(sock))
             self._listeners.append(_UnixListener(node, sock, path))
             return url
-        from monarch_kernel.runtime.node.curve import CurveListener
-
         if node.keys is None:
             raise ValueError(f"{self._why_not(url)} (monarch-kernel keys FILE makes one)")
+        from monarch_kernel.runtime.node.curve import CurveListener
+
         listener = CurveListener(node.poller, url, node.keys, node._dispatch, node._on_closed, lambda _link: None)
         self._listeners.append(listener)
         return listener.url
@@ -460,6 +460,8 @@ class _Dial:
         self.url = url
         self._done = done
         self._deadline = time.monotonic() + timeout
+        self._why = "it does not answer"
+        self._timer = node.poller.call_later(timeout, self._too_late) if known is None else None
         poller = node.poller
         if url.startswith("ipc://"):
             self.link: Any = Link(poller, known.id if known else "", node._dispatch, node._on_closed)
@@ -476,7 +478,6 @@ class _Dial:
         self.link.send(make_hello(node, answer=known is None))
         if url.startswith("ipc://"):
             self._try_unix()
-        self._timer = poller.call_later(timeout, self._too_late) if known is None else None
         poller.start_background()
 
     def _try_unix(self) -> None:
@@ -485,12 +486,11 @@ class _Dial:
         try:
             self.link.attach(connect_unix(self.url.removeprefix("ipc://")))
         except OSError as e:
+            self._why = f"nobody listens there ({e.strerror})"
             if time.monotonic() < self._deadline:
                 self._node.poller.call_later(RETRY, self._try_unix)
-            else:
-                self._routes._dials.pop(self.link, None)
+            elif self._timer is None:
                 self.link.close()
-                self.failed(f"nobody listens there ({e.strerror})")
 
     def answered(self, ref: ProcRef) -> None:
         """The other side has said who it is."""
@@ -507,12 +507,11 @@ class _Dial:
         done, self._done = self._done, None
         if done is not None:
             done(ConnectionError(f"{self.url}: {reason}"))
+        self.link.close()
 
     def _too_late(self) -> None:
         if self._routes._dials.pop(self.link, None) is not None:
-            reason = getattr(self.link, "ended", "") or "it does not answer"
-            self.failed(reason)
-            self.link.close()
+            self.failed(getattr(self.link, "ended", "") or self._why)
 
 
 def gateway_of(ref: ProcRef) -> ProcRef:
