@@ -35,6 +35,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--deadline", type=float, default=300, help="seconds for one group of one peer (300)")
     parser.add_argument("--all", action="store_true", help="show every row, also the details")
     parser.add_argument("--json", type=Path, help="where the figures go (default: .bench/results/TIME.json)")
+    parser.add_argument("--merge", type=Path, nargs="*", default=[], help="add the figures of earlier runs (JSON)")
+    parser.add_argument("--doc", type=Path, help="put the table into this page, between its marks for figures")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     args = parser.parse_args(argv)
     args.peers = args.peers.split(",") if args.peers else QUICK_PEERS if args.quick else list(SCRIPTS)
@@ -108,6 +110,7 @@ def main(argv: list[str] | None = None) -> int:
     took = round(time.monotonic() - start)
 
     about |= {
+        "when": datetime.date.today().strftime("%B %Y"),
         "versions": report.versions(results),
         "rounds": args.rounds,
         "quick": args.quick,
@@ -118,12 +121,16 @@ def main(argv: list[str] | None = None) -> int:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps({"machine": about, "results": results}, indent=1) + "\n")
 
+    for earlier in args.merge:
+        results += json.loads(earlier.read_text())["results"]
     print("{cpu}, {cores} cores, {memory_gib} GiB, Linux {kernel}, Python {python}".format(**about))
     print(f"load {about['load_before']} before, {args.rounds} rounds, {took} s")
     for peer, text in report.versions(results).items():
         print(f"{peer}: {text}")
     print()
     report.show(results, args.peers, args.all)
+    if args.doc:
+        report.write_into(args.doc, about, results, args.peers)
     print(f"figures: {os.path.relpath(target)}")
     return 1 if args.check and report.missed(report.medians(results)) else 0
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import statistics
+import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -120,6 +124,40 @@ def missed(found: Medians) -> list[str]:
 
 def _compared(row: Row) -> list[tuple[str, str]]:
     return [("ours", row.metric), (REFERENCE, row.metric), ("limit", row.limit or "")]
+
+
+#: Where a page has its figures.
+BEGIN, END = "<!-- figures: written by python -m bench --doc -->", "<!-- end of figures -->"
+
+
+def write_into(page: Path, about: dict[str, object], results: Sequence[Result], peers: Sequence[str]) -> None:
+    """Replace the figures of a page.
+
+    Raises:
+        ValueError: the page has no marks between which they belong.
+    """
+    text = page.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} has no place for figures: put the lines {BEGIN} and {END} into it")
+    counts = Counter((r["peer"], r["metric"]) for r in results if isinstance(r["value"], int | float))
+    most = max(counts.values(), default=0)
+    intro = (
+        "{cpu}, {cores} cores, {memory_gib} GiB, Linux {kernel}, Python {python}; {when}. "
+        "Load before: {load_before}; medians of up to {most} rounds. ".format(most=most, **about)
+        + "; ".join(f"{peer}: {said}" for peer, said in versions(results).items())
+        + "."
+    )
+    console = Console(width=400, file=io.StringIO(), record=True, highlight=False, emoji=False, markup=False)
+    console.print(table(medians(results), peers, False))
+    lines = [line.rstrip() for line in console.export_text().splitlines() if line.strip()]
+    said = [f"* {line}" for line in notes(results)]
+    page.write_text(
+        f"{before}{begin}\n\n{textwrap.fill(intro, 118, break_on_hyphens=False)}\n\n"
+        + "\n".join([*lines, *([""] if said else []), *said])
+        + f"\n\n{end}{after}"
+    )
 
 
 def show(results: Sequence[Result], peers: Sequence[str], show_all: bool) -> None:

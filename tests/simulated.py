@@ -11,6 +11,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from monarch_kernel.protocol.casting import GONE
@@ -71,6 +72,9 @@ class SimNode:
         timer = Timer(self.net.now + delay, callback)
         self.net.timers.append((self.id, timer))
         return timer
+
+    def shielded(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def learn(self, ref: ProcRef) -> None:
         self.refs.setdefault(ref.id, ref)
@@ -143,11 +147,13 @@ class Gathered:
         self.got: dict[int, Any] = {}
         self.relayed: frozenset[str] = frozenset()
 
-    def on_replies(self, ranks: Any, statuses: bytes, bodies: Any, _buffers: Any) -> None:
+    def on_replies(self, ranks: Any, statuses: bytes, bodies: Any, buffers: Any) -> None:
+        assert not buffers
         for rank, status, body in zip(ranks, statuses or bytes(len(ranks)), bodies, strict=True):
             self.got.setdefault(rank, None if status == GONE else bytes(body))
 
-    def on_gone(self, rank: int, _death: Death) -> None:
+    def on_gone(self, rank: int, death: Death) -> None:
+        assert death.cause
         self.got.setdefault(rank, None)
 
 
@@ -159,6 +165,7 @@ class Net:
         self.now = 0.0
         self.timers: list[tuple[str, Timer]] = []
         self.channels: dict[tuple[str, str], deque[Any]] = {}
+        self._busy: list[tuple[str, str]] = []  # channels that may hold something
         self.nodes: dict[str, SimNode] = {}
         self.ranks: dict[str, list[int]] = {}  # proc -> what it got
         self.relays: dict[str, Relay] = {}
@@ -189,7 +196,24 @@ class Net:
     # -- traffic ----------------------------------------------------------------------------------
 
     def queue(self, sender: str, receiver: str) -> deque[Any]:
-        return self.channels.setdefault((sender, receiver), deque())
+        key = (sender, receiver)
+        queue = self.channels.get(key)
+        if queue is None:
+            queue = self.channels[key] = deque()
+        if not queue:
+            self._busy.append(key)  # whoever asks for it is about to put something in
+        return queue
+
+    def _pick(self) -> tuple[str, str] | None:
+        """A channel that holds something."""
+        busy = self._busy
+        while busy:
+            at = self.random.randrange(len(busy))
+            if self.channels[busy[at]]:
+                return busy[at]
+            busy[at] = busy[-1]
+            busy.pop()
+        return None
 
     def put(self, sender: str, receiver: str, item: Any) -> None:
         """Something is sent; to the dead it goes nowhere, and a connection that has ended takes nothing."""
@@ -200,13 +224,14 @@ class Net:
 
     def step(self) -> bool:
         """One message or timer; False if there is none."""
-        ready = [key for key, queue in self.channels.items() if queue]
-        self.timers = [(who, timer) for who, timer in self.timers if timer.callback and who in self.nodes]
-        if ready and (not self.timers or self.random.random() < 0.95):
-            sender, receiver = self.random.choice(ready)
-            self._receive(sender, receiver, self.channels[sender, receiver].popleft())
+        key = self._pick()
+        if key is not None and (not self.timers or self.random.random() < 0.95):
+            self._receive(*key, self.channels[key].popleft())
             return True
+        self.timers = [(who, timer) for who, timer in self.timers if timer.callback and who in self.nodes]
         if not self.timers:
+            if key is not None:
+                return self.step()
             return False
         _, timer = min(self.timers, key=lambda item: item[1].due)
         self.now = timer.due

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import report
+from bench import report, spent
 from bench.__main__ import arguments, plan
 from bench.metrics import ROWS, Row
 
@@ -64,6 +64,27 @@ def test_an_unknown_peer_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         arguments(["--peers", "ours,nobody"])
     assert "nobody: not one of ours, " in capsys.readouterr().err
+
+
+def test_a_page_gets_the_figures_between_its_marks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    about: dict[str, object] = dict.fromkeys(
+        ("cpu", "cores", "memory_gib", "kernel", "python", "when", "load_before"), 1
+    )
+    found = [result("ours", "call1_us", 30.0), result("torchmonarch", "call1_us", 300.0)]
+    page.write_text("no place")
+    with pytest.raises(ValueError, match="no place for figures"):
+        report.write_into(page, about, found, ["ours", "torchmonarch"])
+    page.write_text(f"above\n{report.BEGIN}\nold\n{report.END}\nbelow\n")
+    report.write_into(page, about, found, ["ours", "torchmonarch"])
+    text = page.read_text()
+    assert text.startswith("above\n") and text.endswith("below\n") and "old" not in text
+    assert "<= 0.15 ok" in text and "| one call, round trip (µs) |" in text
+
+
+def test_the_stages_of_a_call_leave_no_gap() -> None:
+    assert spent.STAGES[0][1] == "c begin" and spent.STAGES[-1][2] == "c end"
+    assert all(before[2] == after[1] for before, after in zip(spent.STAGES, spent.STAGES[1:]))
 
 
 def measured(peer: str, group: str) -> list[report.Result]:

@@ -81,19 +81,29 @@ def test_a_worker_without_a_key_does_not_start(cluster: Cluster, option: list[st
     assert "monarch-kernel keys" in err
 
 
-def test_another_version_of_the_wire(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import monarch_kernel.protocol.messages as messages\nmessages.WIRE_VERSION = 4711\n"
-    )
+@pytest.mark.parametrize(
+    ("module", "attribute", "theirs", "ours"),
+    [
+        ("monarch_kernel.protocol.messages", "WIRE_VERSION", 4711, f"wire version {WIRE_VERSION}"),
+        ("monarch_kernel.runtime.node.remote", "PYTHON", "3.99", f"Python {sys.version_info[0]}.{sys.version_info[1]}"),
+    ],
+)
+def test_another_version(
+    cluster: Cluster, tmp_path: Path, module: str, attribute: str, theirs: int | str, ours: str
+) -> None:
+    """Of the wire, or of Python: both sides say which each has."""
+    path = tmp_path / "sitecustomize.py"
+    path.write_text(f"import {module} as module\nmodule.{attribute} = {theirs!r}\n")
     spare = cluster.spare
     worker = Worker(spare, cluster.key_file, cluster.folder, {"PYTHONPATH": str(tmp_path)})
+    worker.wait_for_log("listens at")
     error = refused(cluster.control([worker.url]))
-    assert str(WIRE_VERSION) in error.text
-    assert "4711" in error.text
-    assert worker.url in error.text or "spare" in error.text
-    log = worker.wait_for_log("4711")
-    assert str(WIRE_VERSION) in log
-    assert cluster.network["controller"].address in log or "controller" in log
+    assert str(theirs) in error.text
+    assert ours in error.text
+    assert "spare" in error.text
+    log = worker.wait_for_log(str(theirs))
+    assert ours in log
+    assert "controller" in log
 
 
 def test_nobody_listens(cluster: Cluster) -> None:

@@ -153,7 +153,8 @@ class Caster:
 
     Args:
         node: the process's. Of it are used: ``id``, ``ref``, ``handlers``, ``on_peer_dead``, ``on_close``, ``deaths``,
-            ``learn``, ``send``, ``order_lock``, ``casts_to``, ``directs_to`` and ``poller.call_later``.
+            ``learn``, ``send``, ``order_lock``, ``casts_to``, ``directs_to``, ``poller.shielded`` and
+            ``poller.call_later``.
         fanout: of the tree.
     """
 
@@ -284,7 +285,8 @@ class Caster:
         header = encode(message)
         if sink is not None:
             sink.relayed = group.procs
-        with self._lock:
+        # An interrupt in the middle would leave a cast that some agents never get.
+        with node.poller.shielded(), self._lock:
             for agent, ranks in group.gone if sink is not None else ():
                 assert sink is not None
                 self._news.append((sink, agent, ranks, None))

@@ -330,8 +330,8 @@ class Relay:
     """A host agent's part in casts.
 
     Args:
-        node: the agent's. Of it are used: ``id``, ``handlers``, ``gate``, ``on_hello``, ``on_peer_dead``, ``refs``, ``links``,
-            ``link_to``, ``learn``, ``watch``, ``send``, ``deaths``, ``pack``, ``new_call``, ``end_call`` and
+        node: the agent's. Of it are used: ``id``, ``handlers``, ``gate``, ``on_hello``, ``on_peer_dead``, ``refs``,
+            ``links``, ``link_to``, ``learn``, ``watch``, ``send``, ``deaths``, ``pack``, ``new_call``, ``end_call`` and
             ``poller.call_later``.
     """
 
@@ -339,7 +339,6 @@ class Relay:
         self.node = node
         self.clock = clock
         self._sources: dict[str, _Source] = {}
-        self._lost: dict[str, str] = {}  # sources whose gateway was lost, and that
         node.handlers.update(
             {
                 CastGroup: self._on_group,
@@ -392,9 +391,8 @@ class Relay:
 
     def _on_group(self, link: Any, message: CastGroup, _body: Any) -> None:
         ref: ProcRef = message.source
-        if self._lost.get(ref.id) is not None and link.peer != ref.id:
+        if ref.gateway in self.node.deaths:
             return  # it takes us for dead; what still comes through others has gaps
-        self._lost.pop(ref.id, None)
         source = self._source(ref.id, ref.gateway)
         source.parent = link.peer
         if message.group in source.groups:
@@ -518,8 +516,7 @@ class Relay:
     def _on_lost(self, link: Any, message: CastLost, _body: Any) -> None:
         source = self._sources.get(message.source)
         if source is not None and link.peer in source.children:
-            source.lost.add(message.agent)
-            self._tell_all(source)
+            self._lose(source, message.agent)
             return
         # From above: it is dead to the source.
         if source is None:
@@ -546,14 +543,13 @@ class Relay:
         """Somebody has connected: if it is a gateway, it counts what it sends from now on."""
         for source in [source for source in self._sources.values() if source.via == link.peer]:
             self._drop(source)
-        for source in [source for source, via in self._lost.items() if via == link.peer]:
-            del self._lost[source]
 
     def _on_peer_dead(self, peer: str, _death: Death) -> None:
         for source in list(self._sources.values()):
             if peer == source.via:
                 self._drop(source)
-                self._lost[source.id] = peer
+                if source.parent != source.id:  # where we stand in the tree, nobody may wait for us
+                    self.send(source.parent, CastLost(source.id, self.node.id))
             elif peer == source.id:
                 self.node.poller.call_later(FAREWELL, lambda source=source: self._drop(source))
             elif peer in source.children:

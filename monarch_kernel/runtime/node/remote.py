@@ -221,7 +221,10 @@ class Routes:
         elif why:
             done(ValueError(why))
         else:
-            _Dial(node, self, url, done, timeout, None)
+            try:
+                _Dial(node, self, url, done, timeout, None)
+            except ValueError as e:  # the URL, or a setting, makes no sense
+                done(e)
 
     def listen_at(self, url: str) -> str:
         """Accept links of other sites (``tcp://``), or at one more Unix socket (``ipc://``). The URL as it is."""
@@ -464,7 +467,8 @@ class _Dial:
         self._done = done
         self._deadline = time.monotonic() + timeout
         self._why = "it does not answer"
-        self._timer = node.poller.call_later(timeout, self._too_late) if known is None else None
+        # The transport's own limit comes first: it knows more of what was in the way.
+        self._timer = node.poller.call_later(timeout + 1.0, self._too_late) if known is None else None
         poller = node.poller
         if url.startswith("ipc://"):
             self.link: Any = Link(poller, known.id if known else "", node._dispatch, node._on_closed)
@@ -492,8 +496,9 @@ class _Dial:
             self._why = f"nobody listens there ({e.strerror})"
             if time.monotonic() < self._deadline:
                 self._node.poller.call_later(RETRY, self._try_unix)
-            elif self._timer is None:
-                self.link.close()
+            else:
+                self._routes._dials.pop(self.link, None)
+                self.failed(self._why)
 
     def answered(self, ref: ProcRef) -> None:
         """The other side has said who it is."""

@@ -99,6 +99,7 @@ class Regions:
             self.misses += 1
             region = Region(self._card, memory, writing or (keep and not memory.why_readonly))
             if keep:
+                self._end(key)  # one that may not be written
                 if not buffer:
                     region.watch = weakref.ref(root, lambda _: self._lost(key))
                 self._kept[key] = region
