@@ -123,14 +123,15 @@ def main(argv: list[str] | None = None) -> int:
 
     for earlier in args.merge:
         results += json.loads(earlier.read_text())["results"]
+    peers = [p for p in SCRIPTS if p in args.peers or any(r["peer"] == p for r in results)]
     print("{cpu}, {cores} cores, {memory_gib} GiB, Linux {kernel}, Python {python}".format(**about))
     print(f"load {about['load_before']} before, {args.rounds} rounds, {took} s")
     for peer, text in report.versions(results).items():
         print(f"{peer}: {text}")
     print()
-    report.show(results, args.peers, args.all)
+    report.show(results, peers, args.all)
     if args.doc:
-        report.write_into(args.doc, about, results, args.peers)
+        report.write_into(args.doc, about, results, peers)
     print(f"figures: {os.path.relpath(target)}")
     return 1 if args.check and report.missed(report.medians(results)) else 0
 

@@ -9,6 +9,7 @@ the cast and the answers of all ranks.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import resource
 import signal
@@ -84,6 +85,7 @@ def simulate(folder: str, hosts: range, ranks: int, ready: int) -> None:
         agent.listen_at(url_of(folder, host))
         kept.append(Relay(agent))
         kept += [Rank(poller, agent, f"rank-{host}-{k}", host * ranks + k) for k in range(ranks)]
+    gc.freeze()  # as agents do; these would look through the objects of all hosts
     os.write(ready, b".")
     poller.run(lambda: False)
 

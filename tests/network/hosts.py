@@ -171,7 +171,8 @@ class Host:
             try:
                 if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/pid") == self._space:
                     state = Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()[0]
-                    if state != "Z":
+                    # The first thread of a process may be gone while others still have its files open.
+                    if state != "Z" or len(os.listdir(f"/proc/{entry}/task")) > 1:
                         found.add(int(entry))
             except OSError:
                 continue

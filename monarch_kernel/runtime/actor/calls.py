@@ -27,6 +27,8 @@ from monarch_kernel.runtime.node.node import Node
 ERROR_GRACE = float(os.environ.get("MONARCH_KERNEL_ERROR_GRACE", "1.0"))
 #: How long a call over a rank that died waits for others that died with it (seconds).
 DEATH_GRACE = 0.003
+#: The same when answers come together, from other hosts.
+FAR_DEATH_GRACE = 0.02
 
 
 class Reported:
@@ -238,7 +240,8 @@ class ManyCall(Future[Any]):
         elif status != OK:
             if status == DEAD:
                 self._target.reported.met.add((self._target.actor, self._target.procs[rank].id))
-            self._end_within(DEATH_GRACE if status == DEAD else ERROR_GRACE)
+            death_grace = FAR_DEATH_GRACE if self.relayed else DEATH_GRACE
+            self._end_within(death_grace if status == DEAD else ERROR_GRACE)
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
         if proc in self.relayed or self._done:
