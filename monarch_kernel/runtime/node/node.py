@@ -155,7 +155,7 @@ class Node:
         self.on_close: list[Callable[[], None]] = []
         #: What this process shows to others of the team when they connect by TCP, and asks of them.
         self.keys: Keys | None = None
-        #: Between sites, by gateway: the number of the last relayed cast that went there, and of how many other messages.
+        #: Between sites, by gateway: the last relayed cast that went there, and how many messages on their own.
         self.casts_to: dict[str, int] = {}
         self.directs_to: dict[str, int] = {}
         self.order_lock = threading.RLock()

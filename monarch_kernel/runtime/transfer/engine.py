@@ -243,7 +243,7 @@ class Engine:
         if found:
             return
         if only is not None and not reasons:
-            reasons.append(f"{only}: not available here")
+            reasons.append(f"{only}: {no_verbs() if only == 'ibverbs' else 'not available here'}")
         setting = f" (forced by {settings.BACKEND} or configure())" if only is not None else ""
         raise RDMAError(f"no way from here to a buffer of {handle.who}: {'; '.join(reasons)}{setting}", handle.owner.id)
 
@@ -317,10 +317,7 @@ class Engine:
         why = next((reason for reason in unfit if reason.startswith("ibverbs: ")), "")
         verbs = next((backend for backend in self.backends if backend.name == "ibverbs"), None)
         if not why:
-            barred = (
-                verbs.bars(handle) if verbs is not None else "there is no RDMA device here, or no pyverbs to use it"
-            )
-            why = f"ibverbs: {barred}"
+            why = f"ibverbs: {verbs.bars(handle) if verbs is not None else no_verbs()}"
         warnings.warn(
             f"RDMA buffers of {handle.owner.host} are moved by TCP, as nothing faster is there ({why}). Accept that by "
             "configure(allow_tcp_fallback=True), or rule it out by configure(allow_tcp_fallback=False); docs/rdma.md "
@@ -516,3 +513,10 @@ def engine() -> Engine:
                 _engine.close()
             _engine = Engine(node)
         return _engine
+
+
+def no_verbs() -> str:
+    """Why there is no verbs backend here."""
+    from monarch_kernel.runtime.transfer.verbs import why_not
+
+    return why_not() or "not available here"
