@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import os
 import resource
 import signal
@@ -177,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("--ranks", type=int, nargs="+", default=SIZES, help="how many ranks (default: all of these)")
     parser.add_argument("--per-host", type=int, default=8, help="ranks of a host (8)")
-    parser.add_argument("--processes", type=int, default=2, help="that simulate the hosts (2)")
+    parser.add_argument("--processes", type=int, default=2, help="that simulate the hosts (2, or what it takes)")
     parser.add_argument("--budget", type=float, default=BUDGET, help=f"seconds for each size ({BUDGET:g})")
     args = parser.parse_args(argv)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -187,7 +188,9 @@ def main(argv: list[str] | None = None) -> int:
     from monarch_kernel.runtime.host.launch import new_run_dir, remove_run_dir
 
     folder = new_run_dir()
-    fleet = Fleet(folder, hosts, args.per_host, args.processes)
+    # Each rank has a socket at either end in one of them, and each host a few more.
+    processes = max(args.processes, math.ceil((2 * max(args.ranks) + 8 * hosts) / (hard * 0.9)))
+    fleet = Fleet(folder, hosts, args.per_host, processes)
     try:
         agents = attach(folder, hosts)
         titles = ["ranks", "hosts", "p50, all answers (ms)", "per rank (µs)", "controller CPU (ms)", "CPU of all (ms)"]

@@ -7,6 +7,7 @@ oneself, by the sender's), one message of a link at a time.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 
 #: How long an end-of-file waits for the agent to tell the cause (seconds).
 CAUSE_GRACE = 0.25
+#: How long nobody new is accepted when the process has no descriptor left (seconds).
+ACCEPT_PAUSE = 1.0
 
 Handler = Callable[[Any, Any, Any], None]
 #: Decides when a message that came from another site is delivered: now, or later by the function it gets.
@@ -213,13 +216,21 @@ class Node:
         while True:
             try:
                 sock, _ = listener.accept()
-            except (BlockingIOError, OSError):
+            except OSError as e:
+                if e.errno in (errno.EMFILE, errno.ENFILE):
+                    log.error("%s cannot accept more connections: %s (see ulimit -n)", self.id, e.strerror)
+                    self.poller.unregister(listener.fileno())  # it would be called again at once, and again
+                    self.poller.call_later(ACCEPT_PAUSE, lambda: self._accept_again(listener))
                 return
             link = Link(self.poller, "", self._dispatch, self._on_closed)
             link.attach(sock)
             if link.peer_uid() not in (os.getuid(), 0):
                 log.warning("refused a connection of user id other than ours")
                 link.close()
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if not self._closed and listener.fileno() >= 0:
+            self.poller.register(listener.fileno(), lambda _events: self._accept(listener))
 
     def _on_hello(self, link: Any, hello: Hello, _body: Any) -> None:
         if hello.version != WIRE_VERSION:
