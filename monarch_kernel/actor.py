@@ -15,6 +15,7 @@ from monarch_kernel.runtime.actor.controllers import get_or_spawn_controller
 from monarch_kernel.runtime.actor.endpoint import Accumulator, Endpoint, as_endpoint, send
 from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, SupervisionError
 from monarch_kernel.runtime.actor.faultline import default_hook as unhandled_fault_hook
+from monarch_kernel.runtime.actor.healing import Healed, HealError, Replacement, heal_mesh
 from monarch_kernel.runtime.actor.hosts import (
     BootstrapCommand,
     HostMesh,
@@ -30,6 +31,7 @@ from monarch_kernel.runtime.actor.ports import Channel, Port, PortReceiver
 from monarch_kernel.runtime.mesh.shape import Extent, Point
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.runtime.supervision.restarts import RestartPolicy
 
 __all__ = [
     "Accumulator",
@@ -42,12 +44,16 @@ __all__ = [
     "Endpoint",
     "Extent",
     "Future",
+    "HealError",
+    "Healed",
     "HostMesh",
     "MeshFailure",
     "Point",
     "Port",
     "PortReceiver",
     "ProcMesh",
+    "Replacement",
+    "RestartPolicy",
     "SupervisionError",
     "ValueMesh",
     "as_endpoint",
@@ -59,6 +65,7 @@ __all__ = [
     "default_bootstrap_cmd",
     "endpoint",
     "get_or_spawn_controller",
+    "heal_mesh",
     "local_proc_mesh",
     "proc_mesh",
     "send",

@@ -319,6 +319,44 @@ class Shutdown(msgspec.Struct, array_like=True, tag=40):
     grace: float
 
 
+# -- healing ----------------------------------------------------------------------------------
+
+
+class Replaced(msgspec.Struct, array_like=True, tag=41):
+    """A proc that died has a successor: what was meant for its place in the mesh goes to this one from now on.
+
+    Who owns actors on it makes them anew there. Answered with a Reply when that is done.
+    """
+
+    call: int  # 0: nobody waits
+    rank: int
+    proc: str
+    ref: ProcRef
+
+
+class AskReplaced(msgspec.Struct, array_like=True, tag=42):
+    """To the root: tell me when this proc, which is dead, has a successor (or that it has)."""
+
+    proc: str
+
+
+class AskEnded(msgspec.Struct, array_like=True, tag=44):
+    """Which of these actors have ended here? Reply body: a pickle of their causes by actor."""
+
+    call: int
+    rank: int
+    actors: list[str]
+
+
+class Checkpoint(msgspec.Struct, array_like=True, tag=43):
+    """To the owner's process: what an actor's ``checkpoint`` has returned. Body: its pickle."""
+
+    actor: str
+    rank: int
+    buffers: tuple[int, ...] = ()
+    segment: SegmentRef | None = None
+
+
 # -- the data plane ---------------------------------------------------------------------------
 
 
@@ -403,6 +441,10 @@ Message = (
     | GetStatus
     | GetLogs
     | Shutdown
+    | Replaced
+    | AskReplaced
+    | AskEnded
+    | Checkpoint
     | BufferRead
     | BufferWrite
     | BufferAtomic

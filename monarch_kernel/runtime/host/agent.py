@@ -36,7 +36,6 @@ from monarch_kernel.protocol.messages import (
     OutputChunk,
     OutputEnd,
     ProcExited,
-    ProcRef,
     ProcStarted,
     ProcStatus,
     RankConfig,
@@ -100,7 +99,7 @@ class Agent:
     def __init__(self, config: AgentConfig, server: socket.socket, server_pid: int, controller: int) -> None:
         self._config = config
         self._controller = controller  # a pidfd
-        self._node = Node(config.id, "agent", config.run_dir, config.host, background=False)
+        self._node = Node(config.id, "agent", config.run_dir, config.host, background=False, gateway=config.owner)
         self._poller = self._node.poller
         self._logs = os.path.join(config.run_dir, "logs")
         os.makedirs(self._logs, mode=0o700, exist_ok=True)
@@ -225,7 +224,7 @@ class Agent:
             argv = _argv(command, env, inherit)
             if argv is not None:
                 env = _with_package(env, inherit)
-            ref = ProcRef(spec.id, spec.address, self._config.host, self._node.id, self._node.ref.address)
+            ref = self._node.ref.beside(spec.id, spec.address)
             self._node.expect(ref)
             config = RankConfig(
                 ref=ref,
@@ -371,6 +370,9 @@ class Agent:
         """Tell everybody at once; what it printed last follows, and nobody has to wait for that."""
         if proc.exit is not None:
             return
+        link = self._node.links.get(proc.id)
+        if link is not None:
+            link.drain()  # what it said last, to other sites, goes before the news of its end
         expected = bool(proc.stopping)
         proc.state = "stopped" if expected else "dead"
         proc.exit = ProcExited(proc.id, proc.pid, self._config.host, status, cause, expected)

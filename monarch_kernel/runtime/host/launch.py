@@ -141,7 +141,8 @@ def launch_local_agent(node: Node) -> AgentProcess:
     """
     agent_id = f"agent-{secrets.token_hex(4)}"
     address = os.path.join(node.run_dir, agent_id + ".sock")
-    ref = ProcRef(agent_id, address, node.ref.host, agent_id, address)
+    near = node.ref
+    ref = ProcRef(agent_id, address, near.host, agent_id, address, near.site, near.gateway, near.gateway_address)
     run_dir = _run_dirs[node.run_dir]
     python_path = os.environ.get("PYTHONPATH")
     package_root = os.path.dirname(os.path.dirname(os.path.abspath(monarch_kernel.__file__)))

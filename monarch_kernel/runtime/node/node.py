@@ -69,6 +69,9 @@ class Loopback:
 
     peer: str
     pid = os.getpid()
+    attached = True
+    closed = False
+    queued = 0
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -164,6 +167,10 @@ class Node:
         self._call_ids = itertools.count(1)
         self._expected: set[str] = set()
         self._listener: socket.socket | None = None
+        #: Procs that died and were replaced, and by whom; whoever holds a reference asks ``current``.
+        self.successors: dict[str, ProcRef] = {}
+        #: Counts the replacements, so that holders of many references know when to ask again.
+        self.generation = 0
         self._closed = False
         self.routes = Routes(self)
         self.links[node_id] = Loopback(self)
@@ -260,6 +267,21 @@ class Node:
     def learn(self, ref: ProcRef) -> None:
         """Put a proc into the address book."""
         self.refs.setdefault(ref.id, ref)
+
+    def current(self, ref: ProcRef) -> ProcRef:
+        """The proc that stands in the place of this one now: itself, or the last of its successors."""
+        while (successor := self.successors.get(ref.id)) is not None:
+            ref = successor
+        return ref
+
+    def replaced(self, proc: str, ref: ProcRef) -> bool:
+        """A dead proc has a successor. False if that is no news."""
+        if self.successors.get(proc) == ref:
+            return False
+        self.successors[proc] = ref
+        self.refs[ref.id] = ref
+        self.generation += 1
+        return True
 
     def expect(self, ref: ProcRef) -> None:
         """A proc that is being started and will connect to us; what is sent to it waits until then."""
