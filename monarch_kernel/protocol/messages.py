@@ -319,6 +319,24 @@ class Shutdown(msgspec.Struct, array_like=True, tag=40):
     grace: float
 
 
+class ProcUnresponsive(msgspec.Struct, array_like=True, tag=45):
+    """The proc lives, but does not answer its agent. To its owner and all watchers; again when its stack is known."""
+
+    proc: str
+    pid: int
+    host: str
+    seconds: float  # since it was asked
+    why: str
+    stack: str = ""
+
+
+class ProcResponds(msgspec.Struct, array_like=True, tag=46):
+    """The proc that did not answer has answered."""
+
+    proc: str
+    seconds: float  # how long it took
+
+
 # -- healing ----------------------------------------------------------------------------------
 
 
@@ -441,6 +459,8 @@ Message = (
     | GetStatus
     | GetLogs
     | Shutdown
+    | ProcUnresponsive
+    | ProcResponds
     | Replaced
     | AskReplaced
     | AskEnded

@@ -25,7 +25,9 @@ from monarch_kernel.protocol.messages import (
     Hello,
     ProcExited,
     ProcRef,
+    ProcResponds,
     ProcStarted,
+    ProcUnresponsive,
     Refused,
     Release,
     Reply,
@@ -149,6 +151,8 @@ class Node:
             Forget: lambda link, message, _body: self.segments.forget(link.peer, message.number),
             ProcStarted: self._on_proc_started,
             ProcExited: self._on_proc_exited,
+            ProcUnresponsive: self._on_unresponsive,
+            ProcResponds: self._on_responds,
         }
         #: Called with (proc id, Death) once per dead peer, after pending calls were failed.
         self.on_peer_dead: list[Callable[[str, Death], None]] = []
@@ -167,6 +171,10 @@ class Node:
         self._call_ids = itertools.count(1)
         self._expected: set[str] = set()
         self._listener: socket.socket | None = None
+        #: Procs that live, but do not answer their agent.
+        self.unresponsive: dict[str, ProcUnresponsive] = {}
+        #: Called with a proc's id and what is known when it does not answer, and with None when it does again.
+        self.on_vitals: list[Callable[[str, ProcUnresponsive | None], None]] = []
         #: Procs that died and were replaced, and by whom; whoever holds a reference asks ``current``.
         self.successors: dict[str, ProcRef] = {}
         #: Counts the replacements, so that holders of many references know when to ask again.
@@ -464,6 +472,18 @@ class Node:
                 ref.id, Death(f"it cannot be reached: {e.strerror}", "proc", ref.id, ref.host, started.pid)
             )
 
+    def _on_unresponsive(self, _link: Any, message: ProcUnresponsive, _body: Any) -> None:
+        if message.proc in self.deaths:
+            return
+        self.unresponsive[message.proc] = message
+        for callback in list(self.on_vitals):
+            callback(message.proc, message)
+
+    def _on_responds(self, _link: Any, message: ProcResponds, _body: Any) -> None:
+        if self.unresponsive.pop(message.proc, None) is not None:
+            for callback in list(self.on_vitals):
+                callback(message.proc, None)
+
     def _on_proc_exited(self, _link: Any, exited: ProcExited, _body: Any) -> None:
         what = "stopped" if exited.expected else "proc"
         self.declare_dead(exited.proc, Death(exited.cause, what, exited.proc, exited.host, exited.pid))
@@ -480,6 +500,7 @@ class Node:
         self.deaths[proc] = death
         self.links.pop(proc, None)
         self._expected.discard(proc)
+        self.unresponsive.pop(proc, None)
         for sink in list(self.calls.values()):
             sink.on_peer_dead(proc, death)
         for callback in list(self.on_peer_dead):
