@@ -1,4 +1,4 @@
-"""A rank that lives but does not answer is told of, with its last stack, and is as good as any when it answers again."""
+"""A rank that lives but does not answer is told of, with its stack; when it answers again, it is as good as any."""
 
 from __future__ import annotations
 

@@ -469,6 +469,14 @@ class ProcMesh(MeshTrait):
 
         return self._ask_agents(GetStatus, "status").then(merge)
 
+    def unresponsive(self) -> dict[int, str]:
+        """The ranks that live but do not answer, and why, as far as their host agents have told; asks nobody."""
+        node = self._system.node
+        silent = node.unresponsive
+        if not silent:
+            return {}
+        return {k: silent[ref.id].why for k, ref in enumerate(self._target().procs) if ref.id in silent}
+
     def pids(self) -> ValueMesh[int]:
         """Process ids (0: not started yet)."""
         target = self._target()
