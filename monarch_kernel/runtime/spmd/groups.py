@@ -57,12 +57,14 @@ class Group:
         """
         rank = _ranks.get(self._keepers)
         if rank is None:
-            raise RuntimeError("Group.join() is for the ranks: send the group to an endpoint of theirs, and call it there")
+            raise RuntimeError(
+                "Group.join() is for the ranks: send the group to an endpoint of theirs, and call it there"
+            )
         member.join(self.meeting, rank, self.backend, timeout, self.timeout, **options)
 
 
 class Keeper(Actor):
-    """Beside the actors that train: it answers, and breaks the group's connections, while those wait in a collective."""
+    """Beside the actors that train: it answers while those wait in a collective, and breaks the group's connections."""
 
     __tool__ = True
 
