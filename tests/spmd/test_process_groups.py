@@ -106,7 +106,7 @@ def test_survivors_are_freed_and_meet_anew() -> None:
     mesh = p.spawn("sum", Sum)
     groups = ProcessGroups(p)
     first = groups.form().get(60)
-    assert (first.number, bool(first.healed), first.silent) == (1, False, ())
+    assert (first.number, bool(first.healed), first.stuck) == (1, False, ())
     assert list(mesh.join.call(first).get(60).values()) == [0, 1, 2, 3, 4]
     assert set(mesh.add.call().get(20).values()) == {5.0}
     for victim in (2, 0):  # rank 0 has the store
@@ -132,7 +132,7 @@ def test_a_rank_that_stands_still_is_replaced() -> None:
     before = p.pids()
     os.kill(before.get(1), signal.SIGSTOP)
     group = groups.form(patience=1).get(60)
-    assert group.silent == (1,)
+    assert group.stuck == (1,)
     assert [one.rank for one in group.healed.replaced] == [1]
     for call in calls:
         assert isinstance(call.exception(20), ActorError)
@@ -254,7 +254,7 @@ def test_environment_with_a_given_address() -> None:
 
 
 def test_nothing_to_abandon() -> None:
-    assert member.abandon() is False
+    assert member.abandon()
 
 
 def test_a_join_that_nobody_else_comes_to_can_be_abandoned() -> None:

@@ -19,8 +19,10 @@ from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.spmd import member
 from monarch_kernel.runtime.spmd.member import Meeting
 
-#: How long a rank may take to answer that it has given up its group, before it is taken for stuck (seconds).
+#: How long a rank may take to give up its group, before it is taken for stuck (seconds).
 PATIENCE = 10.0
+#: How long its answer may take beyond that (seconds).
+GRACE = 0.5
 
 # The ranks of this process, by the name of the keepers.
 _ranks: dict[str, int] = {}
@@ -33,7 +35,7 @@ class Group:
     Attributes:
         number: 1 for the first group of a mesh, counted up by each that is formed.
         healed: what had to be healed for it.
-        silent: the ranks that did not answer, and were killed and replaced.
+        stuck: the ranks that did not give up the last group in time, and were killed and replaced.
         seconds: how long each part of forming it took: "release", "heal", "meet".
     """
 
@@ -42,7 +44,7 @@ class Group:
     meeting: Meeting
     timeout: float | None
     healed: Healed
-    silent: tuple[int, ...]
+    stuck: tuple[int, ...]
     seconds: dict[str, float]
     _keepers: str = field(repr=False)
 
@@ -82,9 +84,9 @@ class Keeper(Actor):
         member.set_environment(meeting, self._rank)
 
     @endpoint
-    def abandon(self) -> bool:
-        """End whatever collectives run here."""
-        return member.abandon()
+    def abandon(self, patience: float) -> bool:
+        """End whatever collectives run here; gives whether they have ended."""
+        return member.abandon(patience)
 
     def __cleanup__(self, error: BaseException | None) -> None:
         """So that a mesh that is stopped need not wait for those."""
@@ -122,7 +124,8 @@ class ProcessGroups:
 
         Args:
             hosts: spare hosts for those that are gone, as for ``ProcMesh.heal``.
-            patience: ranks that do not answer within so many seconds are killed, and replaced like dead ones.
+            patience: ranks that have not given up the last group within so many seconds (they stand still, or hang in
+                it) are killed, and replaced like dead ones.
 
         Raises:
             HealError: the mesh cannot be healed.
@@ -130,20 +133,20 @@ class ProcessGroups:
         return _in_thread(self._procs, f"{self._procs.name}.form", lambda: self._form(hosts, patience))
 
     def release(self, patience: float = PATIENCE) -> Future[list[int]]:
-        """Free the living ranks from the collectives they wait in; gives the ranks that did not answer."""
+        """Free the living ranks from the collectives they wait in; gives those that did not come free in time."""
         return _in_thread(self._procs, f"{self._procs.name}.release", lambda: self._release(patience))
 
     def _form(self, hosts: HostMesh | None, patience: float) -> Group:
         with self._lock:
             ranks = self._procs.flatten("ranks")
-            silent: set[int] = set()
+            stuck: set[int] = set()
             healed = Healed(self._procs.name)
             seconds = {"release": 0.0, "heal": 0.0, "meet": 0.0}
             while True:
                 began = time.monotonic()
                 for rank in self._release(patience):
-                    silent.add(rank)
-                    ranks.slice(ranks=rank).kill("it did not answer when its process group was given up").get(TIMEOUT)
+                    stuck.add(rank)
+                    ranks.slice(ranks=rank).kill("it did not give up its process group").get(TIMEOUT)
                 released = time.monotonic()
                 done = self._procs.heal(hosts).get()
                 healed.replaced += done.replaced
@@ -165,7 +168,7 @@ class ProcessGroups:
                     meeting,
                     self._timeout,
                     healed,
-                    tuple(sorted(silent)),
+                    tuple(sorted(stuck)),
                     seconds,
                     self._name,
                 )
@@ -174,17 +177,18 @@ class ProcessGroups:
         if self._number == 0:
             return []
         keepers = self._keepers.flatten("ranks")
-        deadline = time.monotonic() + patience
-        calls = [keepers.slice(ranks=rank).abandon.call_one() for rank in range(len(keepers))]
-        silent: list[int] = []
+        deadline = time.monotonic() + patience + GRACE
+        calls = [keepers.slice(ranks=rank).abandon.call_one(patience) for rank in range(len(keepers))]
+        stuck: list[int] = []
         for rank, call in enumerate(calls):
             try:
-                call.get(max(0.0, deadline - time.monotonic()))
+                if not call.get(max(0.0, deadline - time.monotonic())):
+                    stuck.append(rank)
             except TimeoutError:
-                silent.append(rank)
+                stuck.append(rank)
             except (SupervisionError, ActorError):  # it is dead
                 continue
-        return silent
+        return stuck
 
 
 def setup_torch_elastic_env(

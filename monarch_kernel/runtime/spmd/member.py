@@ -4,6 +4,9 @@ Gloo tells only those of a failed rank that are just then talking to it. The oth
 never come, until the group's timeout (half an hour by default), and there is no call that ends such a wait. So a rank
 remembers which connections its group opened. ``abandon`` shuts them down, from another thread: then every collective
 that is under way ends in an error, here and at whoever waits for this rank.
+
+Nearly every: when gloo sends on a connection in the very moment in which its end is noticed, it forgets to tell the
+sender. Therefore ``abandon`` also says whether the threads that were in torch then have come out of it.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ import socket
 import stat
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 LOOPBACK = "127.0.0.1"
@@ -133,17 +138,20 @@ def leave() -> None:
         gc.collect()  # its connections are closed when the last work of it is gone
 
 
-def abandon() -> bool:
+def abandon(patience: float = 0.0) -> bool:
     """End every collective of the group that ``join`` made, or is making, in an error. From any thread.
 
     The group itself is as good as dead then; ``join`` or ``leave`` clears it away.
 
+    Args:
+        patience: how long threads that are in torch may take to come out of it (seconds).
+
     Returns:
-        Whether there was one.
+        Whether they have, or there was no group.
     """
     with _member.lock:
         if _member.before is None:
-            return False
+            return True
         inodes = _member.own if _member.own is not None else _sockets() - _member.before
         for inode in inodes:
             _shut_down(inode)
@@ -152,7 +160,29 @@ def abandon() -> bool:
         abort = getattr(distributed.group.WORLD, "abort", None)  # of NCCL, which knows how to
         if abort is not None:
             abort()
+    inside = {thread: frame for thread, top in sys._current_frames().items() if (frame := _in_torch(top)) is not None}
+    deadline = time.monotonic() + patience
+    while inside:
+        tops = sys._current_frames()
+        inside = {thread: frame for thread, frame in inside.items() if frame in _stack(tops.get(thread))}
+        if inside and time.monotonic() >= deadline:
+            return False
+        time.sleep(0.001 if inside else 0)
     return True
+
+
+def _stack(top: FrameType | None) -> list[FrameType]:
+    frames: list[FrameType] = []
+    while top is not None:
+        frames.append(top)
+        top = top.f_back
+    return frames
+
+
+def _in_torch(top: FrameType) -> FrameType | None:
+    """The outermost frame of a thread that runs code of torch's in which collectives happen."""
+    parts = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
+    return next((f for f in reversed(_stack(top)) if any(part in f.f_code.co_filename for part in parts)), None)
 
 
 def own_address() -> str:
@@ -195,7 +225,7 @@ def _inode(held: socket.socket | None) -> int:
 
 
 def _shut_down(inode: int) -> None:
-    """Shut down a connection over the network; whatever else has that inode is left alone."""
+    """End a connection over the network as if its peer had; whatever else has that inode is left alone."""
     fd = _descriptors().get(inode)
     if fd is None:
         return
@@ -205,4 +235,4 @@ def _shut_down(inode: int) -> None:
             return
         # A listener that ends would be an error of its own to who accepts there.
         if not held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            held.shutdown(socket.SHUT_RDWR)
+            held.shutdown(socket.SHUT_RD)
