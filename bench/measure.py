@@ -119,7 +119,7 @@ def rate(metric: str, batch: Callable[[], object], n: int, repeats: int = 7) -> 
 
 def bandwidth(metric: str, nbytes: int, call: Callable[[], object], budget: float = 2.0, least: int = 5) -> None:
     """GB/s (1e9 bytes) of a call that moves nbytes."""
-    times = sample(call, budget, least, 400)
+    times = sample(call, budget, 3, 400, warm=1) if QUICK else sample(call, budget, least, 400)
     median = percentile(times, 0.5)
     emit(f"{metric}_GBps", round(nbytes / median / 1e9, 4), us=round(median * 1e6, 1), n=len(times))
 
@@ -137,7 +137,7 @@ def memory(pid: int) -> tuple[float, float, float]:
 
 
 def emit_memory(metric: str, pids: Sequence[int], **extra: object) -> None:
-    """Medians over processes: `metric` is the resident size, with the proportional share beside it."""
+    """Medians over processes: `metric` is the resident size; beside it the proportional share and what is private."""
     resident, proportional, private = zip(*map(memory, pids))
     emit(
         metric,
@@ -148,6 +148,7 @@ def emit_memory(metric: str, pids: Sequence[int], **extra: object) -> None:
         **extra,
     )
     emit(metric.replace("rss", "pss"), round(statistics.median(proportional), 1), n=len(pids))
+    emit(metric.replace("rss", "uss"), round(statistics.median(private), 2), n=len(pids))
 
 
 def threads(pids: Sequence[int]) -> float:

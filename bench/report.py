@@ -50,15 +50,24 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}"
 
 
-def verdict(row: Row, ratio: float | None) -> str:
-    """Whether the bar of a row is met: "<= 0.25 ok", "<= 0.25 MISS", or nothing."""
-    if row.bar is None:
-        return ""
-    sign = ">=" if row.more_is_better else "<="
-    if ratio is None:
-        return f"{sign} {row.bar:g} ?"
-    met = ratio >= row.bar if row.more_is_better else ratio <= row.bar
-    return f"{sign} {row.bar:g} {'ok' if met else 'MISS'}"
+def verdict(row: Row, ours: float | None, reference: float | None, limit: float | None = None) -> str:
+    """The bars of a row, and whether they are met: "<= 0.25 ok", "<= 0.25 MISS", "?" if not measured, or nothing."""
+    ratio, of_limit = over(ours, reference), over(ours, limit)
+    said: list[str] = []
+    if row.bar is not None:
+        sign = ">=" if row.more_is_better else "<="
+        met = ratio is not None and (ratio >= row.bar if row.more_is_better else ratio <= row.bar)
+        said.append(f"{sign} {row.bar:g} {_mark(met, ratio)}")
+    if row.most is not None:
+        said.append(f"own < {row.most:g} {_mark(ours is not None and ours < row.most, ours)}")
+    if row.of_limit is not None:
+        met = of_limit is not None and of_limit >= row.of_limit
+        said.append(f"limit >= {row.of_limit:g} {_mark(met, of_limit)}")
+    return ", ".join(said)
+
+
+def _mark(met: bool, value: float | None) -> str:
+    return "?" if value is None else "ok" if met else "MISS"
 
 
 def over(value: float | None, by: float | None) -> float | None:
@@ -86,7 +95,7 @@ def table(found: Medians, peers: Sequence[str], show_all: bool) -> Table:
         known = {
             "limit": number(limit),
             f"ours / {REFERENCE}": number(ratio),
-            "bar": verdict(row, ratio),
+            "bar": verdict(row, ours, values.get(REFERENCE), limit),
             "ours / limit": number(over(ours, limit)),
         }
         shown.add_row(row.label, *(number(values[name]) for name in names), *(known[name] for name in extra))
@@ -105,12 +114,12 @@ def limits(found: Medians) -> Table | None:
 
 
 def missed(found: Medians) -> list[str]:
-    """The bars that ours did not meet."""
-    return [
-        row.label.strip()
-        for row in ROWS
-        if verdict(row, over(found.get(("ours", row.metric)), found.get((REFERENCE, row.metric)))).endswith("MISS")
-    ]
+    """The rows of which ours did not meet a bar."""
+    return [row.label.strip() for row in ROWS if "MISS" in verdict(row, *(found.get(at) for at in _compared(row)))]
+
+
+def _compared(row: Row) -> list[tuple[str, str]]:
+    return [("ours", row.metric), (REFERENCE, row.metric), ("limit", row.limit or "")]
 
 
 def show(results: Sequence[Result], peers: Sequence[str], show_all: bool) -> None:

@@ -76,6 +76,7 @@ def measure(peer: str, python: Path, group: str, scale: float, deadline: float) 
         "BENCH_DEADLINE": str(deadline),
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "",  # what is installed is compiled, what is imported from a checkout is not yet
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # one warning less
     }
     # Into files, not pipes: a helper that outlives the peer may hold them open.

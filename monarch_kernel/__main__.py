@@ -30,6 +30,13 @@ _COMMANDS = {
         "tell Jupyter about this environment's kernel", "monarch_kernel.kernel.install:add_install_command"
     ),
     "uninstall": _Command("undo install", "monarch_kernel.kernel.install:add_uninstall_command"),
+    "worker": _Command(
+        "let controllers of other hosts, or of this one, use this host",
+        "monarch_kernel.runtime.host.worker:add_worker_command",
+    ),
+    "keys": _Command(
+        "make the key file that controllers and workers share", "monarch_kernel.protocol.keys:add_keys_command"
+    ),
 }
 
 

@@ -28,6 +28,13 @@ from monarch_kernel.runtime.actor.hosts import (
 from monarch_kernel.runtime.actor.life import shutdown_context
 from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
 from monarch_kernel.runtime.actor.ports import Channel, Port, PortReceiver
+from monarch_kernel.runtime.actor.transports import ChannelTransport, enable_transport
+from monarch_kernel.runtime.actor.workers import (
+    attach_to_workers,
+    run_worker_loop_forever,
+    run_worker_loop_until_shutdown,
+    start_worker_loop_forever,
+)
 from monarch_kernel.runtime.mesh.shape import Extent, Point
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
@@ -40,6 +47,7 @@ __all__ = [
     "ActorMesh",
     "BootstrapCommand",
     "Channel",
+    "ChannelTransport",
     "Context",
     "Endpoint",
     "Extent",
@@ -57,19 +65,24 @@ __all__ = [
     "SupervisionError",
     "ValueMesh",
     "as_endpoint",
+    "attach_to_workers",
     "concurrent_endpoint",
     "context",
     "current_actor_name",
     "current_rank",
     "current_size",
     "default_bootstrap_cmd",
+    "enable_transport",
     "endpoint",
     "get_or_spawn_controller",
     "heal_mesh",
     "local_proc_mesh",
     "proc_mesh",
+    "run_worker_loop_forever",
+    "run_worker_loop_until_shutdown",
     "send",
     "shutdown_context",
+    "start_worker_loop_forever",
     "this_host",
     "this_proc",
     "unhandled_fault_hook",

@@ -6,12 +6,12 @@ Only names that exist here are aliased; ``monarch.X`` for anything else raises `
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
 import types
 from collections.abc import Sequence
+from typing import Any
 
 #: Set in the environment of ranks whose controller has enabled the alias.
 VARIABLE = "MONARCH_KERNEL_IMPORTS"
@@ -20,7 +20,7 @@ _ALIAS = "monarch"
 _OURS = "monarch_kernel"
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _Finder:
     """Resolves ``monarch`` and ``monarch.X`` to ``monarch_kernel`` and ``monarch_kernel.X``, the same module
     objects.
     """
@@ -33,7 +33,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         ours = _OURS + fullname[len(_ALIAS) :]
         if importlib.util.find_spec(ours) is None:
             return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname == _ALIAS)
+        loader: Any = self  # not derived from importlib.abc, which takes milliseconds to load
+        return importlib.machinery.ModuleSpec(fullname, loader, is_package=fullname == _ALIAS)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         module = importlib.import_module(_OURS + spec.name[len(_ALIAS) :])

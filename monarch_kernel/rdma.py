@@ -13,12 +13,13 @@ from monarch_kernel.runtime.transfer.buffer import (
     is_rdma_available,
 )
 from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError
-from monarch_kernel.runtime.transfer.settings import configure
+from monarch_kernel.runtime.transfer.settings import RDMATcpFallbackWarning, configure
 
 __all__ = [
     "RDMAAction",
     "RDMABuffer",
     "RDMAError",
+    "RDMATcpFallbackWarning",
     "RDMATimeoutError",
     "configure",
     "get_rdma_backend",

@@ -26,17 +26,21 @@ def test_medians_are_over_rounds_and_skip_notes() -> None:
 
 
 @pytest.mark.parametrize(
-    "metric, ratio, said",
+    "row, ours, said",
     [
-        ("call1_us", 0.2, "<= 0.5 ok"),
-        ("call1_us", 0.6, "<= 0.5 MISS"),
-        ("cast8_per_s", 0.6, ">= 0.5 ok"),
-        ("cast8_per_s", 0.4, ">= 0.5 MISS"),
-        ("call1_us", None, "<= 0.5 ?"),
+        (Row("call1_us", "x", bar=0.5), 20.0, "<= 0.5 ok"),
+        (Row("call1_us", "x", bar=0.5), 60.0, "<= 0.5 MISS"),
+        (Row("cast8_per_s", "x", bar=0.5), 60.0, ">= 0.5 ok"),
+        (Row("cast8_per_s", "x", bar=0.5), 40.0, ">= 0.5 MISS"),
+        (Row("call1_us", "x", bar=0.5), None, "<= 0.5 ?"),
+        (Row("uss_idle_mb", "x", most=5), 4.9, "own < 5 ok"),
+        (Row("uss_idle_mb", "x", most=5), 5.0, "own < 5 MISS"),
+        (Row("bulk_read_GBps", "x", bar=10, of_limit=0.8), 900.0, ">= 10 MISS, limit >= 0.8 ok"),
+        (Row("call1_us", "x"), 20.0, ""),
     ],
 )
-def test_a_bar_knows_its_direction(metric: str, ratio: float | None, said: str) -> None:
-    assert report.verdict(Row(metric, "x", bar=0.5), ratio) == said
+def test_a_bar_knows_its_direction(row: Row, ours: float | None, said: str) -> None:
+    assert report.verdict(row, ours, reference=100.0, limit=1000.0) == said
 
 
 def test_a_missed_bar_is_named() -> None:

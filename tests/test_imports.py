@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
         f"{RUNTIME}.transfer",
     },
     f"{RUNTIME}.host": {PROTOCOL, MESH, f"{RUNTIME}.node"},
-    LAUNCH: {PROTOCOL, f"{RUNTIME}.node", f"{RUNTIME}.host.leftovers", f"{RUNTIME}.host.procs"},
+    LAUNCH: {PROTOCOL, f"{RUNTIME}.node", *(f"{RUNTIME}.host.{m}" for m in ("config", "leftovers", "procs"))},
     "monarch_kernel.aliases": set(),
     **{facade: {PROTOCOL, RUNTIME, *FACADES} for facade in FACADES},
     **{f"monarch_kernel.{tool}": {*FACADES, *(f"monarch_kernel.{t}" for t in TOOLS)} for tool in TOOLS},

@@ -35,6 +35,8 @@ IMPORT_S = time.perf_counter() - _start
 class Echo:
     """What runs in each worker."""
 
+    kept: Any = None
+
     def noop(self, s: str) -> str:
         return s
 
@@ -49,6 +51,12 @@ class Echo:
 
     def make(self, n: int) -> Any:
         return np.ones(n, np.uint8)
+
+    def held(self, n: int) -> Any:
+        """An array that is there already: the result is moved, not made."""
+        if self.kept is None or self.kept.nbytes != n:
+            self.kept = np.ones(n, np.uint8)
+        return self.kept
 
     async def call_peer(self, other: Any, n: int) -> list[float]:
         times = []
@@ -141,6 +149,7 @@ def payload() -> None:
     for size, n in SIZES.items():
         x = np.ones(n, np.uint8)
         bandwidth(f"payload_in_{size}", n, lambda x=x: one.nbytes(x).result(), least=3)
+        bandwidth(f"payload_held_{size}", n, lambda n=n: one.held(n).result(), least=3)
         bandwidth(f"payload_out_{size}", n, lambda n=n: one.make(n).result(), least=3)
     mesh.close()
 

@@ -48,6 +48,13 @@ def setup() -> int:
         def make(self, n: int) -> Any:
             return numpy.ones(n, numpy.uint8)
 
+        kept: Any = None
+
+        def held(self, n: int) -> Any:
+            if self.kept is None or self.kept.nbytes != n:
+                self.kept = self.make(n)
+            return self.kept
+
     globals()["actor"] = Echo()
     return os.getpid()
 
@@ -62,6 +69,11 @@ def nbytes(x: Any) -> int:
 
 def make(n: int) -> Any:
     return globals()["actor"].make(n)
+
+
+def held(n: int) -> Any:
+    """An array that is there already: the result is moved, not made."""
+    return globals()["actor"].held(n)
 
 
 def sleep(seconds: float) -> None:
@@ -128,6 +140,7 @@ def payload() -> None:
     for size, n in SIZES.items():
         x = np.ones(n, np.uint8)
         bandwidth(f"payload_in_{size}", n, lambda x=x: one.apply_sync(nbytes, x), least=3)
+        bandwidth(f"payload_held_{size}", n, lambda n=n: one.apply_sync(held, n), least=3)
         bandwidth(f"payload_out_{size}", n, lambda n=n: one.apply_sync(make, n), least=3)
     cluster.stop_cluster_sync()
 

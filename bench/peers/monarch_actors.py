@@ -22,6 +22,7 @@ import numpy as np
 from bench.measure import (
     PEER,
     QUICK,
+    SCALE,
     SIZES,
     bandwidth,
     describe,
@@ -32,6 +33,7 @@ from bench.measure import (
     percentile,
     rate,
     run,
+    sample,
     threads,
     version,
 )
@@ -45,8 +47,19 @@ endpoint: Any = api.endpoint
 this_host: Any = api.this_host
 
 
+def ones(n: int, as_torch: bool) -> Any:
+    """n bytes."""
+    if as_torch:
+        import torch
+
+        return torch.ones(n, dtype=torch.uint8)
+    return np.ones(n, np.uint8)
+
+
 class Sync(Actor):
     """Sync and async endpoints may not be mixed in one class."""
+
+    kept: Any = None
 
     @endpoint
     def noop(self, s: str) -> str:
@@ -66,11 +79,14 @@ class Sync(Actor):
 
     @endpoint
     def make(self, n: int, as_torch: bool) -> Any:
-        if as_torch:
-            import torch
+        return ones(n, as_torch)
 
-            return torch.ones(n, dtype=torch.uint8)
-        return np.ones(n, np.uint8)
+    @endpoint
+    def held(self, n: int, as_torch: bool) -> Any:
+        """An array that is there already: the result is moved, not made."""
+        if self.kept is None or self.kept.nbytes != n:
+            self.kept = ones(n, as_torch)
+        return self.kept
 
     @endpoint
     def import_torch(self) -> str:
@@ -129,7 +145,9 @@ def calls() -> None:
         one, two = actors.slice(gpus=0), actors.slice(gpus=1)
         _calls(tag, actors, one)
         if cls is Async:
-            times = one.call_peer.call_one(two, 1000).get()[100:]
+            # As long as the other latencies take: a moment in which the machine is busy elsewhere must not be all.
+            usual = percentile(one.call_peer.call_one(two, 200).get(), 0.5)
+            times = one.call_peer.call_one(two, min(5000, max(300, int(1.5 * SCALE / usual)))).get()
             emit("a2a_us", round(percentile(times, 0.5) * 1e6, 1), n=len(times))
             emit("a2a_p99_us", round(percentile(times, 0.99) * 1e6, 1), n=len(times))
         asyncio.run(_awaited(tag, one))
@@ -184,6 +202,7 @@ def payload() -> None:
     for size, n in SIZES.items():
         x = np.ones(n, np.uint8)
         bandwidth(f"payload_in_{size}", n, lambda x=x: one.nbytes.call_one(x).get())
+        bandwidth(f"payload_held_{size}", n, lambda n=n: one.held.call_one(n, False).get())
         bandwidth(f"payload_out_{size}", n, lambda n=n: one.make.call_one(n, False).get())
     try:
         import torch
@@ -193,7 +212,21 @@ def payload() -> None:
         n = SIZES["64MB"]
         t = torch.ones(n, dtype=torch.uint8)
         bandwidth("payload_in_torch_64MB", n, lambda: one.nbytes.call_one(t).get())
+        bandwidth("payload_held_torch_64MB", n, lambda: one.held.call_one(n, True).get())
         bandwidth("payload_out_torch_64MB", n, lambda: one.make.call_one(n, True).get())
+    procs.stop().get()
+    cast()
+
+
+def cast() -> None:
+    """The same 64 MB to 8 ranks: how much longer than to one."""
+    procs, actors = spawn(8)
+    x = np.ones(SIZES["64MB"], np.uint8)
+    one = actors.slice(gpus=0)
+    least = 2 if QUICK else 5
+    to_one = sample(lambda: one.nbytes.call(x).get(), 1.0, least, 40)
+    to_all = sample(lambda: actors.nbytes.call(x).get(), 1.0, least, 40)
+    emit("cast_64MB_8_over_1", round(percentile(to_all, 0.5) / percentile(to_one, 0.5), 2), n=len(to_all))
     procs.stop().get()
 
 

@@ -37,6 +37,8 @@ IMPORT_S = time.perf_counter() - _start
 class Echo:
     """What runs in each worker."""
 
+    kept: Any = None
+
     def noop(self, s: str) -> str:
         return s
 
@@ -51,6 +53,12 @@ class Echo:
 
     def make(self, n: int) -> Any:
         return np.ones(n, np.uint8)
+
+    def held(self, n: int) -> Any:
+        """An array that is there already: the result is moved, not made."""
+        if self.kept is None or self.kept.nbytes != n:
+            self.kept = np.ones(n, np.uint8)
+        return self.kept
 
     def call_peer(self, other: Any, n: int) -> list[float]:
         return sample(lambda: ray.get(other.noop.remote("w")), 0, n, n, warm=100)
@@ -133,6 +141,7 @@ def payload() -> None:
     for size, n in SIZES.items():
         x = np.ones(n, np.uint8)
         bandwidth(f"payload_in_{size}", n, lambda x=x: ray.get(one.nbytes.remote(x)))
+        bandwidth(f"payload_held_{size}", n, lambda n=n: ray.get(one.held.remote(n)))
         bandwidth(f"payload_out_{size}", n, lambda n=n: ray.get(one.make.remote(n)))
 
 

@@ -1,25 +1,174 @@
-"""Messages by which host agents relay casts and combine their replies (tags 60 to 69)."""
+"""Messages by which host agents relay casts and combine their replies (tags 60 to 69).
+
+A cast is one message to many ranks. Its sender keeps a tree of the host agents it casts to; a *group* is a set of ranks
+with the part of that tree which leads to them. A group is installed once; then each cast names it and carries the
+message once. ``runtime.node.relay`` says how the agents go about it.
+"""
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
 import msgspec
+
+from monarch_kernel.protocol.refs import ProcRef
+
+#: Status in CastReplies, beside those of a Reply: the whole proc is gone; the body is a Death.
+GONE = 3
+#: In place of a body's size: it is the same as the one before.
+SAME = 0xFFFF_FFFF_FFFF_FFFF
+
+
+class Branch(msgspec.Struct, array_like=True, frozen=True):
+    """One host agent in a group's tree, and the members that are its own."""
+
+    agent: ProcRef
+    size: int  # agents in this branch, with this one
+    procs: list[str]
+    ranks: list[int]  # the position of each proc in what is addressed
 
 
 class CastGroup(msgspec.Struct, array_like=True, tag=60):
-    """Whom casts of a group go to."""
+    """Whom the casts of a group go to, for the receiver and those below it.
+
+    ``branches`` are in depth-first order; the first one is the receiver's own.
+    """
 
     group: int
-    source: str
+    source: ProcRef
+    branches: list[Branch]
 
 
 class Cast(msgspec.Struct, array_like=True, tag=61):
-    """One message to all members of a group."""
+    """One message to all members of a group. Body: the body of the message."""
 
     group: int
     source: str
+    number: int  # grows with every cast of the source
+    header: bytes  # of the message, as it is for rank 0 at the source
+    answered: bool  # the members' replies are gathered; if not: it is only acknowledged
+    oldest: int  # all casts of the source before this one are over
+    over: list[int] = []  # casts of this group that are over, too
+    after: dict[str, int] = {}  # how many messages on their own each of these agents must have had from the source
 
 
 class CastReplies(msgspec.Struct, array_like=True, tag=62):
-    """Answers of several ranks to one cast."""
+    """Answers of several ranks to one cast. Body: theirs, one after the other.
 
-    call: int
+    ``ranks`` are 4 bytes each, ``sizes`` (of the bodies) 8.
+    """
+
+    source: str
+    number: int
+    complete: bool  # nothing more comes from this branch
+    ranks: bytes = b""
+    sizes: bytes = b""
+    statuses: bytes = b""  # one byte each; none: all are OK
+    buffers: dict[int, tuple[int, ...]] = {}  # of the answer with this rank
+
+
+class CastLost(msgspec.Struct, array_like=True, tag=63):
+    """To whom the casts come from: this agent below the sender cannot be reached from here any more.
+
+    Down a tree: it is dead to the source; its parent must not wait for it.
+    """
+
+    source: str
+    agent: str
+
+
+class CastsOver(msgspec.Struct, array_like=True, tag=64):
+    """Down a group's tree: the source has all the answers to these casts; nobody has to keep any."""
+
+    source: str
+    group: int
+    numbers: list[int]
+
+
+class CastDrop(msgspec.Struct, array_like=True, tag=65):
+    """Down a group's tree: it will not be used any more."""
+
+    source: str
+    group: int
+
+
+class Answers:
+    """Replies of several ranks to one cast, as they are put together for one message."""
+
+    __slots__ = ("_last", "bodies", "buffers", "nbytes", "ranks", "sizes", "statuses")
+
+    def __init__(self) -> None:
+        self.ranks = array("I")
+        self.sizes = array("Q")
+        self.statuses = bytearray()
+        self.buffers: dict[int, tuple[int, ...]] = {}
+        self.bodies: list[Any] = []
+        self.nbytes = 0
+        self._last: bytes | None = None
+
+    def add(self, rank: int, status: int, body: bytes) -> None:
+        """One rank's answer, without large buffers."""
+        self.ranks.append(rank)
+        self.statuses.append(status)
+        if body == self._last:
+            self.sizes.append(SAME)
+            return
+        self._last = body
+        self.sizes.append(len(body))
+        self.bodies.append(body)
+        self.nbytes += len(body)
+
+    def add_large(self, rank: int, status: int, pieces: list[Any], buffers: tuple[int, ...]) -> None:
+        """One rank's answer, whose body is these pieces."""
+        size = sum(memoryview(piece).nbytes for piece in pieces)
+        self.ranks.append(rank)
+        self.statuses.append(status)
+        self.buffers[rank] = buffers
+        self._last = None
+        self.sizes.append(size)
+        self.bodies += pieces
+        self.nbytes += size
+
+    def extend(self, message: CastReplies, body: Any) -> None:
+        """The answers of a branch."""
+        count = len(message.ranks) // 4
+        if not count:
+            return
+        self.ranks.frombytes(message.ranks)
+        self.sizes.frombytes(message.sizes)
+        self.statuses += message.statuses or bytes(count)
+        self.buffers.update(message.buffers)
+        self._last = None
+        self.bodies.append(body)
+        self.nbytes += len(body)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def message(self, source: str, number: int, complete: bool) -> CastReplies:
+        """The header; ``bodies`` are the body."""
+        statuses = bytes(self.statuses) if any(self.statuses) else b""
+        return CastReplies(source, number, complete, self.ranks.tobytes(), self.sizes.tobytes(), statuses, self.buffers)
+
+
+def unpack(message: CastReplies, body: Any) -> tuple[list[int], bytes, list[Any]]:
+    """The ranks, their statuses (none: all OK) and their bodies."""
+    ranks = array("I")
+    ranks.frombytes(message.ranks)
+    return ranks.tolist(), message.statuses, list(_bodies(message, body))
+
+
+def _bodies(message: CastReplies, body: Any) -> Iterator[Any]:
+    sizes = array("Q")
+    sizes.frombytes(message.sizes)
+    # Slices of bytes are cheaper than views, and what is large must not be copied.
+    whole: Any = body if message.buffers else bytes(body)
+    at = 0
+    last: Any = b""
+    for size in sizes:
+        if size != SAME:
+            last = whole[at : at + size]
+            at += size
+        yield last

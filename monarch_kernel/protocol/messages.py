@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_kernel.protocol.casting import Cast, CastGroup, CastReplies
+from monarch_kernel.protocol.casting import Cast, CastDrop, CastGroup, CastLost, CastReplies, CastsOver
 from monarch_kernel.protocol.refs import Death, ProcRef, SegmentRef
 
 #: Raised whenever a header changes its shape; two sides must agree, and say so if they do not.
@@ -169,7 +169,7 @@ class Routed(msgspec.Struct, array_like=True, tag=3):
     to: str
     source: str
     gateway: str  # of the receiver's site
-    casts: int = 0  # how many relayed casts of the source the receiver's site must have seen before
+    casts: int = 0  # the number of the source's cast that the receiver's site must have seen before; -1: uncounted
 
 
 class Introduce(msgspec.Struct, array_like=True, tag=4):
@@ -265,7 +265,7 @@ class StopProcs(msgspec.Struct, array_like=True, tag=36):
     """EndProc, then SIGKILL to what is left after ``grace`` seconds. Answered when all are gone and drained."""
 
     call: int
-    procs: list[str]
+    procs: list[str] | None  # None: all that the sender, and whatever it has started elsewhere, has started here
     reason: str
     grace: float
 
@@ -473,6 +473,9 @@ Message = (
     | Cast
     | CastGroup
     | CastReplies
+    | CastLost
+    | CastsOver
+    | CastDrop
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -63,12 +63,14 @@ class _FastPickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        if kind.__name__ == "Tensor" and kind.__module__ == "torch":
-            return _reduce_tensor(obj)
-        if isinstance(obj, (type, types.FunctionType)):
-            if _goes_by_value(obj):
+        if kind is types.FunctionType or isinstance(obj, type):
+            if obj is not _rebuild_array and obj is not _rebuild_tensor and _goes_by_value(obj):
                 raise _ByValue
-        elif isinstance(obj, types.ModuleType):
+            return NotImplemented
+        reduce = _OUT_OF_BAND.get(kind.__name__)
+        if reduce is not None:
+            return reduce(obj, kind)
+        if isinstance(obj, types.ModuleType):
             raise _ByValue
         return NotImplemented
 
@@ -78,15 +80,38 @@ class _ByValuePickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        if kind.__name__ == "Tensor" and kind.__module__ == "torch":
-            reduced = _reduce_tensor(obj)
+        reduce = _OUT_OF_BAND.get(kind.__name__)
+        if reduce is not None:
+            reduced = reduce(obj, kind)
             if reduced is not NotImplemented:
                 return reduced
         return super().reducer_override(obj)
 
 
-def _reduce_tensor(tensor: Any) -> Any:
+def _reduce_array(array: Any, kind: type) -> Any:
+    """A large plain array as a buffer, in half the time that NumPy's own pickling takes for it."""
+    if kind.__module__ != "numpy" or array.nbytes < OUT_OF_BAND:
+        return NotImplemented
+    dtype, flags = array.dtype, array.flags
+    if dtype.isbuiltin != 1 or dtype.kind not in "biufc" or dtype.metadata:
+        return NotImplemented
+    if flags.c_contiguous:
+        return _rebuild_array, (pickle.PickleBuffer(array), dtype.str, array.shape, "C")
+    if flags.f_contiguous:
+        return _rebuild_array, (pickle.PickleBuffer(array), dtype.str, array.shape, "F")
+    return NotImplemented
+
+
+def _rebuild_array(buffer: Any, dtype: str, shape: tuple[int, ...], order: Any) -> Any:
+    import numpy
+
+    return numpy.frombuffer(buffer, dtype).reshape(shape, order=order)
+
+
+def _reduce_tensor(tensor: Any, kind: type) -> Any:
     """A large plain CPU tensor as a buffer: torch's own pickling would copy its whole storage into the pickle."""
+    if kind.__module__ != "torch":
+        return NotImplemented
     import torch
 
     nbytes = tensor.numel() * tensor.element_size()
@@ -108,6 +133,10 @@ def _rebuild_tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_gr
 
     tensor = torch.frombuffer(buffer, dtype=dtype).view(shape)
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+#: By the name of their type, things whose memory is kept out of the pickle. By name, as nothing is imported for this.
+_OUT_OF_BAND: dict[str, Callable[[Any, type], Any]] = {"ndarray": _reduce_array, "Tensor": _reduce_tensor}
 
 
 def _is_plain(obj: Any) -> bool:
@@ -178,6 +207,11 @@ def dumps_flat(obj: Any) -> bytes:
     except (_ByValue, pickle.PicklingError, AttributeError):
         return cloudpickle.dumps(obj, 5)  # type: ignore[no-untyped-call]
     return out.getvalue()
+
+
+def padded(buffers: tuple[int, ...]) -> int:
+    """How many bytes of a body lie before the pickle, if it has these buffers."""
+    return sum(length + (-length % _ALIGN) for length in buffers)
 
 
 def loads(body: Any, buffers: tuple[int, ...] = ()) -> Any:

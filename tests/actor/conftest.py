@@ -24,6 +24,7 @@ from monarch_kernel.protocol.messages import StopProcs
 from monarch_kernel.runtime.actor import system
 from tests.actor.actors import PATIENCE, Basic, hook
 from tests.conftest import children, describe, leak_check, wait_until
+from tests.workers import workers as workers
 
 Procs = Callable[..., ProcMesh]
 

@@ -121,7 +121,7 @@ class Host:
         for rank in range(count):
             proc = f"test{self._made}.{rank}"
             address = os.path.join(self.run_dir, proc + ".sock")
-            ref = ProcRef(proc, address, self.node.ref.host, self.agent.ref.id, self.agent.ref.address)
+            ref = self.agent.ref.beside(proc, address)
             self.node.expect(ref)
             refs.append(ref)
         fields = {"env": {}, "cwd": os.getcwd(), "sys_path": __import__("sys").path, **options}

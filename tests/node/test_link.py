@@ -137,3 +137,21 @@ def test_sending_on_a_closed_link_goes_nowhere(poller: Poller) -> None:
     end.link.send(header("x"), b"y")
     end.link.send(header("x"), b"y" * 1_000_000)
     assert end.link.closed and end.link.queued == 0
+
+
+def test_what_could_wait_goes_ahead_of_the_next_message_to_that_peer(poller: Poller) -> None:
+    ours, theirs = socket.socketpair()
+    sender, receiver = End(poller), End(poller)
+    sender.link.attach(ours)
+    receiver.link.attach(theirs)
+    for size in (10, 100_000):
+        poller.late.extend([("peer", ProcStarted("early", 1)), ("another", ProcStarted("not here", 1))])
+        receiver.wanted = len(receiver.got) + 2
+        receiver.all = Future(poller)
+        sender.link.send(header("late"), b"x" * size)
+        assert [peer for peer, _ in poller.late] == ["another"]
+        poller.late.clear()
+        receiver.all.get(5)
+    assert receiver.got == [("early", b""), ("late", b"x" * 10), ("early", b""), ("late", b"x" * 100_000)]
+    sender.link.close()
+    receiver.link.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -80,7 +81,7 @@ def test_a_waiter_takes_the_lead_from_the_background_thread(poller: Poller, pipe
     poller.call_later(0.05, lambda: first._resolve(None))  # by then the background thread leads
     first.get(5)
     other = Pipe(poller)
-    timer = poller.call_later(0.05, lambda: other.theirs.send(b"y") and None)
+    timer = poller.call_later(0.05, lambda: other.theirs.sendall(b"y"))
     assert other.future.get(5) == b"y"
     assert timer.callback is not None
     other.close()
@@ -176,7 +177,7 @@ def test_a_handler_that_does_not_raise_lets_the_wait_go_on(poller: Poller, pipe:
     before = signal.signal(signal.SIGINT, lambda number, _frame: heard.append(number))
     try:
         poller.call_later(0.01, lambda: os.kill(os.getpid(), signal.SIGINT))
-        poller.call_later(0.05, lambda: pipe.theirs.send(b"x") and None)
+        poller.call_later(0.05, lambda: pipe.theirs.sendall(b"x"))
         assert pipe.future.get(5) == b"x"
     finally:
         signal.signal(signal.SIGINT, before)
@@ -212,6 +213,82 @@ def test_an_event_loop_polls_while_it_sleeps(poller: Poller, pipe: Pipe) -> None
     assert loop.run_until_complete(main()) == b"x"
     assert pipe.handled_by == threading.get_ident()
     loop.close()
+
+
+def test_an_event_loop_comes_back_to_what_was_not_read_up(poller: Poller) -> None:
+    loop = new_loop(poller)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    read: list[bytes] = []
+
+    async def main() -> None:
+        whole = loop.create_future()
+
+        def one_byte() -> None:
+            read.append(ours.recv(1))
+            if len(read) == 3:
+                whole.set_result(None)
+
+        loop.add_reader(ours, one_byte)
+        theirs.send(b"abc")
+        await asyncio.wait_for(whole, 5)
+        loop.remove_reader(ours)
+
+    loop.run_until_complete(main())
+    assert read == [b"a", b"b", b"c"]
+    loop.close()
+    ours.close()
+    theirs.close()
+
+
+def test_an_event_loop_wakes_up_while_another_thread_polls(poller: Poller) -> None:
+    loop = new_loop(poller)
+    leading, never = threading.Event(), Future[None](poller)
+    poller.call_later(0, leading.set)
+    other = threading.Thread(target=lambda: never.get(10))
+    other.start()
+    assert leading.wait(5)
+
+    async def main() -> str:
+        return await asyncio.wait_for(loop.run_in_executor(None, lambda: "done"), 5)
+
+    assert loop.run_until_complete(main()) == "done"
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    never._resolve(None)
+    other.join(5)
+
+
+def test_what_can_wait_is_said_before_the_leader_sleeps(poller: Poller, pipe: Pipe) -> None:
+    said: list[tuple[str, str]] = []
+    poller.on_late = lambda peer, message: said.append((peer, message))
+    poller.say_late("a", "first")
+    poller.call_later(0.01, lambda: pipe.theirs.sendall(b"x"))
+    pipe.future.get(5)
+    assert said == [("a", "first")]
+
+
+def test_what_can_wait_wakes_a_leader_that_sleeps(poller: Poller) -> None:
+    said: Future[str] = Future(poller)
+    poller.on_late = lambda _peer, message: said._resolve(message)
+    asleep = threading.Event()
+    poller.call_later(0.01, asleep.set)
+
+    def say() -> None:
+        assert asleep.wait(5)
+        poller.say_late("a", "now")
+
+    thread = threading.Thread(target=say)
+    thread.start()
+    assert said.get(5) == "now"
+    thread.join(5)
+
+
+def test_what_waits_for_one_peer_is_not_given_to_another(poller: Poller) -> None:
+    for peer, message in (("a", 1), ("b", 2), ("a", 3)):
+        poller.late.append((peer, message))
+    assert poller.late_for("a") == [1, 3]
+    assert list(poller.late) == [("b", 2)]
 
 
 def test_gathered_futures(poller: Poller) -> None:

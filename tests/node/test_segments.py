@@ -43,6 +43,10 @@ class Keeper(Actor):
         self.kept = array
 
     @endpoint
+    def kept_array(self) -> Any:
+        return self.kept
+
+    @endpoint
     def kept_total(self) -> int:
         return int(self.kept.sum())
 
@@ -65,6 +69,17 @@ def test_arrays_arrive_whole_and_segments_come_back_and_are_used_again() -> None
         assert actor.total.call_one(array).get() == want
     all_back()
     assert len(get_system().node.segments._all) <= 3, "segments are reused, not piled up"
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i4", "f2", "f8", "c16", "?", "M8[s]", "S3"])
+def test_arrays_of_any_kind_and_order_arrive_as_they_were(dtype: str) -> None:
+    actor = this_host().spawn_procs().spawn("k", Keeper)
+    numbers = (np.arange(MB // 2) % 1000).reshape(64, -1).astype(dtype)
+    for array in (numbers, np.asfortranarray(numbers), numbers[:, ::2]):
+        actor.keep.call_one(array).get()
+        back = actor.kept_array.call_one().get()
+        assert back.dtype == array.dtype and back.shape == array.shape and (back == array).all()
+        assert back.flags.f_contiguous == array.flags.f_contiguous
 
 
 def test_results_come_through_segments_and_are_writable() -> None:

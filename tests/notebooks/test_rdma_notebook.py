@@ -42,4 +42,4 @@ def test_errors_are_clear(rdma: Run) -> None:
     assert rdma.error("overlap") == "ValueError"
     assert "overlap, and at least one of them is written" in rdma.text("overlap")
     assert "the buffer was dropped" in rdma.text("drop")
-    assert "cma" in rdma.text("imports")
+    assert "cma" in rdma.text("server")

@@ -11,20 +11,14 @@ from tests.parity.compare import SCRIPTS, expected, names, output
 
 #: Names of ``monarch.actor`` that come with later parts of this project, and with which.
 LATER = {
-    "ChannelTransport": "transports between hosts",
-    "ProcId": "transports between hosts",
-    "Uid": "transports between hosts",
-    "attach": "controllers behind a gateway",
-    "attach_to_workers": "hosts",
+    "ProcId": "not decided",
+    "Uid": "not decided",
+    "attach": "not decided: controllers behind a firewall attach to workers as all others do",
     "config": "configuration",
     "debug_controller": "the debugger",
-    "enable_transport": "transports between hosts",
     "get_meter": "telemetry",
     "returns_future": "not decided",
-    "run_worker_loop_forever": "hosts",
-    "run_worker_loop_until_shutdown": "hosts",
     "span": "telemetry",
-    "start_worker_loop_forever": "hosts",
     "traced": "telemetry",
 }
 

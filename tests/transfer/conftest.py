@@ -12,8 +12,9 @@ from monarch_kernel.actor import ProcMesh, this_host
 from monarch_kernel.rdma import configure
 from tests.transfer.actors import Keeper, KeeperActor
 
-#: Every backend that runs on one host; the conformance tests run on each.
-LOCAL_BACKENDS = ("local", "cma", "segment")
+#: Every backend that runs on one host, and how TCP is used; the conformance tests run on each.
+LOCAL_BACKENDS = ("local", "cma", "segment", "tcp", "tcp in the clear")
+FAR_BACKENDS = LOCAL_BACKENDS[1:]
 
 
 @dataclass
@@ -29,8 +30,14 @@ class Owner:
 @pytest.fixture
 def forced() -> Iterator[Callable[[str], None]]:
     """``forced("segment")``: use that backend, here and in procs spawned from now on, until the test ends."""
-    yield lambda name: configure(backend=name)
-    configure(backend="auto")
+    yield force
+    configure(backend="auto", tcp="encrypted")
+
+
+def force(name: str) -> None:
+    """Use one of ``LOCAL_BACKENDS``."""
+    backend, _, how = name.partition(" ")
+    configure(backend=backend, tcp="trusted-network" if how else "encrypted")
 
 
 @pytest.fixture(params=LOCAL_BACKENDS)
@@ -39,7 +46,7 @@ def owner(request: pytest.FixtureRequest, forced: Callable[[str], None]) -> Owne
     return make_owner(request.param, forced)
 
 
-@pytest.fixture(params=[name for name in LOCAL_BACKENDS if name != "local"])
+@pytest.fixture(params=FAR_BACKENDS)
 def far(request: pytest.FixtureRequest, forced: Callable[[str], None]) -> Owner:
     """The same, but always another process."""
     return make_owner(request.param, forced)
@@ -48,6 +55,7 @@ def far(request: pytest.FixtureRequest, forced: Callable[[str], None]) -> Owner:
 def make_owner(backend: str, forced: Callable[[str], None]) -> Owner:
     """An owner that is reached through a backend."""
     forced(backend)
+    backend = backend.partition(" ")[0]
     if backend == "local":
         keeper = Keeper()
         return Owner(backend, lambda method, *args: getattr(keeper, method)(*args), None, None)

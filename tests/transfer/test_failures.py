@@ -26,7 +26,7 @@ from tests.actor.actors import hook
 from tests.conftest import wait_until
 from tests.deaths import PROCESS_KINDS, Mortal
 from tests.transfer.actors import KeeperActor, Peer, forbid_cross_memory
-from tests.transfer.conftest import Owner, make_owner
+from tests.transfer.conftest import FAR_BACKENDS, Owner, make_owner
 
 
 class MortalKeeper(Mortal):
@@ -45,7 +45,7 @@ def changed(buffer: RDMABuffer, **fields: Any) -> RDMABuffer:
 
 
 @pytest.mark.parametrize("kind", PROCESS_KINDS)
-@pytest.mark.parametrize("backend", ["cma", "segment"])
+@pytest.mark.parametrize("backend", FAR_BACKENDS)
 def test_a_dead_owner_is_named_with_its_cause(backend: str, kind: str, forced: Callable[[str], None]) -> None:
     forced(backend)
     with hook(lambda _failure: None):
@@ -70,7 +70,7 @@ def test_a_dead_owner_is_named_with_its_cause(backend: str, kind: str, forced: C
         assert buffer.drop().get() is None
 
 
-@pytest.mark.parametrize("backend", ["cma", "segment"])
+@pytest.mark.parametrize("backend", FAR_BACKENDS)
 def test_a_peer_that_never_met_the_owner_learns_of_its_death(backend: str, forced: Callable[[str], None]) -> None:
     forced(backend)
     with hook(lambda _failure: None):
@@ -83,16 +83,23 @@ def test_a_peer_that_never_met_the_owner_learns_of_its_death(backend: str, force
             peer.read.call_one(buffer, 8, "i8").get()
 
 
-def test_a_transfer_under_way_ends_when_the_owner_dies(forced: Callable[[str], None]) -> None:
-    forced("segment")
+@pytest.mark.parametrize("backend", ["segment", "tcp", "tcp in the clear"])
+@pytest.mark.parametrize("write", [False, True], ids=["read", "write"])
+def test_a_transfer_under_way_ends_when_the_owner_dies(
+    backend: str, write: bool, forced: Callable[[str], None]
+) -> None:
+    forced(backend)
     with hook(lambda _failure: None):
         keeper = this_host().spawn_procs(per_host={"gpus": 1}, name="doomed").spawn("keeper", MortalKeeper)
         buffer, pid = keeper.words.call_one(1 << 20).get(), keeper.pid.call_one().get()
+        mine = np.zeros(1 << 20, "i8")
+        buffer.read_into(mine, size=8).get()
         os.kill(pid, signal.SIGSTOP)
-        reading = buffer.read_into(np.zeros(1 << 20, "i8"), timeout=None)
+        transfer = (buffer.write_from if write else buffer.read_into)(mine, timeout=None)
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(RDMAError, match="is gone"):
-            reading.get(30)
+        with pytest.raises(RDMAError, match=r"doomed.* is gone: .*SIGKILL") as failure:
+            transfer.get(30)
+        assert failure.value.owner == buffer.owner
 
 
 def test_cross_memory_attach_needs_nothing_of_the_owner(forced: Callable[[str], None]) -> None:
@@ -118,8 +125,8 @@ def test_what_needs_the_owner_times_out_when_it_stands_still(far: Owner) -> None
             buffer.fetch_add(1, offset=8, timeout=0.05).get()
         with pytest.raises(TimeoutError):
             buffer.drop(timeout=0.05).get()
-        if far.backend == "segment":
-            with pytest.raises(RDMATimeoutError, match="read of bytes 0 to 64"):
+        if far.backend != "cma":
+            with pytest.raises(RDMATimeoutError, match="of a buffer of 64 bytes of proc owner"):
                 buffer.read_into(bytearray(64), timeout=0.05).get()
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -191,28 +198,31 @@ class Jailable(Actor):
 
 def test_no_way_to_another_machine_is_said(forced: Callable[[str], None]) -> None:
     keeper = this_host().spawn_procs(per_host={"gpus": 1}, name="owner").spawn("keeper", KeeperActor)
-    elsewhere = changed(keeper.do.call_one("words", 8).get(), machine="another")
+    mine = keeper.do.call_one("words", 8).get()
+    forced("cma")
+    elsewhere = changed(mine, machine="another")
     assert elsewhere.backend == "none"
     with pytest.raises(RDMAError, match=r"no way from here .* proc owner.*cma: its owner is on another machine"):
         elsewhere.read_into(bytearray(64)).get()
-    mine = keeper.do.call_one("words", 8).get()
     forced("local")
     with pytest.raises(RDMAError, match=r"local: its owner is another process.*forced by MONARCH_KERNEL_RDMA_BACKEND"):
         mine.read_into(bytearray(64)).get()
-    forced("tcp")
-    with pytest.raises(RDMAError, match="tcp: not available here"):
+    forced("cuda_ipc")
+    with pytest.raises(RDMAError, match="cuda_ipc: "):
         mine.write_from(bytes(64)).get()
 
 
 def test_settings(monkeypatch: pytest.MonkeyPatch, forced: Callable[[str], None]) -> None:
-    assert get_rdma_backend() == "cma"
-    assert is_rdma_available() and not is_ibverbs_available()
-    with pytest.raises(ValueError, match="'magic' is no RDMA backend: use one of auto, local, cma"):
+    assert get_rdma_backend() == ("ibverbs" if is_ibverbs_available() else "tcp")
+    assert is_rdma_available()
+    with pytest.raises(ValueError, match="'magic' is no RDMA backend: use one of auto, local, cuda_ipc, cma"):
         configure(backend="magic")
+    with pytest.raises(ValueError, match="'plain' is no way to use TCP: use one of encrypted, trusted-network"):
+        configure(tcp="plain")
     forced("segment")
     assert get_rdma_backend() == os.environ["MONARCH_KERNEL_RDMA_BACKEND"] == "segment"
-    forced("ibverbs")
-    assert get_rdma_backend() == "none" and not is_rdma_available()
+    forced("tcp in the clear")
+    assert os.environ["MONARCH_KERNEL_RDMA_TCP"] == "trusted-network"
 
 
 def test_a_drop_waits_for_transfers_under_way(forced: Callable[[str], None]) -> None:
@@ -261,7 +271,7 @@ def test_forged_requests_are_refused(far: Owner) -> None:
     """The owner itself checks what it is asked to do."""
     buffer = far.do("words", 8)
     longer = changed(buffer, run=1 << 20)
-    if far.backend == "segment":
+    if far.backend != "cma":
         with pytest.raises(RDMAError, match="not within its 64 bytes"):
             longer.read_into(bytearray(1 << 20)).get()
         with pytest.raises(RDMAError, match="not within its 64 bytes"):
@@ -271,5 +281,8 @@ def test_forged_requests_are_refused(far: Owner) -> None:
     with pytest.raises(RDMAError, match="the buffer was dropped"):
         changed(buffer, key=1).read_into(bytearray(64)).get()
     fixed = far.do("readonly")
+    if far.backend != "cma":
+        with pytest.raises(RDMAError, match="read-only"):
+            changed(fixed, why_readonly="").write_from(bytes(16)).get()
     with pytest.raises(RDMAError, match="no aligned, writable"):
         changed(fixed, why_readonly="", address=1 << 20).fetch_add(1).get()

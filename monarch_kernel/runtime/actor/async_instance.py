@@ -144,6 +144,7 @@ class AsyncActorInstance(ActorInstance):
                 self._interruptible = False
                 if not endpoint.concurrent:
                     self.running = None
+            del args, kwargs
             if endpoint.explicit_port or not message.call:
                 return None
             reply, buffers = dumps(result)

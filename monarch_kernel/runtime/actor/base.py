@@ -235,6 +235,8 @@ def spec_of(cls: Any, reserved: frozenset[str]) -> ActorSpec:
 
 def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise the ``TypeError`` that ``cls(*args, **kwargs)`` would raise for its arguments."""
+    if not args and not kwargs and cls.__init__ is object.__init__ and cls.__new__ is object.__new__:
+        return  # as mostly; the signature of a built-in constructor is parsed from text, which takes milliseconds
     try:
         signature = inspect.signature(cls)
     except ValueError:  # a built-in constructor without a signature

@@ -8,9 +8,10 @@ grace for the others' answers, so that one failed rank can never freeze a call.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from monarch_kernel.protocol.casting import GONE
 from monarch_kernel.protocol.faults import Fault, capture, decode_fault, encode_fault
 from monarch_kernel.protocol.messages import DEAD, OK, Death, ProcRef, Reply, decode_death, encode_death
 from monarch_kernel.protocol.messages import encode as encode_header
@@ -43,10 +44,16 @@ class Reported:
         self.raised: set[Any] = set()
 
 
+_UNPLANNED = object()
+_NOBODY: frozenset[str] = frozenset()
+#: Values that may be shared between ranks that have sent the same bytes.
+_PLAIN = (int, float, str, bytes, bool, type(None))
+
+
 class Target:
     """Whom a call addresses: names for errors, and the proc of each rank. Shared by all calls of a mesh handle."""
 
-    __slots__ = ("actor", "by_proc", "extent", "mesh_name", "procs", "reported")
+    __slots__ = ("_plan", "actor", "by_proc", "extent", "mesh_name", "procs", "reported")
 
     def __init__(
         self, mesh_name: str, actor: str, extent: Extent, procs: tuple[ProcRef, ...], reported: Reported
@@ -59,6 +66,13 @@ class Target:
         self.by_proc: dict[str, list[int]] = {}
         for rank, ref in enumerate(procs):
             self.by_proc.setdefault(ref.id, []).append(rank)
+        self._plan: Any = _UNPLANNED
+
+    def plan_for(self, system: Any) -> Any:
+        """Which ranks a cast reaches through host agents (``casting.Plan``); None: each is sent to by itself."""
+        if self._plan is _UNPLANNED:
+            self._plan = system.caster.plan(self.procs)
+        return self._plan
 
     def note_raised(self, failure: RankFailure) -> None:
         """Somebody is told of this failure now."""
@@ -180,6 +194,7 @@ class ManyCall(Future[Any]):
         "_statuses",
         "_target",
         "_timer",
+        "relayed",
     )
 
     def __init__(self, node: Node, what: str, target: Target) -> None:
@@ -193,7 +208,40 @@ class ManyCall(Future[Any]):
         self._buffers: list[tuple[int, ...]] = [()] * n
         self._timer: Any = None
         self._decoded = False
+        self.relayed = _NOBODY  # procs whose agents answer for them
         self._number = node.new_call(self)
+
+    def on_replies(
+        self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Any], buffers: dict[int, tuple[int, ...]]
+    ) -> None:
+        """Answers that came together; without ``statuses`` all are OK."""
+        if self._done:
+            return
+        if statuses:
+            for rank, status, body in zip(ranks, statuses, bodies, strict=True):
+                if status == GONE:
+                    self.on_gone(rank, decode_death(body))
+                else:
+                    self.on_reply(rank, status, body, buffers.get(rank, ()))
+            return
+        known, kept = self._statuses, self._bodies
+        fresh = 0
+        for rank, body in zip(ranks, bodies, strict=True):
+            if known[rank] < 0:
+                known[rank] = OK
+                kept[rank] = body
+                fresh += 1
+        for rank, lengths in buffers.items():
+            self._buffers[rank] = lengths
+        self._left -= fresh
+        if not self._left:
+            self._end()
+
+    def on_gone(self, rank: int, death: Death) -> None:
+        """A rank's proc is dead, and it has not answered unless we know."""
+        if not self._done and self._statuses[rank] < 0:
+            self._target.reported.met.add(self._target.procs[rank].id)
+            self.on_reply(rank, DEAD, encode_death(death), ())
 
     def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
         if self._done or self._statuses[rank] >= 0:
@@ -210,13 +258,10 @@ class ManyCall(Future[Any]):
             self._end_within(DEATH_GRACE if status == DEAD else ERROR_GRACE)
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
-        ranks = self._target.by_proc.get(proc)
-        if ranks is None or self._done:
+        if proc in self.relayed or self._done:
             return
-        self._target.reported.met.add(proc)
-        body = encode_death(death)
-        for rank in ranks:
-            self.on_reply(rank, DEAD, body, ())
+        for rank in self._target.by_proc.get(proc, ()):
+            self.on_gone(rank, death)
 
     def _end_within(self, grace: float) -> None:
         if self._timer is None:
@@ -259,6 +304,9 @@ class ManyCall(Future[Any]):
 
     def _decode(self) -> None:
         target = self._target
+        if not any(self._statuses):
+            self._value = ValueMesh(target.extent, _load_all(self._bodies, self._buffers))
+            return
         values: dict[int, Any] = {}
         failures: list[RankFailure] = []
         unanswered: list[int] = []
@@ -275,14 +323,25 @@ class ManyCall(Future[Any]):
                 target.note_raised(failures[-1])
             else:
                 failures.append(failure_of(self._node, target, rank, decode_fault(body), None))
-        if not failures:
-            self._value = ValueMesh(target.extent, list(values.values()))
-        elif dead:
+        if dead:
             self._error = build_supervision_error(
                 self.what, target.mesh_name, target.extent, failures, values, unanswered
             )
         else:
             self._error = build_actor_error(self.what, target.extent, failures, values, unanswered)
+
+
+def _load_all(bodies: Sequence[Any], buffers: Sequence[tuple[int, ...]]) -> list[Any]:
+    """The values of many ranks. Mostly they are alike, and then they are not read again and again."""
+    values: list[Any] = []
+    last: Any = None
+    value: Any = None
+    for body, lengths in zip(bodies, buffers, strict=True):
+        if last is None or body != last:
+            value = loads(body, lengths)
+            last = body if type(value) in _PLAIN else None
+        values.append(value)
+    return values
 
 
 class StreamCall(Iterator[Future[Any]]):
@@ -295,7 +354,23 @@ class StreamCall(Iterator[Future[Any]]):
         self._handed_out = 0
         self._slots: list[Future[Any]] = [_Slot(node.poller, what) for _ in self._ranks]
         self._completed = 0
+        self.relayed = _NOBODY
         self._number = node.new_call(self)
+
+    def on_replies(
+        self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Any], buffers: dict[int, tuple[int, ...]]
+    ) -> None:
+        """Answers that came together; without ``statuses`` all are OK."""
+        for rank, status, body in zip(ranks, statuses or bytes(len(ranks)), bodies, strict=True):
+            if status == GONE:
+                self.on_gone(rank, decode_death(body))
+            else:
+                self.on_reply(rank, status, body, buffers.get(rank, ()))
+
+    def on_gone(self, rank: int, death: Death) -> None:
+        """A rank's proc is dead, and it has not answered unless we know."""
+        self._target.reported.met.add(self._target.procs[rank].id)
+        self.on_reply(rank, DEAD, encode_death(death), ())
 
     def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
         element = self._ranks[rank]
@@ -309,9 +384,9 @@ class StreamCall(Iterator[Future[Any]]):
         slot._resolve(element)
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
-        for rank in self._target.by_proc.get(proc, ()):
-            self._target.reported.met.add(proc)
-            self.on_reply(rank, DEAD, encode_death(death), ())
+        if proc not in self.relayed:
+            for rank in self._target.by_proc.get(proc, ()):
+                self.on_gone(rank, death)
 
     def __iter__(self) -> Iterator[Future[Any]]:
         return self

@@ -132,7 +132,8 @@ class Endpoint(Generic[R]):
 
     def _cast(self, body: Any, buffers: tuple[int, ...], number: int, sink: Any, reply_to: Any = None) -> None:
         mesh = self._mesh
-        node = mesh._system.node
+        system = mesh._system
+        node = system.node
         links = node.links
         target = mesh._target()
         extent = target.extent
@@ -140,10 +141,15 @@ class Endpoint(Generic[R]):
             mesh._actor, self._name, number, 0, extent.labels, extent.sizes, self._sender(), buffers, reply_to
         )
         message.cell = calling_cell()
+        plan = target.plan_for(system)
+        near: Any = enumerate(target.procs)
+        if plan is not None:
+            near = plan.near
+            system.caster.cast(plan.group, message, body, sink)
         if buffers:
-            alive = [ref.id for ref in target.procs if ref.id not in node.deaths]
-            body, message.segment = node.pack(body, buffers, alive)
-        for rank, ref in enumerate(target.procs):
+            procs = target.procs if plan is None else [ref for _, ref in near]
+            body, message.segment = node.pack(body, buffers, [ref.id for ref in procs if ref.id not in node.deaths])
+        for rank, ref in near:
             link = links.get(ref.id)
             if link is None and (link := mesh._reach(ref)) is None:
                 if sink is not None:

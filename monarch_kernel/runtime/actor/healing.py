@@ -279,7 +279,8 @@ class Healer:
             )
             new[rank] = ref
             messages.append((agent, message))
-            node.expect(ref)
+            if agent.site == node.ref.site:
+                node.expect(ref)
         procs = tuple(new.get(rank, ref) for rank, ref in enumerate(whole._target().procs))
         target = Target(whole.name, whole._uid, whole.extent, procs, self._system.reported)
         calls: list[Future[Any]] = []
@@ -288,6 +289,8 @@ class Healer:
             node.learn(agent)
             if not node.send(agent.id, message):
                 node.declare_dead(ref.id, node.deaths[agent.id])
+            elif agent.site != node.ref.site:
+                node.expect(ref)  # only now does its agent know it
             call = OneCall(node, f"{whole.name}.setup", target, rank)
             calls.append(call)
             extent = whole.extent
@@ -316,7 +319,7 @@ class Healer:
         system = self._system
         node = system.node
         if hosts is not None:
-            given = [host.agent for host in hosts._chosen()]
+            given = [host.agent for host in hosts._selected()]
             recipe.spares = given + [agent for agent in recipe.spares if agent not in given]
         moved: dict[str, ProcRef] = {}
         places: dict[int, ProcRef] = {}

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_kernel import aliases
-from monarch_kernel.protocol.messages import Bootstrap, ProcRef, ProcSpec, SpawnProcs
+from monarch_kernel.protocol.messages import Bootstrap, ProcRef, ProcSpec, Shutdown, SpawnProcs, StopProcs
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps
-from monarch_kernel.runtime.actor.calls import ManyCall, Target
+from monarch_kernel.runtime.actor.calls import ManyCall, Target, ask_agent
 from monarch_kernel.runtime.actor.context import current
-from monarch_kernel.runtime.actor.meshes import _NO_EXTENT, ProcMesh, _nothing
+from monarch_kernel.runtime.actor.meshes import _NO_EXTENT, STOP_GRACE, ProcMesh, _nothing, settled
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Point, Region
@@ -28,6 +28,8 @@ PerProc = tuple[list[str] | None, dict[str, str], bool]
 
 #: More procs than this on one host is taken for a mistake.
 MAX_PROCS_PER_HOST = 4096
+#: How long a host agent may take to start (seconds).
+START_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True)
@@ -67,22 +69,41 @@ def default_bootstrap_cmd() -> BootstrapCommand:
 
 
 class HostMesh(MeshTrait):
-    """A mesh of hosts. ``this_host()`` gives the one of this machine."""
+    """A mesh of hosts. ``this_host()`` gives the one of this machine, ``attach_to_workers`` one of many."""
 
-    def __init__(self, system: System, hosts: tuple[HostRef, ...], region: Region, python: str | None = None) -> None:
+    def __init__(
+        self,
+        system: System,
+        hosts: tuple[HostRef, ...],
+        region: Region,
+        python: str | None = None,
+        shared: dict[str, bool] | None = None,
+        name: str = "",
+    ) -> None:
         self._system = system
         self._hosts = hosts
         self._shape = region
         self._python = python
-        self._meshes: list[ProcMesh] = []
-        self._down = False
+        # Of the mesh and all its views; None for a reference that came from elsewhere.
+        self._shared = shared
+        self._name = name
 
     @property
     def _region(self) -> Region:
         return self._shape
 
     def _new_with_region(self, region: Region) -> HostMesh:
-        return HostMesh(self._system, self._hosts, region, self._python)
+        return HostMesh(self._system, self._hosts, region, self._python, self._shared, self._name)
+
+    @property
+    def _is_local(self) -> bool:
+        """Whether this is the host of this process's own agent."""
+        own = self._system.agent
+        return own is not None and any(host.agent.id == own.id for host in self._hosts)
+
+    @property
+    def _down(self) -> bool:
+        return self._shared is not None and self._shared["down"]
 
     # -- procs ----------------------------------------------------------------------------------
 
@@ -118,6 +139,7 @@ class HostMesh(MeshTrait):
 
         Raises:
             ValueError: a dimension of the hosts is named again, a size is not a positive whole number.
+            RuntimeError: a host is gone, or the host mesh was shut down.
         """
         if self._down:
             raise RuntimeError("HostMesh has already been shut down")
@@ -135,10 +157,6 @@ class HostMesh(MeshTrait):
                 f"proc_bind has {len(proc_bind)} entries, but per_host={per_host} makes {count} processes on each host"
             )
         checked_env = _checked_env(env)
-        if self._system.is_root:
-            # Ranks are forked by an agent that has the environment of its own start; what changed since goes along.
-            known = self._system.agent_env
-            checked_env = {k: v for k, v in os.environ.items() if known.get(k) != v} | checked_env
         if aliases.enabled():
             checked_env.setdefault(aliases.VARIABLE, "1")
         body: Any = b""
@@ -150,17 +168,20 @@ class HostMesh(MeshTrait):
                 body, buffers = dumps(bootstrap)
             except Exception as e:
                 raise TypeError(f"bootstrap {bootstrap!r} cannot be pickled: {e}") from e
-        hosts = self._chosen()
+        hosts = self._selected()
+        for host in hosts:
+            death = self._system.node.deaths.get(host.agent.id)
+            if death is not None:
+                raise RuntimeError(
+                    f"host {host.name} is gone ({death.cause}): slice the host mesh without it, or attach to it again"
+                )
         extent = Extent(self._shape.labels + labels, self._shape.sizes + sizes)
         per_proc = self._per_proc(bootstrap_command, proc_bind, extent, count)
         policy = RestartPolicy(restart) if isinstance(restart, str) else restart
         mesh = self._spawn(name, hosts, count, extent, checked_env, (body, buffers), per_proc, preload, policy)
         if spares is not None:
-            self._system.healer.add_spares(mesh, [host.agent for host in spares._chosen()])
+            self._system.healer.add_spares(mesh, [host.agent for host in spares._selected()])
         return mesh
-
-    def _chosen(self) -> list[HostRef]:
-        return [self._hosts[rank] for rank in self._shape.ranks()]
 
     def _spawn(
         self,
@@ -181,12 +202,11 @@ class HostMesh(MeshTrait):
         refs: list[ProcRef] = []
         for at, host in enumerate(hosts):
             folder = os.path.dirname(host.agent.address)
-            for k in range(count):
-                rank = at * count + k
+            for rank in range(at * count, (at + 1) * count):
                 proc = f"{uid}.{rank}"
-                ref = host.agent.beside(proc, os.path.join(folder, proc + ".sock"))
-                refs.append(ref)
-                node.expect(ref)
+                refs.append(host.agent.beside(proc, os.path.join(folder, proc + ".sock")))
+                if host.agent.site == node.ref.site:
+                    node.expect(refs[-1])
         here = current.get()
         owner = here.actor_instance if here is not None else system.client
         # Known to this process already, so probably wanted in the ranks: import once, before forking.
@@ -198,14 +218,13 @@ class HostMesh(MeshTrait):
             name,
             tuple(refs),
             Region.from_extent(extent),
-            self._shape,
+            Region.from_extent(self._shape.extent),
             owner.actor_id,
             call.then(_nothing),
         )
         system.proc_meshes[uid] = mesh
         system.tree.spawned_procs(OwnedMesh(uid, name, owner.actor_id, extent, tuple(refs)))
         owner.owned.append(mesh)
-        self._meshes.append(mesh)
         messages: list[SpawnProcs] = []
         for at, host in enumerate(hosts):
             node.learn(host.agent)
@@ -215,7 +234,7 @@ class HostMesh(MeshTrait):
                 procs=[ProcSpec(ref.id, ref.address, at * count + k) for k, ref in enumerate(chosen)],
                 owner=node.ref,
                 root=system.root,
-                env=env,
+                env=_inherited_env(system, host) | env,
                 cwd=os.getcwd(),
                 sys_path=list(sys.path),
                 labels=extent.labels,
@@ -228,6 +247,9 @@ class HostMesh(MeshTrait):
                 death = node.deaths[host.agent.id]
                 for ref in chosen:
                     node.declare_dead(ref.id, death)
+            elif host.agent.site != node.ref.site:
+                for ref in chosen:
+                    node.expect(ref)  # only now does its agent know it
         system.healer.spawned(mesh, messages, bootstrap, policy)
         body, buffers = bootstrap
         for rank, ref in enumerate(refs):
@@ -269,7 +291,8 @@ class HostMesh(MeshTrait):
     @property
     def initialized(self) -> Future[None]:
         """Done when the hosts' agents answer."""
-        return resolved(self._system.node.poller, "host mesh")
+        answers = self._system.agent_answers if self._is_local else None
+        return answers or resolved(self._system.node.poller, "host mesh")
 
     def __await__(self) -> Generator[Any, None, HostMesh]:
         yield from self.initialized.__await__()
@@ -277,42 +300,109 @@ class HostMesh(MeshTrait):
 
     def with_python_executable(self, python: str) -> HostMesh:
         """The same hosts, where procs run in this interpreter (which must have monarch_kernel installed)."""
-        return HostMesh(self._system, self._hosts, self._shape, python)
+        return HostMesh(self._system, self._hosts, self._shape, python, self._shared, self._name)
 
     def stop(self, reason: str = "host mesh stopped") -> Future[None]:
-        """Stop every proc that was started through this handle; the hosts stay usable."""
-        return self._stop(reason)
+        """Stop all that this process has started on these hosts; the hosts stay, and can be used again.
 
-    def _stop(self, reason: str) -> Future[Any]:
-        meshes, self._meshes = self._meshes, []
-        futures = [mesh._stop(reason) for mesh in meshes if not mesh._stopped]
-        return gathered(self._system.node.poller, futures, "host mesh stop").then(_nothing)
+        Raises:
+            RuntimeError: this is a slice, or a reference from another process.
+        """
+        self._must_be_whole("stop")
+        return self._everywhere("host mesh stop", reason, lambda call: StopProcs(call, None, reason, STOP_GRACE))
 
     def shutdown(self) -> Future[None]:
-        """Stop everything on these hosts, for good: the handle cannot be used afterwards."""
+        """Stop all that runs on these hosts, and end their workers: the handle cannot be used afterwards.
+
+        This process's own host agent goes on, as it ends with this process.
+
+        Raises:
+            RuntimeError: this is a slice, or a reference from another process, or was shut down before.
+        """
+        self._must_be_whole("shutdown")
+        assert self._shared is not None
+        self._shared["down"] = True
+        reason = "host mesh shut down"
+        if self._is_local:
+            return self._everywhere("shutdown", reason, lambda call: StopProcs(call, None, reason, STOP_GRACE))
+        for host in self._hosts:
+            self._system.workers.pop(host.agent.id, None)
+        return self._everywhere("shutdown", reason, lambda call: Shutdown(call, STOP_GRACE))
+
+    def _must_be_whole(self, what: str) -> None:
         if self._down:
             raise RuntimeError("HostMesh has already been shut down")
-        self._down = True
-        return self._stop("host mesh shut down")
+        if self._shared is None:
+            raise RuntimeError(
+                f"{what}() is for the handle that attach_to_workers() or this_host() gave, in its own process: "
+                f"{self!r} is a reference to those hosts"
+            )
+        if self._shape.nelements != len(self._hosts):
+            raise RuntimeError(
+                f"{what}() is for the whole host mesh: this is a slice, with {self._shape.nelements} of its "
+                f"{len(self._hosts)} hosts"
+            )
+
+    def _everywhere(self, what: str, reason: str, message: Callable[[int], Any]) -> Future[None]:
+        """Drop all that this process has started on these hosts; each agent is asked once. A dead one has nothing."""
+        system = self._system
+        agents = {host.agent.id: host.agent for host in self._hosts}
+        for mesh in list(system.proc_meshes.values()):
+            there = [ref.id for ref in mesh._procs if ref.agent in agents]
+            if len(there) == len(mesh._procs):
+                mesh._forget()
+            else:
+                system.tree.killed(there)
+        asked = [settled(ask_agent(system.node, agent, what, message)) for agent in agents.values()]
+        system.changed()
+        return gathered(system.node.poller, asked, what).then(_nothing)
 
     async def __aenter__(self) -> HostMesh:
-        return self
+        return await self
 
     async def __aexit__(self, *_exc: object) -> None:
         if not self._down:
             await self.shutdown()
 
     def __reduce__(self) -> Any:
-        return (_rebuild_host_mesh, (self._hosts, self._shape, self._python))
+        self.initialized.get(START_TIMEOUT)  # a reference must not be there before what it names
+        return (_rebuild_host_mesh, (self._hosts, self._shape, self._python, self._name))
+
+    def _selected(self) -> list[HostRef]:
+        return [self._hosts[rank] for rank in self._shape.ranks()]
 
     def __repr__(self) -> str:
-        names = sorted({self._hosts[rank].name for rank in self._shape.ranks()})
+        names = sorted({host.name for host in self._selected()})
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        return f"<HostMesh {shown}>"
+        sizes = ", ".join(f"{label}={size}" for label, size in self.sizes.items())
+        shown = f"{self._name}: {shown}" if self._name else shown
+        return f"<HostMesh {shown}{f' ({sizes})' if sizes else ''}>"
 
 
-def _rebuild_host_mesh(hosts: tuple[HostRef, ...], region: Region, python: str | None) -> HostMesh:
-    return HostMesh(get_system(), hosts, region, python)
+def _rebuild_host_mesh(hosts: tuple[HostRef, ...], region: Region, python: str | None, name: str) -> HostMesh:
+    return HostMesh(get_system(), hosts, region, python, name=name)
+
+
+def _inherited_env(system: System, host: HostRef) -> dict[str, str]:
+    """What ranks of a host get of this process's environment: they are forked by an agent that has its own.
+
+    This process's agent has the environment that this process had then; what has changed since goes along. A worker
+    gets what this process has changed since it was started.
+    """
+    if not system.is_root:
+        return {}
+    own = system.agent is not None and host.agent.id == system.agent.id
+    known = system.agent_env if own else _environment_at_start()
+    return {key: value for key, value in os.environ.items() if known.get(key) != value}
+
+
+def _environment_at_start() -> dict[str, str]:
+    """The environment that this process was started with."""
+    with open("/proc/self/environ", "rb") as file:
+        entries = file.read().split(b"\0")
+    known = {os.fsdecode(name): os.fsdecode(value) for name, _, value in (e.partition(b"=") for e in entries)}
+    # The interpreter itself sets this one where the locale is "C".
+    return {"LC_CTYPE": os.environ.get("LC_CTYPE", ""), **known}
 
 
 def _checked(per_host: Mapping[str, int], taken: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -361,7 +451,7 @@ def this_proc() -> ProcMesh:
 def host_mesh_of_this_host(system: System) -> HostMesh:
     """The mesh behind ``this_host()``."""
     agent = system.ensure_agent()
-    return HostMesh(system, (HostRef(agent, agent.host),), Region.from_extent(_NO_EXTENT))
+    return HostMesh(system, (HostRef(agent, agent.host),), Region.from_extent(_NO_EXTENT), shared={"down": False})
 
 
 def proc_mesh(env: Mapping[str, str] | None = None, setup: Callable[[], Any] | None = None, **sizes: int) -> ProcMesh:

@@ -270,6 +270,7 @@ class ActorInstance(Instance):
             finally:
                 self._interruptible = False
                 self.running = None
+            del args, kwargs  # memory of arrays among them goes back to the caller together with the answer
             if endpoint.explicit_port or not message.call:
                 return None
             reply, buffers = dumps(result)

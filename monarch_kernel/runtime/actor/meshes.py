@@ -17,10 +17,10 @@ from monarch_kernel.protocol.messages import (
     StopActor,
     StopProcs,
 )
-from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, dumps_flat, loads
 from monarch_kernel.runtime.actor.base import ActorSpec, check_constructor, spec_of
 from monarch_kernel.runtime.actor.calls import ManyCall, Target, ask_agent
+from monarch_kernel.runtime.actor.casting import send_to_all
 from monarch_kernel.runtime.actor.context import calling_cell, current
 from monarch_kernel.runtime.actor.endpoint import Endpoint, PlainMethod
 from monarch_kernel.runtime.actor.errors import ActorError
@@ -152,14 +152,9 @@ class ActorMesh(MeshTrait, Generic[T]):
         node = self._system.node
         target = self._target()
         call = ManyCall(node, f"{self._name}.stop", target)
-        for rank, ref in enumerate(target.procs):
-            link = node.links.get(ref.id) or self._reach(ref)
-            if link is None:
-                call.on_peer_dead(ref.id, node.deaths[ref.id])
-            else:
-                link.send(encode_header(StopActor(self._actor, call._number, rank, reason)))
+        send_to_all(self._system, target, StopActor(self._actor, call._number, 0, reason), sink=call)
         # An actor that has died already is stopped, too.
-        return _settled(call)
+        return settled(call)
 
     def __await__(self) -> Generator[Any, None, ActorMesh[T]]:
         yield from self.initialized.__await__()
@@ -268,10 +263,6 @@ class ProcMesh(MeshTrait):
             self._cached = Target(self.name, self._uid, self._shape.extent, procs, self._system.reported)
         return self._cached
 
-    def _reach(self, ref: ProcRef) -> Any:
-        self._system.node.learn(ref)
-        return self._system.node.link_to(ref.id)
-
     # -- actors ---------------------------------------------------------------------------------
 
     def spawn(self, name: str, cls: type[T], *args: Any, **kwargs: Any) -> ActorMesh[T]:
@@ -308,26 +299,24 @@ class ProcMesh(MeshTrait):
         system.tree.spawned_actors(OwnedMesh(actor, name, owner.actor_id, extent, target.procs, tool=spec.tool))
         owner.owned.append(mesh)
         system.healer.born(mesh, owner.actor_id, body, buffers)
-        for rank, ref in enumerate(target.procs):
-            message = Create(
-                actor,
-                name,
-                call._number,
-                rank,
-                extent.labels,
-                extent.sizes,
-                owner.actor_id,
-                node.ref,
-                buffers,
-                calling_cell(),
-            )
-            link = node.links.get(ref.id) or self._reach(ref)
-            if link is None:
-                call.on_peer_dead(ref.id, node.deaths[ref.id])
-                continue
-            link.send(encode_header(message), body)
+        message = Create(
+            actor,
+            name,
+            call._number,
+            0,
+            extent.labels,
+            extent.sizes,
+            owner.actor_id,
+            node.ref,
+            buffers,
+            calling_cell(),
+        )
+        send_to_all(system, target, message, body, call)
         if self._uid not in system.proc_meshes:  # somebody else's procs: their agents do not tell us by themselves
-            node.watch([ref.id for ref in target.procs if ref.id != node.id])
+            others = [ref for ref in target.procs if ref.id != node.id]
+            for ref in others:
+                node.learn(ref)
+            node.watch([ref.id for ref in others])
         return mesh
 
     # -- life -----------------------------------------------------------------------------------
@@ -354,13 +343,17 @@ class ProcMesh(MeshTrait):
 
     def _stop(self, reason: str) -> Future[Any]:
         if len(self._shape.ranks()) == len(self._procs) and not self._part:
-            self._stopped = True
-            self._system.proc_meshes.pop(self._uid, None)
-            self._system.tree.stopped(self._uid)
-            self._system.healer.forget(self._uid)
+            self._forget()
         done = self._ask_agents(lambda call, procs: StopProcs(call, procs, reason, STOP_GRACE), "stop")
         self._system.changed()
         return done.then(_nothing)
+
+    def _forget(self) -> None:
+        """All of it ends on purpose: no more use, and no fault."""
+        self._stopped = True
+        self._system.proc_meshes.pop(self._uid, None)
+        self._system.tree.stopped(self._uid)
+        self._system.healer.forget(self._uid)
 
     def kill(self, reason: str = "") -> Future[None]:
         """SIGKILL these procs, without any cleanup; done when they are gone. No fault, since it was asked for."""
@@ -425,7 +418,10 @@ class ProcMesh(MeshTrait):
         return mesh
 
     def _ask_agents(self, message: Any, what: str) -> Future[list[Any]]:
-        """Send one message to each agent involved; a future of the raw replies."""
+        """Send one message to each agent involved; a future of the raw replies, without those of dead agents.
+
+        It fails only if no agent is there any more.
+        """
         node = self._system.node
         by_agent: dict[str, list[ProcRef]] = {}
         for ref in self._target().procs:
@@ -437,7 +433,15 @@ class ProcMesh(MeshTrait):
                 raise RuntimeError(f"this process cannot {what} itself: use shutdown_context()")
             names = [ref.id for ref in refs]
             calls.append(ask_agent(node, first.agent_ref(), f"{self.name}.{what}", message, names))
-        return gathered(node.poller, calls, f"{self.name}.{what}")
+        if len(calls) == 1:
+            return calls[0].then(lambda reply: [reply])
+
+        def answers(_settled: list[Any]) -> list[Any]:
+            if all(call.exception() is not None for call in calls):
+                calls[0].get()
+            return [call.get() for call in calls if call.exception() is None]
+
+        return gathered(node.poller, [settled(call) for call in calls], f"{self.name}.{what}").then(answers)
 
     def interrupt(self) -> Future[ValueMesh[list[str]]]:
         """Raise KeyboardInterrupt in whatever endpoints run in these procs; gives the names of what was interrupted.
@@ -450,12 +454,7 @@ class ProcMesh(MeshTrait):
         node = self._system.node
         target = self._target()
         call = ManyCall(node, f"{self.name}.{what}", target)
-        for rank, ref in enumerate(target.procs):
-            link = node.links.get(ref.id) or self._reach(ref)
-            if link is None:
-                call.on_peer_dead(ref.id, node.deaths[ref.id])
-            else:
-                link.send(encode_header(message(call._number, rank)))
+        send_to_all(self._system, target, message(call._number, 0), sink=call)
         return call
 
     def status(self) -> Future[ValueMesh[ProcStatus]]:
@@ -464,8 +463,7 @@ class ProcMesh(MeshTrait):
 
         def merge(replies: list[Any]) -> ValueMesh[ProcStatus]:
             known = {s.proc: s for reply in replies for s in msgspec.msgpack.decode(reply, type=list[ProcStatus])}
-            unknown = [ProcStatus(ref.id, "starting", 0, ref.host) for ref in target.procs]
-            return ValueMesh(target.extent, [known.get(s.proc, s) for s in unknown])
+            return ValueMesh(target.extent, [known.get(ref.id) or self._unknown(ref) for ref in target.procs])
 
         return self._ask_agents(GetStatus, "status").then(merge)
 
@@ -477,6 +475,13 @@ class ProcMesh(MeshTrait):
             return {}
         return {k: silent[ref.id].why for k, ref in enumerate(self._target().procs) if ref.id in silent}
 
+    def _unknown(self, ref: ProcRef) -> ProcStatus:
+        """Of a proc whose agent tells nothing."""
+        death = self._system.node.deaths.get(ref.id) or self._system.node.deaths.get(ref.agent)
+        if death is None:
+            return ProcStatus(ref.id, "starting", 0, ref.host)
+        return ProcStatus(ref.id, "dead", self._system.node.pids.get(ref.id, 0), ref.host, death.cause)
+
     def pids(self) -> ValueMesh[int]:
         """Process ids (0: not started yet)."""
         target = self._target()
@@ -484,13 +489,16 @@ class ProcMesh(MeshTrait):
 
     @property
     def host_mesh(self) -> Any:
-        """The hosts of this mesh."""
+        """The hosts of this mesh. Those of a slice that leaves hosts out have one dimension, ``hosts``."""
         from monarch_kernel.runtime.actor.hosts import HostMesh, HostRef
 
         hosts: dict[str, HostRef] = {}
         for ref in self._target().procs:
             hosts.setdefault(ref.agent, HostRef(ref.agent_ref(), ref.host))
-        return HostMesh(self._system, tuple(hosts.values()), self._host_region)
+        region = self._host_region
+        if len(hosts) != region.nelements:
+            region = Region.from_extent(Extent(("hosts",), (len(hosts),)))
+        return HostMesh(self._system, tuple(hosts.values()), region)
 
     def to_table(self) -> str:
         """The mesh as a text table, one line for each proc."""
@@ -579,7 +587,7 @@ def _nothing(_value: Any) -> None:
     return None
 
 
-def _settled(call: ManyCall) -> Future[Any]:
+def settled(call: Future[Any]) -> Future[Any]:
     """A future that is done when the call is, however it ended."""
     done: Future[Any] = Future(call._poller, call.what)
     call.add_done_callback(lambda _c: done._resolve(None))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 
 
 def unique(name: str) -> str:
     """``name``, made safe for a file name and for a log line, with a random end."""
-    return f"{re.sub(r'[^A-Za-z0-9_.]', '_', name)[:24]}-{secrets.token_hex(3)}"
+    return f"{re.sub(r'[^A-Za-z0-9_.]', '_', name)[:24]}-{os.urandom(3).hex()}"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from monarch_kernel.protocol.messages import (
     SetLogLevel,
     Shutdown,
     StopActor,
+    StopProcs,
     decode_death,
     encode_death,
 )
@@ -45,6 +46,7 @@ from monarch_kernel.runtime.actor import faultline
 from monarch_kernel.runtime.actor.async_instance import AsyncActorInstance
 from monarch_kernel.runtime.actor.base import ActorSpec, spec_of
 from monarch_kernel.runtime.actor.calls import Reported, acknowledge, ask_agent, fault_body
+from monarch_kernel.runtime.actor.casting import Caster
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.healing import Healer
 from monarch_kernel.runtime.actor.instance import ActorInstance, Client, Instance
@@ -83,11 +85,14 @@ class System:
         self.client = Client(self, "root" if self.is_root else f"client-{node.id}")
         self.agent: ProcRef | None = None
         self.agent_process: Any = None
+        self.agent_answers: Future[None] | None = None  # done when others can reach the agent, too
         self.agent_env: dict[str, str] = {}  # this process's environment when the agent was started
+        self.workers: dict[str, ProcRef] = {}  # the agents of other hosts that this controller is attached to
         self.output_sinks: list[Callable[[str, int, bytes | None], None]] = []
         self.tree = Tree()
         self.proc_meshes: dict[str, Any] = {}  # by unique id, in order of birth
         self.reported = Reported()
+        self.caster = Caster(node)
         self.main_driver: Callable[[Callable[[], None]], bool] = lambda _drive: False
         self._interrupted: dict[str, int] = {}
         self.sigints = 0  # how often the main thread's handler has run
@@ -115,6 +120,7 @@ class System:
         )
         self.healer = Healer(self)
         node.on_peer_dead.append(self._on_peer_dead)
+        node.on_hello.append(self._on_hello)
 
     # -- messages for actors ---------------------------------------------------------------------
 
@@ -350,7 +356,10 @@ class System:
         for actor in list(self.actors.values()):
             if actor.owner_proc.id == proc:
                 actor.deliver(_Local(None), StopActor(actor.actor_id, 0, 0, "its owner's process ended"), None)
+        self.workers.pop(proc, None)
         if self.is_root and self.agent is not None and proc == self.agent.id:
+            if self.agent_answers is not None:
+                self.agent_answers._resolve(None)  # it never will; whoever uses it is told
             self.agent = self._this_host = None  # the next this_host() starts a new one
         if proc == self.root.id and not self.is_root:
             self.on_end_proc("the controller ended")
@@ -413,6 +422,10 @@ class System:
         for sink in self.output_sinks:
             sink(message.proc, 0, None)
 
+    def _on_hello(self, link: Any) -> None:
+        if self.agent_answers is not None and self.agent is not None and link.peer == self.agent.id:
+            self.agent_answers._resolve(None)
+
     # -- hosts -----------------------------------------------------------------------------------------
 
     def ensure_agent(self) -> ProcRef:
@@ -424,6 +437,7 @@ class System:
             self.agent_env = dict(os.environ)
             self.agent_process = launch_local_agent(self.node)
             agent = self.agent = self.agent_process.ref
+            self.agent_answers = Future(self.node.poller, "the host agent")
         return agent
 
     def this_proc(self) -> Any:
@@ -452,11 +466,18 @@ class System:
         for mesh in self.proc_meshes.values():
             mesh._stopped = True
         self.stop_all_actors("the controller shuts down", timeout)
+        ending = [
+            ask_agent(self.node, agent, "stop", StopProcs, None, "the controller shuts down", timeout / 2)
+            for agent in self.workers.values()
+        ]
         if self.agent is not None and self.agent_process is not None:
+            ending.append(ask_agent(self.node, self.agent, "shutdown", Shutdown, timeout / 2))
+        deadline = time.monotonic() + timeout
+        for asked in ending:
             try:
-                ask_agent(self.node, self.agent, "shutdown", Shutdown, timeout / 2).get(timeout)
+                asked.get(max(0.0, deadline - time.monotonic()))
             except Exception as e:
-                log.debug("the host agent did not confirm its end: %s", e)
+                log.debug("a host agent did not confirm that all has ended: %s", e)
         self.node.close()
         if self.agent_process is not None:
             self.agent_process.close(timeout)
@@ -527,7 +548,7 @@ def _bootstrap() -> System:
         from monarch_kernel.runtime.host.launch import new_run_dir
 
         run_dir = new_run_dir()
-        node = Node(f"controller-{secrets.token_hex(4)}", "controller", run_dir, socket.gethostname())
+        node = Node(f"controller-{os.urandom(4).hex()}", "controller", run_dir, socket.gethostname())
         node.listen()
         system = System(node, node.ref)
         faultline.install()

@@ -1,4 +1,9 @@
-"""``python -m monarch_kernel.runtime.host``: the host agent, started by ``launch``."""
+"""The start of a host agent, by ``launch``.
+
+What ranks are forked from and the agent itself are made at the same time, by two processes: this module loads what both
+need, forks, and each side loads its own part. How soon a first mesh is there depends on nothing as much as on what is
+imported here.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,17 @@ import select
 import signal
 import socket
 import sys
+import time
 from typing import NoReturn
 
 import msgspec
 
 from monarch_kernel.runtime.host import forkserver, leftovers
-from monarch_kernel.runtime.host.agent import RANK_ENTRY, Agent
-from monarch_kernel.runtime.host.launch import AgentConfig
+from monarch_kernel.runtime.host.config import AgentConfig
+from monarch_kernel.runtime.host.recipe import RANK_ENTRY
+
+#: So long a killed agent may take to be gone (seconds).
+_END_TIME = 5.0
 
 
 def main() -> None:
@@ -43,28 +52,49 @@ def main() -> None:
     pid = os.fork()
     if pid == 0:
         ours.close()
-        _serve_forks(config, theirs, controller)
+        serve_forks(theirs, config.id, config.run_dir, config.lock_fd, config.sys_path, controller)
     theirs.close()
     forkserver.set_name("monarch-agent")
+    from monarch_kernel.runtime.host.owned import OwnedAgent
+
     logging.basicConfig(format="%(asctime)s agent %(levelname)s %(message)s", level=logging.INFO)
-    sys.exit(Agent(config, ours, pid, controller).run())
+    sys.exit(OwnedAgent(config, ours, pid, controller).run())
 
 
-def _serve_forks(config: AgentConfig, sock: socket.socket, controller: int) -> NoReturn:
+def serve_forks(
+    sock: socket.socket, agent: str, run_dir: str, lock_fd: int, sys_path: list[str], controller: int | None
+) -> NoReturn:
+    """Be the fork server of an agent, and then, in each fork, a rank.
+
+    Args:
+        sock: to the agent. agent: its id.
+        run_dir: to be removed if the agent dies, and the controller (a pidfd), if there is one, is dead, too.
+        lock_fd: of the run folder.
+        sys_path: where ranks look for modules.
+    """
     forkserver.set_name(leftovers.FORK_SERVER)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    os.close(config.lock_fd)
-    sys.path[:] = config.sys_path
+    os.close(lock_fd)
+    sys.path[:] = sys_path
+    # torch gets fresh memory of large CPU tensors in huge pages, as numpy does: three times as fast.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     importlib.import_module(RANK_ENTRY.partition(":")[0])
     forkserver.freeze()
 
+    parent = os.getppid()
+
     def orphaned() -> None:
-        leftovers.kill_run(config.id, leftovers.AGENT_MARKER)
-        # A living controller kills us now and removes the folder in its time; that of a dead one is ours.
-        select.select([controller], [], [])
-        leftovers.remove_if_stale(config.run_dir)
+        leftovers.kill_run(agent, leftovers.AGENT_MARKER)
+        # A dying agent closes its socket, which brings us here, before it gives up the run folder's lock.
+        end = time.monotonic() + _END_TIME
+        while os.getppid() == parent and time.monotonic() < end:
+            time.sleep(0.001)
+        if controller is not None:
+            # A living controller kills us now and removes the folder in its time; that of a dead one is ours.
+            select.select([controller], [], [])
+        leftovers.remove_if_stale(run_dir)
 
     job = forkserver.ForkServer(sock, RANK_ENTRY, orphaned).serve()
     if job is None:

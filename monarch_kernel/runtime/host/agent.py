@@ -3,28 +3,26 @@
 One process and one thread, which does nothing but poll. It runs no user code and unpickles nothing. Its fork
 server is forked before it opens anything, so that ranks inherit nothing of it.
 
-It ends when its owner (a controller) has gone, closes its link or asks for it, on SIGTERM, and when its fork
-server dies; in each case nothing of what it started is left.
+``Agent`` is what all agents have in common; ``owned`` has the one that belongs to a controller, ``worker`` the one that
+serves any controller. When an agent ends, nothing of what it started is left; what a process has started on it
+ends when that process is gone.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import os
 import pickle
-import select
-import shutil
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-import monarch_kernel
 from monarch_kernel.protocol.messages import (
     OK,
     Death,
@@ -36,9 +34,9 @@ from monarch_kernel.protocol.messages import (
     OutputChunk,
     OutputEnd,
     ProcExited,
+    ProcRef,
     ProcStarted,
     ProcStatus,
-    RankConfig,
     Reply,
     Shutdown,
     SpawnProcs,
@@ -47,17 +45,13 @@ from monarch_kernel.protocol.messages import (
     encode,
 )
 from monarch_kernel.runtime.host import forkserver, leftovers
-from monarch_kernel.runtime.host.launch import AgentConfig
 from monarch_kernel.runtime.host.procs import ForkClient, OomWatch, Proc, describe_exit
+from monarch_kernel.runtime.host.recipe import fork_request, load_env
 from monarch_kernel.runtime.host.vitals import Vitals
 from monarch_kernel.runtime.node.node import Node
+from monarch_kernel.runtime.node.relay import Relay
 
 log = logging.getLogger(__name__)
-
-#: Where a forked rank begins; named, not imported: the host knows nothing of ranks.
-RANK_ENTRY = "monarch_kernel.runtime.rank.main:main"
-#: The same for a rank in an interpreter of its own.
-RANK_MODULE = "monarch_kernel.runtime.rank"
 
 #: How long ranks may take for their cleanup when the process that started them has ended (seconds).
 ORPHAN_GRACE = 2.0
@@ -67,22 +61,10 @@ MAX_TEMPLATES = 3
 MAX_DEAD_LOGS = 256
 #: More than this on the way to an owner that does not read: ranks that print have to wait.
 MAX_QUEUED = 32 * 1024 * 1024
-#: A controller that closes its links without a word is dead, or will be within this time (seconds).
-_FAREWELL = 5.0
-#: When we end by ourselves, for so long we look whether the controller dies at the same time (seconds).
-_LINGER = 1.0
 _CHUNK = 64 * 1024
 _CHUNKS_AT_ONCE = 8
 #: More than any pipe holds: what a dead rank can have left.
 _CHUNKS_LEFT = 17
-
-#: Libraries read these once, when they are loaded: a template is made with them.
-_LOAD_TIME = (
-    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_"),
-    *("CUDA_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_"),
-)
-#: The loader and the interpreter read these when they start: such ranks need an interpreter of their own.
-_EXEC_TIME = ("LD_", "PYTHON", "MALLOC_", "GLIBC_", "ASAN_", "LC_")
 
 
 class _Wait:
@@ -95,14 +77,18 @@ class _Wait:
 
 
 class Agent:
-    """The agent's state and what it does on each message and event."""
+    """The agent's state and what it does on each message and event.
 
-    def __init__(self, config: AgentConfig, server: socket.socket, server_pid: int, controller: int) -> None:
-        self._config = config
-        self._controller = controller  # a pidfd
-        self._node = Node(config.id, "agent", config.run_dir, config.host, background=False, gateway=config.owner)
-        self._poller = self._node.poller
-        self._logs = os.path.join(config.run_dir, "logs")
+    Args:
+        node: of this process, not listening yet.
+        server: this side of the fork server's socket.
+        server_pid: the fork server.
+    """
+
+    def __init__(self, node: Node, server: socket.socket, server_pid: int) -> None:
+        self._node = node
+        self._poller = node.poller
+        self._logs = os.path.join(node.run_dir, "logs")
         os.makedirs(self._logs, mode=0o700, exist_ok=True)
         self._base = ForkClient(server, self._poller, self._on_fork_event)
         self._base_pid = server_pid
@@ -129,6 +115,7 @@ class Agent:
                 Shutdown: self._on_shutdown,
             }
         )
+        self._relay = Relay(node)
         self._node.on_hello.append(self._on_hello)
         self._node.on_peer_dead.append(self._on_peer_dead)
 
@@ -136,19 +123,19 @@ class Agent:
 
     def run(self) -> int:
         """Serve until the end; then nothing that was started here is left. The exit code: 0 if asked to end."""
-        owner = self._config.owner
-        poller = self._poller
+        gc.freeze()
+        gc.enable()  # off so far, see launch
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGCHLD, self._on_sigchld)
-        poller.register(0, self._on_lifeline)
-        # A process that the controller has forked may hold its sockets open; its death shows here even then.
-        poller.register(self._controller, self._on_controller_dead)
         self._node.listen()
-        self._node.learn(owner)
-        self._node.link_to(owner.id)
-        poller.run(self._between_steps)
+        self._begin()
+        self._poller.run(self._between_steps)
         self._clean_up()
         return self._code
+
+    def _begin(self) -> None:
+        """Reach, or be reachable for, those that it works for."""
+        raise NotImplementedError
 
     def _between_steps(self) -> bool:
         if self._reap_wanted:
@@ -160,8 +147,8 @@ class Agent:
         log.info("ending: %s", why)
         self._over = True
 
-    def _on_sigterm(self, _signum: int, _frame: Any) -> None:
-        self._code = 128 + signal.SIGTERM
+    def _on_sigterm(self, signum: int, _frame: Any) -> None:
+        self._code = 128 + signum
         self._over = True
         self._poller.wake()
 
@@ -169,97 +156,60 @@ class Agent:
         self._reap_wanted = True
         self._poller.wake()
 
-    def _on_lifeline(self, _events: int) -> None:
-        self._poller.unregister(0)
-        self._end("the controller closed its end")
-
-    def _on_controller_dead(self, _events: int) -> None:
-        self._poller.unregister(self._controller)
-        self._end("the controller has died")
-
     def _on_peer_dead(self, peer: str, _death: Death) -> None:
         for proc in self._procs.values():
             proc.watchers.discard(peer)
+        early = {name: watchers - {peer} for name, watchers in self._early_watchers.items()}
+        self._early_watchers = {name: watchers for name, watchers in early.items() if watchers}
         # Nothing outlives who started it: a rank may have started ranks of its own.
-        orphans = [proc for proc in self._procs.values() if proc.owner == peer and proc.exit is None]
-        if orphans and peer != self._config.owner.id:
+        orphans = [proc for proc in self._procs.values() if proc.belongs_to(peer) and proc.exit is None]
+        if orphans:
             self._stop(orphans, "its owner's process ended", ORPHAN_GRACE)
-        if peer == self._config.owner.id:
-            self._end("the controller's link was closed")
 
     def _clean_up(self) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # As the subreaper of all below us we see every orphan, whatever session it went to.
         leftovers.kill_below(self._base_pid)
         self._node.close()
-        if self._controller_died(_FAREWELL if self._code == 0 else _LINGER):
-            shutil.rmtree(self._config.run_dir, ignore_errors=True)
-
-    def _controller_died(self, timeout: float) -> bool:
-        """Whether it ended without a farewell (then nobody but us removes the run folder)."""
-        deadline = time.monotonic() + timeout
-        waiting = [0, self._controller]
-        while (left := deadline - time.monotonic()) > 0:
-            ready = select.select(waiting, [], [], left)[0]
-            if self._controller in ready:
-                return True
-            if 0 in ready:
-                if os.read(0, 1):
-                    return False
-                waiting = [self._controller]  # it closes its descriptors before it is dead
-        return False
 
     # -- starting ranks -----------------------------------------------------------------------
 
     def _on_spawn(self, _link: Any, message: SpawnProcs, _body: Any) -> None:
-        self._node.learn(message.owner)
-        self._node.learn(message.root)
-        sys_path = [entry or message.cwd for entry in message.sys_path]
+        node = self._node
+        if message.owner.id in node.deaths or message.root.id in node.deaths:
+            log.info("started nothing for %s, which has gone", message.owner.id)
+            return
+        node.learn(message.owner)
+        node.learn(message.root)
+        cwd, sys_path = self._place(message)
         for index, spec in enumerate(message.procs):
-            proc = Proc(spec, message.mesh, message.owner.id, self._logs)
+            proc = Proc(spec, message.mesh, message.owner.id, message.root.id, self._logs)
             proc.watchers |= self._early_watchers.pop(spec.id, set())
             self._procs[spec.id] = proc
-            command, own_env, inherit = message.command, {}, message.inherit_env
-            if message.per_proc:
-                command, own_env, inherit = message.per_proc[index]
-            env = {**message.env, **own_env}
-            argv = _argv(command, env, inherit)
-            if argv is not None:
-                env = _with_package(env, inherit)
-            ref = self._node.ref.beside(spec.id, spec.address)
-            self._node.expect(ref)
-            config = RankConfig(
-                ref=ref,
-                agent=self._node.ref,
-                owner=message.owner,
-                root=message.root,
-                mesh=message.mesh,
-                rank=spec.rank,
-                labels=message.labels,
-                sizes=message.sizes,
-                run_dir=self._config.run_dir,
-                sys_path=sys_path,
-            )
-            proc.request = forkserver.Fork(
-                proc=spec.id,
-                config=msgspec.msgpack.encode(config),
-                env=env,
-                cwd=message.cwd,
-                sys_path=sys_path,
-                argv=argv,
-                clean_env=not inherit,
-            )
+            ref = self._ref_of(spec.id, spec.address, message)
+            node.expect(ref)
+            proc.request = fork_request(message, index, ref, node.run_dir, cwd, sys_path)
             try:
-                if not os.path.isdir(message.cwd):
-                    raise OSError(f"its working directory {message.cwd} is gone")
+                if not os.path.isdir(cwd):
+                    raise OSError(f"its working directory {cwd} is gone")
                 proc.open_pipes()
             except OSError as e:
                 self._exited(proc, 127, f"could not be started: {e.strerror or e}")
                 continue
             for stream in proc.pipes:
                 self._listen(proc, stream)
-            preload = [] if argv else message.preload
-            self._start(proc, self._server_for(preload, env, sys_path))
+            preload = [] if proc.request.argv else message.preload
+            self._start(proc, self._server_for(preload, proc.request.env, sys_path))
+        if message.owner.agent not in (message.owner.id, node.id):
+            node.watch([message.owner.id])  # a rank of another agent, which tells of its end
+
+    def _place(self, message: SpawnProcs) -> tuple[str, list[str]]:
+        """Working directory and import path of new ranks."""
+        return message.cwd, [entry or message.cwd for entry in message.sys_path]
+
+    def _ref_of(self, proc: str, address: str, message: SpawnProcs) -> ProcRef:
+        """What others are told of a new rank."""
+        return self._node.ref.beside(proc, address)
 
     def _start(self, proc: Proc, server: ForkClient) -> None:
         assert proc.request is not None
@@ -270,21 +220,29 @@ class Agent:
         """The fork server, or a template with these modules and what they read when they are loaded."""
         if not preload:
             return self._base
-        load_env = {key: value for key, value in env.items() if key.startswith(_LOAD_TIME)}
-        key = (tuple(preload), tuple(sorted(load_env.items())))
+        load_time = load_env(env)
+        key = self._template_key(preload, load_time, sys_path)
         if key in self._templates:
             return self._templates[key][1]
-        if len(self._templates) >= MAX_TEMPLATES:
-            oldest = min(self._templates, key=lambda k: self._templates[k][1].last_used)
-            self._templates.pop(oldest)[1].send(forkserver.Retire(), [])
+        self._retire_templates(MAX_TEMPLATES - 1)
         self._made += 1
         name = f"template-{self._made}"
         ours, theirs = forkserver.make_pair()
-        request = forkserver.MakeTemplate(name, preload, load_env, sys_path)
+        request = forkserver.MakeTemplate(name, preload, load_time, sys_path)
         self._base.send(request, [theirs.detach()], close=True)
         client = ForkClient(ours, self._poller, self._on_fork_event)
         self._templates[key] = (name, client)
         return client
+
+    def _template_key(self, preload: list[str], load_time: dict[str, str], sys_path: list[str]) -> Any:
+        """What ranks must have in common to be forked from one template."""
+        return (tuple(preload), tuple(sorted(load_time.items())))
+
+    def _retire_templates(self, keep: int) -> None:
+        """Keep no more than so many templates, those used last; the others end when their ranks have."""
+        while len(self._templates) > keep:
+            oldest = min(self._templates, key=lambda k: self._templates[k][1].last_used)
+            self._templates.pop(oldest)[1].send(forkserver.Retire(), [])
 
     # -- events of fork servers ---------------------------------------------------------------
 
@@ -321,11 +279,15 @@ class Agent:
         for proc in self._procs.values():
             if proc.server is not server or proc.pid or proc.exit is not None:
                 continue
-            if server.failed.startswith("cannot preload") or not server.failed:
+            if self._must_preload(server.failed):
                 reason = server.failed or "the template process died while it loaded its modules"
                 self._exited(proc, 127, f"could not be started: {reason}")
             else:
                 self._start(proc, self._base)  # what breaks under fork is loaded by each rank itself
+
+    def _must_preload(self, reason: str) -> bool:
+        """Whether ranks cannot start because their template, for this reason (none: it crashed), could not."""
+        return not reason or reason.startswith("cannot preload")
 
     def _on_base_gone(self) -> None:
         """The fork server is dead and its ranks with it, as they were bound to it; report them, and end."""
@@ -375,14 +337,14 @@ class Agent:
         link = self._node.links.get(proc.id)
         if link is not None:
             link.drain()  # what it said last, to other sites, goes before the news of its end
-        expected = bool(proc.stopping)
+        expected = bool(proc.stopping) and not proc.withdrawn
         proc.state = "stopped" if expected else "dead"
-        proc.exit = ProcExited(proc.id, proc.pid, self._config.host, status, cause, expected)
+        proc.exit = ProcExited(proc.id, proc.pid, self._node.ref.host, status, cause, expected)
         proc.close_far_ends()
         for peer in proc.audience():
             self._tell(peer, proc.exit)
         what = "stopped" if expected else "proc"
-        self._node.declare_dead(proc.id, Death(cause, what, proc.id, self._config.host, proc.pid))
+        self._node.declare_dead(proc.id, Death(cause, what, proc.id, self._node.ref.host, proc.pid))
         try:
             os.unlink(proc.address)
         except OSError:
@@ -488,8 +450,15 @@ class Agent:
             leftovers.kill_group(proc.pid)
 
     def _on_stop(self, link: Any, message: StopProcs, _body: Any) -> None:
-        self._stop(self._living(message.procs), message.reason or "stopped by its owner", message.grace)
-        self._answer_when_gone(message.procs, True, functools.partial(_reply, link, message.call))
+        names = message.procs
+        if names is None:
+            names = [proc.id for proc in self._procs.values() if proc.belongs_to(link.peer)]
+        self._stop(self._living(names), message.reason or "stopped by its owner", message.grace)
+        self._answer_when_gone(names, True, functools.partial(self._stopped, link, message))
+
+    def _stopped(self, link: Any, message: StopProcs) -> None:
+        """All procs that were to stop are gone."""
+        _reply(link, message.call)
 
     def _stop(self, procs: list[Proc], reason: str, grace: float) -> None:
         for proc in procs:
@@ -506,11 +475,16 @@ class Agent:
         self._poller.call_later(grace, kill_rest)
 
     def _on_shutdown(self, link: Any, message: Shutdown, _body: Any) -> None:
+        self._shut_down("the host agent shuts down", message.grace, functools.partial(_reply, link, message.call))
+
+    def _shut_down(self, why: str, grace: float, done: Callable[[], None]) -> None:
+        """Stop every proc, then end; ``done`` is called in between."""
+
         def finish() -> None:
-            _reply(link, message.call)
+            done()
             self._flush_then_end("shut down")
 
-        self._stop(self._living(self._procs), "the host agent shuts down", message.grace)
+        self._stop(self._living(self._procs), why, grace)
         self._answer_when_gone(list(self._procs), True, finish)
 
     def _living(self, names: Any) -> list[Proc]:
@@ -524,9 +498,10 @@ class Agent:
 
     def _check_waits(self) -> None:
         for wait in list(self._waits):
-            gone = {n for n in wait.procs if (p := self._procs[n]).exit and (p.drained or not wait.drained)}
+            procs = ((name, self._procs.get(name)) for name in wait.procs)  # a worker forgets those that are gone
+            gone = {name for name, p in procs if p is None or (p.exit and (p.drained or not wait.drained))}
             wait.procs -= gone
-            if not wait.procs:
+            if not wait.procs and wait in self._waits:  # what is done for one may end others
                 self._waits.remove(wait)
                 wait.done()
 
@@ -548,15 +523,15 @@ class Agent:
         for name in message.procs:
             proc = self._procs.get(name)
             if proc is None:
-                found.append(ProcStatus(name, "dead", 0, self._config.host, "unknown to the host agent"))
+                found.append(ProcStatus(name, "dead", 0, self._node.ref.host, "unknown to the host agent"))
             elif proc.exit is not None:
-                found.append(ProcStatus(name, proc.state, proc.pid, self._config.host, proc.exit.cause))
+                found.append(ProcStatus(name, proc.state, proc.pid, self._node.ref.host, proc.exit.cause))
             else:
                 rss, cpu = proc.usage()
                 uptime = round(time.monotonic() - proc.started, 3)
                 why = self._vitals.why(name)
                 state = "unresponsive" if why else proc.state
-                found.append(ProcStatus(name, state, proc.pid, self._config.host, why, rss, cpu, uptime))
+                found.append(ProcStatus(name, state, proc.pid, self._node.ref.host, why, rss, cpu, uptime))
         _reply(link, message.call, msgspec.msgpack.encode(found))
 
     def _on_logs(self, link: Any, message: GetLogs, _body: Any) -> None:
@@ -574,21 +549,3 @@ class Agent:
 def _reply(link: Any, call: int, value: bytes | None = None) -> None:
     """Answer a request as an endpoint would: the body is a pickle (of bytes or None)."""
     link.send(encode(Reply(call, 0, OK)), pickle.dumps(value, 5))
-
-
-def _argv(command: list[str] | None, env: dict[str, str], inherit: bool) -> list[str] | None:
-    """What to execute for a rank; None if it can be forked."""
-    if command is None:
-        if inherit and "LANG" not in env and not any(key.startswith(_EXEC_TIME) for key in env):
-            return None
-        command = [sys.executable]
-    return [*command, "-m", RANK_MODULE, "{fd}"]
-
-
-def _with_package(env: dict[str, str], inherit: bool) -> dict[str, str]:
-    """``env`` with which another interpreter finds this package, if it is a checkout and not installed."""
-    root = os.path.dirname(os.path.dirname(os.path.abspath(monarch_kernel.__file__)))
-    if os.path.basename(root) in ("site-packages", "dist-packages"):
-        return env
-    path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH", "") if inherit else "")
-    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (path, root)))}

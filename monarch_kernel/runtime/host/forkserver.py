@@ -306,6 +306,7 @@ class ForkServer:
     def _become_rank(self, request: Fork, fds: list[int], failure: int, server: int) -> None:
         os.setsid()
         die_with(server)
+        set_name("monarch-rank")  # whoever cleans up knows the fork server by its name
         self._sock.close()
         self._epoll.close()
         self._children.clear()
@@ -337,7 +338,7 @@ class ForkServer:
                 _give_up(4, f"cannot execute {argv[0]}: {e.strerror}")
         os.closerange(3, _max_fd())
         sys.path[:] = request.sys_path
-        importlib.invalidate_caches()
+        _forget_missing_folders()
         _reseed()
 
     def _make_template(self, request: MakeTemplate, fds: list[int]) -> Rank | None:
@@ -452,6 +453,14 @@ def _give_up(pipe: int, reason: str) -> NoReturn:
     os._exit(127)
 
 
+def _forget_missing_folders() -> None:
+    # Folders on the path that were not there when something was last looked for may have been made since. Of the
+    # others, finders look at the time of the last change; to invalidate them all would be a tenth of a rank's start.
+    for folder, finder in list(sys.path_importer_cache.items()):
+        if finder is None:
+            del sys.path_importer_cache[folder]
+
+
 def _max_fd() -> int:
     return os.sysconf("SC_OPEN_MAX")
 
@@ -486,7 +495,6 @@ def preload(modules: list[str]) -> str:
 
 def freeze() -> None:
     """Keep the collector away from what is loaded, so that forked ranks share its pages."""
-    gc.collect()
     gc.disable()
     gc.freeze()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import msgspec
 import monarch_kernel
 from monarch_kernel.protocol.messages import Death, ProcRef
 from monarch_kernel.runtime.host import leftovers
+from monarch_kernel.runtime.host.config import AgentConfig
 from monarch_kernel.runtime.host.procs import describe_exit
 from monarch_kernel.runtime.node.node import Node
 
@@ -24,23 +24,6 @@ log = logging.getLogger(__name__)
 
 _run_dirs: dict[str, leftovers.RunDir] = {}
 _lock = threading.Lock()
-
-
-class AgentConfig(msgspec.Struct, array_like=True):
-    """What the agent reads from its standard input, as MessagePack after its length in four bytes.
-
-    That input is a socket which the controller keeps open; its end tells the agent that the controller has
-    gone or wants it to end.
-    """
-
-    id: str
-    run_dir: str
-    host: str
-    owner: ProcRef
-    owner_pid: int
-    lock_fd: int  # the run folder's lock, inherited
-    python_path: str | None  # PYTHONPATH as the controller has it; the agent itself runs with another
-    sys_path: list[str]
 
 
 def new_run_dir() -> str:
@@ -139,7 +122,7 @@ def launch_local_agent(node: Node) -> AgentProcess:
     Raises:
         OSError: no process could be started.
     """
-    agent_id = f"agent-{secrets.token_hex(4)}"
+    agent_id = f"agent-{os.urandom(4).hex()}"
     address = os.path.join(node.run_dir, agent_id + ".sock")
     near = node.ref
     ref = ProcRef(agent_id, address, near.host, agent_id, address, near.site, near.gateway, near.gateway_address)
@@ -161,8 +144,7 @@ def launch_local_agent(node: Node) -> AgentProcess:
     try:
         with far_end, open(os.path.join(node.run_dir, "agent.log"), "ab") as output:
             process = subprocess.Popen(
-                # -P: a file in the working directory must not stand for a module of the library.
-                [sys.executable, *_interpreter_flags(), "-P", "-m", "monarch_kernel.runtime.host"],
+                interpreter_command("monarch_kernel.runtime.host.__main__"),
                 stdin=far_end.fileno(),
                 stdout=output,
                 stderr=output,
@@ -184,6 +166,10 @@ def launch_local_agent(node: Node) -> AgentProcess:
     return agent
 
 
-def _interpreter_flags() -> list[str]:
+def interpreter_command(module: str, *arguments: str) -> list[str]:
+    """How to run ``main`` of a module of ours in an interpreter like this one."""
     flags: Any = getattr(subprocess, "_args_from_interpreter_flags", None)
-    return flags() if flags is not None else []
+    # Not with -m, which loads more than is needed; and without collecting garbage while modules are loaded.
+    start = f"import gc; gc.disable(); from {module} import main; main()"
+    # -P: a file in the working directory must not stand for a module of the library.
+    return [sys.executable, *(flags() if flags is not None else []), "-P", "-c", start, *arguments]

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import signal
-import tempfile
 import time
+
+# shutil and tempfile are loaded where they are used: the fork server, which hardly ever needs them, is waited for.
 
 MARKER = "MONARCH_KERNEL_RUN"
 """Environment variable that the agent is started with; its value is the run folder."""
 
 AGENT_MARKER = "MONARCH_KERNEL_AGENT"
 """The same for one agent of the run: a dead agent is replaced, and its successor must not be mistaken for its rest."""
+
+ROOT_MARKER = "MONARCH_KERNEL_ROOT"
+"""On a worker, the same for one controller; in the environment of what ranks execute, not in that of forked ranks."""
 
 FORK_SERVER = "monarch-forks"
 """What the fork server calls itself (``/proc/<pid>/comm``)."""
@@ -64,8 +67,20 @@ def kill_below(last: int) -> list[tuple[int, int]]:
     return reaped
 
 
-def _below(root: int) -> set[int]:
-    """The living descendants of a process."""
+def kill_adopted(own: int) -> None:
+    """SIGKILL all children of this process, a subreaper, but its ``own`` one, and all below them. Reaps none."""
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        adopted = [pid for pid, parent in _parents().items() if parent == os.getpid() and pid != own]
+        if not adopted:
+            return
+        for pid in adopted:
+            _signal(pid)
+        time.sleep(0.001)  # what was below them comes to us when they are gone
+
+
+def _parents() -> dict[int, int]:
+    """The living processes of this machine, and the parent of each."""
     parents: dict[int, int] = {}
     for pid in _all_pids():
         try:
@@ -76,6 +91,12 @@ def _below(root: int) -> set[int]:
             continue
         if fields[0] not in (b"Z", b"X"):
             parents[pid] = int(fields[1])
+    return parents
+
+
+def _below(root: int) -> set[int]:
+    """The living descendants of a process."""
+    parents = _parents()
     below: set[int] = set()
     for pid in parents:
         path = {pid}
@@ -176,6 +197,8 @@ class RunDir:
 
     def remove(self) -> None:
         """Remove the folder and give up its lock. Only for its owner, at the end."""
+        import shutil
+
         shutil.rmtree(self.path, ignore_errors=True)
         if self.lock_fd >= 0:
             os.close(self.lock_fd)
@@ -190,6 +213,8 @@ def make_run_dir(base: str | None = None) -> RunDir:
     """
     base = base or _base()
     remove_stale(base)
+    import tempfile
+
     path = tempfile.mkdtemp(prefix=f"{PREFIX}-{os.getuid()}-", dir=base)
     # Locked before it has its name: nobody else can find it unlocked.
     new = os.path.join(path, LOCK + ".new")
@@ -200,6 +225,8 @@ def make_run_dir(base: str | None = None) -> RunDir:
 
 
 def _base() -> str:
+    import tempfile
+
     base = tempfile.gettempdir()
     # The path of a Unix socket has at most 107 bytes, and proc names want their part of it.
     return base if len(os.fsencode(base)) <= _LONGEST_BASE else "/tmp"
@@ -230,6 +257,8 @@ def remove_if_stale(path: str) -> bool:
         return False
     else:
         kill_run(path)
+        import shutil
+
         shutil.rmtree(path, ignore_errors=True)
         return True
     finally:

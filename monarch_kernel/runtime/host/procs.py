@@ -77,11 +77,12 @@ def _contents(path: str) -> bytes:
 class Proc:
     """One rank, from the request to start it until the agent ends."""
 
-    def __init__(self, spec: ProcSpec, mesh: str, owner: str, logs: str) -> None:
+    def __init__(self, spec: ProcSpec, mesh: str, owner: str, root: str, logs: str) -> None:
         self.id = spec.id
         self.address = spec.address
         self.mesh = mesh
         self.owner = owner
+        self.root = root
         self.watchers: set[str] = set()
         self.pid = 0
         self.state = "starting"
@@ -89,6 +90,7 @@ class Proc:
         self.exit: ProcExited | None = None
         self.drained = False
         self.stopping = ""  # why, if somebody asked for its end
+        self.withdrawn = False  # its host goes, whatever its owner wants
         self.killing = ""
         self.request: forkserver.Fork | None = None
         self.server: ForkClient | None = None
@@ -96,6 +98,10 @@ class Proc:
         self.far_ends: list[int] = []  # to write to, kept until the rank has them
         self.logs = {n: OutputLog(os.path.join(logs, f"{spec.id}.{n}.log")) for n in (1, 2)}
         self._cpu_at = (self.started, 0.0)
+
+    def belongs_to(self, process: str) -> bool:
+        """Whether it is to end with this process: who started it, or the controller above that."""
+        return process in (self.owner, self.root)
 
     def audience(self) -> set[str]:
         """The processes that want to hear of its life and death."""

@@ -33,7 +33,7 @@ _STATES = {
     "D": "it waits for a disk or a device, and cannot be interrupted",
 }
 #: What a frame of ours, or of the interpreter's start, has in its line.
-_RUNTIME = ("monarch_kernel/runtime/", "<frozen runpy>", "(threading.py:")
+_RUNTIME = ("monarch_kernel/runtime/", "<frozen runpy>", "<module> (<string>:", "(threading.py:")
 _WEDGED = "native code holds the interpreter lock, or it gets no processor"
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from monarch_kernel.protocol.messages import PREFIX, decode
+from monarch_kernel.protocol.messages import PREFIX, decode, encode
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
 
 _HEAD = PREFIX.size
@@ -120,6 +120,8 @@ class Link:
             if self._moved is not None:
                 self._moved.send(header, body)
                 return
+            if self._poller.late:
+                data = self._late() + data
             if self._out or self._sock is None:
                 self._queue(data)
                 return
@@ -132,6 +134,10 @@ class Link:
             if sent != len(data):
                 self._queue(data[sent:])
                 self._poller.modify(self._sock.fileno(), EPOLLIN | EPOLLOUT)
+
+    def _late(self) -> bytes:
+        """Frames of what waited for a message that it can go with."""
+        return b"".join(_pack(len(header), 0) + header for header in map(encode, self._poller.late_for(self.peer)))
 
     def _queue(self, data: Any) -> None:
         self._out.append(memoryview(data))
@@ -146,6 +152,8 @@ class Link:
             if self._moved is not None:
                 self._moved._send_pieces(pieces, size)
                 return
+            if self._poller.late and (late := self._late()):
+                views.insert(0, memoryview(late))
             if not self._out and self._sock is not None:
                 while views:
                     try:

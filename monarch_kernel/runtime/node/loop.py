@@ -1,6 +1,6 @@
 """An asyncio event loop whose own wait doubles as the process's poll.
 
-An async actor's loop sleeps in ``select``. With ``LeadingSelector`` that sleep also watches the node's epoll set
+An async actor's loop sleeps in ``select``. With ``LeadingSelector`` that sleep is the poll of the whole process
 whenever nobody else leads, so that a message for the actor is handled by the thread it is for, without a hand-off.
 """
 
@@ -12,19 +12,26 @@ import selectors
 from collections.abc import Mapping
 from typing import Any
 
-from monarch_kernel.runtime.node.poller import Poller
+from monarch_kernel.runtime.node.poller import EPOLLIN, Poller
+
+Events = list[tuple[selectors.SelectorKey, int]]
 
 
 class LeadingSelector(selectors.BaseSelector):
-    """An epoll selector that leads the node's poller while it sleeps."""
+    """An epoll selector that leads the node's poller while it sleeps.
+
+    Epoll sets nest: its own set is one of the poller's descriptors. Whoever leads notes that something is ready there;
+    edge-triggered, as only the loop's thread can do something about it.
+    """
 
     def __init__(self, poller: Poller) -> None:
         self._own = selectors.EpollSelector()
         self._poller = poller
-        # Epoll sets nest: the outer one is ready when either of the two has something.
-        self._both = select.epoll()
-        self._both.register(self._own.fileno(), select.EPOLLIN)
-        self._both.register(poller.fileno(), select.EPOLLIN)
+        self._ready = False
+        poller.register(self._own.fileno(), self._note, EPOLLIN | select.EPOLLET)
+
+    def _note(self, _events: int) -> None:
+        self._ready = True
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         return self._own.register(fileobj, events, data)
@@ -38,23 +45,27 @@ class LeadingSelector(selectors.BaseSelector):
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
         return self._own.get_map()
 
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        poller = self._poller
-        if (timeout is not None and timeout <= 0) or not poller.try_lead():
-            return self._own.select(timeout)
-        try:
-            timer = poller.next_timer()
-            if timer is not None and (timeout is None or timer < timeout):
-                timeout = timer
-            ready = self._both.poll(-1 if timeout is None else timeout)
-            if any(fd == poller.fileno() for fd, _ in ready) or timer is not None:
-                poller.step()
-        finally:
-            poller.end_lead()
-        return self._own.select(0)
+    def select(self, timeout: float | None = None) -> Events:
+        if timeout is not None and timeout <= 0:
+            # Callbacks wait to be run. With nothing registered but what wakes the loop up, there is nothing to see.
+            return self._look(0) if len(self._own.get_map()) > 1 else []
+        if self._ready:
+            found = self._look(0)
+            if found:
+                return found
+        if not self._poller.lead_once(-1 if timeout is None else timeout):
+            return self._look(timeout)
+        return self._look(0) if self._ready else []
+
+    def _look(self, timeout: float | None) -> Events:
+        self._ready = False
+        found = self._own.select(timeout)
+        if found:
+            self._ready = True  # until a look finds nothing: what is not read up makes no new edge
+        return found
 
     def close(self) -> None:
-        self._both.close()
+        self._poller.unregister(self._own.fileno())
         self._own.close()
 
 

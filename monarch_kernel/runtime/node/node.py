@@ -182,8 +182,8 @@ class Node:
         self._closed = False
         self.routes = Routes(self)
         self.links[node_id] = Loopback(self)
-        self.segments = Segments(node_id, self.send, self.poller.wake)
-        self.poller.on_wake = self.segments.flush
+        self.segments = Segments(node_id, self.send, self.poller.say_late)
+        self.poller.on_late = self.send
         self.on_peer_dead.append(lambda proc, _death: self.segments.on_peer_dead(proc))
 
     @property

@@ -23,8 +23,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
@@ -97,8 +96,12 @@ class Poller:
         self._interrupted = False
         self._main_parker: Any = None
         self._closed = False
-        #: Called by the leader after a ``wake``: for work that could not be done where it came up.
-        self.on_wake: Callable[[], None] | None = None
+        self._main = threading.main_thread().ident
+        self._asleep = False  # the leader sleeps, or is about to without another look at ``late``
+        #: Messages that can wait, with their receivers: they go along with the next one that is sent there, or when the
+        #: leader has nothing else to do.
+        self.late: deque[tuple[str, Any]] = deque()
+        self.on_late: Callable[[str, Any], Any] = lambda _peer, _message: None
 
     # -- registration -----------------------------------------------------------------------
 
@@ -128,6 +131,38 @@ class Poller:
             self._ensure_background()
         return timer
 
+    def say_late(self, peer: str, message: Any) -> None:
+        """Have a message sent when it costs nothing. For finalizers, too, which run anywhere, even inside a send."""
+        self.late.append((peer, message))
+        if self._asleep and not self._closed:
+            self.wake()
+
+    def late_for(self, peer: str) -> list[Any]:
+        """Take what waits to be said to a peer."""
+        taken: list[Any] = []
+        late = self.late
+        for _ in range(len(late)):
+            try:
+                entry = late.popleft()
+            except IndexError:  # another thread sends, too
+                break
+            if entry[0] == peer:
+                taken.append(entry[1])
+            else:
+                self.say_late(*entry)  # the leader may have fallen asleep without seeing it
+        return taken
+
+    def _say(self) -> None:
+        while self.late:
+            try:
+                peer, message = self.late.popleft()
+            except IndexError:
+                return
+            try:
+                self.on_late(peer, message)
+            except Exception:
+                log.exception("a late message could not be sent; this is a bug in monarch_kernel")
+
     def wake(self) -> None:
         """Make the leader look up."""
         try:
@@ -156,7 +191,7 @@ class Poller:
                 "(a callback of a Future, an output subscriber, a fault hook); hand the work to a thread, or await it"
             )
         deadline = None if timeout is None else time.monotonic() + timeout
-        if threading.current_thread() is not threading.main_thread():
+        if threading.get_ident() != self._main:
             return self._wait(waitable, deadline, False)
         handler = self._shield()
         if handler is None:
@@ -187,19 +222,9 @@ class Poller:
         interrupted, self._interrupted = self._interrupted, False
         return interrupted
 
-    @contextmanager
-    def shielded(self) -> Generator[None, None, None]:
+    def shielded(self) -> Shielded:
         """Let no SIGINT in: what must not be left half done (a message half sent) goes in here. Keep it short."""
-        handler = self._shield() if threading.current_thread() is threading.main_thread() else None
-        if handler is None:
-            yield
-            return
-        try:
-            yield
-        finally:
-            interrupted = self._unshield(handler)
-        if interrupted:
-            handler(_SIGINT, None)
+        return Shielded(self)
 
     def _defer(self, _signum: int, _frame: FrameType | None) -> None:
         self._interrupted = True
@@ -277,8 +302,15 @@ class Poller:
             left = max(0.0, timers[0][0] - time.monotonic())
             if timeout < 0 or left < timeout:
                 timeout = left
+        if timeout != 0:
+            # In this order: what is said between the two lines finds us asleep.
+            self._asleep = True
+            if self.late:
+                self._say()
         handlers = self._handlers
-        for fd, events in self._epoll.poll(timeout):
+        found = self._epoll.poll(timeout)
+        self._asleep = False
+        for fd, events in found:
             handler = handlers.get(fd)
             if handler is not None:
                 try:
@@ -290,8 +322,6 @@ class Poller:
                     os.eventfd_read(fd)
                 except BlockingIOError:
                     pass
-                if self.on_wake is not None:
-                    self.on_wake()
         if timers:
             self._run_timers()
 
@@ -389,31 +419,23 @@ class Poller:
             finally:
                 self._leader = 0
 
-    def try_lead(self) -> bool:
-        """Take the lead if it is free (for event loops that poll for us); pair with ``end_lead``."""
-        if self._lead.acquire(False):
-            self._leader = threading.get_ident()
-            return True
-        return False
+    def lead_once(self, timeout: float) -> bool:
+        """Poll once, for an event loop that has nothing else to do; -1: until something arrives.
 
-    def end_lead(self) -> None:
-        """Give back what ``try_lead`` took."""
-        self._leader = 0
-        self._epoch += 1
-        self._lead.release()
-        self._pass_on()
-
-    def step(self) -> None:
-        """Handle what is ready, without blocking. Only while leading."""
-        self._step(0)
-
-    def fileno(self) -> int:
-        """The epoll set's descriptor: readable when a ``step`` would do something."""
-        return self._epoll.fileno()
-
-    def next_timer(self) -> float | None:
-        """Seconds until the next timer is due, if there is one."""
-        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        Returns:
+            False at once if another thread leads.
+        """
+        if not self._lead.acquire(False):
+            return False
+        self._leader = threading.get_ident()
+        try:
+            self._step(timeout)
+        finally:
+            self._leader = 0
+            self._epoch += 1
+            self._lead.release()
+            self._pass_on()
+        return True
 
     def in_leader(self) -> bool:
         """Whether the calling thread is the one that handles messages right now."""
@@ -443,6 +465,25 @@ class Poller:
         self._handlers.clear()
         self._epoll.close()
         os.close(self._wake)
+
+
+class Shielded:
+    """A context in which SIGINT is kept back; see ``Poller.shielded``."""
+
+    __slots__ = ("_handler", "_poller")
+
+    def __init__(self, poller: Poller) -> None:
+        self._poller = poller
+        self._handler: Any = None
+
+    def __enter__(self) -> None:
+        if threading.get_ident() == self._poller._main:
+            self._handler = self._poller._shield()
+
+    def __exit__(self, kind: Any, error: Any, _traceback: Any) -> None:
+        handler = self._handler
+        if handler is not None and self._poller._unshield(handler) and error is None:
+            handler(_SIGINT, None)
 
 
 #: Why nothing works in a fork.

@@ -162,11 +162,14 @@ class Routes:
             cause = f"its host cannot be reached: {gone.cause}" if gone is not None else "its host cannot be reached"
             node.declare_dead(ref.id, Death(cause, "proc", ref.id, ref.host))
             return None
-        link = RemoteLink(node, ref, via)
-        node.links[ref.id] = link
-        if not node.is_gateway:
-            via.send(encode(Introduce(ref)))
-        link.send(make_hello(node))
+        with node.order_lock:  # another thread's message must not come before the Hello
+            link = node.links.get(ref.id)
+            if link is None:
+                link = RemoteLink(node, ref, via)
+                if not node.is_gateway:
+                    via.send(encode(Introduce(ref)))
+                link.send(make_hello(node))
+                node.links[ref.id] = link
         return link
 
     def _gateway_link(self, ref: ProcRef) -> Any:
@@ -337,7 +340,7 @@ class Routes:
             link.send(back, encode_death(death))
             return
         prefix = len(back).to_bytes(4, "little") + back
-        link.send(encode(Routed(message.source, self._node.id, link.peer)), prefix + encode_death(death))
+        link.send(encode(Routed(message.source, self._node.id, link.peer, -1)), prefix + encode_death(death))
 
     def _arrived(self, message: Routed, body: Any) -> None:
         node = self._node

@@ -19,9 +19,8 @@ import itertools
 import mmap
 import os
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 from monarch_kernel.protocol.messages import Forget, Release, SegmentRef
@@ -64,13 +63,14 @@ class Segments:
 
     Args:
         owner: this process's node id.
-        send: ``send(proc, message)``, to tell an owner that a segment is free, or receivers to forget one.
+        send: ``send(proc, message)``, to tell receivers to forget a segment.
+        say_late: the same for what can wait, from anywhere: to tell an owner that a segment is free.
     """
 
-    def __init__(self, owner: str, send: Callable[[str, Any], Any], wake: Callable[[], None]) -> None:
+    def __init__(self, owner: str, send: Callable[[str, Any], Any], say_late: Callable[[str, Any], None]) -> None:
         self._owner = owner
         self._send = send
-        self._wake = wake
+        self._say_late = say_late
         self._numbers = itertools.count(1)
         self._all: dict[int, _Segment] = {}
         self._free: dict[int, list[_Segment]] = {}  # by size
@@ -78,9 +78,6 @@ class Segments:
         self._idle = 0
         self._lock = threading.RLock()
         self._mapped: dict[tuple[str, int], mmap.mmap] = {}
-        #: Segments that were dropped here and whose owners must be told: filled by finalizers, which run anywhere,
-        #: even in the middle of a send; so the poller sends them.
-        self._dropped: deque[tuple[str, int]] = deque()
 
     # -- the owner's side -------------------------------------------------------------------------
 
@@ -178,14 +175,7 @@ class Segments:
 
     def dropped(self, owner: str, number: int) -> None:
         """Called by finalizers: have the owner told, soon."""
-        self._dropped.append((owner, number))
-        self._wake()
-
-    def flush(self) -> None:
-        """Tell the owners what was dropped; called by the poller."""
-        while self._dropped:
-            owner, number = self._dropped.popleft()
-            self._send(owner, Release(number))
+        self._say_late(owner, Release(number))
 
     def close(self) -> None:
         """Give up everything; mappings that arrays still use stay until those are gone."""
@@ -220,15 +210,27 @@ class Lease:
         except OSError as e:
             raise ConnectionError(f"the large buffers of a message from {ref.owner} are gone with it: {e}") from e
         self._ref = None
-        # A ctypes array exports the mapping's memory and, unlike a memoryview of it, is kept alive by every view of a
-        # view, so its end is the end of the last array.
-        array = (ctypes.c_char * ref.size).from_buffer(mapped)
-        weakref.finalize(array, self._segments.dropped, ref.owner, ref.number).atexit = False
-        return memoryview(array).cast("B")
+        held = _held(ref.size).from_buffer(mapped)
+        held.drop, held.owner, held.number = self._segments.dropped, ref.owner, ref.number
+        return memoryview(held).cast("B")
 
     def __del__(self) -> None:
         if self._ref is not None:
             self._segments.dropped(self._ref.owner, self._ref.number)
+
+
+@lru_cache(maxsize=256)  # there are few sizes, see below
+def _held(size: int) -> Any:
+    """A type of the bytes of a segment. Its end is the end of the last array that lies in there.
+
+    A ctypes array exports the mapping's memory and, unlike a memoryview of it, is kept alive by every view of a view.
+    """
+    return type("Held", (ctypes.c_char * size,), {"drop": None, "__del__": _drop})
+
+
+def _drop(held: Any) -> None:
+    if held.drop is not None:
+        held.drop(held.owner, held.number)
 
 
 def _rounded(size: int) -> int:

@@ -19,6 +19,8 @@ from typing import Any
 
 import msgspec
 
+# Every actor needs it: loaded once for all ranks.
+import monarch_kernel.runtime.actor.meshes  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel import aliases
 from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, RankConfig, Reply
 from monarch_kernel.protocol.messages import encode as encode_header
@@ -32,6 +34,9 @@ from monarch_kernel.runtime.rank import capture
 
 #: How long actors may take to stop before the rank exits anyway (seconds).
 STOP_TIMEOUT = 30.0
+
+#: Made when the fork server loads this module, once for all ranks.
+_decode_config = msgspec.msgpack.Decoder(RankConfig).decode
 
 
 class Rank:
@@ -170,7 +175,7 @@ def _flush() -> None:
 
 def main(config: bytes) -> None:
     """Run a rank in this process, and exit with its code. Called in a fresh fork, or by ``python -m``."""
-    decoded: RankConfig = msgspec.msgpack.decode(config, type=RankConfig)
+    decoded: RankConfig = _decode_config(config)
     cpus = os.environ.pop("MONARCH_KERNEL_CPUS", None)
     if cpus:
         os.sched_setaffinity(0, _cpu_set(cpus))

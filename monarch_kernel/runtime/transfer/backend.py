@@ -1,7 +1,8 @@
-"""What a way of moving bytes has to offer. All have the same semantics; one conformance test runs on each."""
+"""What a way of moving bytes has to offer, and which ways there are. All have the same semantics: see the tests."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Protocol
 
 from monarch_kernel.runtime.transfer.handle import Handle, Op
@@ -13,10 +14,12 @@ class Backend(Protocol):
     Attributes:
         name: as in ``RDMABuffer.backend`` and in the setting that forces one.
         inline: up to so many bytes ``move`` is done in the thread that asks for it, instead of on one of ours.
+        devices: whether ``move`` can take local memory of a GPU; if not, it goes through the CPU's.
     """
 
     name: str
     inline: int
+    devices: bool
 
     @staticmethod
     def available() -> bool:
@@ -40,3 +43,66 @@ class Backend(Protocol):
             RDMATimeoutError: the deadline has passed.
         """
         ...
+
+    def offer(self, key: int, request: bytes, peer: str) -> bytes:
+        """At the owner: do what this way needs done there before a peer can reach a buffer. Not for ever: be quick.
+
+        Args:
+            key: the registration that the peer wants to reach.
+            request: what the peer's backend passed to ``Engine.offer``.
+            peer: name of the proc that asks.
+
+        Returns:
+            What ``Engine.offer`` gives to the peer's backend.
+
+        Raises:
+            Unfit: this way is not possible here; says why. The peer then takes the next best.
+            RDMAError: the buffer was dropped.
+        """
+        ...
+
+    def dropped(self, key: int) -> None:
+        """A registration of this process is let go: nobody may reach its memory from here on."""
+        ...
+
+    def peer_dead(self, proc: str) -> None:
+        """A proc died: what is under way with it must end now, and what was kept for it can go."""
+        ...
+
+    def close(self) -> None:
+        """This process's engine ends: give everything back. Transfers that are under way fail."""
+        ...
+
+
+class Simple:
+    """What backends have in common that keep nothing and need nothing of the owner's backend."""
+
+    devices = False
+
+    def offer(self, key: int, request: bytes, peer: str) -> bytes:
+        raise NotImplementedError
+
+    def dropped(self, key: int) -> None:
+        """Nothing is kept for it."""
+
+    def peer_dead(self, proc: str) -> None:
+        """Nothing is kept for it."""
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+def kinds() -> list[type[Backend]]:
+    """Every backend that this installation has, best first."""
+    from monarch_kernel.runtime.transfer.cma import Cma
+    from monarch_kernel.runtime.transfer.cuda_ipc import CudaIpc
+    from monarch_kernel.runtime.transfer.local import Local
+    from monarch_kernel.runtime.transfer.segment import Segment
+    from monarch_kernel.runtime.transfer.tcp import Tcp
+
+    found: list[type[Backend]] = [Local, CudaIpc, Cma, Segment]
+    if find_spec("pyverbs") is not None:
+        from monarch_kernel.runtime.transfer.verbs import Verbs
+
+        found.append(Verbs)
+    return [*found, Tcp]

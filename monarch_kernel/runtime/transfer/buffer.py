@@ -6,14 +6,15 @@ from typing import Any
 
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.transfer import settings
-from monarch_kernel.runtime.transfer.engine import BACKENDS, deadline_in, engine
+from monarch_kernel.runtime.transfer.backend import kinds
+from monarch_kernel.runtime.transfer.engine import deadline_in, engine
 from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.handle import Handle, Op, decode_handle, encode_handle
 from monarch_kernel.runtime.transfer.memory import memory_of
 
 
 class RDMABuffer:
-    """Registered memory: of a tensor, an array, a ``bytearray`` or any other writable buffer.
+    """Registered memory: of a tensor (also on a CUDA device), an array, a ``bytearray`` or any other buffer.
 
     Registering copies nothing. The buffer object is a small handle: send it to any process, and it can ``read_into``
     memory of its own and ``write_from`` it, without the owner doing anything. Bytes are those that a copy of the
@@ -24,7 +25,7 @@ class RDMABuffer:
 
     Raises:
         TypeError: it has no memory.
-        ValueError: it is empty, not on the CPU, or holds Python objects.
+        ValueError: it is empty, on a device that is neither CPU nor CUDA, or holds Python objects.
     """
 
     __slots__ = ("_handle",)
@@ -46,9 +47,9 @@ class RDMABuffer:
 
     @property
     def backend(self) -> str:
-        """How bytes get from there to here: "local", "cma" or "segment"; "none" if there is no way."""
+        """How bytes get from there to here; "none" if there is no way. See ``configure`` for the names."""
         try:
-            return engine().candidates(self._handle)[0].name
+            return next(engine().candidates(self._handle)).name
         except RDMAError:
             return "none"
 
@@ -190,20 +191,25 @@ def _word(handle: Handle, future: Future[int]) -> Future[int]:
 
 
 def get_rdma_backend() -> str:
-    """The best backend between two processes: "ibverbs" or "tcp" between hosts, else "cma" or "segment"; or "none"."""
+    """How bytes travel between hosts from here: "ibverbs", "tcp" or "none"; or what is forced, if it can be used.
+
+    Within a host there are better ways; ``RDMABuffer.backend`` tells which one reaches a buffer.
+    """
     only = settings.forced()
-    names = {backend.name for backend in BACKENDS if backend.available()}
-    for name in ("ibverbs", "tcp", "cma", "segment") if only is None else (only,):
+    names = {backend.name for backend in kinds() if backend.available()}
+    if only is None and settings.tcp_fallback() is False:
+        names.discard("tcp")
+    for name in ("ibverbs", "tcp") if only is None else (only,):
         if name in names:
             return name
     return "none"
 
 
 def is_rdma_available() -> bool:
-    """Whether ``RDMABuffer`` works here."""
+    """Whether a buffer can be reached from another host: ``get_rdma_backend`` is not "none"."""
     return get_rdma_backend() != "none"
 
 
 def is_ibverbs_available() -> bool:
     """Whether transfers can go through an RDMA device of this host."""
-    return any(backend.name == "ibverbs" and backend.available() for backend in BACKENDS)
+    return any(backend.name == "ibverbs" and backend.available() for backend in kinds())

@@ -14,6 +14,7 @@ import time
 from array import array
 from typing import TYPE_CHECKING, Any
 
+from monarch_kernel.runtime.transfer.backend import Simple
 from monarch_kernel.runtime.transfer.copying import copy, scratch, steps
 from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
@@ -67,7 +68,7 @@ def _probe(pid: int, address: int) -> int:
     return max(-moved, 0)
 
 
-class Cma:
+class Cma(Simple):
     """Cross-memory attach."""
 
     name = "cma"
@@ -81,8 +82,9 @@ class Cma:
         return _probe(os.getpid(), ctypes.addressof(_BYTE)) not in _FORBIDDEN
 
     def bars(self, handle: Handle) -> str:
-        if handle.machine != self._engine.machine:
-            return "its owner is on another machine"
+        elsewhere = "it is in GPU memory" if handle.device else self._engine.elsewhere(handle)
+        if elsewhere:
+            return elsewhere
         try:
             peer = self._engine.peer(handle)
         except Gone:

@@ -7,54 +7,36 @@ through segments) is asked for by a message, which whoever polls there handles; 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator
+import warnings
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_kernel.protocol.messages import (
-    ERROR,
-    OK,
-    BufferAtomic,
-    BufferDrop,
-    BufferRead,
-    BufferWrite,
-    Death,
-    Reply,
-    encode,
-)
+from monarch_kernel.protocol.messages import BufferAtomic, BufferDrop, BufferOffer, Death
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
-from monarch_kernel.runtime.transfer import hugepages, settings
+from monarch_kernel.runtime.transfer import device, hugepages, settings
 from monarch_kernel.runtime.transfer.asking import Ask, Obituary
-from monarch_kernel.runtime.transfer.backend import Backend
-from monarch_kernel.runtime.transfer.cma import Cma
-from monarch_kernel.runtime.transfer.copying import copy
+from monarch_kernel.runtime.transfer.backend import Backend, kinds
 from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
-from monarch_kernel.runtime.transfer.local import Local
-from monarch_kernel.runtime.transfer.memory import Layout, Memory, address_of
+from monarch_kernel.runtime.transfer.memory import Layout, Memory
 from monarch_kernel.runtime.transfer.pool import Pool
 from monarch_kernel.runtime.transfer.seam import current_node
-from monarch_kernel.runtime.transfer.segment import Segment, bytes_of, received
+from monarch_kernel.runtime.transfer.serving import UNFIT, Service
 from monarch_kernel.runtime.transfer.table import Gone, Peer, Table, machine, start_of
 
-#: Requests for at most so many bytes are served by the thread that polls.
-SERVE_INLINE = 64 << 10
 #: How long an error waits for the cause of the owner's death (seconds).
 CAUSE_WAIT = 0.5
 #: How often it is looked whether the last transfers from and to a dropped buffer have ended (seconds).
 DROP_POLL = 0.002
 #: How often pending requests are looked over for deadlines that have passed (seconds).
 SWEEP = 0.25
-
-#: Best first.
-BACKENDS = (Local, Cma, Segment)
 
 _WORD_MAX = (1 << 64) - 1
 _DROPPED = "the buffer was dropped"
@@ -69,6 +51,19 @@ class Registration:
     slot: int
     users: int = 0  # transfers of this process that are under way
     dropped: Future[None] | None = None
+
+    def within(self, offset: int, size: int, *, write: bool = False) -> Layout:
+        """Its layout, if these bytes are within it and may be read (or written): others' requests may be wrong.
+
+        Raises:
+            RDMAError: they are not, or may not.
+        """
+        layout = self.memory.layout
+        if offset < 0 or size < 0 or offset + size > layout.nbytes:
+            raise RDMAError(f"bytes {offset} to {offset + size} are not within its {layout.nbytes} bytes")
+        if write and self.memory.why_readonly:
+            raise RDMAError(self.memory.why_readonly)
+        return layout
 
 
 class Engine:
@@ -90,16 +85,14 @@ class Engine:
         self._guard = threading.Lock()
         self._asks: set[Ask] = set()
         self._sweeping = False
-        self.backends: list[Backend] = [backend(self) for backend in BACKENDS if backend.available()]
-        node.handlers.update(
-            {
-                BufferRead: self._on_read,
-                BufferWrite: self._on_write,
-                BufferAtomic: self._on_atomic,
-                BufferDrop: self._on_drop,
-            }
-        )
+        self._warned = False
+        self._closed = False
+        # Protocols have no constructors; all of ours take the engine.
+        makers: list[Any] = [kind for kind in kinds() if kind.available()]
+        self.backends: list[Backend] = [make(self) for make in makers]
+        Service(self)
         node.on_peer_dead.append(self._on_peer_dead)
+        node.on_close.append(self.close)
 
     # -- registering ------------------------------------------------------------------------------
 
@@ -109,7 +102,7 @@ class Engine:
         slot = self._table.enter(key)
         self._registered[key] = Registration(memory, slot)
         layout = memory.layout
-        if hugepages.worth_it(layout):
+        if not memory.device and hugepages.worth_it(layout):
             self._pages.run(lambda: hugepages.collapse(layout, lambda: self._wanted(key)))
         return Handle(
             self.node.ref,
@@ -124,6 +117,7 @@ class Engine:
             layout.run,
             memory.why_readonly,
             memory.signed,
+            memory.device,
         )
 
     def _wanted(self, key: int) -> bool:
@@ -148,7 +142,7 @@ class Engine:
         """Let a buffer go, here or at its owner. One that is gone already is no error."""
         done: Future[None] = Future(self.node.poller, f"drop of a buffer of {handle.who}")
         if handle.owner.id == self.node.id:
-            self._drop_here(handle.key, done, deadline)
+            self._drop_own(handle.key, done, deadline)
             return done
 
         def settle(ask: Future[Any]) -> None:
@@ -162,17 +156,18 @@ class Engine:
         ask.add_done_callback(settle)
         return done
 
-    def _drop_here(self, key: int, done: Future[None], deadline: float | None) -> None:
+    def _drop_own(self, key: int, done: Future[None], deadline: float | None) -> None:
         def give_up() -> None:
             done._reject(RDMATimeoutError(f"{done.what}: transfers are still under way", self.node.id))
 
-        dropped = self._drop(key)
+        dropped = self.drop_here(key)
         if not dropped.done() and deadline is not None:
             timer = self.node.poller.call_later(max(0.0, deadline - time.monotonic()), give_up)
             done.add_done_callback(lambda _done: timer.cancel())
         dropped.add_done_callback(lambda _dropped: done._resolve(None))
 
-    def _drop(self, key: int) -> Future[None]:
+    def drop_here(self, key: int) -> Future[None]:
+        """Let a registration of this process go; done when no transfer touches it any more."""
         with self._guard:
             registration = self._registered.get(key)
             if registration is not None and registration.dropped is not None:
@@ -194,6 +189,8 @@ class Engine:
         if not quiet:
             self.node.poller.call_later(DROP_POLL, lambda: self._let_go(key, registration))
         elif registration.dropped is not None:
+            for backend in self.backends:
+                backend.dropped(key)
             registration.memory = _NOTHING
             registration.dropped._resolve(None)
 
@@ -213,12 +210,20 @@ class Engine:
         return peer
 
     def _on_peer_dead(self, proc: str, _death: Death) -> None:
+        for backend in self.backends:
+            backend.peer_dead(proc)
         pid = self.node.pids.get(proc)
         with self._guard:
             for key in [key for key in self._peers if key[0] == pid]:
                 del self._peers[key]
 
-    def candidates(self, handle: Handle) -> list[Backend]:
+    def elsewhere(self, handle: Handle) -> str:
+        """Why memory cannot be shared with a buffer's owner, if it is of another host; else empty."""
+        if handle.machine != self.machine:
+            return "its owner is on another machine"
+        return "" if handle.owner.site == self.node.ref.site else "its owner belongs to another worker or controller"
+
+    def candidates(self, handle: Handle) -> Iterator[Backend]:
         """The backends that reach a buffer from here, best first.
 
         Raises:
@@ -226,19 +231,20 @@ class Engine:
         """
         only = settings.forced()
         reasons: list[str] = []
-        found: list[Backend] = []
+        found = False
         for backend in self.backends:
             if only is None or backend.name == only:
                 why = backend.bars(handle)
                 if why:
                     reasons.append(f"{backend.name}: {why}")
                 else:
-                    found.append(backend)
+                    found = True
+                    yield backend
         if found:
-            return found
+            return
         if only is not None and not reasons:
             reasons.append(f"{only}: not available here")
-        setting = f" (forced by {settings.VARIABLE} or configure())" if only is not None else ""
+        setting = f" (forced by {settings.BACKEND} or configure())" if only is not None else ""
         raise RDMAError(f"no way from here to a buffer of {handle.who}: {'; '.join(reasons)}{setting}", handle.owner.id)
 
     # -- transferring --------------------------------------------------------------------------------
@@ -278,26 +284,50 @@ class Engine:
         return True
 
     def _inline(self, op: Op, deadline: float | None) -> None:
-        backend = self.candidates(op.handle)[0]
-        if op.size > backend.inline:
+        backend = next(self.candidates(op.handle))
+        if op.size > backend.inline or (op.memory.device and not backend.devices):
             raise Unfit
         backend.move(op, deadline)
 
     def execute(self, op: Op, deadline: float | None) -> None:
         """Do one transfer by the best backend that can; blocks."""
+        unfit: list[str] = []
         try:
             for backend in self.candidates(op.handle):
+                if backend.name == "tcp":
+                    self._warn_of_tcp(op.handle, unfit)
                 try:
-                    backend.move(op, deadline)
+                    if op.memory.device and not backend.devices:
+                        device.staged(backend, op, deadline)
+                    else:
+                        backend.move(op, deadline)
                     return
-                except Unfit:
-                    continue
-            self.candidates(op.handle)  # says why none is left
-            raise RDMAError(f"{op} failed: no backend could do it", op.handle.owner.id)
+                except Unfit as e:
+                    unfit.append(f"{backend.name}: {e}")
+            raise RDMAError(f"{op} failed: no way to it is left ({'; '.join(unfit)})", op.handle.owner.id)
         except Gone:
             with self._guard:
                 self._peers.pop((op.handle.pid, op.handle.started), None)
             raise self.died(op.handle, str(op)) from None
+
+    def _warn_of_tcp(self, handle: Handle, unfit: list[str]) -> None:
+        if self._warned or settings.forced() or settings.tcp_fallback() or handle.owner.site == self.node.ref.site:
+            return
+        self._warned = True
+        why = next((reason for reason in unfit if reason.startswith("ibverbs: ")), "")
+        verbs = next((backend for backend in self.backends if backend.name == "ibverbs"), None)
+        if not why:
+            barred = (
+                verbs.bars(handle) if verbs is not None else "there is no RDMA device here, or no pyverbs to use it"
+            )
+            why = f"ibverbs: {barred}"
+        warnings.warn(
+            f"RDMA buffers of {handle.owner.host} are moved by TCP, as nothing faster is there ({why}). Accept that by "
+            "configure(allow_tcp_fallback=True), or rule it out by configure(allow_tcp_fallback=False); docs/rdma.md "
+            "tells how to get ibverbs",
+            settings.RDMATcpFallbackWarning,
+            stacklevel=1,
+        )
 
     # -- errors --------------------------------------------------------------------------------------
 
@@ -350,6 +380,21 @@ class Engine:
                 node.poller.call_later(max(0.0, min(SWEEP, deadline - time.monotonic())), self._sweep)
         return ask
 
+    def offer(self, handle: Handle, backend: str, request: bytes, deadline: float | None) -> bytes:
+        """Have the owner's backend of that name do its part for a buffer; gives what it says. Blocks.
+
+        Raises:
+            Unfit: it is not possible there; says why.
+            RDMAError: the buffer was dropped, or its owner is dead.
+            RDMATimeoutError: no answer before the deadline.
+        """
+        what = f"setting up {backend} to a buffer of {handle.size} bytes of {handle.who}"
+        ask = self.ask(handle, lambda call: (BufferOffer(call, handle.key, backend), request), what, deadline)
+        answer = bytes(ask.get()[0])
+        if answer[:1] == UNFIT:
+            raise Unfit(answer[1:].decode())
+        return answer[1:]
+
     def answered(self, ask: Ask) -> None:
         """Called by an ask when it has its answer."""
         self._asks.discard(ask)
@@ -377,7 +422,7 @@ class Engine:
         if handle.owner.id == self.node.id:
             done: Future[int] = Future(self.node.poller, what)
             try:
-                done._resolve(self._change(handle.key, offset, operand, expected, what))
+                done._resolve(self.change(handle.key, offset, operand, expected, what))
             except RDMAError as e:
                 done._reject(e)
             return done
@@ -389,76 +434,28 @@ class Engine:
         )
         return ask.then(lambda answer: int.from_bytes(answer[0], "little"))
 
-    def _change(self, key: int, offset: int, operand: int, expected: int | None, what: str = "") -> int:
+    def change(self, key: int, offset: int, operand: int, expected: int | None, what: str = "") -> int:
+        """An atomic on a registration of this process; the word before."""
         with self.held(key, what) as registration:
-            part = _within(registration, offset, 8).part(offset, offset + 8)
+            part = registration.within(offset, 8).part(offset, offset + 8)
             if part is None or not part.contiguous or part.address % 8 or registration.memory.why_readonly:
                 raise RDMAError(f"there is no aligned, writable 8-byte word at byte {offset}", self.node.id)
-            word = ctypes.c_uint64.from_address(part.address)
             with self._guard:
-                before = word.value
+                before = device.load(registration.memory, offset)
                 if expected is None:
-                    word.value = (before + operand) & _WORD_MAX
+                    device.store(registration.memory, offset, (before + operand) & _WORD_MAX)
                 elif before == expected:
-                    word.value = operand
+                    device.store(registration.memory, offset, operand)
             return before
 
-    # -- being asked --------------------------------------------------------------------------------------
-
-    def _on_read(self, link: Any, message: BufferRead, _body: Any) -> None:
-        def serve() -> None:
-            with self._answering(link, message.call), self.held(message.buffer) as registration:
-                data = bytes_of(_within(registration, message.offset, message.size), message.offset, message.size)
-                buffers = (message.size,)
-                body, segment = self.node.pack([data, b""], buffers, [link.peer])
-                link.send(encode(Reply(message.call, 0, OK, buffers, segment)), body)
-
-        self._serve(message.size, serve)
-
-    def _on_write(self, link: Any, message: BufferWrite, body: Any) -> None:
-        size = message.buffers[0]
-        data = self.node.apart(message.segment, body) if message.segment is not None else body
-
-        def serve() -> None:
-            nonlocal data
-            with self._answering(link, message.call), self.held(message.buffer) as registration:
-                layout = _within(registration, message.offset, size)
-                if registration.memory.why_readonly:
-                    raise RDMAError(registration.memory.why_readonly, self.node.id)
-                with received(data, message.buffers) as view:
-                    copy(layout, message.offset, Layout(address_of(view), (), size), 0, size)
-                del view
-                data = None  # the segment goes back before the answer
-                link.send(encode(Reply(message.call, 0, OK)), b"")
-
-        self._serve(size, serve)
-
-    def _on_atomic(self, link: Any, message: BufferAtomic, _body: Any) -> None:
-        with self._answering(link, message.call):
-            before = self._change(message.buffer, message.offset, message.operand, message.expected)
-            link.send(encode(Reply(message.call, 0, OK)), before.to_bytes(8, "little"))
-
-    def _on_drop(self, link: Any, message: BufferDrop, _body: Any) -> None:
-        self._drop(message.buffer).add_done_callback(
-            lambda _done: link.send(encode(Reply(message.call, 0, OK)), b""),
-        )
-
-    def _serve(self, size: int, job: Callable[[], None]) -> None:
-        if size <= SERVE_INLINE:
-            job()
-        else:
-            self.serve.run(job)
-
-    @contextmanager
-    def _answering(self, link: Any, call: int) -> Generator[None, None, None]:
-        try:
-            yield
-        except Exception as e:
-            text = str(e) if isinstance(e, RDMAError) else f"{type(e).__name__}: {e}"
-            link.send(encode(Reply(call, 0, ERROR)), text.encode())
-
     def close(self) -> None:
-        """Give up what is registered; for an engine whose node is closed."""
+        """Give up what is registered, and what the backends have: the node closes."""
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+        for backend in self.backends:
+            backend.close()
         self._registered.clear()
         self._peers.clear()
         self._table.close()
@@ -495,13 +492,6 @@ class _Batch:
                 self._done._reject(self._error)
             else:
                 self._done._resolve(None)
-
-
-def _within(registration: Registration, offset: int, size: int) -> Layout:
-    layout = registration.memory.layout
-    if offset < 0 or size < 0 or offset + size > layout.nbytes:
-        raise RDMAError(f"bytes {offset} to {offset + size} are not within its {layout.nbytes} bytes")
-    return layout
 
 
 def deadline_in(timeout: float | None) -> float | None:

@@ -25,6 +25,7 @@ class Handle(msgspec.Struct, array_like=True, frozen=True):
     run: int
     why_readonly: str
     signed: bool
+    device: str = ""  # as ``Memory.device``
 
     @property
     def layout(self) -> Layout:

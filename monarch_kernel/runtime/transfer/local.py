@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monarch_kernel.runtime.transfer.copying import copy
+from monarch_kernel.runtime.transfer import device
+from monarch_kernel.runtime.transfer.backend import Simple
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.transfer.engine import Engine
 
 
-class Local:
+class Local(Simple):
     """A plain copy."""
 
     name = "local"
     inline = 1 << 20
+    devices = True
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -28,9 +30,8 @@ class Local:
         return "" if handle.owner.id == self._engine.node.id else "its owner is another process"
 
     def move(self, op: Op, deadline: float | None) -> None:
-        mine, theirs = op.memory.layout, op.handle.layout
-        with self._engine.held(op.handle.key, op):
+        with self._engine.held(op.handle.key, op) as registration:
             if op.write:
-                copy(theirs, op.offset, mine, 0, op.size)
+                device.move(registration.memory, op.offset, op.memory, 0, op.size)
             else:
-                copy(mine, 0, theirs, op.offset, op.size)
+                device.move(op.memory, 0, registration.memory, op.offset, op.size)

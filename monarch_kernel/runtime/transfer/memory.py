@@ -11,7 +11,7 @@ import math
 import sys
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 #: Most pieces that one system call takes (IOV_MAX).
@@ -132,6 +132,8 @@ class Memory:
     keep: Any
     why_readonly: str = ""  # empty: it may be written
     signed: bool = False  # 8-byte signed integers, for the results of atomics
+    device: str = ""  # "cuda:0": a GPU's memory, which only ``device`` may touch; empty: the CPU's
+    ready: Any = None  # a CUDA event: what was being computed when the object was passed
 
     @property
     def nbytes(self) -> int:
@@ -155,16 +157,14 @@ def memory_of(obj: Any) -> Memory:
         else:
             memory = _of_buffer(obj)
     if not memory.why_readonly and memory.layout.overlaps_itself():
-        return Memory(memory.layout, memory.keep, "several of its elements share memory", memory.signed)
+        return replace(memory, why_readonly="several of its elements share memory")
     return memory
 
 
 def _of_tensor(torch: Any, tensor: Any) -> Memory:
-    if tensor.device.type != "cpu":
-        raise ValueError(
-            f"the tensor is on {tensor.device}: device memory is not supported yet, only the CPU's; "
-            "register or pass tensor.cpu()"
-        )
+    kind = tensor.device.type
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"the tensor is on {tensor.device}: only memory of the CPU and of CUDA devices can be moved")
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise ValueError(f"a {tensor.layout} tensor has no plain memory: use a dense (strided) tensor")
     if tensor.is_conj() or tensor.is_neg():
@@ -173,7 +173,12 @@ def _of_tensor(torch: Any, tensor: Any) -> Memory:
     if not address and tensor.numel():
         raise ValueError(f"this {type(tensor).__name__} has no memory of its own: pass a plain tensor")
     strides = tuple(s * itemsize for s in tensor.stride())
-    return Memory(layout_of(address, tuple(tensor.shape), strides, itemsize), tensor, "", tensor.dtype is torch.int64)
+    layout = layout_of(address, tuple(tensor.shape), strides, itemsize)
+    signed = tensor.dtype is torch.int64
+    if kind == "cpu":
+        return Memory(layout, tensor, "", signed)
+    ready = torch.cuda.current_stream(tensor.device).record_event()
+    return Memory(layout, tensor.detach(), "", signed, str(tensor.device), ready)
 
 
 def _of_array(x: Any) -> Memory:
@@ -228,7 +233,7 @@ def _of_buffer(obj: Any) -> Memory:
     except TypeError:
         if hasattr(obj, "__cuda_array_interface__"):
             raise ValueError(
-                f"this {type(obj).__name__} is in GPU memory: device memory is not supported yet, only the CPU's"
+                f"this {type(obj).__name__} is in GPU memory, which is moved by PyTorch: pass torch.as_tensor() of it"
             ) from None
         raise TypeError(
             f"a tensor, an array or a buffer (bytearray, memoryview) is needed, not {type(obj).__name__}"

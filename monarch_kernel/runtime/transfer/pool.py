@@ -34,6 +34,10 @@ class Pool:
             self._threads += 1
         threading.Thread(target=self._work, name=self._name, daemon=True).start()
 
+    def runs_here(self) -> bool:
+        """Whether the calling thread is one of these."""
+        return threading.current_thread().name == self._name
+
     def _work(self) -> None:
         while True:
             with self._changed:

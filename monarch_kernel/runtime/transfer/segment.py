@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.protocol.messages import BufferRead, BufferWrite
 from monarch_kernel.protocol.serialize import Apart
+from monarch_kernel.runtime.transfer import device
+from monarch_kernel.runtime.transfer.backend import Simple
 from monarch_kernel.runtime.transfer.copying import copy, scratch
 from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.handle import Handle, Op
-from monarch_kernel.runtime.transfer.memory import Layout, address_of
+from monarch_kernel.runtime.transfer.memory import Layout, Memory, address_of
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.transfer.engine import Engine
@@ -24,7 +26,7 @@ CHUNK = 8 << 20
 WINDOW = 4
 
 
-class Segment:
+class Segment(Simple):
     """Messages whose bytes lie in shared segments."""
 
     name = "segment"
@@ -38,7 +40,7 @@ class Segment:
         return True
 
     def bars(self, handle: Handle) -> str:
-        return "" if handle.machine == self._engine.machine else "its owner is on another machine"
+        return self._engine.elsewhere(handle)
 
     def move(self, op: Op, deadline: float | None) -> None:
         pending: deque[tuple[int, int, Any]] = deque()
@@ -74,7 +76,7 @@ class Segment:
 
         def message(call: int) -> tuple[Any, Any]:
             node = self._engine.node
-            body, segment = node.pack([bytes_of(op.memory.layout, at, size), b""], (size,), [op.handle.owner.id])
+            body, segment = node.pack([bytes_of(op.memory, at, size), b""], (size,), [op.handle.owner.id])
             return BufferWrite(call, key, offset, (size,), segment), body
 
         return self._engine.ask(op.handle, message, str(op), deadline)
@@ -86,12 +88,15 @@ def received(body: Any, buffers: tuple[int, ...]) -> memoryview:
     return view[: buffers[0]]
 
 
-def bytes_of(layout: Layout, at: int, size: int) -> memoryview:
-    """Part of a layout as contiguous bytes: the memory itself, or, if scattered, a copy good until the next one."""
-    part = layout.part(at, at + size)
+def bytes_of(memory: Memory, at: int, size: int) -> memoryview:
+    """Part of an object as contiguous bytes: its memory itself where it is that, else a copy.
+
+    The copy is good until this thread makes the next one.
+    """
+    part = None if memory.device else memory.layout.part(at, at + size)
     if part is not None and part.contiguous:
-        memory: Any = (ctypes.c_char * size).from_address(part.address)
+        found: Any = (ctypes.c_char * size).from_address(part.address)
     else:
-        memory = scratch(size)
-        copy(Layout(ctypes.addressof(memory), (), size), 0, layout, at, size)
-    return memoryview(memory).cast("B")[:size]
+        found = device.staging(size) if memory.device else scratch(size)
+        device.gather(memory, at, size, ctypes.addressof(found))
+    return memoryview(found).cast("B")[:size]

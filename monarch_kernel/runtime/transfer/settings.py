@@ -1,42 +1,79 @@
-"""Which backend to use: chosen per pair of processes, unless it is forced."""
+"""What users set: which backend, and how TCP is used. Handed on to procs through the environment."""
 
 from __future__ import annotations
 
 import os
 
-VARIABLE = "MONARCH_KERNEL_RDMA_BACKEND"
+BACKEND = "MONARCH_KERNEL_RDMA_BACKEND"
+TCP = "MONARCH_KERNEL_RDMA_TCP"
+FALLBACK = "MONARCH_KERNEL_RDMA_TCP_FALLBACK"
+
 #: Every backend there may be, best first. ``local``: the same process; ``cma``: cross-memory attach within one host;
-#: ``segment``: through shared memory, with the owner's help; the others between hosts.
-NAMES = ("local", "cma", "segment", "ibverbs", "tcp")
+#: ``segment``: through shared memory, with the owner's help; ``cuda_ipc``: GPU memory within one host; the others
+#: between hosts.
+NAMES = ("local", "cuda_ipc", "cma", "segment", "ibverbs", "tcp")
+ENCRYPTED, TRUSTED = "encrypted", "trusted-network"
 
-_forced: str | None = None
+_configured: dict[str, str] = {}
 
 
-def configure(*, backend: str | None = None) -> None:
-    """Force a backend for all transfers that this process begins, and those of procs that it spawns later.
+class RDMATcpFallbackWarning(UserWarning):
+    """Buffers are moved between hosts by TCP, as there is nothing faster."""
+
+
+def configure(*, backend: str | None = None, tcp: str | None = None, allow_tcp_fallback: bool | None = None) -> None:
+    """Set how transfers are done that this process begins, and those of procs that it spawns later.
 
     Args:
-        backend: one of "local", "cma", "segment", "ibverbs", "tcp"; "auto" chooses the best for each pair of
-            processes; None leaves it as it is.
+        backend: force one of "local", "cuda_ipc", "cma", "segment", "ibverbs", "tcp"; "auto" chooses the best for
+            each pair of processes.
+        tcp: "encrypted" (the default), or "trusted-network": bytes then go as they are, which anybody on the way can
+            read and change. Only between two processes that both have it set.
+        allow_tcp_fallback: whether TCP is used between hosts where nothing better exists. It is by default, with a
+            ``RDMATcpFallbackWarning``, which True silences; False: such transfers fail with ``RDMAError``.
+
+    What is None stays as it is.
 
     Raises:
-        ValueError: there is no such backend.
+        ValueError: there is no such backend, or no such way to use TCP.
     """
-    global _forced
-    if backend is not None:
-        _forced = _checked(backend, "backend")
-        os.environ[VARIABLE] = backend
+    for variable, value in (
+        (BACKEND, backend),
+        (TCP, tcp),
+        (FALLBACK, None if allow_tcp_fallback is None else str(int(allow_tcp_fallback))),
+    ):
+        if value is not None:
+            _configured[variable] = _checked(variable, value)
+            os.environ[variable] = value
 
 
 def forced() -> str | None:
     """The backend that must be used; None to choose."""
-    if _forced is not None:
-        return None if _forced == "auto" else _forced
-    name = os.environ.get(VARIABLE) or "auto"
-    return None if _checked(name, VARIABLE) == "auto" else name
+    name = _get(BACKEND)
+    return None if name == "auto" else name
 
 
-def _checked(name: str, what: str) -> str:
-    if name not in (*NAMES, "auto"):
-        raise ValueError(f"{what}={name!r} is no RDMA backend: use one of auto, {', '.join(NAMES)}")
-    return name
+def trusted() -> bool:
+    """Whether bytes may go by TCP in the clear."""
+    return _get(TCP) == TRUSTED
+
+
+def tcp_fallback() -> bool | None:
+    """Whether TCP may be used between hosts unasked; None: it may, with a warning."""
+    return {"1": True, "0": False}.get(_get(FALLBACK))
+
+
+_CHOICES = {BACKEND: ("auto", *NAMES), TCP: (ENCRYPTED, TRUSTED), FALLBACK: ("", "0", "1")}
+
+
+def _get(variable: str) -> str:
+    found = _configured.get(variable)
+    return found if found is not None else _checked(variable, os.environ.get(variable) or _CHOICES[variable][0])
+
+
+def _checked(variable: str, value: str) -> str:
+    if value not in _CHOICES[variable]:
+        what = {BACKEND: "is no RDMA backend", TCP: "is no way to use TCP"}.get(variable, "is not known")
+        choices = ", ".join(filter(None, _CHOICES[variable]))
+        raise ValueError(f"{variable}={value!r} {what}: use one of {choices}")
+    return value

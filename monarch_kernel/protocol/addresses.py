@@ -1,0 +1,107 @@
+"""Where workers listen: the URLs that people write, and what is wrong with those that cannot be meant.
+
+``tcp://host:port``; ``ipc:///path``; ``ADVERTISED@LISTEN``, two such URLs, where others reach the worker by another
+address than the one that it listens at; and ``NAME@URL``, which also names the host.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+#: The longest path that a Unix socket can have (bytes).
+_LONGEST_PATH = 107
+_TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/@\s]+):(\d+)")
+_EVERYWHERE = {"*", "0.0.0.0", "[::]", "[::0]"}
+
+
+class AddressError(ValueError):
+    """A URL cannot be used; one sentence that says why and what to write."""
+
+
+class WorkerAddress(NamedTuple):
+    """A worker's URL, taken apart.
+
+    ``advertised`` is what others connect to; None if that is where it listens.
+    """
+
+    name: str
+    listen: str
+    advertised: str | None
+
+
+def worker_address(text: str) -> WorkerAddress:
+    """What a worker that is told to listen at ``text`` does.
+
+    Raises:
+        AddressError: it cannot listen there, or nobody could reach it.
+    """
+    name, advertised, listen = _parts(text)
+    _check(listen, text)
+    if advertised:
+        _check(advertised, text)
+        if advertised.startswith("ipc://") or listen.startswith("ipc://"):
+            raise AddressError(f"{text}: an ipc:// address cannot be advertised by another name: write it alone")
+    else:
+        advertised = listen
+    host, port = _host_and_port(advertised)
+    if host in _EVERYWHERE:
+        where = f"tcp://NAME:{port}@tcp://{host}:{port}"
+        raise AddressError(
+            f"{advertised} is no address that others could connect to: write {where}, where NAME is the name or the "
+            "address by which they reach this host"
+        )
+    if advertised != listen and port == 0:
+        raise AddressError(f"{text}: port 0 cannot be advertised: name the port that others shall connect to")
+    return WorkerAddress(
+        name, listen.replace("tcp://*:", "tcp://0.0.0.0:"), None if advertised == listen else advertised
+    )
+
+
+def dial_address(text: str) -> str:
+    """The address to connect to, of a worker's URL in any form.
+
+    Raises:
+        AddressError: nobody can be reached there.
+    """
+    _name, advertised, listen = _parts(text)
+    url = advertised or listen
+    _check(url, text)
+    host, port = _host_and_port(url)
+    if host in _EVERYWHERE:
+        raise AddressError(f"{url} is no address to connect to: name the host, as in tcp://node1:{port}")
+    if url.startswith("tcp://") and port == 0:
+        raise AddressError(f"{url} is no address to connect to: name the port that the worker printed when it started")
+    return url
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    """Name, advertised URL and URL to listen at; "" for what is not given."""
+    if not isinstance(text, str) or "://" not in text:
+        raise AddressError(f"{text!r} is no worker address: write tcp://HOST:PORT or ipc:///PATH")
+    name = ""
+    if "@" in text and "://" not in text.partition("@")[0]:
+        name, _, text = text.partition("@")
+        if not name:
+            raise AddressError(f"@{text}: there is no name before the @")
+    first, at, second = text.partition("@")
+    return (name, first, second) if at and "://" in second else (name, "", text)
+
+
+def _check(url: str, whole: str) -> None:
+    if url.startswith("ipc://"):
+        path = url.removeprefix("ipc://")
+        if not path.startswith("/"):
+            raise AddressError(f"{whole}: write an absolute path, as in ipc:///tmp/worker")
+        if len(os.fsencode(path)) > _LONGEST_PATH:
+            raise AddressError(f"{whole}: the path of a socket has at most {_LONGEST_PATH} bytes")
+        return
+    match = _TCP.fullmatch(url)
+    if match is None or int(match[2]) > 65535:
+        raise AddressError(f"{whole} is no worker address: write tcp://HOST:PORT or ipc:///PATH")
+
+
+def _host_and_port(url: str) -> tuple[str, int]:
+    match = _TCP.fullmatch(url)
+    return (match[1], int(match[2])) if match else ("", 0)

@@ -1,0 +1,512 @@
+"""Casts to many hosts, at the process that sends them: which ranks go together, through which agents, and what is open.
+
+Ranks of this site are sent to directly. For those of other hosts there is a ``Caster``, which keeps one tree of their
+host agents: up to 16 of them get casts from this process itself, the others through those. So what a cast costs here
+grows with the fan-out and not with the number of ranks, apart from reading their answers. ``runtime.node.relay`` says
+what the agents do, and why nothing is lost, doubled or reordered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from monarch_kernel.protocol.casting import (
+    Branch,
+    Cast,
+    CastDrop,
+    CastGroup,
+    CastLost,
+    CastReplies,
+    CastsOver,
+    unpack,
+)
+from monarch_kernel.protocol.messages import Death, ProcRef, encode
+
+#: How many agents a process, or an agent, sends a cast to at most (more only after the loss of a relay).
+FANOUT = int(os.environ.get("MONARCH_KERNEL_CAST_FANOUT", "16"))
+#: Groups that are kept for further casts.
+MAX_GROUPS = 64
+#: Agents that keep answers are told after this time that they need not, if no further cast tells them (seconds).
+OVER_DELAY = 0.25
+
+Members = list[tuple[int, str]]  # (rank, proc)
+
+
+class CastSink(Protocol):
+    """Where the answers to a cast go.
+
+    Attributes:
+        relayed: procs that are answered for by their agents; the sink ignores other news of their deaths, as these may
+            come before their last answers.
+    """
+
+    relayed: frozenset[str]
+
+    def on_replies(
+        self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Any], buffers: dict[int, tuple[int, ...]]
+    ) -> None:
+        """Answers of several ranks, of which it may have some already; without ``statuses`` all are OK."""
+
+    def on_gone(self, rank: int, death: Death) -> None:
+        """This rank will not answer any more, unless it has."""
+
+
+class _Host:
+    """One agent's place in the tree."""
+
+    __slots__ = ("children", "id", "lost", "parent", "ref")
+
+    def __init__(self, ref: ProcRef, parent: _Host | None) -> None:
+        self.id = ref.id
+        self.ref = ref
+        self.parent = parent  # None: this process
+        self.children: list[_Host] = []
+        self.lost: list[str] = []  # children that are dead to us: it must not wait for them
+
+    @property
+    def below(self) -> Iterator[_Host]:
+        """It and all below it."""
+        yield self
+        for child in self.children:
+            yield from child.below
+
+    @property
+    def top(self) -> _Host:
+        """The agent that this process sends to in order to reach this one."""
+        return self if self.parent is None else self.parent.top
+
+
+class Group:
+    """Ranks of other hosts to which casts go together.
+
+    Attributes:
+        number: what the agents call it; 0: it is not installed anywhere.
+        procs: all members.
+        members: those whose host lives, by agent.
+        gone: those whose host does not, with its reference.
+        installed: the agents that were told by us.
+        over: casts that have ended, and nobody was told yet.
+        used: its last cast.
+        path: the agents that have members, and those on the way to them; this and what follows is of ``version``.
+        tops: those of them that we send to.
+        deep: agents with members that get casts from other agents.
+    """
+
+    __slots__ = (
+        *("agents", "deep", "gone", "installed", "members", "number", "over", "path", "procs", "tops", "used"),
+        "version",
+    )
+
+    def __init__(self, agents: dict[str, ProcRef], members: dict[str, Members]) -> None:
+        self.agents = agents
+        self.members = members
+        self.procs = frozenset(proc for ranks in members.values() for _, proc in ranks)
+        self.gone: list[tuple[ProcRef, Members]] = []
+        self.number = 0
+        self.installed: set[str] = set()
+        self.over: list[int] = []
+        self.used = 0
+        self.version = -1
+        self.path: set[str] = set()
+        self.tops: list[_Host] = []
+        self.deep: frozenset[str] = frozenset()
+
+
+class Plan:
+    """How a message gets to all ranks of a target.
+
+    Attributes:
+        near: the ranks that are sent to one by one.
+        group: those that a cast reaches.
+    """
+
+    __slots__ = ("group", "near")
+
+    def __init__(self, near: list[tuple[int, ProcRef]], group: Group) -> None:
+        self.near = near
+        self.group = group
+
+
+class _Record:
+    """A cast that is not over.
+
+    Attributes:
+        pending: the agents that we have sent it to, and whose branches are not complete.
+    """
+
+    __slots__ = ("body", "group", "message", "pending", "sink")
+
+    def __init__(self, group: Group, message: Cast, body: Any, sink: CastSink | None) -> None:
+        self.group = group
+        self.message = message
+        self.body = body
+        self.sink = sink
+        self.pending: set[str] = set()
+
+
+class Caster:
+    """What a process keeps of its casts to other hosts.
+
+    Args:
+        node: the process's. Of it are used: ``id``, ``ref``, ``handlers``, ``on_peer_dead``, ``on_close``, ``deaths``,
+            ``learn``, ``send``, ``order_lock``, ``casts_to``, ``directs_to`` and ``poller.call_later``.
+        fanout: of the tree.
+    """
+
+    def __init__(self, node: Any, fanout: int = FANOUT) -> None:
+        self._node = node
+        self._fanout = fanout
+        self._lock = node.order_lock
+        self._hosts: dict[str, _Host] = {}
+        self._tops: list[_Host] = []
+        self._places: deque[_Host] = deque()  # that may take more children
+        self._version = 0
+        self._plans: dict[tuple[str, ...], Plan] = {}
+        self._groups: dict[int, Group] = {}  # that are installed
+        self._group_numbers = itertools.count(1)
+        self._numbers = itertools.count(1)
+        self._open: dict[int, _Record] = {}  # by number, which grows
+        self._told: dict[str, int] = {}  # messages on their own that deep agents were told to wait for
+        self._over_timer: Any = None
+        self._news: deque[tuple[CastSink, ProcRef, Members, Death | None]] = deque()  # for sinks, without the lock
+        node.handlers[CastReplies] = self._on_replies
+        node.handlers[CastLost] = self._on_lost
+        node.on_peer_dead.append(self._on_peer_dead)
+        node.on_close.append(self._on_close)
+
+    # -- groups -----------------------------------------------------------------------------------
+
+    def plan(self, procs: tuple[ProcRef, ...]) -> Plan | None:
+        """How to reach these; None: each by itself. Equal targets share a plan, as long as it is kept."""
+        site = self._node.ref.site
+        by_agent: dict[str, list[int]] = {}
+        for rank, ref in enumerate(procs):
+            if ref.site != site and ref.gateway == ref.agent:
+                by_agent.setdefault(ref.agent, []).append(rank)
+        if len(by_agent) <= self._fanout:  # then a message for one rank of a host goes there as well without a cast
+            by_agent = {agent: ranks for agent, ranks in by_agent.items() if len(ranks) > 1}
+        if not by_agent:
+            return None
+        key = tuple(ref.id for ref in procs)
+        with self._lock:
+            plan = self._plans.get(key)
+            if plan is None:
+                members = {agent: [(rank, key[rank]) for rank in ranks] for agent, ranks in by_agent.items()}
+                agents = {agent: procs[ranks[0]].agent_ref() for agent, ranks in by_agent.items()}
+                group = Group(agents, members)
+                near = [(rank, ref) for rank, ref in enumerate(procs) if ref.id not in group.procs]
+                plan = self._plans[key] = Plan(near, group)
+            return plan
+
+    def _prepare(self, group: Group) -> None:
+        """See that a group has its number, that its agents are in the tree, and that it knows where."""
+        if not group.number:
+            group.number = next(self._group_numbers)
+            group.version = -1
+            group.installed.clear()
+            self._groups[group.number] = group
+            for agent in group.members:
+                if agent not in self._hosts:
+                    self._add_host(group.agents[agent])
+            if len(self._groups) > MAX_GROUPS:
+                self._evict(group)
+        if group.version != self._version:
+            self._locate(group)
+
+    def _evict(self, keep: Group) -> None:
+        """Drop the group that was not used for the longest time."""
+        busy = {record.group.number for record in self._open.values()} | {keep.number}
+        idle = [group for number, group in self._groups.items() if number not in busy]
+        if not idle:
+            return
+        oldest = min(idle, key=lambda group: group.used)
+        del self._groups[oldest.number]
+        self._plans = {key: plan for key, plan in self._plans.items() if plan.group is not oldest}
+        drop = CastDrop(self._node.id, oldest.number)
+        oldest.number = 0
+        for agent in oldest.installed & self._hosts.keys():
+            self._node.send(agent, drop)
+
+    def _add_host(self, ref: ProcRef) -> None:
+        parent = None
+        # One that was lost before is reached by ourselves: only so do both sides begin to count anew.
+        if len(self._tops) >= self._fanout and ref.id not in self._node.deaths:
+            while self._hosts.get((parent := self._places[0]).id) is not parent or (
+                len(parent.children) >= self._fanout
+            ):
+                self._places.popleft()
+        host = self._hosts[ref.id] = _Host(ref, parent)
+        (self._tops if parent is None else parent.children).append(host)
+        self._places.append(host)
+        self._version += 1
+        self._node.learn(ref)
+
+    def _locate(self, group: Group) -> None:
+        path: set[str] = set()
+        tops: list[_Host] = []
+        for agent in group.members:
+            host: _Host | None = self._hosts[agent]
+            while host is not None and host.id not in path:
+                path.add(host.id)
+                if host.parent is None:
+                    tops.append(host)
+                host = host.parent
+        group.path = path
+        group.tops = tops
+        group.deep = frozenset(agent for agent in group.members if self._hosts[agent].parent is not None)
+        group.version = self._version
+
+    def _branches(self, group: Group, host: _Host) -> list[Branch]:
+        """The part of the tree below an agent that leads to members, in depth-first order."""
+        below: list[Branch] = []
+        for child in host.children:
+            if child.id in group.path:
+                below += self._branches(group, child)
+        ranks = group.members.get(host.id, [])
+        own = Branch(host.ref, len(below) + 1, [proc for _, proc in ranks], [rank for rank, _ in ranks])
+        return [own, *below]
+
+    # -- casting ----------------------------------------------------------------------------------
+
+    def cast(self, group: Group, message: Any, body: Any, sink: CastSink | None) -> None:
+        """Send a message to all members of a group.
+
+        Args:
+            message: its header; each rank gets it with its own ``rank``, and a ``call`` that leads to its agent.
+            body: bytes-like, or a list of pieces; the same for all.
+            sink: gets the answers; None if nobody waits for them here.
+        """
+        node = self._node
+        header = encode(message)
+        if sink is not None:
+            sink.relayed = group.procs
+        with self._lock:
+            for agent, ranks in group.gone if sink is not None else ():
+                assert sink is not None
+                self._news.append((sink, agent, ranks, None))
+            self._prepare(group)
+            number = group.used = next(self._numbers)
+            after: dict[str, int] = {}
+            if group.deep:
+                if type(body) is list:  # kept for a while, and what it is made of may change
+                    body = b"".join(body)
+                after = self._after(group)
+                node.casts_to.update(dict.fromkeys(group.deep, number))
+            over, group.over = group.over, []
+            oldest = next(iter(self._open), number)
+            answered = sink is not None
+            cast = Cast(group.number, node.id, number, header, answered, oldest, over, after)
+            record = self._open[number] = _Record(group, cast, body, sink)
+            tops = list(group.tops)
+            record.pending = {top.id for top in tops if answered or self._is_relay(group, top)}
+            for top in tops:
+                self._send(record, top)
+            if not group.deep:
+                record.body = b""
+            if not record.pending:
+                self._open.pop(number, None)
+        if self._news:
+            self._tell_news()
+
+    def _is_relay(self, group: Group, host: _Host) -> bool:
+        return any(child.id in group.path for child in host.children)
+
+    def _after(self, group: Group) -> dict[str, int]:
+        """How many messages on their own the agents that are not told directly have to wait for, where that is news."""
+        told, deep = self._told, group.deep
+        news = {
+            agent: count for agent, count in self._node.directs_to.items() if agent in deep and told.get(agent) != count
+        }
+        told.update(news)
+        return news
+
+    def _send(self, record: _Record, host: _Host) -> None:
+        """Send a cast to an agent, now or again."""
+        if host.id not in self._hosts:
+            return
+        group, node = record.group, self._node
+        if host.id not in group.installed:
+            group.installed.add(host.id)
+            node.send(host.id, CastGroup(group.number, node.ref, self._branches(group, host)))
+        if not node.send(host.id, record.message, record.body) and host.id in self._hosts:
+            self._remove(host)
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def _on_replies(self, link: Any, message: CastReplies, body: Any) -> None:
+        record = self._open.get(message.number) if message.source == self._node.id else None
+        if record is None:
+            return
+        if record.sink is not None and message.ranks:
+            ranks, statuses, bodies = unpack(message, body)
+            record.sink.on_replies(ranks, statuses, bodies, message.buffers)
+        if message.complete:
+            with self._lock:
+                record.pending.discard(link.peer)
+                if not record.pending:
+                    self._finish(record)
+
+    def _finish(self, record: _Record) -> None:
+        if self._open.pop(record.message.number, None) is None or not record.group.deep:
+            return
+        record.group.over.append(record.message.number)
+        if self._over_timer is None:
+            self._over_timer = self._node.poller.call_later(OVER_DELAY, self._tell_over)
+
+    def _tell_over(self) -> None:
+        """Have the agents forget the answers to what has ended."""
+        with self._lock:
+            self._over_timer = None
+            for group in self._groups.values():
+                if not group.over:
+                    continue
+                over, group.over = group.over, []
+                for top in group.tops:
+                    if top.id in self._hosts and self._is_relay(group, top):
+                        self._node.send(top.id, CastsOver(self._node.id, group.number, over))
+
+    # -- losses -----------------------------------------------------------------------------------
+
+    def _on_lost(self, _link: Any, message: CastLost, _body: Any) -> None:
+        """An agent cannot reach another one: from now on we do."""
+        with self._lock:
+            host = self._hosts.get(message.agent)
+            if host is None or host.parent is None:
+                return
+            affected = self._through(host)
+            self._detach(host)
+            self._adopt([host], affected)
+        self._tell_news()
+
+    def _on_peer_dead(self, proc: str, _death: Death) -> None:
+        with self._lock:
+            # Whatever comes next to this site comes over a new connection, and is counted anew at both ends.
+            self._node.casts_to.pop(proc, None)
+            self._node.directs_to.pop(proc, None)
+            self._told.pop(proc, None)
+            host = self._hosts.get(proc)
+            if host is None:
+                return
+            self._remove(host)
+        self._tell_news()
+
+    def _remove(self, host: _Host) -> None:
+        """An agent is dead: so are its ranks, and those that got casts through it get them from us."""
+        affected = self._through(host)
+        top = host.top
+        del self._hosts[host.id]
+        self._detach(host)
+        if host.parent is not None:
+            host.parent.lost.append(host.id)
+            self._node.send(top.id, CastLost(self._node.id, host.id))
+        lost: dict[int, Members] = {}
+        for number, group in self._groups.items():
+            group.installed.discard(host.id)
+            ranks = group.members.pop(host.id, None)
+            if ranks is not None:
+                group.gone.append((host.ref, ranks))
+                lost[number] = ranks
+        for record in affected:
+            ranks = lost.get(record.group.number)
+            if ranks is not None and record.sink is not None:
+                self._news.append((record.sink, host.ref, ranks, None))
+        self._adopt(host.children, affected)
+        for record in affected:
+            record.pending.discard(host.id)
+            if not record.pending:
+                self._finish(record)
+
+    def _detach(self, host: _Host) -> None:
+        if host.parent is None:
+            self._tops.remove(host)
+        else:
+            host.parent.children.remove(host)
+            self._places.append(host.parent)
+
+    def _through(self, host: _Host) -> list[_Record]:
+        """The casts whose answers from this agent and those below it have not all come."""
+        top = host.top.id
+        return [record for record in self._open.values() if top in record.pending]
+
+    def _adopt(self, hosts: list[_Host], affected: list[_Record]) -> None:
+        """From now on these agents get their casts from us; these first."""
+        for host in hosts:
+            host.parent = None
+            self._tops.append(host)
+        self._version += 1
+        again: list[tuple[_Record, _Host]] = []
+        for record in affected:
+            group = record.group
+            if group.version != self._version:
+                self._locate(group)
+            for host in hosts:
+                if host.id in group.path:
+                    again.append((record, host))
+                    if record.sink is not None or self._is_relay(group, host):
+                        record.pending.add(host.id)
+        # Only now, as one of them may turn out to be dead, too.
+        for host in hosts:
+            for lost in [lost for each in host.below for lost in each.lost]:
+                self._node.send(host.id, CastLost(self._node.id, lost))
+        for record, host in again:
+            self._send(record, host)
+
+    def _tell_news(self) -> None:
+        """Tell sinks of ranks that are gone with their hosts; not while holding the lock, as they may call anything."""
+        while self._news:
+            try:
+                sink, agent, ranks, death = self._news.popleft()
+            except IndexError:
+                return
+            for rank, proc in ranks:
+                sink.on_gone(rank, death or self._death_of(proc, agent))
+
+    def _death_of(self, proc: str, agent: ProcRef) -> Death:
+        deaths = self._node.deaths
+        if proc in deaths:
+            return deaths[proc]
+        gone = deaths.get(agent.id)
+        cause = "its host agent died" if gone is None or gone.cause == "the host agent ended" else gone.cause
+        return Death(cause, "proc", proc, agent.host)
+
+    def _on_close(self) -> None:
+        """This process ends its runtime: nothing is answered any more."""
+        gone = Death("this process has shut its runtime down", "stopped")
+        with self._lock:
+            for record in self._open.values():
+                if record.sink is not None:
+                    for agent, ranks in record.group.members.items():
+                        self._news.append((record.sink, record.group.agents[agent], ranks, gone))
+            self._open.clear()
+        self._tell_news()
+
+
+def send_to_all(system: Any, target: Any, message: Any, body: Any = b"", sink: Any = None) -> None:
+    """Send a message to all ranks of a target; its ``rank`` differs for each.
+
+    Args:
+        system: of this process.
+        target: whom (``calls.Target``).
+        message: the header; if it has a ``call``, it is that of ``sink``.
+        body: without large buffers, or with; these are sent inside the message.
+        sink: gets the answers.
+    """
+    node = system.node
+    plan = target.plan_for(system)
+    if plan is not None:
+        system.caster.cast(plan.group, message, body, sink)
+    for rank, ref in enumerate(target.procs) if plan is None else plan.near:
+        link = node.links.get(ref.id)
+        if link is None:
+            node.learn(ref)
+            link = node.link_to(ref.id)
+        if link is None:
+            if sink is not None:
+                sink.on_peer_dead(ref.id, node.deaths[ref.id])
+            continue
+        message.rank = rank
+        link.send(encode(message), body)

@@ -1,0 +1,241 @@
+"""Workers: making a host usable by controllers of other hosts, and attaching to such hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from monarch_kernel.protocol.addresses import dial_address, worker_address
+from monarch_kernel.protocol.messages import ProcRef
+from monarch_kernel.runtime.actor.hosts import HostMesh, HostRef
+from monarch_kernel.runtime.actor.system import System, get_system
+from monarch_kernel.runtime.mesh.shape import Extent, Region
+from monarch_kernel.runtime.node.future import Future, gathered
+
+#: How long a worker may take to start, and to end (seconds).
+START_TIMEOUT = 30.0
+END_TIMEOUT = 10.0
+
+Path = str | os.PathLike[str]
+
+
+# -- being a worker ---------------------------------------------------------------------------
+
+
+def run_worker_loop_forever(
+    *, private_key: Any = None, ca: Any = None, address: str, key_file: Path | None = None
+) -> NoReturn:
+    """Make this host usable by controllers, until the end of this process: it exits when the worker has ended.
+
+    Args:
+        private_key, ca: accepted for Monarch's sake. They change nothing: TCP always needs the team's key.
+        address: where to listen, such as ``tcp://node1:26600`` (see ``docs/hosts.md``).
+        key_file: the team's key; by default the file that ``MONARCH_KERNEL_KEY_FILE`` names.
+
+    Raises:
+        ValueError: the address cannot be meant, or there is no key.
+    """
+    run_worker_loop_until_shutdown(private_key=private_key, ca=ca, address=address, key_file=key_file)
+    sys.exit(0)
+
+
+def run_worker_loop_until_shutdown(
+    *, private_key: Any = None, ca: Any = None, address: str, key_file: Path | None = None
+) -> None:
+    """As ``run_worker_loop_forever``, but return when a controller has shut the worker down.
+
+    Raises:
+        ValueError: the address cannot be meant, or there is no key.
+        RuntimeError: the worker could not start (it has said why on stderr), or was killed.
+    """
+    del private_key, ca
+    lifeline, process = _start(address, key_file, None)
+    try:
+        status = process.wait()
+    finally:
+        os.close(lifeline)  # after an interrupt; it ends with all its ranks
+        _wait(process)
+    if status != 0:
+        raise RuntimeError(f"the worker at {address} ended with {_described(status)}; what it said is on stderr")
+
+
+def start_worker_loop_forever(
+    *, private_key: Any = None, ca: Any = None, address: str, key_file: Path | None = None
+) -> Future[str]:
+    """Start a worker beside this process, which ends with it.
+
+    Returns:
+        A future of its URL, done when it listens; ``attach_to_workers`` takes it as it is.
+
+    Raises:
+        ValueError: the address cannot be meant, or there is no key.
+    """
+    del private_key, ca
+    node = get_system().node
+    lifeline, process = _start(address, key_file, subprocess.PIPE)
+
+    def end() -> None:
+        os.close(lifeline)
+        _wait(process)
+
+    node.on_close.append(end)
+    url: Future[str] = Future(node.poller, f"start_worker_loop_forever(address={address!r})")
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout as output:
+            line = output.readline().decode()
+        if line:
+            url._resolve(line.split()[-1])
+        else:
+            url._reject(RuntimeError(f"the worker at {address} could not start; what it said is on stderr"))
+
+    threading.Thread(target=read, name="monarch-worker-start", daemon=True).start()
+    return url
+
+
+def _start(address: str, key_file: Path | None, stdout: int | None) -> tuple[int, subprocess.Popen[bytes]]:
+    """A worker in a process of its own, and the descriptor at whose end it ends."""
+    if worker_address(address).listen.startswith("tcp://"):
+        _load_keys(key_file)
+    read, write = os.pipe()
+    command = [sys.executable, "-m", "monarch_kernel", "worker", "--listen", address, "--lifeline", str(read)]
+    if key_file is not None:
+        command += ["--key-file", os.fspath(key_file)]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            pass_fds=(read,),
+            start_new_session=True,  # Ctrl-C is for this process, which then ends the worker
+        )
+    except OSError:
+        os.close(write)
+        raise
+    finally:
+        os.close(read)
+    return write, process
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(END_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _described(status: int) -> str:
+    return f"code {status}" if status >= 0 else signal.Signals(-status).name
+
+
+# -- attaching ----------------------------------------------------------------------------------
+
+
+def attach_to_workers(
+    *,
+    ca: Any = None,
+    workers: Sequence[str | Future[str]],
+    name: str | None = None,
+    key_file: Path | None = None,
+    timeout: float = 30.0,
+) -> HostMesh:
+    """Connect to workers; what is spawned on them ends with this process, and they stay.
+
+    Args:
+        ca: accepted for Monarch's sake. It changes nothing: TCP always needs the team's key.
+        workers: their URLs, or futures of these, in the order of the mesh.
+        name: for people.
+        key_file: the team's key; by default the file that ``MONARCH_KERNEL_KEY_FILE`` names.
+        timeout: for so long it is tried (seconds).
+
+    Returns:
+        A host mesh with one dimension, ``hosts``.
+
+    Raises:
+        ConnectionError: some cannot be reached, or will not have us; names each of them, and why.
+        ValueError: a URL cannot be meant, or there is no key.
+        RuntimeError: this is not the controller.
+    """
+    del ca
+    system = get_system()
+    if not system.is_root:
+        raise RuntimeError(
+            "attach_to_workers() is for the controller: attach there, and pass the host mesh to the actor that needs it"
+        )
+    urls = [dial_address(worker.get(timeout) if isinstance(worker, Future) else worker) for worker in workers]
+    if not urls:
+        raise ValueError("attach_to_workers() needs at least one worker")
+    if len(set(urls)) < len(urls):
+        twice = next(url for url in urls if urls.count(url) > 1)
+        raise ValueError(f"{twice} is named twice: a worker is one host of the mesh")
+    if any(url.startswith("tcp://") for url in urls):
+        _have_keys(system, key_file)
+    refs = _dial_all(system, urls, timeout)
+    system.workers.update({ref.id: ref for ref in refs})
+    hosts = tuple(HostRef(ref, ref.host) for ref in refs)
+    region = Region.from_extent(Extent(("hosts",), (len(hosts),)))
+    return HostMesh(system, hosts, region, shared={"down": False}, name=name or "")
+
+
+def _dial_all(system: System, urls: list[str], timeout: float) -> list[ProcRef]:
+    node = system.node
+    attached = set(system.workers)
+    dials: list[Future[Any]] = []
+    for url in urls:
+        answered: Future[Any] = Future(node.poller, f"attach to {url}")
+        dials.append(answered)
+        node.dial(url, answered._resolve, timeout)
+    found = gathered(node.poller, dials, "attach_to_workers").get()
+    failed = [outcome for outcome in found if isinstance(outcome, Exception)]
+    if failed:
+        for ref in found:
+            if isinstance(ref, ProcRef) and ref.id not in attached:
+                _let_go(system, ref)
+        names = f"{len(failed)} of {len(urls)} workers" if len(urls) > 1 else "the worker"
+        raise ConnectionError(f"cannot attach to {names}: " + "; ".join(str(error) for error in failed))
+    return [_near(system, ref) for ref in found]
+
+
+def _near(system: System, ref: ProcRef) -> ProcRef:
+    """A worker of this machine is reached by others as this process is."""
+    here = system.node.ref
+    if ref.site == here.site:
+        ref = msgspec.structs.replace(ref, gateway=here.gateway, gateway_address=here.gateway_address)
+        system.node.refs[ref.id] = ref
+    return ref
+
+
+def _let_go(system: System, ref: ProcRef) -> None:
+    link = system.node.links.pop(ref.id, None)
+    if link is not None:
+        link.close()
+
+
+def _load_keys(key_file: Path | None) -> Any:
+    from monarch_kernel.protocol.keys import load_keys
+
+    return load_keys(None if key_file is None else os.fspath(key_file))
+
+
+def _have_keys(system: System, key_file: Path | None) -> None:
+    """This process's key, read when it is first needed; another one only while it is of no use."""
+    node = system.node
+    if node.keys is not None and key_file is None:
+        return
+    keys = _load_keys(key_file)
+    in_use = any(ref.site != node.ref.site for ref in system.workers.values())
+    if in_use and keys != node.keys:
+        raise RuntimeError(
+            f"{key_file} is another key than that of the workers that this process is attached to: "
+            "a controller and all its workers share one"
+        )
+    node.keys = keys

@@ -1,0 +1,80 @@
+"""The host agent of one controller, on the controller's own host.
+
+It ends when its controller has gone, closes its link or asks for it, on SIGTERM, and when its fork server dies.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import time
+
+from monarch_kernel.protocol.messages import Death
+from monarch_kernel.runtime.host.agent import Agent
+from monarch_kernel.runtime.host.config import AgentConfig
+from monarch_kernel.runtime.node.node import Node
+
+#: A controller that closes its links without a word is dead, or will be within this time (seconds).
+_FAREWELL = 5.0
+#: When we end by ourselves, for so long we look whether the controller dies at the same time (seconds).
+_LINGER = 1.0
+
+
+class OwnedAgent(Agent):
+    """An agent that lives and dies with its controller.
+
+    Args:
+        config: what the controller says.
+        server: this side of the fork server's socket.
+        server_pid: the fork server.
+        controller: a pidfd.
+    """
+
+    def __init__(self, config: AgentConfig, server: socket.socket, server_pid: int, controller: int) -> None:
+        owner = config.owner
+        node = Node(config.id, "agent", config.run_dir, config.host, background=False, site=owner.site, gateway=owner)
+        super().__init__(node, server, server_pid)
+        self._owner = owner
+        self._controller = controller
+
+    def _begin(self) -> None:
+        self._poller.register(0, self._on_lifeline)
+        # A process that the controller has forked may hold its sockets open; its death shows here even then.
+        self._poller.register(self._controller, self._on_controller_dead)
+        self._node.learn(self._owner)
+        self._node.link_to(self._owner.id)
+
+    def _on_lifeline(self, _events: int) -> None:
+        self._poller.unregister(0)
+        self._end("the controller closed its end")
+
+    def _on_controller_dead(self, _events: int) -> None:
+        self._poller.unregister(self._controller)
+        self._end("the controller has died")
+
+    def _on_peer_dead(self, peer: str, death: Death) -> None:
+        if peer == self._owner.id:
+            self._end("the controller's link was closed")
+        else:
+            super()._on_peer_dead(peer, death)
+
+    def _clean_up(self) -> None:
+        super()._clean_up()
+        if self._controller_died(_FAREWELL if self._code == 0 else _LINGER):
+            shutil.rmtree(self._node.run_dir, ignore_errors=True)
+
+    def _controller_died(self, timeout: float) -> bool:
+        """Whether it ended without a farewell (then nobody but us removes the run folder)."""
+        deadline = time.monotonic() + timeout
+        waiting = [0, self._controller]
+        while (left := deadline - time.monotonic()) > 0:
+            ready = select.select(waiting, [], [], left)[0]
+            if self._controller in ready:
+                return True
+            if 0 in ready:
+                if os.read(0, 1):
+                    return False
+                waiting = [self._controller]  # it closes its descriptors before it is dead
+        return False

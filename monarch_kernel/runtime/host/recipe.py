@@ -1,0 +1,88 @@
+"""From a request to start procs to what a fork server is told: environment, command, working directory, import path."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import msgspec
+
+import monarch_kernel
+from monarch_kernel.protocol.messages import ProcRef, ProcSpec, RankConfig, SpawnProcs
+from monarch_kernel.runtime.host import forkserver
+
+#: Where a forked rank begins; named, not imported: the host knows nothing of ranks.
+RANK_ENTRY = "monarch_kernel.runtime.rank.main:main"
+#: The same for a rank in an interpreter of its own.
+RANK_MODULE = "monarch_kernel.runtime.rank"
+
+#: Libraries read these once, when they are loaded: a template is made with them.
+_LOAD_TIME = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_"),
+    *("CUDA_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_"),
+)
+#: The loader and the interpreter read these when they start: such ranks need an interpreter of their own.
+_EXEC_TIME = ("LD_", "PYTHON", "MALLOC_", "GLIBC_", "ASAN_", "LC_")
+
+
+def fork_request(
+    message: SpawnProcs, index: int, ref: ProcRef, run_dir: str, cwd: str, sys_path: list[str]
+) -> forkserver.Fork:
+    """What the fork server needs to know of one of the procs to start."""
+    spec: ProcSpec = message.procs[index]
+    command, own_env, inherit = message.command, {}, message.inherit_env
+    if message.per_proc:
+        command, own_env, inherit = message.per_proc[index]
+    env = {**message.env, **own_env}
+    argv = _argv(command, env, inherit)
+    if argv is not None:
+        env = _with_package(env, inherit)
+    config = RankConfig(
+        ref=ref,
+        agent=ref.agent_ref(),
+        owner=message.owner,
+        root=message.root,
+        mesh=message.mesh,
+        rank=spec.rank,
+        labels=message.labels,
+        sizes=message.sizes,
+        run_dir=run_dir,
+        sys_path=sys_path,
+    )
+    return forkserver.Fork(
+        proc=spec.id,
+        config=msgspec.msgpack.encode(config),
+        env=env,
+        cwd=cwd,
+        sys_path=sys_path,
+        argv=argv,
+        clean_env=not inherit,
+    )
+
+
+def load_env(env: dict[str, str]) -> dict[str, str]:
+    """The part of an environment that libraries read when they are loaded."""
+    return {key: value for key, value in env.items() if key.startswith(_LOAD_TIME)}
+
+
+def _argv(command: list[str] | None, env: dict[str, str], inherit: bool) -> list[str] | None:
+    """What to execute for a rank; None if it can be forked."""
+    if command is None:
+        if inherit and "LANG" not in env and not any(key.startswith(_EXEC_TIME) for key in env):
+            return None
+        command = [sys.executable]
+    return [*command, "-m", RANK_MODULE, "{fd}"]
+
+
+def _with_package(env: dict[str, str], inherit: bool) -> dict[str, str]:
+    """``env`` with which another interpreter finds this package, if it is a checkout and not installed."""
+    root = package_root()
+    if os.path.basename(root) in ("site-packages", "dist-packages"):
+        return env
+    path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH", "") if inherit else "")
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (path, root)))}
+
+
+def package_root() -> str:
+    """The folder that this package is imported from."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(monarch_kernel.__file__)))

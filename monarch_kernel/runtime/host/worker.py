@@ -1,0 +1,313 @@
+"""A worker: the host agent of a host that any controller of the team may use.
+
+It listens at a URL and serves any number of controllers, one after the other or at once. What a controller has
+started ends when that controller has gone or says so; the worker stays. It ends by SIGTERM or Ctrl-C (at the second one
+without waiting for ranks to clean up), when a controller shuts it down, and when the process that wanted it has gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+import msgspec
+
+from monarch_kernel.protocol.addresses import worker_address
+from monarch_kernel.protocol.messages import Death, ProcRef, Shutdown, SpawnProcs, StopProcs
+from monarch_kernel.runtime.host import forkserver, leftovers
+from monarch_kernel.runtime.host.__main__ import serve_forks
+from monarch_kernel.runtime.host.agent import ORPHAN_GRACE, Agent
+from monarch_kernel.runtime.host.launch import interpreter_command
+from monarch_kernel.runtime.host.recipe import package_root
+from monarch_kernel.runtime.node.link import connect_unix
+from monarch_kernel.runtime.node.node import Node
+
+log = logging.getLogger(__name__)
+
+
+class WorkerConfig(msgspec.Struct, array_like=True):
+    """What a worker reads from the descriptor that its command line names, as MessagePack."""
+
+    id: str
+    run_dir: str
+    lock_fd: int  # the run folder's lock, inherited
+    address: str
+    name: str
+    key_file: str | None
+    lifeline: int  # a descriptor whose end is the worker's, too; -1: none
+    python_path: str | None  # PYTHONPATH as the user has it
+
+
+class Worker(Agent):
+    """An agent that belongs to nobody.
+
+    Args:
+        config: what it was started with.
+        server: this side of the fork server's socket.
+        server_pid: the fork server.
+
+    Raises:
+        ValueError: no key can be read, or the address cannot be meant.
+    """
+
+    def __init__(self, config: WorkerConfig, server: socket.socket, server_pid: int) -> None:
+        self._config = config
+        self._address = worker_address(config.address)
+        remote = self._address.listen.startswith("tcp://")
+        host = config.name or self._address.name or socket.gethostname()
+        # Whoever comes by TCP may be on another machine: nothing of this site can be shared with it.
+        node = Node(config.id, "agent", config.run_dir, host, background=False, site=config.id if remote else None)
+        super().__init__(node, server, server_pid)
+        if remote:
+            from monarch_kernel.protocol.keys import load_keys
+
+            node.keys = load_keys(config.key_file)
+        self._own_gateway = (node.ref.gateway, "")
+        self._near: dict[str, ProcRef] = {}  # controllers of this site
+        self._cwd = os.getcwd()
+        self._leaving = ""
+        self._signals = 0
+        node.on_hello.append(self._on_attached)
+
+    # -- life -------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._address.listen.startswith("ipc://"):
+            _remove_dead_socket(self._address.listen.removeprefix("ipc://"))
+        try:
+            url = self._node.listen_at(self._address.listen, self._address.advertised)
+        except OSError as e:
+            if self._address.listen in str(e):
+                raise
+            raise OSError(f"cannot listen at {self._address.listen}: {e.strerror or e}") from e
+        if self._config.lifeline >= 0:
+            self._poller.register(self._config.lifeline, self._on_lifeline)
+        print(f"monarch-kernel worker {self._node.ref.host} listens at {url}", flush=True)
+
+    def _between_steps(self) -> bool:
+        if self._signals > 1:
+            return True
+        if self._signals and not self._leaving:
+            self._leave("its worker was told to end")
+        return super()._between_steps()
+
+    def _on_sigterm(self, signum: int, frame: Any) -> None:
+        self._signals += 1
+        self._poller.wake()
+
+    def _on_lifeline(self, _events: int) -> None:
+        self._poller.unregister(self._config.lifeline)
+        self._signals += 1
+
+    def _leave(self, why: str) -> None:
+        self._leaving = why
+        self._withdraw("")
+        self._shut_down(why, ORPHAN_GRACE, lambda: None)
+
+    def _on_shutdown(self, link: Any, message: Shutdown, body: Any) -> None:
+        self._withdraw(link.peer)
+        super()._on_shutdown(link, message, body)
+
+    def _withdraw(self, wanted_by: str) -> None:
+        """The ends of procs are failures to their owners, but for the one who wants it."""
+        for proc in self._living(self._procs):
+            proc.withdrawn = not proc.belongs_to(wanted_by)
+
+    def _clean_up(self) -> None:
+        super()._clean_up()
+        shutil.rmtree(self._node.run_dir, ignore_errors=True)
+
+    # -- those it works for -------------------------------------------------------------------
+
+    def _on_attached(self, link: Any) -> None:
+        ref = self._node.refs[link.peer]
+        if ref.agent != ref.id:
+            return
+        log.info("%s of %s has connected", ref.id, ref.host)
+        if ref.site == self._node.ref.site and ref.gateway == ref.id:
+            self._near[ref.id] = ref
+            self._choose_gateway()
+
+    def _choose_gateway(self) -> None:
+        """Without TCP of its own, a worker of this site is reached by others through a controller, as its ranks are."""
+        node = self._node
+        last = list(self._near.values())[-1:]
+        name, address = (last[0].gateway, last[0].gateway_address) if last else self._own_gateway
+        node.ref = node.refs[node.id] = msgspec.structs.replace(node.ref, gateway=name, gateway_address=address)
+
+    def _on_spawn(self, link: Any, message: SpawnProcs, body: Any) -> None:
+        message.env[leftovers.ROOT_MARKER] = message.root.id
+        super()._on_spawn(link, message, body)
+
+    def _template_key(self, preload: list[str], load_time: dict[str, str], sys_path: list[str]) -> Any:
+        # Each controller has its own idea of where modules are.
+        return (super()._template_key(preload, load_time, sys_path), tuple(sys_path))
+
+    def _place(self, message: SpawnProcs) -> tuple[str, list[str]]:
+        """The controller's folders where they exist here; this worker's own follow."""
+        cwd = message.cwd if os.path.isdir(message.cwd) else self._cwd
+        wanted = [entry or cwd for entry in message.sys_path]
+        return cwd, list(dict.fromkeys([*filter(os.path.exists, wanted), *sys.path]))
+
+    def _ref_of(self, proc: str, address: str, message: SpawnProcs) -> ProcRef:
+        ref = super()._ref_of(proc, address, message)
+        for near in (message.root, message.owner):
+            if near.site == ref.site:  # of this machine, hence reached through its controller's gateway
+                return msgspec.structs.replace(ref, gateway=near.gateway, gateway_address=near.gateway_address)
+        return ref
+
+    def _must_preload(self, reason: str) -> bool:
+        return not reason  # a module that is not here may not be wanted here
+
+    def _on_peer_dead(self, peer: str, death: Death) -> None:
+        super()._on_peer_dead(peer, death)
+        if self._near.pop(peer, None) is not None:
+            self._choose_gateway()
+        theirs = [proc.id for proc in self._procs.values() if proc.root == peer]
+        if theirs:
+            log.info("%s is gone (%s), and with it its %d procs here", peer, death.cause, len(theirs))
+            self._answer_when_gone(theirs, True, functools.partial(self._forget, peer, theirs))
+
+    def _forget(self, controller: str, procs: list[str]) -> None:
+        """All procs of a controller that is no more are gone: what else they have left goes, too."""
+        node = self._node
+        for name in procs:
+            proc = self._procs.pop(name, None)  # it may have come back, and gone again
+            for output in proc.logs.values() if proc is not None else ():
+                output.remove()
+            for known in (node.refs, node.deaths, node.pids):  # a worker may serve for months
+                known.pop(name, None)
+        self._dead = [proc for proc in self._dead if proc.id in self._procs]
+        if not self._living(self._procs):
+            self._retire_templates(0)
+        self._sweep(controller)
+
+    def _stopped(self, link: Any, message: StopProcs) -> None:
+        if message.procs is None:
+            self._sweep(link.peer)
+        super()._stopped(link, message)
+
+    def _sweep(self, controller: str) -> None:
+        """Kill what ranks of a controller have left behind in sessions of their own."""
+        leftovers.kill_run(controller, leftovers.ROOT_MARKER)
+        if all(proc.exit is not None and proc.belongs_to(controller) for proc in self._procs.values()):
+            leftovers.kill_adopted(self._base_pid)  # forks without a mark can be nobody else's
+
+
+def _remove_dead_socket(path: str) -> None:
+    """Remove the socket that a killed worker has left."""
+    try:
+        connect_unix(path).close()
+    except ConnectionRefusedError:
+        os.unlink(path)
+    except OSError:
+        pass  # it is not there, or no socket: listening says what is wrong
+
+
+# -- starting -----------------------------------------------------------------------------------
+
+
+def exec_worker(address: str, key_file: str | None, name: str, lifeline: int = -1) -> NoReturn:
+    """Become a worker: this process goes on in a fresh interpreter, whose environment has the marks of a run.
+
+    Raises:
+        OSError: the temporary folder cannot be written.
+    """
+    run_dir = leftovers.make_run_dir()
+    worker = f"worker-{secrets.token_hex(4)}"
+    python_path = os.environ.get("PYTHONPATH")
+    config = WorkerConfig(worker, run_dir.path, run_dir.lock_fd, address, name, key_file, lifeline, python_path)
+    fd = forkserver.memfd("config", msgspec.msgpack.encode(config))
+    for inherited in (fd, run_dir.lock_fd, *([lifeline] if lifeline >= 0 else [])):
+        os.set_inheritable(inherited, True)
+    env = {
+        **os.environ,
+        leftovers.MARKER: run_dir.path,
+        leftovers.AGENT_MARKER: worker,
+        "PYTHONPATH": os.pathsep.join(filter(None, (package_root(), python_path))),
+    }
+    command = interpreter_command(f"{__package__}.worker", str(fd))
+    os.execve(command[0], command, env)
+
+
+def add_worker_command(parser: argparse.ArgumentParser) -> None:
+    """The options of ``monarch-kernel worker``."""
+    parser.add_argument(
+        "--listen",
+        required=True,
+        metavar="URL",
+        help="tcp://HOST:PORT, ipc:///PATH, or tcp://ADVERTISED:PORT@tcp://0.0.0.0:PORT if others reach this host by "
+        "another address than the one to listen at",
+    )
+    parser.add_argument(
+        "--key-file",
+        metavar="FILE",
+        help="the team's key, made by 'monarch-kernel keys FILE' (default: what MONARCH_KERNEL_KEY_FILE names)",
+    )
+    parser.add_argument("--name", default="", help="what this host is called in errors and tables (its host name)")
+    parser.add_argument("--lifeline", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        if worker_address(options.listen).listen.startswith("tcp://"):
+            from monarch_kernel.protocol.keys import load_keys
+
+            load_keys(options.key_file)  # what is wrong with it is said before anything is started
+        exec_worker(options.listen, options.key_file, options.name, options.lifeline)
+    except (OSError, ValueError) as e:
+        sys.stderr.write(f"monarch-kernel worker: {e}\n")
+        return 2
+
+
+def main() -> None:
+    """Run a worker in this process, which ``exec_worker`` has made: fork the fork server, serve."""
+    fd = int(sys.argv[1])
+    with open(fd, "rb") as file:
+        config = msgspec.msgpack.decode(file.read(), type=WorkerConfig)
+    for inherited in (config.lock_fd, config.lifeline):
+        if inherited >= 0:
+            os.set_inheritable(inherited, False)
+    forkserver.become_subreaper()
+    # Ctrl-C reaches the whole group of the terminal's foreground; this process alone decides.
+    heard = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, signal.SIG_IGN)
+    if config.python_path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = config.python_path
+    ours, theirs = forkserver.make_pair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        if config.lifeline >= 0:
+            os.close(config.lifeline)
+        serve_forks(theirs, config.id, config.run_dir, config.lock_fd, sys.path, None)
+    theirs.close()
+    forkserver.set_name("monarch-worker")
+    level = logging.INFO if config.lifeline < 0 else logging.WARNING
+    logging.basicConfig(format="%(asctime)s worker %(levelname)s %(message)s", level=level)
+    try:
+        worker = Worker(config, ours, pid)
+        for number in heard:
+            signal.signal(number, worker._on_sigterm)
+        code = worker.run()
+    except (OSError, ValueError) as e:
+        leftovers.kill_below(pid)
+        shutil.rmtree(config.run_dir, ignore_errors=True)
+        sys.exit(f"monarch-kernel worker: {e}")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,578 @@
+"""How host agents relay casts to their ranks and to other agents, and combine the replies.
+
+A process that casts (the *source*) keeps one tree of all the agents it casts to; the agents below it pass a cast on to
+their children in that tree, deliver it to those of their own ranks that are meant, and send the answers up, several in
+one message. An agent unpickles nothing.
+
+Nothing is lost, doubled or reordered for a living actor, because:
+
+* An agent has one place in the tree of a source, whatever group a cast belongs to. So all casts of the source come to
+  it over one chain of links, each of which keeps its order. Its place changes only when the agent above it is lost;
+  then its parent is the source itself, from then on.
+* Casts of a source are numbered. The source keeps a cast that went through relays until its whole branch has answered
+  (or acknowledged, if nobody waits for answers). When an agent loses its parent, the source sends it, first of all and
+  in order, every such cast that is not over. Hence on each link that leads to an agent, casts come in order, and what
+  a new link leaves out at its beginning was delivered. So it suffices that an agent accepts a cast if its number is
+  higher than that of any before, and otherwise drops it as known; where it came from does not matter.
+* Answers are not lost with a relay, because an agent whose casts come through a relay keeps the answers that it has
+  sent up, until the source says that it has them all. When it gets a known cast from the source itself, it sends it all
+  answers it has kept, and the later ones. The source may see an answer twice, and takes the first.
+* An agent that cannot reach a child tells the source (``CastLost``) before it says that its branch is complete. The
+  source then sends to that child itself, or, if it cannot reach it either, to the children of that child.
+* Messages on their own (``Routed``) come to the agent by another way than relayed casts. Both are numbered: a message
+  says which cast must have come before it, a cast how many messages. ``Merge`` puts both back into the order in which
+  they were sent. Neither can wait for the other for ever: each waits for what was sent before it, which is on a link
+  that lives, or will be sent again. If the link between two sites is lost, both sides begin to count anew.
+* Casts wait for ranks that their source has just had started, as its word to start them may come later than they do.
+
+When a source has ended, what it sent before is still delivered for a while, and then it is forgotten.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from monarch_kernel.protocol.casting import (
+    GONE,
+    Answers,
+    Branch,
+    Cast,
+    CastDrop,
+    CastGroup,
+    CastLost,
+    CastReplies,
+    CastsOver,
+)
+from monarch_kernel.protocol.messages import Call, Death, ProcRef, Routed, decode, encode, encode_death
+from monarch_kernel.protocol.serialize import Apart, padded
+
+log = logging.getLogger(__name__)
+
+#: Answers that are there wait for others for so long (seconds), or for an eighth of the time that they themselves took.
+FLUSH = 0.002
+LONGEST_FLUSH = 0.05
+#: Answers of so many bytes do not wait for others.
+LARGE = 256 * 1024
+#: How long casts of a process that has ended may still arrive (seconds).
+FAREWELL = 10.0
+#: How long a cast waits for ranks that are not known yet, and how often it looks (seconds).
+UNKNOWN_TIMEOUT = 30.0
+UNKNOWN_RETRY = 0.002
+
+
+class Merge:
+    """The casts and the other messages of one source for one site, in the order in which they were sent.
+
+    Attributes:
+        cast: number of the last cast that was delivered.
+        directs: how many of the other messages were delivered.
+    """
+
+    __slots__ = ("_casts", "_directs", "_running", "cast", "directs")
+
+    def __init__(self) -> None:
+        self.cast = 0
+        self.directs = 0
+        self._casts: deque[tuple[int, int, Callable[[], bool], Callable[[], None]]] = deque()
+        self._directs: deque[tuple[int, Callable[[], None] | None]] = deque()
+        self._running = False
+
+    def add_direct(self, cast: int, deliver: Callable[[], None] | None) -> None:
+        """A message that was sent after the cast of this number; None: it waits for nothing and only counts."""
+        self._directs.append((cast, deliver))
+        self.run()
+
+    def add_cast(self, number: int, directs: int, ready: Callable[[], bool], deliver: Callable[[], None]) -> None:
+        """A cast that was sent after so many messages; it also waits until it is ``ready``."""
+        self._casts.append((number, directs, ready, deliver))
+        self.run()
+
+    def run(self) -> None:
+        """Deliver whatever can be delivered now."""
+        if self._running:
+            return
+        self._running = True
+        try:
+            while self._next_direct() or self._next_cast():
+                pass
+        finally:
+            self._running = False
+
+    def _next_direct(self) -> bool:
+        if not self._directs:
+            return False
+        cast, deliver = self._directs[0]
+        if deliver is not None and cast > self.cast:
+            return False
+        self._directs.popleft()
+        self.directs += 1
+        if deliver is not None:
+            deliver()
+        return True
+
+    def _next_cast(self) -> bool:
+        if not self._casts:
+            return False
+        number, directs, ready, deliver = self._casts[0]
+        if directs > self.directs or not ready():
+            return False
+        self._casts.popleft()
+        self.cast = number
+        deliver()
+        return True
+
+
+class _Group:
+    """A group at one agent: its own members, and the agents to pass on to."""
+
+    __slots__ = ("children", "known", "looking", "procs", "ranks", "relays")
+
+    def __init__(self, own: Branch, children: list[str], relays: bool) -> None:
+        self.procs = own.procs
+        self.ranks = own.ranks
+        self.children = children
+        self.relays = relays  # as the source has it; the children may be lost
+        self.known = False  # whether all members are
+        self.looking = False  # for those that are not
+
+
+class _Source:
+    """What an agent knows of one process that casts to its site or through it."""
+
+    __slots__ = ("accepted", "casts", "children", "groups", "id", "lost", "merge", "oldest", "parent", "told", "via")
+
+    def __init__(self, source: str, via: str) -> None:
+        self.id = source
+        self.via = via  # the gateway of its site
+        self.merge = Merge()
+        self.groups: dict[int, _Group] = {}
+        self.children: set[str] = set()
+        self.accepted = 0
+        self.oldest = 0  # all casts before this one are over
+        self.casts: dict[int, _Share] = {}  # those that are not over
+        self.parent = source
+        self.lost: set[str] = set()  # agents below that cannot be reached from here, or from below
+        self.told: set[tuple[str, str]] = set()  # (parent, lost agent)
+
+    def forget(self, number: int) -> None:
+        """The source has all answers to a cast. One that is not complete here ends by itself."""
+        share = self.casts.get(number)
+        if share is not None and share.complete:
+            del self.casts[number]
+
+
+class _Share:
+    """One cast at one agent: what is still to come, and what was not sent up yet. A sink for its ranks' replies."""
+
+    __slots__ = (
+        "_complete",
+        "_kept",
+        "_number",
+        "_relay",
+        "_started",
+        "_timer",
+        "_unsent",
+        "cast",
+        "children",
+        "group",
+        "open",
+        "parent",
+        "source",
+        "waiting",
+    )
+
+    def __init__(self, relay: Relay, source: _Source, group: _Group, cast: Cast, parent: str) -> None:
+        self._relay = relay
+        self.source = source
+        self.group = group
+        self.cast = cast
+        self.parent = parent
+        self.open = True  # not delivered yet
+        self.waiting: dict[int, str] = {}  # rank -> proc
+        self.children: set[str] = set()
+        self._unsent = Answers()
+        self._kept: list[tuple[CastReplies, Any]] = []
+        self._complete = False
+        self._timer: Any = None
+        self._number = 0
+        self._started = relay.clock()
+
+    # -- delivery ---------------------------------------------------------------------------------
+
+    def deliver(self, body: Any) -> None:
+        """Give the message to the ranks of this host."""
+        node = self._relay.node
+        message = decode(self.cast.header)
+        if self.cast.answered:
+            self.waiting = dict(zip(self.group.ranks, self.group.procs, strict=True))
+            self._number = message.call = node.new_call(self)
+        if type(message) is Call and message.buffers:
+            view = memoryview(body)
+            at = padded(message.buffers)
+            alive = [proc for proc in self.group.procs if proc not in node.deaths and proc in node.refs]
+            body, message.segment = node.pack([view[:at], view[at:]], message.buffers, alive)
+        for rank, proc in zip(self.group.ranks, self.group.procs, strict=True):
+            link = node.links.get(proc) or self._relay.link_to(proc)
+            if link is None:
+                self._gone(rank, proc)
+                continue
+            message.rank = rank
+            link.send(encode(message), body)
+        self.open = False
+        self.progress()
+
+    def _gone(self, rank: int, proc: str) -> None:
+        if self.waiting.pop(rank, None) is not None:
+            death = self._relay.node.deaths.get(proc) or Death("it is not known on its host", "proc", proc)
+            self._unsent.add(rank, GONE, encode_death(death))
+
+    # -- replies ----------------------------------------------------------------------------------
+
+    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+        """One of our ranks has answered."""
+        if rank not in self.waiting:
+            return
+        if not buffers:
+            self._unsent.add(rank, status, bytes(body))
+        elif type(body) is Apart:
+            try:
+                pieces = [body.memory()[: padded(buffers)], body.pickled]
+            except ConnectionError:  # it died after its answer, and took that along
+                self._gone(rank, self.waiting[rank])
+                self.progress()
+                return
+            self._unsent.add_large(rank, status, pieces, buffers)
+        else:
+            self._unsent.add_large(rank, status, [body], buffers)
+        del self.waiting[rank]
+        self.progress()
+
+    def on_peer_dead(self, proc: str, death: Death) -> None:
+        """A rank of ours, or anybody else, has died."""
+        ranks = [rank for rank, waiting in self.waiting.items() if waiting == proc]
+        for rank in ranks:
+            del self.waiting[rank]
+            self._unsent.add(rank, GONE, encode_death(death))
+        if ranks:
+            self.progress()
+
+    def on_branch(self, child: str, message: CastReplies, body: Any) -> None:
+        """Answers from an agent below."""
+        if child not in self.children:
+            return
+        self._unsent.extend(message, body)
+        if message.complete:
+            self.children.discard(child)
+        self.progress()
+
+    def progress(self) -> None:
+        """Send up what is there, now or soon."""
+        if self._complete:
+            return
+        if not (self.open or self.waiting or self.children):
+            self._finish()
+        elif self._unsent.nbytes > LARGE:
+            self._send(False)
+        elif len(self._unsent) and self._timer is None:
+            age = self._relay.clock() - self._started
+            self._timer = self._relay.node.poller.call_later(min(max(FLUSH, age / 8), LONGEST_FLUSH), self._flush)
+
+    def _flush(self) -> None:
+        self._timer = None
+        if not self._complete and len(self._unsent):
+            self._send(False)
+
+    def _finish(self) -> None:
+        self.end()
+        if self.cast.answered or self.group.relays or self.parent != self.source.id:
+            self._send(True)
+        if self.parent == self.source.id or self.cast.number < self.source.oldest:
+            self.source.casts.pop(self.cast.number, None)
+
+    def _send(self, complete: bool) -> None:
+        answers, self._unsent = self._unsent, Answers()
+        message = answers.message(self.source.id, self.cast.number, complete)
+        body: Any = answers.bodies
+        if self.parent != self.source.id:
+            body = b"".join(body)
+            self._kept.append((message, body))
+        self._relay.send(self.parent, message, body)
+
+    def move(self) -> None:
+        """Our parent is lost, and the source itself stands in for it: tell it all that it may have missed."""
+        self.parent = self.source.id
+        kept, self._kept = self._kept, []
+        for message, body in kept:
+            self._relay.send(self.parent, message, body)
+        if self._complete:
+            self.source.casts.pop(self.cast.number, None)
+
+    def end(self) -> None:
+        """Take no more answers."""
+        self._complete = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._number:
+            self._relay.node.end_call(self._number)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all answers of this branch were sent up."""
+        return self._complete
+
+
+class Relay:
+    """A host agent's part in casts.
+
+    Args:
+        node: the agent's. Of it are used: ``id``, ``handlers``, ``gate``, ``on_hello``, ``on_peer_dead``, ``refs``, ``links``,
+            ``link_to``, ``learn``, ``watch``, ``send``, ``deaths``, ``pack``, ``new_call``, ``end_call`` and
+            ``poller.call_later``.
+    """
+
+    def __init__(self, node: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self.node = node
+        self.clock = clock
+        self._sources: dict[str, _Source] = {}
+        self._lost: dict[str, str] = {}  # sources whose gateway was lost, and that
+        node.handlers.update(
+            {
+                CastGroup: self._on_group,
+                Cast: self._on_cast,
+                CastReplies: self._on_replies,
+                CastLost: self._on_lost,
+                CastsOver: self._on_over,
+                CastDrop: self._on_drop,
+            }
+        )
+        node.gate = self._gate
+        node.on_hello.append(self._on_hello)
+        node.on_peer_dead.append(self._on_peer_dead)
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    def send(self, peer: str, message: Any, body: Any = b"") -> bool:
+        """Send to another process; False if it is dead or unknown."""
+        try:
+            return self.node.send(peer, message, body)
+        except LookupError:
+            return False
+
+    def link_to(self, proc: str) -> Any:
+        """The link to a rank; None if it is dead or unknown."""
+        try:
+            return self.node.link_to(proc)
+        except LookupError:
+            return None
+
+    # -- from above -------------------------------------------------------------------------------
+
+    def _source(self, source: str, via: str) -> _Source:
+        known = self._sources.get(source)
+        if known is None:
+            known = self._sources[source] = _Source(source, via)
+        return known
+
+    def _gate(self, message: Routed, link: Any, deliver: Callable[[], None]) -> None:
+        """A message on its own has come for this site."""
+        if message.casts < 0:  # not the source's, but a gateway's
+            deliver()
+            return
+        merge = self._source(message.source, link.peer).merge
+        if message.to == self.node.id:  # what brings casts must not wait for them
+            merge.add_direct(0, None)
+            deliver()
+        else:
+            merge.add_direct(message.casts, deliver)
+
+    def _on_group(self, link: Any, message: CastGroup, _body: Any) -> None:
+        ref: ProcRef = message.source
+        if self._lost.get(ref.id) is not None and link.peer != ref.id:
+            return  # it takes us for dead; what still comes through others has gaps
+        self._lost.pop(ref.id, None)
+        source = self._source(ref.id, ref.gateway)
+        source.parent = link.peer
+        if message.group in source.groups:
+            return
+        node = self.node
+        node.learn(ref)
+        if not source.groups and ref.agent != ref.id:
+            node.watch([ref.id])
+        branches = message.branches
+        if source.lost:  # it wants to reach these through us, so it does not know, or not any more
+            wanted = source.lost.intersection(branch.agent.id for branch in branches)
+            source.told = {(parent, agent) for parent, agent in source.told if agent not in wanted}
+        children: list[str] = []
+        at = 1
+        while at < len(branches):
+            branch = branches[at : at + branches[at].size]
+            at += len(branch)
+            child = branch[0].agent
+            if child.id not in source.lost:
+                node.learn(child)
+                children.append(child.id)
+                for agent in source.lost.intersection(part.agent.id for part in branch):
+                    self.send(child.id, CastLost(ref.id, agent))
+                self.send(child.id, CastGroup(message.group, ref, branch))
+        source.children.update(children)
+        source.groups[message.group] = _Group(branches[0], children, len(branches) > 1)
+
+    def _on_cast(self, link: Any, message: Cast, body: Any) -> None:
+        source = self._sources.get(message.source)
+        group = source.groups.get(message.group) if source is not None else None
+        if source is None or group is None:
+            # We have lost the source in the meantime. It will learn that by itself; nobody on the way may wait for us.
+            link.send(encode(CastLost(message.source, self.node.id)))
+            link.send(encode(CastReplies(message.source, message.number, True)))
+            return
+        parent = source.parent = link.peer
+        self._forget(source, message)
+        if message.number > source.accepted:
+            source.accepted = message.number
+            self._accept(source, group, message, body, parent)
+            return
+        share = source.casts.get(message.number)
+        self._tell(source, parent)
+        if share is not None and parent == source.id and share.parent != parent:
+            share.move()
+
+    def _accept(self, source: _Source, group: _Group, message: Cast, body: Any, parent: str) -> None:
+        share = _Share(self, source, group, message, parent)
+        source.casts[message.number] = share
+        share.children.update(group.children)
+        for child in list(group.children):
+            if not self.send(child, message, body):
+                self._lose(source, child)
+        if source.lost:
+            self._tell(source, parent)
+        if not group.procs:
+            share.open = False
+            share.progress()
+            return
+        after = message.after.get(self.node.id, 0)
+        source.merge.add_cast(message.number, after, lambda: self._ready(source, group), lambda: share.deliver(body))
+
+    def _ready(self, source: _Source, group: _Group) -> bool:
+        """Whether the members are known by now; if not, the merge runs again when they are."""
+        if group.known or group.looking:
+            return group.known
+        node = self.node
+        deadline = self.clock() + UNKNOWN_TIMEOUT
+
+        def known() -> bool:
+            return all(proc in node.refs or proc in node.deaths for proc in group.procs)
+
+        def look() -> None:
+            if known() or self.clock() > deadline:
+                group.known = True
+                source.merge.run()
+            elif self._sources.get(source.id) is source:
+                node.poller.call_later(UNKNOWN_RETRY, look)
+
+        group.known = known()
+        if not group.known:
+            group.looking = True
+            node.poller.call_later(UNKNOWN_RETRY, look)
+        return group.known
+
+    def _forget(self, source: _Source, message: Cast) -> None:
+        """Answers that have reached the source need not be kept."""
+        source.oldest = max(source.oldest, message.oldest)
+        for number in message.over:
+            source.forget(number)
+        if source.casts and next(iter(source.casts)) < source.oldest:
+            for number in [number for number in source.casts if number < source.oldest]:
+                source.forget(number)
+
+    def _on_over(self, _link: Any, message: CastsOver, _body: Any) -> None:
+        source = self._sources.get(message.source)
+        group = source.groups.get(message.group) if source is not None else None
+        if source is None or group is None:
+            return
+        for number in message.numbers:
+            source.forget(number)
+        for child in group.children:
+            self.send(child, message)
+
+    def _on_drop(self, _link: Any, message: CastDrop, _body: Any) -> None:
+        source = self._sources.get(message.source)
+        group = source.groups.pop(message.group, None) if source is not None else None
+        if source is None or group is None:
+            return
+        for child in group.children:
+            self.send(child, message)
+
+    # -- from below -------------------------------------------------------------------------------
+
+    def _on_replies(self, link: Any, message: CastReplies, body: Any) -> None:
+        source = self._sources.get(message.source)
+        share = source.casts.get(message.number) if source is not None else None
+        if share is not None:
+            share.on_branch(link.peer, message, body)
+
+    def _on_lost(self, link: Any, message: CastLost, _body: Any) -> None:
+        source = self._sources.get(message.source)
+        if source is not None and link.peer in source.children:
+            source.lost.add(message.agent)
+            self._tell_all(source)
+            return
+        # From above: it is dead to the source.
+        if source is None:
+            ref = self.node.refs.get(message.source)
+            source = self._source(message.source, ref.gateway if ref is not None else link.peer)
+        self._lose(source, message.agent)
+        for child in source.children - source.lost:
+            self.send(child, message)
+
+    def _tell(self, source: _Source, parent: str) -> None:
+        """Say which agents below cannot be reached from here."""
+        for agent in sorted(source.lost):
+            if (parent, agent) not in source.told:
+                source.told.add((parent, agent))
+                self.send(parent, CastLost(source.id, agent))
+
+    def _tell_all(self, source: _Source) -> None:
+        for parent in {source.parent, *(share.parent for share in source.casts.values())}:
+            self._tell(source, parent)
+
+    # -- deaths -----------------------------------------------------------------------------------
+
+    def _on_hello(self, link: Any) -> None:
+        """Somebody has connected: if it is a gateway, it counts what it sends from now on."""
+        for source in [source for source in self._sources.values() if source.via == link.peer]:
+            self._drop(source)
+        for source in [source for source, via in self._lost.items() if via == link.peer]:
+            del self._lost[source]
+
+    def _on_peer_dead(self, peer: str, _death: Death) -> None:
+        for source in list(self._sources.values()):
+            if peer == source.via:
+                self._drop(source)
+                self._lost[source.id] = peer
+            elif peer == source.id:
+                self.node.poller.call_later(FAREWELL, lambda source=source: self._drop(source))
+            elif peer in source.children:
+                self._lose(source, peer)
+
+    def _lose(self, source: _Source, agent: str) -> None:
+        source.lost.add(agent)
+        for group in source.groups.values():
+            if agent in group.children:
+                group.children.remove(agent)
+        self._tell_all(source)
+        for share in list(source.casts.values()):
+            share.children.discard(agent)
+            share.progress()
+
+    def _drop(self, source: _Source) -> None:
+        """Forget a source. Those below do so by themselves: it may still reach them."""
+        if self._sources.get(source.id) is not source:
+            return
+        del self._sources[source.id]
+        for share in source.casts.values():
+            share.end()

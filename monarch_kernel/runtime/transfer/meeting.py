@@ -1,0 +1,202 @@
+"""How two processes come to have a TCP connection: who listens, who connects, and who may.
+
+Nobody listens before it is needed. A connection begins with a token of 32 bytes, which was handed out over the
+control plane for this one connection; without one, it is closed. Who listens is whoever can be reached: the owner of
+the buffer, on the interface by which its host's gateway is known; or, where the owner is behind a controller that has
+no address, the process that asks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from monarch_kernel.protocol.refs import ProcRef
+from monarch_kernel.runtime.node.poller import Poller
+
+log = logging.getLogger(__name__)
+
+TOKEN = 32
+#: How long a token is good, a connection may take, and whoever connects may take to show its token (seconds).
+EXPIRY = 60.0
+CONNECT = 5.0
+GREETING = 5.0
+#: Connections that have not shown a token yet: of more, the oldest goes.
+STRANGERS = 64
+LOOPBACK = "127.0.0.1"
+
+
+def host_of(ref: ProcRef, seen_from: ProcRef) -> str:
+    """Where processes of its site can listen so that another process reaches them; empty if nowhere."""
+    if ref.site == seen_from.site:
+        return LOOPBACK
+    scheme, _, place = ref.gateway_address.partition("://")
+    return place.rpartition(":")[0].strip("[]") if scheme == "tcp" else ""
+
+
+@dataclass(slots=True)
+class _Guest:
+    until: float
+    welcome: Callable[[socket.socket], None]
+
+
+def dial(address: tuple[str, int], token: bytes, deadline: float | None) -> socket.socket:
+    """Connect, and show the token.
+
+    Raises:
+        OSError: nobody is there, or not in time.
+    """
+    limit = CONNECT if deadline is None else min(CONNECT, max(deadline - time.monotonic(), 0.001))
+    sock = socket.create_connection(address, limit)
+    _ours.add(sock)
+    try:
+        sock.sendall(token)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class Door:
+    """A listening socket, opened when the first guest is expected. Whoever polls answers it."""
+
+    def __init__(self, poller: Poller, host: str) -> None:
+        self._poller = poller
+        self._sock = _listen(host)
+        self.address: tuple[str, int] = (host, self._sock.getsockname()[1])
+        self._guests: dict[bytes, _Guest] = {}
+        self._strangers: dict[int, _Stranger] = {}
+        self._guard = threading.Lock()
+        self._closed = False
+        _ours.add(self._sock)
+        poller.register(self._sock.fileno(), self._on_connection)
+        poller.start_background()
+
+    def expect(self, welcome: Callable[[socket.socket], None]) -> bytes:
+        """A token; ``welcome(socket)`` will be called by whoever polls, once, if somebody comes with it in time."""
+        now = time.monotonic()
+        token = secrets.token_bytes(TOKEN)
+        with self._guard:
+            for old in [old for old, guest in self._guests.items() if guest.until < now]:
+                del self._guests[old]
+            self._guests[token] = _Guest(now + EXPIRY, welcome)
+        return token
+
+    def forget(self, token: bytes) -> None:
+        """Nobody shall come with it any more."""
+        with self._guard:
+            self._guests.pop(token, None)
+
+    def _on_connection(self, _events: int) -> None:
+        while True:
+            try:
+                sock, where = self._sock.accept()
+            except OSError:
+                return
+            if len(self._strangers) >= STRANGERS:
+                next(iter(self._strangers.values())).leave("too many others came")
+            _ours.add(sock)
+            stranger = _Stranger(self, sock, where[0])
+            self._strangers[sock.fileno()] = stranger
+
+    def admit(self, token: bytes, sock: socket.socket) -> bool:
+        """Take a connection that shows this token; False if it is not expected."""
+        with self._guard:
+            guest = self._guests.pop(token, None)
+        if guest is None or guest.until < time.monotonic():
+            return False
+        guest.welcome(sock)
+        return True
+
+    def close(self) -> None:
+        """Expect nobody any more."""
+        self._closed = True
+        self._poller.unregister(self._sock.fileno())
+        self._sock.close()
+        for stranger in list(self._strangers.values()):
+            stranger.leave("")
+        with self._guard:
+            self._guests.clear()
+
+
+class _Stranger:
+    """A connection that has not shown its token yet."""
+
+    def __init__(self, door: Door, sock: socket.socket, where: str) -> None:
+        self._door = door
+        self._sock = sock
+        self._where = where
+        self._fd = sock.fileno()
+        self._shown = b""
+        sock.setblocking(False)
+        poller = door._poller
+        self._timer = poller.call_later(GREETING, lambda: self.leave("it showed no token"))
+        poller.register(self._fd, self._on_data)
+
+    def _on_data(self, _events: int) -> None:
+        try:
+            data = self._sock.recv(TOKEN - len(self._shown))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._shown += data
+        if not data:
+            self.leave("it showed no token")
+        elif len(self._shown) == TOKEN:
+            self._forget()
+            if not self._door.admit(self._shown, self._sock):
+                self._refuse("its token is not known here")
+
+    def leave(self, why: str) -> None:
+        """Close it."""
+        if self._fd in self._door._strangers:
+            self._forget()
+            self._refuse(why)
+
+    def _forget(self) -> None:
+        del self._door._strangers[self._fd]
+        self._timer.cancel()
+        self._door._poller.unregister(self._fd)
+
+    def _refuse(self, why: str) -> None:
+        self._sock.close()
+        if why:
+            log.warning("refused a data connection from %s: %s", self._where, why)
+
+
+def _listen(host: str) -> socket.socket:
+    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    everywhere = ("::" if family == socket.AF_INET6 else "0.0.0.0", 0)
+    if str(address[0]).startswith(("127.", "::1")) and host not in (address[0], "localhost"):
+        address = everywhere  # a name by which only the host itself means its loopback interface
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        try:
+            sock.bind(address)
+        except OSError:  # the host is known to others by an address that none of its interfaces has
+            sock.bind(everywhere)
+        sock.listen(256)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+_ours: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In a fork: the connections are our parent's, and must end when it does."""
+    for sock in list(_ours):
+        sock.close()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,431 @@
+"""A process of another host, by TCP: the owner's data plane serves its memory on threads of its own.
+
+One-sided in effect: no endpoint and no message loop of the owner takes part, only its interpreter has to run. Each
+piece of a transfer is a request with the buffer's key, and the bytes, which go straight from the memory of one process
+into that of the other (but for encryption). Large transfers are cut into pieces that several connections share.
+Connections are kept for the next transfer; who may have one, and how it comes about, is told in ``meeting``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import select
+import socket
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from monarch_kernel.runtime.transfer import settings
+from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
+from monarch_kernel.runtime.transfer.handle import Handle, Op
+from monarch_kernel.runtime.transfer.meeting import CONNECT, LOOPBACK, Door, dial, host_of
+from monarch_kernel.runtime.transfer.pool import Pool, Share
+from monarch_kernel.runtime.transfer.table import Gone
+from monarch_kernel.runtime.transfer.wire import Sealed, Wire, can_seal, new_secret, recv_memory, send_memory, skip
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.transfer.engine import Engine
+
+log = logging.getLogger(__name__)
+
+#: Connections that share one large transfer.
+STREAMS = int(os.environ.get("MONARCH_KERNEL_RDMA_STREAMS", str(min(4, len(os.sched_getaffinity(0))))))
+#: A transfer of twice this and more is cut into pieces of between this and PIECE_MAX.
+PIECE = 2 << 20
+PIECE_MAX = 16 << 20
+#: A connection that breaks is made anew so many times for one piece: it may have been closed while it was not used.
+ATTEMPTS = 3
+#: How long a thread waits at a connection for the next request, before whoever polls looks after it (seconds).
+LINGER = 0.2
+LINGERERS = 8  # at most so many threads
+#: How long the owner's side waits for a peer that stands still in the middle of a transfer (seconds).
+STALL = 60.0
+#: Connections that were not used for so long are closed (seconds).
+IDLE = 30.0
+
+_REQUEST = struct.Struct("<B7xQQQ")  # what, key, offset, size
+_REPLY = struct.Struct("<B3xI")  # status, length of the error's text
+_READ, _WRITE = 1, 2
+_DONE, _FAILED = 0, 1
+_TEXT_MAX = 4096
+
+
+class Request(msgspec.Struct, array_like=True):
+    """From whoever wants a connection to the owner of a buffer."""
+
+    trusted: bool  # it need not be encrypted
+    host: str  # where the owner shall listen; or, with a port, where the asking process does
+    port: int = 0
+    token: bytes = b""
+
+
+class Answer(msgspec.Struct, array_like=True):
+    """From the owner."""
+
+    secret: bytes  # for an encrypted connection; empty: in the clear
+    port: int = 0  # where it listens; 0: it has connected
+    token: bytes = b""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_request = msgspec.msgpack.Decoder(Request).decode
+_decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+class Tcp:
+    """TCP connections, encrypted unless both sides trust the network."""
+
+    name = "tcp"
+    inline = -1  # it waits for the owner
+    devices = True
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._pool = Pool("monarch-transfer-tcp", 64)
+        self._guard = threading.Lock()
+        self._doors: dict[str, Door] = {}
+        self._wires: set[Wire] = set()  # all that are open
+        self._idle: dict[str, list[tuple[float, Wire]]] = {}  # those to owners, by owner
+        self._parked: set[Wire] = set()  # those from peers, while there is no request
+        self._arrivals: dict[queue.SimpleQueue[socket.socket | None], str] = {}
+        self._lingering = 0
+        self._sweeping = False
+        self._closed = False
+
+    @staticmethod
+    def available() -> bool:
+        return True  # bars() says what is missing
+
+    def bars(self, handle: Handle) -> str:
+        if not settings.trusted() and not can_seal():
+            return (
+                f"encryption needs the package cryptography (on a network that you trust, {settings.TCP}="
+                f"{settings.TRUSTED} or configure(tcp=...) does without)"
+            )
+        here, there = self._engine.node.ref, handle.owner
+        if here.site != there.site:
+            if settings.tcp_fallback() is False and settings.forced() != self.name:
+                return f"turned off by {settings.FALLBACK}=0 or configure(allow_tcp_fallback=False)"
+            if not host_of(there, here) and not host_of(here, there):
+                return "neither its owner's host nor this one has an address to which the other can connect"
+        return ""
+
+    # -- transferring -----------------------------------------------------------------------------
+
+    def move(self, op: Op, deadline: float | None) -> None:
+        size = op.size
+        streams = min(STREAMS, size // PIECE)
+        if streams < 2:
+            self._piece(op, 0, size, deadline)
+            return
+        piece = min(max(-(-size // (2 * streams)), PIECE), PIECE_MAX)
+        piece = -(-piece // 4096) * 4096
+        cuts = [(lo, min(lo + piece, size)) for lo in range(0, size, piece)]
+        share = Share(cuts, lambda lo, hi: self._piece(op, lo, hi, deadline))
+        for _ in range(streams - 1):
+            self._engine.work.run(share.help)
+        share.finish()
+
+    def _piece(self, op: Op, lo: int, hi: int, deadline: float | None) -> None:
+        owner, lost = op.handle.owner.id, ""
+        for _ in range(ATTEMPTS):
+            wire: Wire | None = None
+            try:
+                wire = self._take(owner) or self._connect(op.handle, deadline)
+                wire.deadline = deadline
+                error = self._exchange(wire, op, lo, hi)
+            except BaseException as e:
+                if wire is not None:
+                    self._end(wire)
+                if owner in self._engine.node.deaths:
+                    raise Gone from None
+                if isinstance(e, TimeoutError) and deadline is not None and time.monotonic() >= deadline:
+                    raise RDMATimeoutError(f"{op} did not end in time", owner) from None
+                if isinstance(e, RDMAError) or not isinstance(e, OSError):
+                    raise
+                lost = str(e)
+                self._end_idle(owner)
+                continue
+            self._give_back(owner, wire)
+            if error:
+                raise RDMAError(f"{op} failed: {error}", owner)
+            return
+        raise RDMAError(
+            f"{op} failed: no TCP connection to its owner, or it broke each time ({lost}); a firewall between the two "
+            "hosts would do that: these connections use any free port",
+            owner,
+        )
+
+    def _exchange(self, wire: Wire, op: Op, lo: int, hi: int) -> str:
+        """One request and its answer; the owner's error, if it has one."""
+        kind = _WRITE if op.write else _READ
+        wire.send(_REQUEST.pack(kind, op.handle.key, op.offset + lo, hi - lo), more=op.write)
+        if op.write:
+            send_memory(wire, op.memory, lo, hi - lo)
+        head = bytearray(_REPLY.size)
+        wire.recv_into(memoryview(head))
+        status, length = _REPLY.unpack(head)
+        if status != _DONE:
+            text = bytearray(min(length, _TEXT_MAX))
+            wire.recv_into(memoryview(text))
+            return text.decode("utf-8", "replace")
+        if not op.write:
+            recv_memory(wire, op.memory, lo, hi - lo)
+        return ""
+
+    # -- connections to owners ----------------------------------------------------------------------
+
+    def _take(self, owner: str) -> Wire | None:
+        with self._guard:
+            idle = self._idle.get(owner)
+            return idle.pop()[1] if idle else None
+
+    def _give_back(self, owner: str, wire: Wire) -> None:
+        with self._guard:
+            if wire in self._wires and not self._closed:
+                self._idle.setdefault(owner, []).append((time.monotonic(), wire))
+                if not self._sweeping:
+                    self._sweeping = True
+                    self._engine.node.poller.call_later(IDLE, self._sweep)
+                return
+        self._end(wire)
+
+    def _sweep(self) -> None:
+        """Close what nobody has used for a while."""
+        old: list[Wire] = []
+        with self._guard:
+            before = time.monotonic() - IDLE
+            for owner, idle in list(self._idle.items()):
+                old += [wire for since, wire in idle if since <= before]
+                self._idle[owner] = [entry for entry in idle if entry[0] > before]
+                if not self._idle[owner]:
+                    del self._idle[owner]
+            self._sweeping = bool(self._idle) and not self._closed
+            again = self._sweeping
+        for wire in old:
+            self._end(wire)
+        if again:
+            self._engine.node.poller.call_later(IDLE / 2, self._sweep)
+
+    def _end_idle(self, owner: str) -> None:
+        with self._guard:
+            idle = self._idle.pop(owner, [])
+        for _, wire in idle:
+            self._end(wire)
+
+    def _end(self, wire: Wire) -> None:
+        """Close a connection; by the thread that uses it."""
+        with self._guard:
+            self._wires.discard(wire)
+        wire.close()
+
+    def _wire(self, sock: socket.socket, peer: str, secret: bytes, opener: bool) -> Wire:
+        try:
+            wire = Sealed(sock, peer, secret, opener) if secret else Wire(sock, peer)
+        except BaseException:
+            sock.close()
+            raise
+        with self._guard:
+            if not self._closed and peer not in self._engine.node.deaths:
+                self._wires.add(wire)
+                return wire
+        wire.close()
+        raise ConnectionAbortedError("the other process is gone, or this one ends")
+
+    def _connect(self, handle: Handle, deadline: float | None) -> Wire:
+        node, owner = self._engine.node, handle.owner
+        trusted = settings.trusted()
+        host = host_of(owner, node.ref)
+        if not host:
+            return self._be_called(handle, deadline)
+        request = Request(trusted, host)
+        answer = _decode_answer(self._engine.offer(handle, self.name, _encode(request), deadline))
+        self._check_guard(answer, handle)
+        try:
+            sock = dial((host, answer.port), answer.token, deadline)
+        except OSError as e:
+            raise type(e)(f"connecting to {host}, port {answer.port}: {e}") from None
+        return self._wire(sock, owner.id, answer.secret, opener=True)
+
+    def _be_called(self, handle: Handle, deadline: float | None) -> Wire:
+        """Listen, and have the owner connect."""
+        node, owner = self._engine.node, handle.owner
+        arrival: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
+        door = self._door(host_of(node.ref, owner))
+        token = door.expect(arrival.put)
+        with self._guard:
+            self._arrivals[arrival] = owner.id
+        try:
+            request = Request(settings.trusted(), *door.address, token)
+            answer = _decode_answer(self._engine.offer(handle, self.name, _encode(request), deadline))
+            self._check_guard(answer, handle)
+            sock = arrival.get(timeout=CONNECT)
+        except queue.Empty:
+            raise TimeoutError(f"the owner connected, but nothing arrived within {CONNECT:g} s") from None
+        finally:
+            door.forget(token)
+            with self._guard:
+                del self._arrivals[arrival]
+        if sock is None:
+            raise ConnectionAbortedError("its owner died")
+        return self._wire(sock, owner.id, answer.secret, opener=False)
+
+    def _check_guard(self, answer: Answer, handle: Handle) -> None:
+        if not answer.secret and not settings.trusted():
+            raise Unfit(f"{handle.who} does not encrypt")
+
+    def _door(self, host: str) -> Door:
+        with self._guard:
+            door = self._doors.get(host)
+            if door is None:
+                if self._closed:
+                    raise Unfit("this process ends")
+                door = self._doors[host] = Door(self._engine.node.poller, host)
+            return door
+
+    # -- being the owner ------------------------------------------------------------------------------
+
+    def offer(self, key: int, request: bytes, peer: str) -> bytes:
+        wanted = _decode_request(request)
+        sealed = not (wanted.trusted and settings.trusted())
+        if sealed and not can_seal():
+            raise Unfit("its owner cannot encrypt: it needs the package cryptography")
+        secret = new_secret() if sealed else b""
+        try:
+            if wanted.port:
+                sock = dial((wanted.host, wanted.port), wanted.token, None)
+                self._welcome(sock, peer, secret, opener=True)
+                return _encode(Answer(secret))
+            ref = self._engine.node.ref
+            if wanted.host not in (LOOPBACK, host_of(ref, msgspec.structs.replace(ref, site="\0"))):
+                raise Unfit(f"{wanted.host} is not where its owner can be reached")
+            door = self._door(wanted.host)
+        except OSError as e:
+            where = f"{wanted.host}, port {wanted.port}" if wanted.port else wanted.host
+            verb = "connect to" if wanted.port else "listen at"
+            raise RDMAError(f"its owner cannot {verb} {where}: {e}") from None
+        token = door.expect(lambda sock: self._welcome(sock, peer, secret, opener=False))
+        return _encode(Answer(secret, door.address[1], token))
+
+    def _welcome(self, sock: socket.socket, peer: str, secret: bytes, opener: bool) -> None:
+        try:
+            wire = self._wire(sock, peer, secret, opener)
+        except ConnectionAbortedError:
+            return
+        self._pool.run(lambda: self._serve(wire))
+
+    def _serve(self, wire: Wire) -> None:
+        """Answer requests as long as they come, then leave the connection to whoever polls."""
+        readable = select.poll()
+        readable.register(wire.sock.fileno(), select.POLLIN)
+        wire.patience = STALL
+        try:
+            while self._linger(readable):
+                self._answer(wire)
+        except OSError:
+            self._end(wire)
+        except Exception:
+            log.exception("serving a buffer to %s failed", wire.peer)
+            self._end(wire)
+        else:
+            self._park(wire)
+
+    def _linger(self, readable: select.poll) -> bool:
+        """Wait a moment for a request, unless many threads do that already."""
+        with self._guard:
+            few = self._lingering < LINGERERS
+            self._lingering += few
+        try:
+            return bool(readable.poll(LINGER * 1000 if few else 0))
+        finally:
+            with self._guard:
+                self._lingering -= few
+
+    def _park(self, wire: Wire) -> None:
+        poller, fd = self._engine.node.poller, wire.sock.fileno()
+
+        def wake(_events: int) -> None:
+            with self._guard:
+                if wire not in self._parked:
+                    return
+                self._parked.discard(wire)
+            poller.unregister(fd)
+            self._pool.run(lambda: self._serve(wire))
+
+        with self._guard:
+            if wire in self._wires:
+                self._parked.add(wire)
+                poller.register(fd, wake)
+                return
+        wire.close()
+
+    def _answer(self, wire: Wire) -> None:
+        head = bytearray(_REQUEST.size)
+        wire.recv_into(memoryview(head))
+        kind, key, offset, size = _REQUEST.unpack(head)
+        if kind not in (_READ, _WRITE):
+            raise ConnectionAbortedError("the other side sent what is no request")
+        begun = False
+        try:
+            with self._engine.held(key) as registration:
+                registration.within(offset, size, write=kind == _WRITE)
+                begun = True
+                if kind == _READ:
+                    wire.send(_REPLY.pack(_DONE, 0), more=True)
+                    send_memory(wire, registration.memory, offset, size)
+                else:
+                    recv_memory(wire, registration.memory, offset, size)
+        except RDMAError as e:
+            if begun:
+                raise
+            if kind == _WRITE:
+                skip(wire, size)
+            text = str(e).encode()[:_TEXT_MAX]
+            wire.send(_REPLY.pack(_FAILED, len(text)) + text)
+        else:
+            if kind == _WRITE:
+                wire.send(_REPLY.pack(_DONE, 0))
+
+    # -- ending -----------------------------------------------------------------------------------------
+
+    def dropped(self, key: int) -> None:
+        """Requests look the key up each time."""
+
+    def peer_dead(self, proc: str) -> None:
+        with self._guard:
+            gone = [wire for wire in self._wires if wire.peer == proc]
+            for arrival, owner in self._arrivals.items():
+                if owner == proc:
+                    arrival.put(None)
+        self._cut(gone)
+        self._end_idle(proc)
+
+    def _cut(self, wires: list[Wire]) -> None:
+        for wire in wires:
+            with self._guard:
+                parked = wire in self._parked
+                self._parked.discard(wire)
+            if parked:
+                self._engine.node.poller.unregister(wire.sock.fileno())
+                self._end(wire)
+            else:
+                wire.cut()  # the thread that uses it closes it
+
+    def close(self) -> None:
+        with self._guard:
+            self._closed = True
+            doors, self._doors = list(self._doors.values()), {}
+            wires, self._wires = list(self._wires), set()
+            for arrival in self._arrivals:
+                arrival.put(None)
+            owners = list(self._idle)
+        for door in doors:
+            door.close()
+        self._cut(wires)
+        for owner in owners:
+            self._end_idle(owner)

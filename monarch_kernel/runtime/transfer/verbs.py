@@ -1,0 +1,288 @@
+"""Between hosts with InfiniBand or RoCE cards: the asker's card reads and writes the owner's memory.
+
+The owner's part ends when a queue pair is connected and a buffer registered, once per pair of processes and once per
+buffer; no code runs there for a transfer. ``verbs_card`` has pyverbs and an opened card, ``verbs_paths`` which ports
+reach each other, ``verbs_route`` the queue pairs to one owner, ``verbs_transfer`` and ``verbs_lanes`` how a transfer is
+cut up and driven, ``verbs_memory`` the regions here, and ``verbs_owner`` those of buffers.
+
+Atomics are not here: the owner does them, for all backends alike. A card's own atomics are atomic only among those of
+the same card (``IBV_ATOMIC_HCA``, on nearly every one there is), and not with a processor's, so a word that is reached
+by two ways at once would lose updates.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+import weakref
+import zlib
+from typing import TYPE_CHECKING
+
+from monarch_kernel.runtime.transfer.asking import Obituary
+from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
+from monarch_kernel.runtime.transfer.handle import Handle, Op
+from monarch_kernel.runtime.transfer.memory import Memory
+from monarch_kernel.runtime.transfer.table import Gone
+from monarch_kernel.runtime.transfer.verbs_card import Card, pyverbs
+from monarch_kernel.runtime.transfer.verbs_lanes import Failed
+from monarch_kernel.runtime.transfer.verbs_memory import SMALL, Regions
+from monarch_kernel.runtime.transfer.verbs_owner import Owned
+from monarch_kernel.runtime.transfer.verbs_paths import VARIABLE, Gid, Port, decode_request, encode, found, pair
+from monarch_kernel.runtime.transfer.verbs_route import Route
+from monarch_kernel.runtime.transfer.verbs_transfer import LANES, Transfer
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.transfer.engine import Engine
+
+#: So long it is not tried again what turned out to be impossible (seconds): devices and networks come and go.
+BARRED_FOR = 300.0
+#: How long an error waits for the news that the owner is dead, and the end for transfers under way (seconds).
+CAUSE_WAIT = 1.0
+END_WAIT = 2.0
+
+
+def why_not() -> str:
+    """Why this process can use no RDMA card; empty if it can."""
+    ports = found()
+    if not ports:
+        named = os.environ.get(VARIABLE)
+        return f"no active port of {named} ({VARIABLE})" if named else "no InfiniBand or RoCE card with an active port"
+    try:
+        v = pyverbs()
+    except ImportError as e:
+        return f"pyverbs cannot be imported ({e})"
+    try:
+        v.Context(name=ports[0].device).close()
+    except v.PyverbsError as e:
+        return f"the RDMA device {ports[0].device} cannot be opened ({e})"
+    return ""
+
+
+class Verbs:
+    """RDMA READ and WRITE over reliable connections."""
+
+    name = "ibverbs"
+    inline = SMALL
+    devices = True
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._guard = threading.Lock()
+        self._cards: dict[tuple[str, int], tuple[Card, Regions]] = {}
+        self._routes: dict[tuple[str, str], Route] = {}
+        #: Why a buffer (by key) or all of an owner (by name) cannot be reached in this way, and since when.
+        self._barred: dict[int | str, tuple[str, float]] = {}
+        self._owned = Owned()
+        self._closed = False
+        #: Of the cards for transfers that begin here, by the value of the setting.
+        self._chosen_by: dict[str | None, list[tuple[Card, Regions]]] = {}
+        self._pid = os.getpid()
+        _all.add(self)
+
+    @staticmethod
+    def available() -> bool:
+        return not why_not()
+
+    def bars(self, handle: Handle) -> str:
+        if self._closed:
+            return "it has been shut down"
+        if self._barred:
+            for what in (handle.owner.id, handle.key):
+                why, since = self._barred.get(what, ("", 0.0))
+                if why and time.monotonic() < since + BARRED_FOR:
+                    return why
+        return ""
+
+    # -- transfers that begin here -----------------------------------------------------------------
+
+    def move(self, op: Op, deadline: float | None) -> None:
+        if op.handle.owner.id in self._engine.node.deaths:
+            raise Gone
+        if not self._engine.work.runs_here() and not self._ready(op.handle):
+            raise Unfit("the owner has to be asked first, which the calling thread must not wait for")
+        routes = [self._route(op.handle, card, regions) for card, regions in self._chosen()]
+        try:
+            Transfer(op, deadline, routes, lambda: self._closed, self._within_own).run()
+        except Unfit as e:
+            self._bar(op.handle, str(e), any(route.works for route in routes))
+            raise
+        except Failed as e:
+            why = self._explained(op, e.status, routes, deadline)
+            if type(why) is Unfit:
+                self._bar(op.handle, str(why), reached=False)
+            raise why from None
+
+    def _ready(self, handle: Handle) -> bool:
+        known = self._chosen_by.get(os.environ.get(VARIABLE))
+        route = self._routes.get((handle.owner.id, known[0][0].name)) if known else None
+        return route is not None and route.ready(handle.key)
+
+    def _within_own(self, memory: Memory) -> int:
+        """The registration of this process's own that memory is within, 0 if it is in none (or it would take long)."""
+        registered = self._engine._registered.copy()
+        if len(registered) > 256:
+            return 0
+        low, high = memory.layout.span()
+        for key, registration in registered.items():
+            first, last = registration.memory.layout.span()
+            if first <= low and high <= last and registration.dropped is None:
+                return key
+        return 0
+
+    def _bar(self, handle: Handle, why: str, reached: bool) -> None:
+        if len(self._barred) > 4096:
+            self._barred.clear()
+        self._barred[handle.key if reached else handle.owner.id] = why, time.monotonic()
+
+    def _route(self, handle: Handle, card: Card, regions: Regions) -> Route:
+        owner = handle.owner.id
+        with self._guard:
+            route = self._routes.get((owner, card.name))
+            if route is None or route.dead:
+
+                def offer(handle: Handle, request: bytes, deadline: float | None) -> bytes:
+                    return self._engine.offer(handle, self.name, request, deadline)
+
+                route = self._routes[owner, card.name] = Route(card, regions, offer, LANES)
+            if owner in self._engine.node.deaths:
+                route.dead = True
+            return route
+
+    def _explained(self, op: Op, status: int, routes: list[Route], deadline: float | None) -> Exception:
+        """What a work request's failure means."""
+        e, handle, owner = pyverbs().e, op.handle, op.handle.owner.id
+        for route in routes:
+            route.forget(handle.key)
+        if status in (e.IBV_WC_RETRY_EXC_ERR, e.IBV_WC_RNR_RETRY_EXC_ERR):
+            if self._is_dead(handle):
+                return Gone()
+            if not any(route.proven for route in routes):
+                names = ", ".join(route.card.name for route in routes)
+                return Unfit(f"the owner's card does not answer {names}: nothing of RDMA gets from one to the other")
+            return RDMAError(f"{op} failed: the owner's card does not answer any more", owner)
+        if status in (e.IBV_WC_REM_ACCESS_ERR, e.IBV_WC_REM_INV_REQ_ERR, e.IBV_WC_REM_OP_ERR):
+            if self._engine.node.poller.in_leader():
+                return self._engine.dropped(op)  # what it nearly always is; the owner cannot be asked here
+            try:
+                routes[0].ask(handle, 0, min(deadline or float("inf"), time.monotonic() + CAUSE_WAIT))
+            except RDMATimeoutError:
+                pass
+            except RDMAError:
+                return Gone() if owner in self._engine.node.deaths else self._engine.dropped(op)
+            return RDMAError(f"{op} failed: the owner's card refused it (work completion status {status})", owner)
+        why = "took no more work requests" if status < 0 else f"could not do it (work completion status {status})"
+        return RDMAError(f"{op} failed: the card {why}", owner)
+
+    def _is_dead(self, handle: Handle) -> bool:
+        deaths = self._engine.node.deaths
+        if handle.owner.id not in deaths and not self._engine.node.poller.in_leader():
+            obituary = Obituary(self._engine.node, handle.owner)
+            try:
+                obituary.get(CAUSE_WAIT)
+            except TimeoutError:
+                pass
+            finally:
+                obituary.end()
+        return handle.owner.id in deaths
+
+    # -- the owner's part --------------------------------------------------------------------------
+
+    def offer(self, key: int, request: bytes, peer: str) -> bytes:
+        asked = decode_request(request)
+        path = self._facing(asked.port)
+        with self._engine.held(key) as registration:
+            return encode(self._owned.answer(key, registration.memory, asked, peer, path))
+
+    def dropped(self, key: int) -> None:
+        """A registration of this process is let go: from here on no card may touch it."""
+        if os.getpid() != self._pid:
+            return
+        self._owned.dropped(key)
+        for _, regions in self._cards.copy().values():
+            regions.dropped(key)
+
+    def peer_dead(self, proc: str) -> None:
+        if os.getpid() != self._pid:
+            return
+        with self._guard:
+            routes = [self._routes.pop(key) for key in list(self._routes) if key[0] == proc]
+            self._barred.pop(proc, None)
+        for route in routes:
+            route.dead = True  # what is under way looks at this
+
+        def tidy() -> None:
+            for route in routes:
+                route.end()
+            self._owned.peer_dead(proc)
+
+        self._engine.serve.run(tidy)
+
+    def close(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        with self._guard:
+            self._closed = True
+            routes, self._routes = list(self._routes.values()), {}
+        end = time.monotonic() + END_WAIT
+        for route in routes:
+            route.end()
+        for route in routes:
+            if not route.wait_ended(max(0.0, end - time.monotonic())):
+                return  # a thread still has a queue pair, and would find it gone: the end of the process will do
+        for card, _ in self._cards.values():
+            card.close()
+
+    # -- cards -------------------------------------------------------------------------------------
+
+    def _card(self, device: str, number: int) -> tuple[Card, Regions]:
+        with self._guard:
+            if self._closed:
+                raise Unfit("it has been shut down")
+            known = self._cards.get((device, number))
+            if known is None:
+                port = next((p for p in found() if (p.device, p.number) == (device, number)), None)
+                if port is None:
+                    raise Unfit(f"port {number} of {device} is not active any more")
+                card = Card(port)
+                known = self._cards[device, number] = card, Regions(card)
+            return known
+
+    def _chosen(self) -> list[tuple[Card, Regions]]:
+        """The cards for transfers that begin here: those that were named, or one of the fastest."""
+        named = os.environ.get(VARIABLE)
+        known = self._chosen_by.get(named)
+        if known is not None:
+            return known
+        ports = found()
+        if not ports:
+            raise Unfit(why_not())
+        if not named:
+            best = [p for p in ports if (p.rate, p.ethernet) == (ports[0].rate, ports[0].ethernet)]
+            # The processes of a host are spread over its cards.
+            ports = [best[zlib.crc32(self._engine.node.id.encode()) % len(best)]]
+        known = self._chosen_by[named] = [self._card(p.device, p.number) for p in ports]
+        return known
+
+    def _facing(self, theirs: Port) -> tuple[Card, Gid, Gid]:
+        """The card and the addresses for a peer with this port: of the same name if possible, as hosts are alike."""
+        ports = sorted(found(), key=lambda p: (p.device, p.number) != (theirs.device, theirs.number))
+        for port in ports:
+            card, _ = self._card(port.device, port.number)
+            gids = pair(card.port, theirs)
+            if gids is not None:
+                return card, *gids
+        raise Unfit(f"no RDMA device of {self._engine.node.id} reaches {theirs.device} of the asking process")
+
+
+_all: weakref.WeakSet[Verbs] = weakref.WeakSet()
+
+
+def _keep_for_ever() -> None:
+    """In a fork: its copies of our objects must never be collected, as that would destroy what the parent uses."""
+    for verbs in _all:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(verbs))
+
+
+os.register_at_fork(after_in_child=_keep_for_ever)

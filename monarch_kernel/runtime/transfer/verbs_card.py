@@ -1,0 +1,256 @@
+"""pyverbs, and an opened card: its protection domain, its memory regions, its queue pairs.
+
+pyverbs is Cython over libibverbs and never releases the GIL, so nothing here may wait inside it. It is imported when
+a card with an active port is there, and not before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+from monarch_kernel.runtime.transfer.errors import Unfit
+from monarch_kernel.runtime.transfer.verbs_paths import GID_INDEX, End, Found, Gid, Port, network
+
+#: Work requests that a queue pair holds.
+DEPTH = 64
+#: 4.096 us * 2**14 = 67 ms until a packet is sent again, and how often. 7 would be for ever on some cards.
+ACK_TIMEOUT, RETRIES = 14, 6
+#: How many address table entries are asked for.
+_GIDS = 1024
+#: Memory of at least this size is faulted in before it is registered, as pinning it holds the GIL.
+_POPULATE = 1 << 20
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
+
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@cache
+def pyverbs() -> Any:
+    """pyverbs's classes and enums, by name.
+
+    Raises:
+        ImportError: it is not installed, or does not fit the libibverbs that is.
+    """
+    root = logging.getLogger()
+    quiet = logging.NullHandler()
+    root.addHandler(quiet)  # importing pyverbs calls logging.basicConfig, which now does nothing
+    try:
+        names: dict[str, Any] = {}
+        for module, wanted in {
+            "addr": ("GID", "AHAttr", "GlobalRoute"),
+            "cq": ("CQ",),
+            "device": ("Context",),
+            "mr": ("MR", "DmaBufMR"),
+            "pd": ("PD",),
+            "pyverbs_error": ("PyverbsError", "PyverbsRDMAError"),
+            "qp": ("QP", "QPAttr", "QPCap", "QPInitAttr"),
+            "wr": ("SGE", "SendWR"),
+        }.items():
+            loaded = importlib.import_module(f"pyverbs.{module}")
+            names.update({name: getattr(loaded, name) for name in wanted})
+        try:
+            names["e"] = importlib.import_module("pyverbs.libibverbs_enums")  # since 57
+        except ImportError:
+            names["e"] = importlib.import_module("pyverbs.enums")
+        return SimpleNamespace(**names)
+    finally:
+        root.removeHandler(quiet)
+
+
+class Card:
+    """One port of a card, opened.
+
+    Every pyverbs object lives in ``_open`` until it is closed: a fork of this process can then keep all of them from
+    being destroyed there, which would destroy ours. They are made, used and closed under a lock, as they crash when
+    they are closed twice, or used afterwards.
+
+    Raises:
+        Unfit: it cannot be opened; says why.
+    """
+
+    def __init__(self, found: Found) -> None:
+        v = pyverbs()
+        self._v = v
+        self.name = f"{found.device}:{found.number}"
+        self._open: dict[Any, None] = {}  # in the order in which they were made
+        # A weak reference may call back, and end a region, in the middle of all this.
+        self._guard = threading.RLock()
+        self._closed = False
+        try:
+            self.context = self._own(v.Context(name=found.device))
+            port = self.context.query_port(found.number)
+            device = self.context.query_device()
+            table = self.context.query_gid_table(_GIDS)
+            self._pd = self._own(v.PD(self.context))
+            self._idle_cq = self._own(v.CQ(self.context, 16, None, None, 0))
+        except v.PyverbsError as e:
+            raise Unfit(f"the RDMA device {found.device} cannot be used ({e})") from None
+        only = os.environ.get(GID_INDEX)
+        gids = tuple(
+            Gid(g.gid_index, g.gid_str(), int(g.gid_type))
+            for g in table
+            if g.port_num == found.number and only in (None, "", str(g.gid_index))
+        )
+        self.port = Port(
+            found.device,
+            found.number,
+            found.ethernet,
+            found.lid,
+            gids,
+            int(port.active_mtu),
+            device.max_qp_rd_atom,
+            device.max_qp_init_rd_atom,
+            network(),
+        )
+        self.largest: int = port.max_msg_sz
+        self.depth: int = min(DEPTH, device.max_qp_wr)
+
+    def _own(self, thing: Any) -> Any:
+        self._open[thing] = None
+        return thing
+
+    @contextmanager
+    def _using(self) -> Generator[Any, None, None]:
+        """pyverbs, for one use of the card."""
+        with self._guard:
+            if self._closed:
+                raise Unfit(f"{self.name} has been given back: this process shuts its runtime down")
+            yield self._v
+
+    def end(self, thing: Any, *, wait: bool = True) -> bool:
+        """Close a region, a queue pair or a completion queue, if it is not closed already.
+
+        Args:
+            wait: for another thread that uses the card right now; if not, False is given and nothing done.
+        """
+        if not self._guard.acquire(blocking=wait):
+            return False
+        try:
+            if thing in self._open:
+                del self._open[thing]
+                thing.close()
+        finally:
+            self._guard.release()
+        return True
+
+    def close(self) -> None:
+        """Give the card back, and all that was made on it."""
+        with self._guard:
+            self._closed = True
+            for thing in reversed(list(self._open)):
+                self.end(thing)
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def register(self, address: int, length: int, *, remote: bool, writable: bool, populate: bool = True) -> Any:
+        """Make memory known to the card.
+
+        Args:
+            remote: for peers to reach, else for transfers that begin here.
+            writable: whether the card may write to it.
+            populate: it is the CPU's, and can be faulted in.
+
+        Raises:
+            Unfit: it cannot be; says why.
+        """
+        if populate and length >= _POPULATE:
+            start = address // _PAGE * _PAGE
+            _madvise(start, address + length - start, _MADV_POPULATE_WRITE if writable else _MADV_POPULATE_READ)
+        with self._using() as v:
+            try:
+                return self._own(v.MR(self._pd, length, self._access(remote, writable), address=address))
+            except v.PyverbsError as error:
+                raise Unfit(
+                    f"{length} bytes of memory cannot be registered with {self.name} ({error}); often the limit of "
+                    "locked memory (ulimit -l) is too low"
+                ) from None
+
+    def register_dmabuf(self, fd: int, offset: int, length: int, *, remote: bool, writable: bool) -> Any:
+        """The same for memory of another device, which a dma-buf stands for; the card knows it by its offset."""
+        with self._using() as v:
+            try:
+                return self._own(v.DmaBufMR(self._pd, length, self._access(remote, writable), dmabuf=fd, offset=offset))
+            except v.PyverbsError as error:
+                raise Unfit(f"{length} bytes of GPU memory cannot be registered with {self.name} ({error})") from None
+
+    def _access(self, remote: bool, writable: bool) -> int:
+        e = self._v.e
+        access = e.IBV_ACCESS_REMOTE_READ if remote else 0
+        if writable:
+            access |= e.IBV_ACCESS_LOCAL_WRITE | (e.IBV_ACCESS_REMOTE_WRITE if remote else 0)
+        return access
+
+    # -- queue pairs -------------------------------------------------------------------------------
+
+    def completion_queue(self) -> Any:
+        """For one queue pair's work requests."""
+        with self._using() as v:
+            return self._own(v.CQ(self.context, self.depth + 1, None, None, 0))
+
+    def queue_pair(self, queue: Any = None) -> tuple[Any, End]:
+        """A queue pair to connect; without a queue, one that only answers its peer.
+
+        Raises:
+            Unfit: the card gives none.
+        """
+        v, e = self._v, self._v.e
+        cap = v.QPCap(max_send_wr=self.depth if queue else 1, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
+        cq = queue or self._idle_cq
+        init = v.QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=cap, sq_sig_all=0)
+        attr = v.QPAttr(port_num=self.port.number)
+        attr.qp_access_flags = 0 if queue else e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_WRITE
+        with self._using():
+            try:
+                pair = self._own(v.QP(self._pd, init, attr))
+            except v.PyverbsError as error:
+                raise Unfit(f"{self.name} gives no queue pair ({error})") from None
+            return pair, End(pair.qp_num, secrets.randbits(24))
+
+    def connect(self, pair: Any, mine: End, here: Gid, theirs: End, there: Gid, port: Port, *, asks: bool) -> None:
+        """Connect a queue pair to one of a peer's; ``asks``: this side begins transfers.
+
+        Raises:
+            Unfit: the two cannot reach each other.
+        """
+        v = self._v
+        attr = v.QPAttr(port_num=self.port.number)
+        attr.qp_access_flags = 0 if asks else v.e.IBV_ACCESS_REMOTE_READ | v.e.IBV_ACCESS_REMOTE_WRITE
+        attr.path_mtu = min(self.port.mtu, port.mtu)
+        attr.dest_qp_num = theirs.number
+        attr.rq_psn = theirs.psn
+        attr.max_dest_rd_atomic = 1 if asks else min(self.port.reads_in, port.reads_out)
+        attr.min_rnr_timer = 12
+        if self.port.ethernet:
+            route = v.GlobalRoute(dgid=v.GID(there.value), sgid_index=here.index, hop_limit=64)
+            attr.ah_attr = v.AHAttr(gr=route, is_global=1, port_num=self.port.number)
+        else:
+            attr.ah_attr = v.AHAttr(dlid=port.lid, is_global=0, port_num=self.port.number)
+        attr.sq_psn = mine.psn
+        attr.max_rd_atomic = min(self.port.reads_out, port.reads_in) if asks else 1
+        attr.timeout = ACK_TIMEOUT
+        attr.retry_cnt = RETRIES
+        attr.rnr_retry = RETRIES
+        with self._using():
+            if pair not in self._open:
+                raise Unfit("the queue pair was closed meanwhile")
+            try:
+                if asks:
+                    pair.to_rts(attr)
+                else:
+                    pair.to_rtr(attr)
+            except v.PyverbsError as error:
+                raise Unfit(
+                    f"{self.name} ({here.value}) cannot be connected to {port.device} ({there.value}): {error}"
+                ) from None

@@ -1,0 +1,70 @@
+"""GPU memory for RDMA cards: through a dma-buf of the CUDA driver, or by its address where nvidia-peermem is loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from typing import Any
+
+from monarch_kernel.runtime.transfer.errors import Unfit
+from monarch_kernel.runtime.transfer.memory import Memory
+from monarch_kernel.runtime.transfer.verbs_card import Card
+
+_DMA_BUF_FD = 1  # CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+_SYNC_MEMOPS = 6  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def register(card: Card, memory: Memory, *, remote: bool, writable: bool) -> tuple[Any, int]:
+    """Make memory known to a card, of whichever device it is.
+
+    Args:
+        remote, writable: as in ``Card.register``.
+
+    Returns:
+        The region, and what to add to an address to get the one that the card knows.
+
+    Raises:
+        Unfit: it cannot be; says why.
+    """
+    low, high = memory.layout.span()
+    if not memory.device:
+        return card.register(low, high - low, remote=remote, writable=writable), 0
+    if memory.ready is not None:
+        memory.ready.synchronize()  # which also makes the device's context this thread's
+    start = low // _PAGE * _PAGE
+    fd = _exported(start, -(-high // _PAGE) * _PAGE - start)
+    if fd is None:
+        return card.register(low, high - low, remote=remote, writable=writable, populate=False), 0
+    try:
+        # The card knows the memory by its offset in the dma-buf.
+        return card.register_dmabuf(fd, low - start, high - low, remote=remote, writable=writable), -start
+    finally:
+        os.close(fd)  # the region holds on to what it stands for
+
+
+@cache
+def _cuda() -> Any:
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+        cuda.cuMemGetHandleForAddressRange.argtypes = (
+            ctypes.POINTER(ctypes.c_int),
+            ctypes.c_uint64,
+            ctypes.c_size_t,
+            ctypes.c_int,
+            ctypes.c_ulonglong,
+        )
+        cuda.cuPointerSetAttribute.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
+    except (OSError, AttributeError) as e:
+        raise Unfit(f"the CUDA driver cannot share GPU memory with other devices ({e})") from None
+    return cuda
+
+
+def _exported(start: int, size: int) -> int | None:
+    """A dma-buf of device memory; None if the driver gives none."""
+    cuda, fd, yes = _cuda(), ctypes.c_int(-1), ctypes.c_uint(1)
+    # Copies by the GPU are then done when they say so, also for cards that read the memory afterwards.
+    cuda.cuPointerSetAttribute(ctypes.byref(yes), _SYNC_MEMOPS, start)
+    error = cuda.cuMemGetHandleForAddressRange(ctypes.byref(fd), start, size, _DMA_BUF_FD, 0)
+    return None if error else fd.value

@@ -1,0 +1,179 @@
+"""Queue pairs, and how a transfer is cut into work requests and driven through several of them at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from monarch_kernel.runtime.transfer.memory import Layout
+from monarch_kernel.runtime.transfer.verbs_card import Card, pyverbs
+
+#: (address here, address there, length)
+Work = tuple[int, int, int]
+
+#: Work requests that are handed over at once; the last one of them reports.
+BATCH = 16
+#: Most bytes under way on one queue pair.
+WINDOW = 32 << 20
+#: So long a finished work request is looked for without pausing (seconds), and the longest pause between two looks.
+SPIN, PAUSE = 50e-6, 1e-3
+
+
+class Failed(Exception):
+    """The card could not do a work request, and its queue pair is of no use any more.
+
+    Attributes:
+        status: ``IBV_WC_*``.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """How a card knows the memory here, and the owner's card the memory there."""
+
+    lkey: int
+    rkey: int
+    here: int = 0  # to add to an address
+    there: int = 0
+
+
+class Lane:
+    """A queue pair that begins transfers, used by one of them at a time."""
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        v = pyverbs()
+        self._v = v
+        self._signaled, self._success = int(v.e.IBV_SEND_SIGNALED), int(v.e.IBV_WC_SUCCESS)
+        self._flushed = int(v.e.IBV_WC_WR_FLUSH_ERR)
+        self.queue = card.completion_queue()
+        try:
+            self.pair, self.end = card.queue_pair(self.queue)
+        except BaseException:
+            card.end(self.queue)
+            raise
+        self._posted = self._done = 0
+        self._sent: list[tuple[int, int]] = []  # (number of a batch's last request, its bytes)
+        self._bytes = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return self._done == self._posted
+
+    def close(self) -> None:
+        """End it; what is under way ends with it, and touches no memory afterwards."""
+        self.card.end(self.pair)
+        self.card.end(self.queue)
+
+    def room(self) -> int:
+        """How many work requests it takes now."""
+        return 0 if self._bytes >= WINDOW else self.card.depth - (self._posted - self._done)
+
+    def post(self, works: list[Work], opcode: int, keys: Keys) -> None:
+        """Hand work requests to the card."""
+        v = self._v
+        self._posted += len(works)
+        number, flags = self._posted, self._signaled
+        after: Any = None
+        made: list[Any] = []
+        for here, there, length in reversed(works):
+            piece = v.SGE(here + keys.here, length, keys.lkey)
+            after = v.SendWR(number, opcode, 1, 0, [piece], flags, after)
+            after.set_wr_rdma(keys.rkey, there + keys.there)
+            made += piece, after
+            flags = 0
+        try:
+            self.pair.post_send(after)
+        except v.PyverbsError:
+            raise Failed(-1) from None
+        finally:
+            for thing in made:
+                thing.close()  # these two free nothing when they are collected
+        size = sum(length for _, _, length in works)
+        self._sent.append((number, size))
+        self._bytes += size
+
+    def poll(self) -> bool:
+        """Whether some have been done since the last call.
+
+        Raises:
+            Failed: one was not.
+        """
+        count, reports = self.queue.poll(BATCH)
+        for report in reports:
+            if report.status != self._success:
+                raise Failed(int(report.status))
+            self._done = report.wr_id
+        while self._sent and self._sent[0][0] <= self._done:
+            self._bytes -= self._sent.pop(0)[1]
+        return count > 0
+
+
+def works(mine: Layout, at: int, theirs: Layout, there: int, size: int, most: int) -> Iterator[Work]:
+    """A transfer as work requests of at most ``most`` bytes, each in one piece here and there."""
+    here, remote = mine.runs(at, at + size), theirs.runs(there, there + size)
+    a = b = (0, 0)
+    while size:
+        if not a[1]:
+            a = next(here)
+        if not b[1]:
+            b = next(remote)
+        some = min(a[1], b[1], most)
+        yield a[0], b[0], some
+        a, b = (a[0] + some, a[1] - some), (b[0] + some, b[1] - some)
+        size -= some
+
+
+def drive(lanes: list[tuple[Lane, Keys]], todo: Iterator[Work], write: bool, check: Callable[[], None]) -> None:
+    """Do all the work, on whichever lane has room.
+
+    Args:
+        check: called again and again; raises when it has to end.
+
+    Raises:
+        Failed: see there.
+    """
+    e = pyverbs().e
+    opcode = int(e.IBV_WR_RDMA_WRITE if write else e.IBV_WR_RDMA_READ)
+    more = True
+    quiet = time.monotonic()
+    while True:
+        check()
+        moved = False
+        for lane, keys in lanes:
+            if more and (room := lane.room()):
+                batch = _batch(todo, min(room, BATCH))
+                more = bool(batch)
+                if batch:
+                    lane.post(batch, opcode, keys)
+                    moved = True
+            if not lane.idle and lane.poll():
+                moved = True
+        if not more and all(lane.idle for lane, _ in lanes):
+            return
+        now = time.monotonic()
+        if moved:
+            quiet = now
+        elif now - quiet > SPIN:
+            # In proportion to the wait so far, so that a long one costs little and a short one stays short.
+            time.sleep(min((now - quiet) / 4, PAUSE))
+
+
+def _batch(todo: Iterator[Work], room: int) -> list[Work]:
+    """Some of what is left: many small pieces, or one large one."""
+    batch: list[Work] = []
+    size = 0
+    for work in islice(todo, room):
+        batch.append(work)
+        size += work[2]
+        if size >= 1 << 18:
+            break
+    return batch

@@ -1,0 +1,206 @@
+"""Memory of this process as a card knows it: regions kept for the next transfer, and memory to go through.
+
+Registering memory pins every page of it, which may cost more than the transfer itself, so regions are kept. But a
+region stands for physical pages: were the memory freed and its addresses used again, a kept region would quietly read
+and write pages that are nobody's any more. So a region is kept only while it is certain to be about the same pages:
+
+* An array that owns its data: a weak reference to it ends the region just before the data is freed. (NumPy refuses to
+  resize an array in place while there are weak references to it.)
+* Memory that this process has registered as an ``RDMABuffer``: until that is dropped. Its owner has promised as much
+  to everybody.
+
+Everything else is registered for one transfer: what a ``bytearray``, an ``mmap`` or a foreign library does with its
+memory cannot be seen, and a tensor's storage may be resized in place, to the same address and other pages, which
+leaves no trace. Nothing is kept alive for the cache's sake.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from monarch_kernel.runtime.transfer.memory import Layout, Memory
+from monarch_kernel.runtime.transfer.verbs_card import Card
+from monarch_kernel.runtime.transfer.verbs_gpu import register
+
+#: At most so many regions are kept per card, of at most so many bytes together.
+REGIONS = int(os.environ.get("MONARCH_KERNEL_RDMA_REGIONS", "64"))
+BYTES = int(os.environ.get("MONARCH_KERNEL_RDMA_REGION_BYTES", str(16 << 30)))
+#: Transfers of at most so many bytes, and pieces of scattered ones, go through memory that is registered for good.
+SMALL = 64 << 10
+STAGE = 2 << 20
+
+
+#: Whose memory (an object's id, or the key of a registration), and from where to where.
+Key = tuple[int, int, int]
+
+
+class Region:
+    """Registered memory of this process."""
+
+    __slots__ = ("_card", "_handle", "lkey", "shift", "size", "users", "watch", "writable")
+
+    def __init__(self, card: Card, memory: Memory, writable: bool) -> None:
+        low, high = memory.layout.span()
+        self._card = card
+        self.size = high - low
+        self.writable = writable
+        #: ``shift`` is added to an address to get the one that the card knows.
+        self._handle, self.shift = register(card, memory, remote=False, writable=writable)
+        self.lkey: int = self._handle.lkey
+        self.watch: Any = None  # the weak reference that ends it
+        self.users = 1
+
+    def close(self, *, wait: bool = True) -> bool:
+        """Have the card forget it; ``wait`` as in ``Card.end``."""
+        return self._card.end(self._handle, wait=wait)
+
+
+class Regions:
+    """What this process has registered on one card for transfers that begin here."""
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        # Weak references call back in the middle of anything: this is changed and copied by single operations only.
+        self._kept: dict[Key, Region] = {}
+        self._left: list[Region] = []  # to close: their memory is gone, and the card was in use
+        self._guard = threading.Lock()
+        self._rooms: list[Room] = []
+        self._pid = os.getpid()
+        #: How often a region was there already, and how often not.
+        self.hits = self.misses = 0
+
+    @contextmanager
+    def lent(self, memory: Memory, writing: bool, buffer: int) -> Generator[Region, None, None]:
+        """A region for one transfer.
+
+        Args:
+            writing: the card writes to it.
+            buffer: the registration of this process's own that it is within; 0 for none.
+
+        Raises:
+            Unfit: it cannot be registered.
+        """
+        left, self._left = self._left, []
+        for region in left:
+            region.close()
+        root = owner_of(memory)
+        key = (buffer or id(root), *memory.layout.span())
+        keep = bool(buffer) or root is not None
+        region = self._find(key, writing) if keep else None
+        if region is None:
+            self.misses += 1
+            region = Region(self._card, memory, writing or (keep and not memory.why_readonly))
+            if keep:
+                if not buffer:
+                    region.watch = weakref.ref(root, lambda _: self._lost(key))
+                self._kept[key] = region
+                self._trim()
+        try:
+            yield region
+        finally:
+            with self._guard:
+                region.users -= 1
+                last = not region.users and self._kept.get(key) is not region
+            if last:
+                region.close()
+
+    def _find(self, key: Key, writing: bool) -> Region | None:
+        with self._guard:
+            region = self._kept.get(key)
+            if region is None or (writing and not region.writable):
+                return None
+            region.users += 1
+            self.hits += 1
+            self._kept[key] = self._kept.pop(key, region)  # those used last come last
+            return region
+
+    def _lost(self, key: Key) -> None:
+        """The memory is about to be freed, so nobody uses it. Called in the middle of anything: waits for nothing."""
+        region = self._kept.pop(key, None)
+        if region is not None and os.getpid() == self._pid and not region.close(wait=False):
+            self._left.append(region)  # never found again, so it may as well be closed later
+
+    def dropped(self, buffer: int) -> None:
+        """A registration of this process's own ends."""
+        for key in [key for key in self._kept.copy() if key[0] == buffer]:
+            self._end(key)
+
+    def _end(self, key: Key) -> None:
+        """Keep a region no longer; whoever uses it closes it."""
+        with self._guard:
+            region = self._kept.pop(key, None)
+            unused = region is not None and not region.users
+        if region is not None and unused:
+            region.close()
+
+    def _trim(self) -> None:
+        kept = self._kept.copy()
+        total = sum(region.size for region in kept.values())
+        left = len(kept)
+        for key, region in kept.items():
+            if left <= REGIONS and total <= BYTES:
+                return
+            left -= 1
+            total -= region.size
+            self._end(key)
+
+    @contextmanager
+    def room(self, size: int) -> Generator[Room, None, None]:
+        """Contiguous memory to go through, of at least so many bytes.
+
+        Raises:
+            Unfit: it cannot be registered.
+        """
+        if size > STAGE:
+            room = Room(self._card, size)
+            try:
+                yield room
+            finally:
+                room.close()
+            return
+        with self._guard:
+            room = self._rooms.pop() if self._rooms else None
+        room = room or Room(self._card, STAGE)
+        try:
+            yield room
+        finally:
+            with self._guard:
+                self._rooms.append(room)
+
+
+class Room:
+    """Memory of our own, registered."""
+
+    def __init__(self, card: Card, size: int) -> None:
+        self._card = card
+        self._memory = mmap.mmap(-1, size)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._handle: Any = card.register(self.address, size, remote=False, writable=True)
+        self.lkey: int = self._handle.lkey
+
+    def layout(self, size: int) -> Layout:
+        """Its first bytes."""
+        return Layout(self.address, (), size)
+
+    def close(self) -> None:
+        """Give it back."""
+        self._card.end(self._handle)
+
+
+def owner_of(memory: Memory) -> Any:
+    """The array that owns the memory, and with whose end it is freed; None if that cannot be seen."""
+    numpy = sys.modules.get("numpy")
+    root: Any = memory.keep
+    if numpy is None or not isinstance(root, numpy.ndarray):
+        return None
+    while isinstance(root.base, numpy.ndarray):
+        root = root.base
+    return root if root.flags.owndata else None

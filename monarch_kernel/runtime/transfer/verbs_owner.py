@@ -1,0 +1,77 @@
+"""The owner's part: queue pairs that answer peers' cards, and buffers registered for them. Cards do the rest."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from monarch_kernel.runtime.transfer.errors import RDMAError
+from monarch_kernel.runtime.transfer.memory import Memory
+from monarch_kernel.runtime.transfer.verbs_card import Card
+from monarch_kernel.runtime.transfer.verbs_gpu import register
+from monarch_kernel.runtime.transfer.verbs_paths import Answer, End, Gid, Request
+
+
+class Owned:
+    """What this process has prepared for others."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        #: peer -> (its card's port, its number of the queue pair) -> ours, and the card it is on
+        self._pairs: dict[str, dict[tuple[str, int], tuple[Card, Any]]] = {}
+        #: buffer -> card -> its region there, and what to add to an address
+        self._regions: dict[int, dict[str, tuple[Card, Any, int]]] = {}
+        self._dead: set[str] = set()
+
+    def answer(self, key: int, memory: Memory, request: Request, peer: str, path: tuple[Card, Gid, Gid]) -> Answer:
+        """Register a buffer and connect a peer's queue pairs.
+
+        Raises:
+            Unfit: it is not possible.
+            RDMAError: the peer is dead.
+        """
+        card, here, there = path
+        region, shift = self._region(key, memory, card)
+        asker = f"{request.port.device}:{request.port.number}"
+        self._end(peer, [(asker, number) for number in request.gone])
+        ends: list[End] = []
+        for theirs in request.ends:
+            pair, mine = card.queue_pair()
+            with self._guard:
+                self._pairs.setdefault(peer, {})[asker, theirs.number] = card, pair
+            card.connect(pair, mine, here, theirs, there, request.port, asks=False)
+            ends.append(mine)
+        if peer in self._dead:
+            self.peer_dead(peer)
+            raise RDMAError(f"{peer} is dead")
+        return Answer(card.port, here, there, tuple(ends), region.rkey, shift)
+
+    def _region(self, key: int, memory: Memory, card: Card) -> tuple[Any, int]:
+        with self._guard:
+            known = self._regions.setdefault(key, {})
+            if card.name not in known:
+                known[card.name] = card, *register(card, memory, remote=True, writable=not memory.why_readonly)
+            _, region, shift = known[card.name]
+            return region, shift
+
+    def _end(self, peer: str, which: list[tuple[str, int]]) -> None:
+        with self._guard:
+            pairs = self._pairs.get(peer, {})
+            ended = [pairs.pop(number) for number in which if number in pairs]
+        for card, pair in ended:
+            card.end(pair)
+
+    def dropped(self, key: int) -> None:
+        """No peer's card may reach the buffer any more: those that are about to get an error."""
+        with self._guard:
+            regions = self._regions.pop(key, {})
+        for card, region, _ in regions.values():
+            card.end(region)
+
+    def peer_dead(self, peer: str) -> None:
+        """End its queue pairs."""
+        with self._guard:
+            self._dead.add(peer)
+            pairs = self._pairs.pop(peer, {})
+        for card, pair in pairs.values():
+            card.end(pair)

@@ -1,0 +1,168 @@
+"""Which port of one process's cards reaches which port of another's, and what the two tell each other to connect."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterable
+
+import msgspec
+
+#: Which cards to use: names as ``ibv_devices`` lists them, with commas; ``name:2`` for another port than the first
+#: active one. Several: each large transfer is spread over them.
+VARIABLE = "MONARCH_KERNEL_RDMA_DEVICE"
+#: Which of a port's addresses to use (RoCE); all if it is not set. The same on all hosts.
+GID_INDEX = "MONARCH_KERNEL_RDMA_GID_INDEX"
+CLASS = "/sys/class/infiniband"
+LOOPBACK = 1
+
+
+class Gid(msgspec.Struct, array_like=True, frozen=True):
+    """One of a port's addresses."""
+
+    index: int
+    value: str  # as an IPv6 address
+    kind: int  # IBV_GID_TYPE_*: 0 InfiniBand, 1 RoCE v1, 2 RoCE v2
+
+    @property
+    def scope(self) -> int:
+        """How good it is: that of one link, loopback (``LOOPBACK``), routed IPv6, IPv4."""
+        address = ipaddress.IPv6Address(self.value)
+        if address.ipv4_mapped is not None:
+            return LOOPBACK if address.ipv4_mapped.is_loopback else 3
+        return LOOPBACK if address.is_loopback else 0 if address.is_link_local else 2
+
+    @property
+    def subnet(self) -> int:
+        """The subnet prefix (InfiniBand)."""
+        return int(ipaddress.IPv6Address(self.value)) >> 64
+
+
+class Port(msgspec.Struct, array_like=True, frozen=True):
+    """A port, as the other side has to know it."""
+
+    device: str
+    number: int
+    ethernet: bool
+    lid: int
+    gids: tuple[Gid, ...]
+    mtu: int  # IBV_MTU_*
+    reads_in: int  # how many READs it answers at once
+    reads_out: int  # how many it may have under way
+    network: str  # see network()
+
+
+class End(msgspec.Struct, array_like=True, frozen=True):
+    """One side of a queue pair."""
+
+    number: int
+    psn: int
+
+
+class Request(msgspec.Struct, array_like=True, frozen=True):
+    """What the asker says: these queue pairs of mine want to be connected, those are gone."""
+
+    port: Port
+    ends: tuple[End, ...]
+    gone: tuple[int, ...]
+
+
+class Answer(msgspec.Struct, array_like=True, frozen=True):
+    """What the owner says: its ends, in the same order, and how its card knows the buffer's memory."""
+
+    port: Port
+    here: Gid  # of the owner's port
+    there: Gid  # of the asker's
+    ends: tuple[End, ...]
+    rkey: int
+    shift: int  # to add to an address of the owner's to get the one that its card knows
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+def network() -> str:
+    """The network namespace of this process: its loopback addresses mean something within it only."""
+    with open("/proc/sys/kernel/random/boot_id") as f:
+        return f"{f.read().strip()}-{os.stat('/proc/self/ns/net').st_ino:x}"
+
+
+def pair(mine: Port, theirs: Port) -> tuple[Gid, Gid] | None:
+    """The best two addresses of two ports, of the same kind; None if the ports cannot reach each other."""
+    if mine.ethernet != theirs.ethernet:
+        return None
+    best: tuple[tuple[int, ...], Gid, Gid] | None = None
+    for a in mine.gids:
+        for b in theirs.gids:
+            rank = _rank(a, b, mine, theirs)
+            if rank is not None and (best is None or rank > best[0]):
+                best = rank, a, b
+    return best and best[1:]
+
+
+def _rank(a: Gid, b: Gid, mine: Port, theirs: Port) -> tuple[int, ...] | None:
+    if a.kind != b.kind:
+        return None
+    if not mine.ethernet:
+        return (0,) if a.subnet == b.subnet else None
+    same_network = mine.network == theirs.network
+    if LOOPBACK in (a.scope, b.scope):
+        # A loopback address reaches one's own port only.
+        if not same_network or (mine.device, mine.number, a.value) != (theirs.device, theirs.number, b.value):
+            return None
+    elif a.scope != b.scope or (a.value == b.value and not same_network):
+        return None
+    both = int(ipaddress.IPv6Address(a.value)) ^ int(ipaddress.IPv6Address(b.value))
+    # RoCE v2 before v1; then what reaches furthest; then what seems to be in one subnet.
+    return a.kind, a.scope, 128 - both.bit_length()
+
+
+class Found(msgspec.Struct, frozen=True):
+    """An active port of this host."""
+
+    device: str
+    number: int
+    ethernet: bool
+    lid: int
+    rate: float  # Gb/s
+
+
+def found(wanted: str | None = None, root: str = CLASS) -> list[Found]:
+    """The active ports of this host's InfiniBand and RoCE cards, or of the wanted ones; best (or first named) first."""
+    wanted = os.environ.get(VARIABLE, "") if wanted is None else wanted
+    active = sorted(_active(root), key=lambda port: (-port.rate, port.device, port.number))
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    if not names:
+        return active
+    chosen: list[Found] = []
+    for name in names:
+        device, _, number = name.partition(":")
+        chosen += [p for p in active if p.device == device and number in ("", str(p.number))][:1]
+    return chosen
+
+
+def _active(root: str) -> Iterable[Found]:
+    try:
+        devices = os.listdir(root)
+    except OSError:
+        return
+    for device in devices:
+        try:
+            # iWARP cards ("4: RNIC") set up connections in another way.
+            if not _read(root, device, "node_type").startswith("1:"):
+                continue
+            for number in os.listdir(os.path.join(root, device, "ports")):
+                port = os.path.join(root, device, "ports", number)
+                if _read(port, "state").startswith("4:"):
+                    rate = float((_read(port, "rate").split() or ["0"])[0])
+                    ethernet = _read(port, "link_layer") == "Ethernet"
+                    yield Found(device, int(number), ethernet, int(_read(port, "lid"), 16), rate)
+        except (OSError, ValueError):
+            continue  # it was taken away meanwhile
+
+
+def _read(*path: str) -> str:
+    with open(os.path.join(*path)) as f:
+        return f.read().strip()

@@ -1,0 +1,155 @@
+"""The way from one card of this process to one owner: queue pairs, made when needed, and its buffers' keys."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from monarch_kernel.runtime.transfer.errors import RDMATimeoutError, Unfit
+from monarch_kernel.runtime.transfer.handle import Handle, Op
+from monarch_kernel.runtime.transfer.table import Gone
+from monarch_kernel.runtime.transfer.verbs_card import Card
+from monarch_kernel.runtime.transfer.verbs_lanes import Lane
+from monarch_kernel.runtime.transfer.verbs_memory import Regions
+from monarch_kernel.runtime.transfer.verbs_paths import Request, decode_answer, encode
+
+#: How many buffers of an owner are remembered.
+REMOTES = 1 << 16
+
+#: (buffer, request, deadline) -> the owner's answer
+Offer = Callable[[Handle, bytes, float | None], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """How the owner's card knows a buffer."""
+
+    rkey: int
+    shift: int
+
+
+class Route:
+    """Lanes are lent to one transfer at a time: one that fails takes no other with it."""
+
+    def __init__(self, card: Card, regions: Regions, offer: Offer, most: int) -> None:
+        self.card = card
+        self.regions = regions
+        self.dead = False
+        #: Whether the owner has ever connected a queue pair of this route, and whether any transfer was done by one.
+        self.works = self.proven = False
+        self._offer = offer
+        self._most = most
+        self._lanes = 0  # all there are, lent, free or being made
+        self._free: list[Lane] = []
+        self._gone: list[int] = []  # numbers of ours that were connected and are no more
+        self._remotes: dict[int, Remote] = {}
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def lent(self, op: Op, wanted: int, deadline: float | None) -> Generator[tuple[list[Lane], Remote], None, None]:
+        """Between 1 and ``wanted`` queue pairs that reach the owner, and the buffer as its card knows it.
+
+        Raises:
+            Unfit, Gone, RDMAError, RDMATimeoutError: as ``Backend.move``.
+        """
+        lanes, remote = self._take(op, wanted, deadline)
+        try:
+            yield lanes, remote
+        finally:
+            self._give(lanes)
+
+    def _take(self, op: Op, wanted: int, deadline: float | None) -> tuple[list[Lane], Remote]:
+        while True:
+            with self._changed:
+                if self.dead:
+                    raise Gone
+                remote = self._remotes.get(op.handle.key)
+                missing = max(0, min(wanted - len(self._free), self._most - self._lanes))
+                if remote is not None and not missing and self._free:
+                    lanes, self._free = self._free[:wanted], self._free[wanted:]
+                    return lanes, remote
+                if remote is not None and not missing:
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise RDMATimeoutError(f"{op} did not begin in time", op.handle.owner.id)
+                    self._changed.wait(left)
+                    continue
+                self._lanes += missing
+            try:
+                self.ask(op.handle, missing, deadline)
+            except Unfit:
+                with self._changed:
+                    if remote is None or not self._lanes:
+                        raise
+                    self._most = self._lanes  # no more are to be had
+
+    def ask(self, handle: Handle, count: int, deadline: float | None) -> None:
+        """Have the owner register a buffer and connect so many new queue pairs, which are counted already."""
+        made: list[Lane] = []
+        kept = 0
+        with self._changed:
+            gone, self._gone = self._gone, []
+        try:
+            for _ in range(count):
+                made.append(Lane(self.card))
+            request = Request(self.card.port, tuple(lane.end for lane in made), tuple(gone))
+            answer = decode_answer(self._offer(handle, encode(request), deadline))
+            gone = []
+            for lane, end in zip(made, answer.ends):
+                self.card.connect(lane.pair, lane.end, answer.there, end, answer.here, answer.port, asks=True)
+                kept += 1
+        finally:
+            with self._changed:
+                kept = 0 if self.dead else kept
+                self._lanes -= count - kept
+                self._gone += gone
+                self._free += made[:kept]
+                self._gone += [lane.end.number for lane in made[kept:]]
+                self._changed.notify_all()
+            for lane in made[kept:]:
+                lane.close()
+        with self._changed:
+            self.works = self.works or bool(kept)
+            if len(self._remotes) >= REMOTES:
+                self._remotes.clear()
+            self._remotes[handle.key] = Remote(answer.rkey, answer.shift)
+
+    def _give(self, lanes: list[Lane]) -> None:
+        broken = [lane for lane in lanes if self.dead or not lane.idle]
+        for lane in broken:
+            lane.close()
+        with self._changed:
+            self._lanes -= len(broken)
+            self._gone += [lane.end.number for lane in broken]
+            self._free += [lane for lane in lanes if lane not in broken]
+            self._changed.notify_all()
+            dead = self.dead
+        if dead:
+            self.end()
+
+    def ready(self, key: int) -> bool:
+        """Whether a transfer can begin without asking the owner."""
+        return key in self._remotes and bool(self._free) and not self.dead
+
+    def forget(self, key: int) -> None:
+        """A buffer may be known by another name there, or not at all any more."""
+        with self._changed:
+            self._remotes.pop(key, None)
+
+    def end(self) -> None:
+        """Close all that is not lent; the rest follows when it comes back."""
+        with self._changed:
+            self.dead = True
+            free, self._free = self._free, []
+            self._lanes -= len(free)
+            self._changed.notify_all()
+        for lane in free:
+            lane.close()
+
+    def wait_ended(self, seconds: float) -> bool:
+        """Whether everything has come back and was closed."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._lanes, seconds)

@@ -1,0 +1,155 @@
+"""One transfer over RDMA cards: from where to where it goes directly, what goes through memory in between."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from monarch_kernel.runtime.transfer.copying import copy, steps
+from monarch_kernel.runtime.transfer.device import gather, scatter
+from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
+from monarch_kernel.runtime.transfer.handle import Op
+from monarch_kernel.runtime.transfer.memory import Layout, Memory
+from monarch_kernel.runtime.transfer.table import Gone
+from monarch_kernel.runtime.transfer.verbs_lanes import Keys, Lane, drive, works
+from monarch_kernel.runtime.transfer.verbs_memory import SMALL, STAGE, Room
+from monarch_kernel.runtime.transfer.verbs_route import Route
+
+#: Queue pairs to one owner, over which a large transfer is spread.
+LANES = int(os.environ.get("MONARCH_KERNEL_RDMA_QUEUE_PAIRS", "4"))
+#: One queue pair for each so many bytes of a transfer; and one work request moves between this and PIECE_MAX.
+PIECE = 1 << 20
+PIECE_MAX = 8 << 20
+#: Pieces of scattered memory here shorter than this are gathered by a copy. The card gathers longer ones.
+SHORT = 16 << 10
+#: A work request costs about as much as so many bytes on the wire: to read the gaps of scattered memory there as well
+#: pays while they are shorter. At most so many bytes are read in this way.
+GAP = 16 << 10
+SPAN_MAX = 256 << 20
+
+
+class Transfer:
+    """One operation.
+
+    Args:
+        routes: to its owner, one for each card that shall take part.
+        closing: whether everything has to end.
+        buffer: gives the registration of this process's own that memory is within; 0 for none.
+    """
+
+    def __init__(
+        self,
+        op: Op,
+        deadline: float | None,
+        routes: list[Route],
+        closing: Callable[[], bool],
+        buffer: Callable[[Memory], int],
+    ) -> None:
+        self._op = op
+        self._deadline = deadline
+        self._routes = routes
+        self._closing = closing
+        self._buffer = buffer
+        self._theirs = op.handle.layout
+
+    def run(self) -> None:
+        """Do it.
+
+        Raises:
+            Failed, Unfit, Gone, RDMAError, RDMATimeoutError: see ``Backend.move`` and ``Failed``.
+        """
+        op, mine = self._op, self._op.memory.layout
+        if op.memory.ready is not None:
+            op.memory.ready.synchronize()  # what a GPU was computing when the transfer was asked for
+        whole = self._theirs.part(op.offset, op.offset + op.size)
+        if not op.write and not op.memory.device and whole is not None and _worth_spanning(whole):
+            self._read_span(whole)
+        elif op.size <= SMALL or (not mine.contiguous and mine.run < SHORT) or not self._directly():
+            self._in_between()
+
+    def _directly(self) -> bool:
+        """Between the memory here and there; False (and nothing done) if that here cannot be registered."""
+        op = self._op
+        most = -(-op.size // PIECE)
+        routes = self._routes[:most]
+        each = max(1, min(LANES, most) // len(routes))
+        buffer = self._buffer(op.memory)
+        with ExitStack() as stack:
+            try:
+                # Given back last: no card may know a lane that is in use, and not the memory.
+                regions = [stack.enter_context(r.regions.lent(op.memory, not op.write, buffer)) for r in routes]
+            except Unfit:
+                return False
+            lanes: list[tuple[Lane, Keys]] = []
+            for route, region in zip(routes, regions):
+                taken, remote = stack.enter_context(route.lent(op, each, self._deadline))
+                keys = Keys(region.lkey, remote.rkey, region.shift, remote.shift)
+                lanes += [(lane, keys) for lane in taken]
+            self._drive(lanes, op.memory.layout, 0, op.offset, op.size)
+        return True
+
+    def _in_between(self) -> None:
+        """Through contiguous memory that is registered already, piece by piece."""
+        op, mine = self._op, self._op.memory
+        cuts = [(0, op.size)] if op.size <= STAGE else _cuts(mine.layout, op.size)
+        route = self._routes[0]
+        with ExitStack() as stack:
+            room = stack.enter_context(route.regions.room(max(hi - lo for lo, hi in cuts)))
+            lanes = self._lanes(stack, route, room, op.size)
+            for lo, hi in cuts:
+                between = room.layout(hi - lo)
+                if op.write:
+                    gather(mine, lo, hi - lo, room.address)
+                self._drive(lanes, between, 0, op.offset + lo, hi - lo)
+                if not op.write:
+                    scatter(mine, lo, hi - lo, room.address)
+
+    def _read_span(self, whole: Layout) -> None:
+        """Everything between the first and the last byte, to pick from here."""
+        low, high = whole.span()
+        self._theirs = Layout(low, (), high - low)
+        route = self._routes[0]
+        with ExitStack() as stack:
+            room = stack.enter_context(route.regions.room(high - low))
+            lanes = self._lanes(stack, route, room, high - low)
+            self._drive(lanes, room.layout(high - low), 0, 0, high - low)
+            picked = Layout(whole.address - low + room.address, whole.dims, whole.run)
+            copy(self._op.memory.layout, 0, picked, 0, self._op.size)
+
+    def _lanes(self, stack: ExitStack, route: Route, room: Room, size: int) -> list[tuple[Lane, Keys]]:
+        wanted = max(1, min(LANES, size // PIECE))
+        taken, remote = stack.enter_context(route.lent(self._op, wanted, self._deadline))
+        keys = Keys(room.lkey, remote.rkey, 0, remote.shift)
+        return [(lane, keys) for lane in taken]
+
+    def _drive(self, lanes: list[tuple[Lane, Keys]], mine: Layout, at: int, there: int, size: int) -> None:
+        piece = min(max(size // (4 * len(lanes)), PIECE), PIECE_MAX)
+        piece = min(piece, *(lane.card.largest for lane, _ in lanes))
+        drive(lanes, works(mine, at, self._theirs, there, size, piece), self._op.write, self._check)
+        for route in self._routes:
+            route.proven = True
+
+    def _check(self) -> None:
+        owner = self._op.handle.owner.id
+        if any(route.dead for route in self._routes):
+            raise Gone
+        if self._closing():
+            raise RDMAError(f"{self._op} failed: this process shuts its runtime down", owner)
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise RDMATimeoutError(f"{self._op} did not end in time", owner)
+
+
+def _cuts(layout: Layout, size: int) -> list[tuple[int, int]]:
+    """Pieces of scattered memory that a copy gathers fast; of contiguous memory, any."""
+    if layout.contiguous:
+        return [(lo, min(lo + STAGE, size)) for lo in range(0, size, STAGE)]
+    return steps(layout, 0, size)
+
+
+def _worth_spanning(layout: Layout) -> bool:
+    if layout.contiguous:
+        return False
+    low, high = layout.span()
+    return high - low <= SPAN_MAX and high - low - layout.nbytes <= GAP * (layout.nbytes // layout.run)

@@ -1,0 +1,232 @@
+"""One TCP connection of the data plane: whole stretches of memory, out and in, in the clear or sealed.
+
+A sealed connection carries frames of at most 1 MiB, each encrypted and authenticated by AES-256-GCM. Its two keys,
+one for each direction, come over the control plane and serve this one connection, so a counter can be the nonce, and
+a frame that was changed, left out, repeated or swapped does not open.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+from monarch_kernel.runtime.transfer import device
+from monarch_kernel.runtime.transfer.copying import scratch, steps
+from monarch_kernel.runtime.transfer.memory import Memory
+
+FRAME = 1 << 20
+_TAG = 16
+_KEY = 32
+#: What both sides need to open each other's frames.
+SECRET = 2 * _KEY
+#: Shorter runs of scattered memory are gathered first: a system call for each would take longer than the copy.
+DIRECT = 16 << 10
+#: A host that vanished is noticed after about so long, if the control plane has not told before (seconds).
+_SILENCE = 10
+_UNACKNOWLEDGED = 60
+
+
+def tune(sock: socket.socket) -> None:
+    """Short messages at once, and no waiting for ever for a host that is gone."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENCE // 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SILENCE // 2)
+    # A peer that stands still answers, but takes nothing: this is longer than it may stand still.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED * 1000)
+
+
+class Wire:
+    """A connection in the clear.
+
+    Attributes:
+        deadline: by ``time.monotonic()``; what goes on then raises ``TimeoutError``.
+        patience: without a deadline: how long it may stand still (seconds; None: for ever).
+    """
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        self.sock = sock
+        self.peer = peer
+        self.deadline: float | None = None
+        self.patience: float | None = None
+        tune(sock)
+
+    def send(self, data: memoryview | bytes, more: bool = False) -> None:
+        """Send all of it. ``more``: other data follows at once."""
+        self._send(memoryview(data), more)
+
+    def recv_into(self, view: memoryview) -> None:
+        """Fill it.
+
+        Raises:
+            ConnectionError: the connection ended.
+            TimeoutError: nothing came in time.
+        """
+        self._fill(view)
+
+    def _send(self, view: memoryview, more: bool) -> None:
+        flags = socket.MSG_MORE if more else 0
+        while view:
+            self._limit()
+            view = view[self.sock.send(view, flags) :]
+
+    def _fill(self, view: memoryview) -> None:
+        while view:
+            self._limit()
+            got = self.sock.recv_into(view)
+            if not got:
+                raise ConnectionResetError("the other side closed the connection")
+            view = view[got:]
+
+    def _limit(self) -> None:
+        limit = self.patience
+        if self.deadline is not None:
+            limit = self.deadline - time.monotonic()
+            if limit <= 0:
+                raise TimeoutError
+        if limit != self.sock.gettimeout():
+            self.sock.settimeout(limit)
+
+    def cut(self) -> None:
+        """End it, from any thread: whoever sends or receives gets an error at once."""
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it has ended already
+            pass
+
+    def close(self) -> None:
+        """Give the socket back; only by the thread that uses it."""
+        self.sock.close()
+
+
+class Sealed(Wire):
+    """An encrypted connection.
+
+    Args:
+        secret: both keys.
+        opener: whether this side opened the connection: then the first key is for what it sends.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str, secret: bytes, opener: bool) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        super().__init__(sock, peer)
+        first, second = AESGCM(secret[:_KEY]), AESGCM(secret[_KEY:])
+        self._seal, self._open = (first, second) if opener else (second, first)
+        self._sent = self._received = 0
+        self._out = memoryview(bytearray())
+        self._in = memoryview(bytearray())
+        self._rest = memoryview(b"")
+
+    def send(self, data: memoryview | bytes, more: bool = False) -> None:
+        view = memoryview(data)
+        while view:
+            piece, view = view[:FRAME], view[FRAME:]
+            size = piece.nbytes + _TAG
+            if len(self._out) < 4 + size:
+                self._out = memoryview(bytearray(4 + size))
+            self._out[:4] = size.to_bytes(4, "little")
+            self._seal.encrypt_into(self._sent.to_bytes(12, "little"), piece, None, self._out[4 : 4 + size])
+            self._sent += 1
+            self._send(self._out[: 4 + size], more or bool(view))
+
+    def recv_into(self, view: memoryview) -> None:
+        head = bytearray(4)
+        while view:
+            if not self._rest:
+                self._fill(memoryview(head))
+                size = int.from_bytes(head, "little")
+                if not _TAG < size <= FRAME + _TAG:
+                    raise ConnectionAbortedError("the other side sent what is no frame")
+                if len(self._in) < size:
+                    self._in = memoryview(bytearray(size))
+                frame = self._in[:size]
+                self._fill(frame)
+                plain = size - _TAG
+                if plain <= view.nbytes:
+                    self._unseal(frame, view[:plain])
+                    view = view[plain:]
+                    continue
+                self._rest = memoryview(bytearray(plain))
+                self._unseal(frame, self._rest)
+            some = min(len(self._rest), view.nbytes)
+            view[:some] = self._rest[:some]
+            view, self._rest = view[some:], self._rest[some:]
+
+    def _unseal(self, frame: memoryview, into: memoryview) -> None:
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            self._open.decrypt_into(self._received.to_bytes(12, "little"), frame, None, into)
+        except InvalidTag:
+            raise ConnectionAbortedError("a frame was not sealed with this connection's key") from None
+        self._received += 1
+
+
+@functools.cache
+def can_seal() -> bool:
+    """Whether encrypted connections are possible here."""
+    return find_spec("cryptography") is not None
+
+
+def new_secret() -> bytes:
+    """For one connection. Also imports what encrypts, which whoever polls should not have to wait for."""
+    import cryptography.hazmat.primitives.ciphers.aead  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    return secrets.token_bytes(SECRET)
+
+
+def send_memory(wire: Wire, memory: Memory, at: int, size: int) -> None:
+    """Send bytes of an object, straight from its memory where they lie in long enough pieces."""
+    for view in _pieces(memory, at, size):
+        if view is None:
+            for lo, hi in steps(memory.layout, at, at + size):
+                between = scratch(hi - lo)
+                device.gather(memory, lo, hi - lo, ctypes.addressof(between))
+                wire.send(_bytes(between)[: hi - lo], hi < at + size)
+        else:
+            wire.send(view)
+
+
+def recv_memory(wire: Wire, memory: Memory, at: int, size: int) -> None:
+    """Receive bytes of an object, straight into its memory where they lie in long enough pieces."""
+    for view in _pieces(memory, at, size):
+        if view is None:
+            for lo, hi in steps(memory.layout, at, at + size):
+                between = scratch(hi - lo)
+                wire.recv_into(_bytes(between)[: hi - lo])
+                device.scatter(memory, lo, hi - lo, ctypes.addressof(between))
+        else:
+            wire.recv_into(view)
+
+
+def skip(wire: Wire, size: int) -> None:
+    """Receive bytes that nobody wants."""
+    between = memoryview(bytearray(min(size, FRAME)))
+    while size:
+        some = min(size, len(between))
+        wire.recv_into(between[:some])
+        size -= some
+
+
+def _pieces(memory: Memory, at: int, size: int) -> Iterator[memoryview | None]:
+    """Views of the memory, in order; None once instead, if it is not the CPU's or lies in short runs."""
+    layout = memory.layout
+    part = None if memory.device else layout.part(at, at + size)
+    if memory.device or (layout.run < DIRECT and (part is None or not part.contiguous)):
+        yield None
+        return
+    runs = [(part.address, size)] if part is not None and part.contiguous else layout.runs(at, at + size)
+    for address, length in runs:
+        yield _bytes((ctypes.c_char * length).from_address(address))
+
+
+def _bytes(memory: Any) -> memoryview:
+    return memoryview(memory).cast("B")

@@ -1,0 +1,1 @@
+"""Tests over several hosts, which are network namespaces of this machine."""

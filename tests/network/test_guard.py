@@ -1,0 +1,160 @@
+"""Who may talk to a worker: those who have the team's key and speak its version. Others are told why not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch_kernel.actor import HostMesh
+from monarch_kernel.protocol.keys import make_key_file
+from monarch_kernel.protocol.messages import WIRE_VERSION
+from tests.network.actors import Remote
+from tests.network.cluster import PORT, Cluster, Controller, ProgramFailed, Worker
+from tests.network.conftest import network
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two hosts: a worker on one; the other is for workers that are not as they should be."""
+    with network("controller", "host0", "spare") as made:
+        cluster = Cluster(made, tmp_path_factory.mktemp("guard"))
+        yield cluster
+        cluster.close()
+
+
+@pytest.fixture(autouse=True)
+def still_serves(cluster: Cluster) -> Iterator[None]:
+    """Whoever was refused, the worker goes on, and serves the next one."""
+    yield
+    cluster.spare.crash()
+    controller = cluster.control()
+    assert controller.run(host_names) == ["host0"]
+    controller.finish()
+
+
+def host_names(hosts: HostMesh) -> list[str]:
+    return list(hosts.spawn_procs().spawn("remote", Remote).host.call().get(30).values())
+
+
+def refused(controller: Controller) -> ProgramFailed:
+    with pytest.raises(ProgramFailed) as caught:
+        controller.run(host_names)
+    return caught.value
+
+
+def test_another_key(cluster: Cluster, tmp_path: Path) -> None:
+    make_key_file(tmp_path / "other.key")
+    error = refused(cluster.control(key_file=tmp_path / "other.key"))
+    assert cluster.urls[0] in error.text
+    assert "key" in error.text
+    assert cluster.network["controller"].address in cluster.workers["host0"].wait_for_log("refused")
+
+
+def test_no_key(cluster: Cluster) -> None:
+    host = cluster.network["controller"]
+    error = refused(Controller(host, cluster.urls, None, cluster.folder))
+    assert "MONARCH_KERNEL_KEY_FILE" in error.text
+    host.crash()
+
+
+def test_a_key_that_others_can_read(cluster: Cluster, tmp_path: Path) -> None:
+    open_key = tmp_path / "open.key"
+    open_key.write_bytes(cluster.key_file.read_bytes())
+    open_key.chmod(0o644)
+    error = refused(cluster.control(key_file=open_key))
+    assert str(open_key) in error.text
+    assert "chmod 600" in error.text
+
+
+@pytest.mark.parametrize("option", [["--key-file", "/nonexistent/key"], []])
+def test_a_worker_without_a_key_does_not_start(cluster: Cluster, option: list[str]) -> None:
+    listen = ["--listen", f"tcp://{cluster.spare.address}:{PORT}"]
+    process = cluster.spare.start([sys.executable, "-m", "monarch_kernel", "worker", *listen, *option])
+    code, out, err = process.communicate()
+    assert code != 0
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert "monarch-kernel keys" in err
+
+
+def test_another_version_of_the_wire(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import monarch_kernel.protocol.messages as messages\nmessages.WIRE_VERSION = 4711\n"
+    )
+    spare = cluster.spare
+    worker = Worker(spare, cluster.key_file, cluster.folder, {"PYTHONPATH": str(tmp_path)})
+    error = refused(cluster.control([worker.url]))
+    assert str(WIRE_VERSION) in error.text
+    assert "4711" in error.text
+    assert worker.url in error.text or "spare" in error.text
+    log = worker.wait_for_log("4711")
+    assert str(WIRE_VERSION) in log
+    assert cluster.network["controller"].address in log or "controller" in log
+
+
+def test_nobody_listens(cluster: Cluster) -> None:
+    url = f"tcp://{cluster.spare.address}:{PORT}"
+    controller = cluster.control([])
+    with pytest.raises(ProgramFailed) as caught:
+        controller.run(attach_in_vain, url)
+    assert url in caught.value.text
+
+
+def attach_in_vain(url: str) -> None:
+    from monarch_kernel.actor import attach_to_workers
+
+    attach_to_workers(ca="trust_all_connections", workers=[url], timeout=2.0).initialized.get(30)
+
+
+GARBAGE = {
+    "noise": bytes(range(256)) * 256,
+    "http": b"GET / HTTP/1.1\r\nHost: worker\r\n\r\n",
+    # What a ZeroMQ peer sends that has no security at all, and a message after it.
+    "null mechanism": b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\0" + bytes(31) + b"\4\x19\5READY\0\1x",
+    # It says CURVE, and then talks in the clear.
+    "curve in name only": b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(15) + b"\0" + bytes(31) + b"\0\5hello",
+}
+
+STRANGER = """
+import socket, sys
+peer = socket.create_connection((sys.argv[1], int(sys.argv[2])), 20)
+peer.sendall(sys.stdin.buffer.read())
+got = b""
+try:
+    while data := peer.recv(1 << 16):
+        got += data
+except ConnectionResetError:
+    pass
+print(len(got))
+"""
+
+
+@pytest.mark.parametrize("said", GARBAGE)
+def test_a_stranger_is_hung_up_on(cluster: Cluster, said: str) -> None:
+    """Whatever it sends: it gets no more than a greeting, and the worker's log tells of it."""
+    worker, home = cluster.workers["host0"], cluster.network["controller"]
+    worker.wait_until_listening()
+    stranger = home.start([sys.executable, "-c", STRANGER, worker.host.address, str(PORT)])
+    os.write(stranger.stdin.fileno(), GARBAGE[said])
+    code, out, err = stranger.communicate()
+    assert (code, err) == (0, "")
+    assert int(out) < 300
+    worker.wait_for_log(f"refused a connection from {home.address}")
+
+
+def test_strangers_who_say_nothing_keep_nobody_out(cluster: Cluster) -> None:
+    worker, home = cluster.workers["host0"], cluster.network["controller"]
+    worker.wait_until_listening()
+    many = "import socket, sys; peers = [socket.create_connection((sys.argv[1], int(sys.argv[2]))) for _ in range(50)]"
+    stranger = home.start(
+        [sys.executable, "-c", f"{many}\nprint('up', flush=True)\ninput()", worker.host.address, str(PORT)]
+    )
+    assert stranger.stdout.readline() == "up\n"
+    controller = cluster.control()
+    assert controller.run(host_names) == ["host0"]
+    controller.finish()
+    stranger.kill()

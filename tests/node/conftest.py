@@ -1,0 +1,68 @@
+"""What tests of links over TCP share: a team's key, sides that talk, and processes at the other end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch_kernel.protocol.keys import Keys, load_keys, make_key_file
+from tests.conftest import wait_until
+from tests.node.curveside import Side, zmq_threads
+
+PEER = str(Path(__file__).with_name("curvepeer.py"))
+ROOT = str(Path(__file__).parents[2])
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    make_key_file(tmp_path / "team.key")
+    return tmp_path / "team.key"
+
+
+@pytest.fixture
+def keys(key_file: Path) -> Keys:
+    return load_keys(key_file)
+
+
+@pytest.fixture
+def sides(keys: Keys) -> Iterator[Callable[..., Side]]:
+    made: list[Side] = []
+
+    def make(with_keys: Keys = keys, background: bool = True) -> Side:
+        made.append(Side(with_keys, background))
+        return made[-1]
+
+    yield make
+    for side in made:
+        side.close()
+    # The last one to go ends ZeroMQ's threads, too.
+    wait_until(lambda: not zmq_threads(), "ZeroMQ's threads have ended")
+
+
+@pytest.fixture
+def peer(key_file: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+    """Starts processes; gives each with the first line that it prints."""
+    made: list[subprocess.Popen[str]] = []
+
+    def start(role: str, url: str = "tcp://127.0.0.1:0") -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [sys.executable, PEER, role, str(key_file), url],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": ROOT},
+        )
+        made.append(process)
+        assert process.stdout is not None
+        return process, process.stdout.readline().strip() if role == "listen" else ""
+
+    yield start
+    for process in made:
+        process.kill()
+        process.wait(10)
+        assert process.stdout is not None
+        process.stdout.close()

@@ -1,0 +1,109 @@
+"""One side of links over TCP, in a test's own process."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from monarch_kernel.protocol.keys import Keys
+from monarch_kernel.protocol.messages import ProcStarted, encode
+from monarch_kernel.runtime.node.curve import CurveLink, CurveListener, dial
+from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.runtime.node.poller import Poller
+
+
+def header(name: str, number: int = 0) -> bytes:
+    return encode(ProcStarted(name, number))
+
+
+class Side:
+    """One side: a poller of its own, with whatever links and listeners; collects what comes."""
+
+    def __init__(self, keys: Keys, background: bool = True) -> None:
+        self.keys = keys
+        self.poller = Poller(background)
+        self.links: list[CurveLink] = []
+        self.listeners: list[CurveListener] = []
+        self.got: list[tuple[CurveLink, str, int, bytes]] = []
+        self.ended: list[CurveLink] = []
+        self.react: Callable[[CurveLink, Any, Any], None] | None = None
+        self._waits: list[tuple[Callable[[], object], Future[None]]] = []
+
+    def _on_message(self, link: CurveLink, message: Any, body: Any) -> None:
+        self.got.append((link, message.proc, message.pid, bytes(body)))
+        if self.react is not None:
+            self.react(link, message, body)
+        self._look()
+
+    def _on_close(self, link: CurveLink) -> None:
+        self.ended.append(link)
+        self._look()
+
+    def _on_link(self, link: CurveLink) -> None:
+        self.links.append(link)
+        self._look()
+
+    def _look(self) -> None:
+        for condition, future in list(self._waits):
+            if condition():
+                future._resolve(None)
+
+    def wait(self, condition: Callable[[], object], what: str, timeout: float = 20) -> None:
+        """Until something is so, looked at whenever something happens here."""
+        wait = (condition, Future[None](self.poller, what))
+        self._waits.append(wait)
+        if not condition():
+            wait[1].get(timeout)
+        self._waits.remove(wait)
+
+    def listen(self, url: str = "tcp://127.0.0.1:0") -> str:
+        listener = CurveListener(self.poller, url, self.keys, self._on_message, self._on_close, self._on_link)
+        self.listeners.append(listener)
+        return listener.url
+
+    def dial(self, url: str, timeout: float = 20) -> CurveLink:
+        link = dial(self.poller, url, self.keys, self._on_message, self._on_close, timeout)
+        self.links.append(link)
+        return link
+
+    def names(self) -> list[str]:
+        return [name for _, name, _, _ in self.got]
+
+    def echo(self, link: CurveLink, body: bytes = b"", name: str = "echo") -> None:
+        """Send, and wait for the same to come back."""
+        before = len(self.got)
+        link.send(header(name), body)
+        self.wait(lambda: any(got[0] is link and got[3] == body for got in self.got[before:]), "echo")
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close()
+        for listener in self.listeners:
+            listener.close()
+        self.poller.close()
+
+
+def assert_true(value: bool) -> None:
+    assert value
+
+
+def echoing(link: CurveLink, message: Any, body: Any) -> None:
+    link.send(encode(message), bytes(body))
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def zmq_threads() -> list[str]:
+    names: list[str] = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            names.append((task / "comm").read_text())
+        except OSError:
+            pass
+    return [name for name in names if "ZMQ" in name]
