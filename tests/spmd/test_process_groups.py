@@ -263,7 +263,7 @@ def test_a_join_that_nobody_else_comes_to_can_be_abandoned() -> None:
 
     def join() -> None:
         try:
-            member.join(meeting, 0, "gloo", 60, None)
+            member.join(meeting, 0, "gloo")
         except Exception as e:
             failed.append(e)
 

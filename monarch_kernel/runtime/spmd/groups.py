@@ -62,7 +62,8 @@ class Group:
             raise RuntimeError(
                 "Group.join() is for the ranks: send the group to an endpoint of theirs, and call it there"
             )
-        member.join(self.meeting, rank, self.backend, timeout, self.timeout, **options)
+        number = (self._keepers, self.number)
+        member.join(self.meeting, rank, self.backend, number, timeout, self.timeout, **options)
 
 
 class Keeper(Actor):
@@ -74,9 +75,9 @@ class Keeper(Actor):
         self._rank = _ranks[name] = current_rank().rank
 
     @endpoint
-    def reserve(self, world_size: int, local_size: int, local: bool, keep: bool) -> Meeting:
+    def reserve(self, world_size: int, local_size: int, local: bool, serve: bool) -> Meeting:
         """On rank 0: choose where the ranks meet."""
-        return member.reserve(world_size, local_size, local=local, keep=keep)
+        return member.reserve(world_size, local_size, local=local, serve=serve)
 
     @endpoint
     def set_environment(self, meeting: Meeting) -> None:
@@ -84,9 +85,9 @@ class Keeper(Actor):
         member.set_environment(meeting, self._rank)
 
     @endpoint
-    def abandon(self, patience: float) -> bool:
+    def abandon(self, number: tuple[str, int], patience: float) -> bool:
         """End whatever collectives run here; gives whether they have ended."""
-        return member.abandon(patience)
+        return member.abandon(number, patience)
 
     def __cleanup__(self, error: BaseException | None) -> None:
         """So that a mesh that is stopped need not wait for those."""
@@ -157,7 +158,7 @@ class ProcessGroups:
                 seconds["release"] += released - began
                 seconds["heal"] += after - released
                 try:
-                    meeting = _meet(self._procs, self._keepers, keep=True)
+                    meeting = _meet(self._procs, self._keepers, serve=True)
                 except SupervisionError:  # another one died meanwhile
                     continue
                 seconds["meet"] += time.monotonic() - after
@@ -178,7 +179,8 @@ class ProcessGroups:
             return []
         keepers = self._keepers.flatten("ranks")
         deadline = time.monotonic() + patience + GRACE
-        calls = [keepers.slice(ranks=rank).abandon.call_one(patience) for rank in range(len(keepers))]
+        number = (self._name, self._number)
+        calls = [keepers.slice(ranks=rank).abandon.call_one(number, patience) for rank in range(len(keepers))]
         stuck: list[int] = []
         for rank, call in enumerate(calls):
             try:
@@ -216,7 +218,7 @@ async def setup_torch_elastic_env_async(
 def _setup(procs: ProcMesh, address: str | None, port: int | None) -> Future[None]:
     def work() -> None:
         keepers = _spawn_keepers(procs, unique("torch-env"))
-        found = _meet(procs, keepers, keep=False)
+        found = _meet(procs, keepers, serve=False)
         meeting = Meeting(address or found.address, port or found.port, found.world_size, found.local_size)
         keepers.set_environment.call(meeting).get()
         keepers.stop().get()
@@ -228,11 +230,11 @@ def _spawn_keepers(procs: ProcMesh, name: str) -> ActorMesh[Keeper]:
     return procs.spawn(name, Keeper, name)
 
 
-def _meet(procs: ProcMesh, keepers: ActorMesh[Keeper], *, keep: bool) -> Meeting:
+def _meet(procs: ProcMesh, keepers: ActorMesh[Keeper], *, serve: bool) -> Meeting:
     local = len({ref.site for ref in procs._target().procs}) == 1
     local_size = procs.extent.sizes[-1] if procs.extent.labels else 1
     first = keepers.flatten("ranks").slice(ranks=0)
-    return first.reserve.call_one(len(procs), local_size, local, keep).get()
+    return first.reserve.call_one(len(procs), local_size, local, serve).get()
 
 
 def _in_thread(procs: ProcMesh, what: str, work: Callable[[], Any]) -> Future[Any]:

@@ -2,7 +2,7 @@
 
 Gloo tells only those of a failed rank that are just then talking to it. The others wait for their neighbours, who will
 never come, until the group's timeout (half an hour by default), and there is no call that ends such a wait. So a rank
-remembers which connections its group opened. ``abandon`` shuts them down, from another thread: then every collective
+remembers which connections its group opened. ``abandon`` ends them, from another thread: then every collective
 that is under way ends in an error, here and at whoever waits for this rank.
 
 Nearly every: when gloo sends on a connection in the very moment in which its end is noticed, it forgets to tell the
@@ -18,6 +18,7 @@ import stat
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +26,9 @@ from types import FrameType
 from typing import Any
 
 LOOPBACK = "127.0.0.1"
+
+#: How long a rank may take to reach rank 0's store, which is there before anybody is told of it (seconds).
+CONNECT_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +48,52 @@ class _Member:
         self.lock = threading.Lock()
         self.before: frozenset[int] | None = None  # inodes of the sockets that were there before the group
         self.own: frozenset[int] | None = None  # of those that it opened; None while it is being made
-        # Rank 0 keeps the port that it chose until its store takes over, so that nobody else can get it.
-        self.reserved: dict[int, socket.socket] = {}
+        self.given_up: dict[str, int] = {}  # the last group of each series that must not be joined any more
+        # Where the ranks find each other, at rank 0: of the next group, and of the one before it for latecomers.
+        self.stores: deque[Any] = deque(maxlen=2)
 
 
 _member = _Member()
 
 
-def reserve(world_size: int, local_size: int, *, local: bool, keep: bool = True) -> Meeting:
+def reserve(world_size: int, local_size: int, *, local: bool, serve: bool = True) -> Meeting:
     """Choose, as rank 0, where the ranks meet.
 
     Args:
         local: all ranks are on this machine, so that nobody else need reach the port.
-        keep: hold the port for ``join``; otherwise it is left free for who listens there next.
+        serve: have the store there at once, for ``join``; otherwise the port is left free for who listens there next.
     """
     address = LOOPBACK if local else own_address()
-    taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    taken.bind((address if local else "", 0))
-    port = taken.getsockname()[1]
-    if keep:
-        taken.listen(1024)
-        with _member.lock:
-            for unused in _member.reserved.values():  # of a group that never came about
-                unused.close()
-            _member.reserved = {port: taken}
-    else:
-        taken.close()
-    return Meeting(address, port, world_size, local_size)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((address if local else "", 0))
+        meeting = Meeting(address, taken.getsockname()[1], world_size, local_size)
+        if serve:
+            taken.listen(1024)
+            _member.stores.append(_store(meeting, master_listen_fd=taken.detach()))
+    return meeting
+
+
+def _store(meeting: Meeting, **options: Any) -> Any:
+    """A connection to the ranks' store; with a listening socket, the store itself."""
+    distributed = _distributed()
+    return distributed.TCPStore(
+        meeting.address,
+        meeting.port,
+        meeting.world_size,
+        is_master="master_listen_fd" in options,
+        timeout=timedelta(seconds=CONNECT_TIMEOUT),
+        wait_for_workers=False,
+        **options,
+    )
+
+
+def _distributed() -> Any:
+    try:
+        import torch.distributed
+    except ImportError as e:
+        raise RuntimeError(f"a process group needs torch, which this rank cannot import ({e})") from None
+    return torch.distributed
 
 
 def set_environment(meeting: Meeting, rank: int) -> None:
@@ -91,39 +113,45 @@ def set_environment(meeting: Meeting, rank: int) -> None:
     )
 
 
-def join(meeting: Meeting, rank: int, backend: str, join_timeout: float, timeout: float | None, **options: Any) -> None:
+def join(
+    meeting: Meeting,
+    rank: int,
+    backend: str,
+    number: tuple[str, int] = ("", 1),
+    join_timeout: float = 60.0,
+    timeout: float | None = None,
+    **options: Any,
+) -> None:
     """Leave the process group that there is, and be this rank of a new one, which is torch's default group then.
 
     Args:
+        number: of this group in a series of groups that has this name.
         join_timeout: how long ranks wait for each other here (seconds).
         timeout: of collectives (seconds); None leaves torch's.
         options: for ``torch.distributed.init_process_group``.
     """
-    try:
-        import torch.distributed
-    except ImportError as e:
-        raise RuntimeError(f"a process group needs torch, which rank {rank} cannot import ({e})") from None
-    distributed: Any = torch.distributed  # which exports its stores without saying so
+    distributed = _distributed()
     leave()
     set_environment(meeting, rank)
+    series, which = number
     if meeting.address == LOOPBACK:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's own name may not resolve
+    before = _sockets()
+    store = _store(meeting)
+    store.set_timeout(timedelta(seconds=join_timeout))
     with _member.lock:
-        listening = _member.reserved.pop(meeting.port, None)
-        _member.own = None
-        _member.before = _sockets() - {_inode(listening)}
-    store = distributed.TCPStore(
-        meeting.address,
-        meeting.port,
-        meeting.world_size,
-        is_master=rank == 0,
-        timeout=timedelta(seconds=join_timeout),
-        wait_for_workers=False,
-        master_listen_fd=None if listening is None else listening.detach(),
-    )
-    if timeout is not None:
-        options["timeout"] = timedelta(seconds=timeout)
-    distributed.init_process_group(backend, store=store, rank=rank, world_size=meeting.world_size, **options)
+        if which <= _member.given_up.get(series, 0):
+            raise RuntimeError(f"process group {which} was given up before rank {rank} joined it: join the next one")
+        # Who gives the group up from here on breaks that connection.
+        _member.before, _member.own = before, None
+    try:
+        if timeout is not None:
+            options["timeout"] = timedelta(seconds=timeout)
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=meeting.world_size, **options)
+    except BaseException:
+        with _member.lock:
+            _member.before = None
+        raise
     with _member.lock:
         _member.own = _sockets() - _member.before
 
@@ -138,23 +166,22 @@ def leave() -> None:
         gc.collect()  # its connections are closed when the last work of it is gone
 
 
-def abandon(patience: float = 0.0) -> bool:
+def abandon(number: tuple[str, int] = ("", 0), patience: float = 0.0) -> bool:
     """End every collective of the group that ``join`` made, or is making, in an error. From any thread.
 
     The group itself is as good as dead then; ``join`` or ``leave`` clears it away.
 
     Args:
+        number: this group and those before it in the series must not be joined from now on.
         patience: how long threads that are in torch may take to come out of it (seconds).
 
     Returns:
-        Whether they have, or there was no group.
+        Whether they have.
     """
+    series, which = number
     with _member.lock:
-        if _member.before is None:
-            return True
-        inodes = _member.own if _member.own is not None else _sockets() - _member.before
-        for inode in inodes:
-            _shut_down(inode)
+        _member.given_up[series] = max(which, _member.given_up.get(series, 0))
+    _break_connections()
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized() and distributed.get_backend() != "gloo":
         abort = getattr(distributed.group.WORLD, "abort", None)  # of NCCL, which knows how to
@@ -167,8 +194,18 @@ def abandon(patience: float = 0.0) -> bool:
         inside = {thread: frame for thread, frame in inside.items() if frame in _stack(tops.get(thread))}
         if inside and time.monotonic() >= deadline:
             return False
-        time.sleep(0.001 if inside else 0)
+        if inside:
+            time.sleep(0.001)
+            _break_connections()  # those that a join under way has opened since
     return True
+
+
+def _break_connections() -> None:
+    with _member.lock:
+        if _member.before is None:
+            return
+        for inode in _member.own if _member.own is not None else _sockets() - _member.before:
+            _shut_down(inode)
 
 
 def _stack(top: FrameType | None) -> list[FrameType]:
@@ -180,9 +217,12 @@ def _stack(top: FrameType | None) -> list[FrameType]:
 
 
 def _in_torch(top: FrameType) -> FrameType | None:
-    """The outermost frame of a thread that runs code of torch's in which collectives happen."""
+    """The outermost frame of a thread that joins a group, or runs code of torch's in which collectives happen."""
     parts = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
-    return next((f for f in reversed(_stack(top)) if any(part in f.f_code.co_filename for part in parts)), None)
+    for frame in reversed(_stack(top)):
+        if frame.f_code is join.__code__ or any(part in frame.f_code.co_filename for part in parts):
+            return frame
+    return None
 
 
 def own_address() -> str:
@@ -220,10 +260,6 @@ def _sockets() -> frozenset[int]:
     return frozenset(_descriptors())
 
 
-def _inode(held: socket.socket | None) -> int:
-    return -1 if held is None else os.fstat(held.fileno()).st_ino
-
-
 def _shut_down(inode: int) -> None:
     """End a connection over the network as if its peer had; whatever else has that inode is left alone."""
     fd = _descriptors().get(inode)
@@ -231,7 +267,7 @@ def _shut_down(inode: int) -> None:
         return
     with suppress(OSError), socket.socket(fileno=os.dup(fd)) as held:
         # Closed and opened again as something else before it was duplicated?
-        if _inode(held) != inode or held.family not in (socket.AF_INET, socket.AF_INET6):
+        if os.fstat(held.fileno()).st_ino != inode or held.family not in (socket.AF_INET, socket.AF_INET6):
             return
         # A listener that ends would be an error of its own to who accepts there.
         if not held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
