@@ -13,6 +13,7 @@ __all__ = [
     "__version__",
     "enable_monarch_imports",
     "get_mesh",
+    "heal_mesh",
     "load_ipython_extension",
     "unload_ipython_extension",
 ]
@@ -30,6 +31,13 @@ def get_mesh(name: str) -> Any:
     from monarch_kernel.meshes import get_mesh as find
 
     return find(name)
+
+
+def heal_mesh(mesh: Any, hosts: Any = None, timeout: float = 60.0) -> Any:
+    """Replace what is dead of a proc mesh, or of the procs of an actor mesh; see ``ProcMesh.heal``."""
+    from monarch_kernel.actor import heal_mesh as heal
+
+    return heal(mesh, hosts, timeout)
 
 
 def load_ipython_extension(ip: Any) -> None:

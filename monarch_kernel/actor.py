@@ -15,6 +15,7 @@ from monarch_kernel.runtime.actor.controllers import get_or_spawn_controller
 from monarch_kernel.runtime.actor.endpoint import Accumulator, Endpoint, as_endpoint, send
 from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, SupervisionError
 from monarch_kernel.runtime.actor.faultline import default_hook as unhandled_fault_hook
+from monarch_kernel.runtime.actor.healing import Healed, HealError, Replacement, heal_mesh
 from monarch_kernel.runtime.actor.hosts import (
     BootstrapCommand,
     HostMesh,
@@ -37,6 +38,7 @@ from monarch_kernel.runtime.actor.workers import (
 from monarch_kernel.runtime.mesh.shape import Extent, Point
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.runtime.supervision.restarts import RestartPolicy
 
 __all__ = [
     "Accumulator",
@@ -50,12 +52,16 @@ __all__ = [
     "Endpoint",
     "Extent",
     "Future",
+    "HealError",
+    "Healed",
     "HostMesh",
     "MeshFailure",
     "Point",
     "Port",
     "PortReceiver",
     "ProcMesh",
+    "Replacement",
+    "RestartPolicy",
     "SupervisionError",
     "ValueMesh",
     "as_endpoint",
@@ -69,6 +75,7 @@ __all__ = [
     "enable_transport",
     "endpoint",
     "get_or_spawn_controller",
+    "heal_mesh",
     "local_proc_mesh",
     "proc_mesh",
     "run_worker_loop_forever",

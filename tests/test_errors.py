@@ -511,7 +511,7 @@ def test_supervision_error_names_rank_host_cause_and_what_to_do() -> None:
     assert str(error) == (
         "Endpoint call w.step() failed: rank 1 of 4 of mesh 'w' (gpus=1), host vm, pid 101, "
         "cannot answer: killed by SIGKILL.\n"
-        "  Other ranks still work: slice them, or spawn a new proc mesh to replace what died.\n"
+        "  Other ranks still work: slice them, or replace what died by heal() of the proc mesh.\n"
         "\n"
         "Ranks 0,2 answered: their results are in `.values` of this error.\n"
         "Rank 3 had not answered yet when this was raised."

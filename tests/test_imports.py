@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     f"{RUNTIME}.transfer": {PROTOCOL, MESH, f"{RUNTIME}.node"},
     f"{RUNTIME}.tensor": {PROTOCOL, MESH, f"{RUNTIME}.node", f"{RUNTIME}.actor", f"{RUNTIME}.transfer"},
+    f"{RUNTIME}.spmd": {PROTOCOL, MESH, f"{RUNTIME}.node", f"{RUNTIME}.actor"},
     f"{RUNTIME}.rank": {
         PROTOCOL,
         MESH,

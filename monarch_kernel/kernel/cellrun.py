@@ -206,6 +206,7 @@ class CellRun:
             self._sample = deque(self.managed.monitor.where.stream())
         if self._progress.waiting and (self._released or self._sample):
             self._release()
+        self._progress.silent = self.managed.procs.unresponsive()
         line = self._progress.line(now)
         if line and self.interrupted:
             line += " · interrupted; once more within 2 s kills what does not answer"
@@ -250,12 +251,12 @@ class CellRun:
         try:
             managed.join()
         except (ActorError, SupervisionError, TimeoutError):
-            return f"{said} and could not be made again; %mesh restart {managed.name} makes a fresh one."
+            return f"{said} and could not be made again; %mesh heal {managed.name} makes it again."
         return f"{said}. There is a new one; models wrapped in DistributedDataParallel must be wrapped again."
 
     def _remark(self) -> str:
         if any(failed.fault is None for failed in self.failures.values()):
-            return f"Dead ranks stay dead; %mesh restart {self.managed.name} brings up fresh ones."
+            return f"%mesh heal {self.managed.name} puts fresh ones in their places."
         return self._rejoin() if self._released else ""
 
     def _drain(self) -> None:

@@ -25,7 +25,7 @@ from monarch_kernel.kernel.session import ManagedMesh, UpOptions, parts_of
 #: How long a question to all ranks may take before those that did not answer are left out (seconds).
 ASK_TIMEOUT = 2.0
 
-SUBCOMMANDS = ("up", "ls", "status", "use", "down", "restart", "push", "pull", "logs")
+SUBCOMMANDS = ("up", "ls", "status", "use", "down", "heal", "restart", "push", "pull", "logs")
 
 
 def _cannot_answer(
@@ -35,7 +35,7 @@ def _cannot_answer(
     dead = [ranks[rank] for rank in error.ranks]
     who = f"rank {_listed(dead)} of mesh {mesh}"
     return usage_error(
-        command, f"{who} cannot answer: {error.cause}{more}; choose others with -r, or use %mesh restart {mesh}"
+        command, f"{who} cannot answer: {error.cause}{more}; choose others with -r, or use %mesh heal {mesh}"
     )
 
 
@@ -135,13 +135,13 @@ class MeshMagics(Magics):
         for rank in ranks:
             status = states.get(rank)
             point = ",".join(f"{label}={at}" for label, at in extent.point(rank).items())
-            alive = status.state == "alive"
+            alive = status.state in ("alive", "unresponsive")
             numbers = (
                 [megabytes(status.rss_bytes), f"{status.cpu_percent:.0f} %", seconds(status.uptime_s)]
                 if alive
                 else ["", "", ""]
             )
-            doing = places.get(rank, "idle") if alive else status.cause
+            doing = status.cause or places.get(rank, "idle")
             rows.append([str(rank), point, status.state, str(status.pid or ""), status.host, *numbers, doing])
         headings = ["rank", "at", "state", "pid", "host", "memory", "cpu", "up", "doing"]
         return Table(headings, rows, caption=f"mesh {mesh.name}", right=(0, 3, 5, 6, 7))
@@ -189,6 +189,18 @@ class MeshMagics(Magics):
             print(self._session.down(name))
         if not names:
             print("No mesh is up.")
+
+    @magic_arguments("mesh heal")
+    @argument("name", nargs="?", metavar="NAME", help="the mesh (default: the one in use)")
+    @_ranks_option
+    def heal(self, line: str) -> None:
+        """Replace ranks that died, in their places; the others keep their variables."""
+        found = parse(MeshMagics.heal, line)
+        if found is None:
+            return
+        mesh = self._session.find(found.name, "%mesh heal")
+        ranks = args_of.select("%mesh heal", found.ranks, [], mesh.extent, mesh.name)
+        print(self._session.heal(mesh, ranks))
 
     @magic_arguments("mesh restart")
     @argument("name", nargs="?", metavar="NAME", help="the mesh (default: the one in use)")

@@ -39,6 +39,8 @@ class Progress:
     def __init__(self, ranks: Iterable[int], now: float) -> None:
         self.total = 0
         self.waiting: set[int] = set()
+        #: Ranks that live, but do not answer anybody, and why.
+        self.silent: dict[int, str] = {}
         self.failed: dict[int, str] = {}
         self._places: dict[int, Place] = {}
         self._started = now
@@ -82,7 +84,11 @@ class Progress:
         for rank, why in self.failed.items():
             alike.setdefault(why, []).append(rank)
         parts += [f"{format_ranks(ranks, limit=6)} failed: {why}" for why, ranks in alike.items()]
-        return " · ".join([*parts, self._waiting()])
+        parts.append(self._waiting())
+        silent = {rank: why for rank, why in self.silent.items() if rank in self.waiting}
+        for why in dict.fromkeys(silent.values()):
+            parts.append(f"{_listed(rank for rank in silent if silent[rank] == why)} does not respond: {why}")
+        return " · ".join(parts)
 
     def _waiting(self) -> str:
         places: dict[Place, list[int]] = {}

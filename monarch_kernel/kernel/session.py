@@ -10,7 +10,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from monarch_kernel.actor import ActorMesh, Extent, ProcMesh, this_host
+from monarch_kernel.actor import ActorMesh, Extent, Healed, HealError, MeshFailure, ProcMesh, this_host
 from monarch_kernel.kernel.arguments import boxed, nearest, runs
 from monarch_kernel.kernel.executor import CellExecutor, Monitor
 from monarch_kernel.kernel.render import seconds
@@ -249,6 +249,26 @@ class MeshSession:
             self._current = names[-1] if names else None
         left = f"; {self._current} is in use now" if self._current else ""
         return f"mesh {procs.name}: {count} rank{'s' * (count != 1)} stopped{left}"
+
+    def heal(self, mesh: ProcMesh, ranks: Sequence[int]) -> str:
+        """Replace what died among these ranks; all ranks then meet anew, as at the start.
+
+        Returns:
+            What was done, in a few lines.
+        """
+        managed = self._managed.get(mesh.name)
+        done: list[Healed] = []
+        try:
+            for part in _parts(mesh, mesh.flatten("ranks"), mesh.extent, ranks):
+                done.append(part.mesh.heal().get(UP_TIMEOUT))
+            if managed is not None and any(done):
+                managed.join()
+        except HealError as error:
+            raise UsageError(f"%mesh heal: {error}") from None
+        except MeshFailure as error:
+            rest = "heal all of them" if len(ranks) < len(mesh) else "try it again"
+            raise UsageError(f"%mesh heal: more ranks of mesh {mesh.name} are dead: {error.reason}; {rest}") from None
+        return "\n".join(str(healed) for healed in done if healed) or f"mesh {mesh.name}: all its ranks are well"
 
     def restart(self, name: str | None) -> str:
         """Stop a mesh and start it again with the same options."""

@@ -319,6 +319,62 @@ class Shutdown(msgspec.Struct, array_like=True, tag=40):
     grace: float
 
 
+class ProcUnresponsive(msgspec.Struct, array_like=True, tag=45):
+    """The proc lives, but does not answer its agent. To its owner and all watchers; again when its stack is known."""
+
+    proc: str
+    pid: int
+    host: str
+    seconds: float  # since it was asked
+    why: str
+    stack: str = ""
+
+
+class ProcResponds(msgspec.Struct, array_like=True, tag=46):
+    """The proc that did not answer has answered."""
+
+    proc: str
+    seconds: float  # how long it took
+
+
+# -- healing ----------------------------------------------------------------------------------
+
+
+class Replaced(msgspec.Struct, array_like=True, tag=41):
+    """A proc that died has a successor: what was meant for its place in the mesh goes to this one from now on.
+
+    Who owns actors on it makes them anew there. Answered with a Reply when that is done.
+    """
+
+    call: int  # 0: nobody waits
+    rank: int
+    proc: str
+    ref: ProcRef
+
+
+class AskReplaced(msgspec.Struct, array_like=True, tag=42):
+    """To the root: tell me when this proc, which is dead, has a successor (or that it has)."""
+
+    proc: str
+
+
+class AskEnded(msgspec.Struct, array_like=True, tag=44):
+    """Which of these actors have ended here? Reply body: a pickle of their causes by actor."""
+
+    call: int
+    rank: int
+    actors: list[str]
+
+
+class Checkpoint(msgspec.Struct, array_like=True, tag=43):
+    """To the owner's process: what an actor's ``checkpoint`` has returned. Body: its pickle."""
+
+    actor: str
+    rank: int
+    buffers: tuple[int, ...] = ()
+    segment: SegmentRef | None = None
+
+
 # -- the data plane ---------------------------------------------------------------------------
 
 
@@ -403,6 +459,12 @@ Message = (
     | GetStatus
     | GetLogs
     | Shutdown
+    | ProcUnresponsive
+    | ProcResponds
+    | Replaced
+    | AskReplaced
+    | AskEnded
+    | Checkpoint
     | BufferRead
     | BufferWrite
     | BufferAtomic

@@ -172,12 +172,34 @@ def test_a_dead_rank_is_named_and_nothing_it_wrote_is_lost(fresh: Kernel) -> Non
     assert text(outcome).startswith("[0-3] alive")
     assert "[2]" in plain(outcome)
     assert "SIGKILL" in plain(outcome)
-    assert "%mesh restart own" in plain(outcome)
+    assert "%mesh heal own" in plain(outcome)
     assert text(fresh.ok("%%mesh -r 0,1,3\nrank * 0")) == "[0-1,3] 0"
     again = fresh.run("%%mesh\n'still'")
     assert text(again) == "[0-1,3] 'still'"
     assert "Failed on rank 2" in plain(again)
     assert "dead" in fresh.ok("%mesh status").text
+    fresh.ok("%%mesh -r 0,1,3\nkept = 7")
+    healed = fresh.ok("%mesh heal").stdout
+    assert "1 healed" in healed and "rank 2" in healed and "SIGKILL" in healed
+    assert text(fresh.ok("%%mesh\n'kept' in globals(), world_size")) == "[0-1,3] (True, 4)\n[2]     (False, 4)"
+    assert "all its ranks are well" in fresh.ok("%mesh heal").stdout
+
+
+def test_a_stopped_rank_is_told_of_and_goes_on(fresh: Kernel) -> None:
+    fresh.ok("%%mesh -o pids\nimport os, signal\nos.getpid()")
+    fresh.ok(
+        "import os, signal, threading, time\n"
+        "from monarch_kernel import get_mesh\n"
+        "seen = []\n"
+        "def wake(pid):\n"
+        "    while not (silent := get_mesh('own').unresponsive()):\n"
+        "        time.sleep(0.02)\n"
+        "    seen.append(silent)\n"
+        "    os.kill(pid, signal.SIGCONT)\n"
+        "threading.Thread(target=wake, args=(pids.get(1),)).start()"
+    )
+    assert text(fresh.ok("%%mesh\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n'on'")) == "[0-3] 'on'"
+    assert "SIGSTOP" in fresh.ok("seen[0][1]").text
 
 
 # -- bad input --------------------------------------------------------------------------------
@@ -261,7 +283,7 @@ def test_status_tells_of_every_rank(mesh: Kernel) -> None:
 
 def test_help_tells_what_there_is(mesh: Kernel) -> None:
     overview = mesh.ok("%mesh --help").stdout
-    for word in ("up", "ls", "status", "use", "down", "restart", "push", "pull", "logs", "%%mesh"):
+    for word in ("up", "ls", "status", "use", "down", "heal", "restart", "push", "pull", "logs", "%%mesh"):
         assert word in overview
     assert "--dist" in mesh.ok("%mesh up --help").stdout
     assert "--raw" in mesh.ok("%%mesh --help\npass").stdout

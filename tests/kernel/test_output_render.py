@@ -98,6 +98,14 @@ def test_progress_names_the_failed() -> None:
     assert progress.line(2) == "0 of 4 ranks done · 1,3 failed: ValueError: boom · waiting for 0, 2"
 
 
+def test_progress_tells_who_does_not_respond() -> None:
+    progress = Progress(range(3), now=0.0)
+    progress.silent = {0: "it is stopped (SIGSTOP)", 1: "it is stopped (SIGSTOP)"}
+    progress.done(1)
+    line = progress.line(100.0)
+    assert line.endswith("· 0 does not respond: it is stopped (SIGSTOP)")
+
+
 def test_progress_asks_once_a_second() -> None:
     progress = Progress(range(1), now=0.0)
     assert [progress.is_due(now) for now in (0.5, 1.0, 1.5, 2.0, 2.9, 3.1)] == [

@@ -152,6 +152,8 @@ class AsyncActorInstance(ActorInstance):
             return self._was_cancelled(link, message, endpoint, e, asyncio.current_task())
         except BaseException as e:
             return self._failed(link, message, endpoint, e)
+        if message.endpoint == "checkpoint":
+            self._keep_checkpoint(reply, buffers)
         self._system.reply(link, message, OK, reply, buffers)
         return None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from monarch_kernel.runtime.actor.context import context
 
-HOOKS = ("__supervise__", "__cleanup__")
+HOOKS = ("__supervise__", "__cleanup__", "__restore__")
 
 
 class Actor:
@@ -21,6 +21,8 @@ class Actor:
 
     * ``__supervise__(self, failure) -> bool``: a mesh that this actor spawned failed; true means handled.
     * ``__cleanup__(self, error)``: the actor ends; ``error`` is None when it was stopped on purpose.
+    * ``__restore__(self, state)``: this actor was made in the place of one that died; ``state`` is what the endpoint
+      ``checkpoint`` of that one had returned last.
 
     The first actor of a proc is driven by the proc's main thread, the others by threads of their own.
     """

@@ -92,6 +92,20 @@ def failure_of(node: Node, target: Target, rank: int, fault: Fault | None, death
     return RankFailure(rank, dict(point), ref.host, pid, ref.id, fault, death)
 
 
+def _vitals(node: Node, target: Target, ranks: list[int]) -> str:
+    """What is known of ranks that are waited for and do not respond."""
+    silent = [
+        (rank, node.unresponsive[target.procs[rank].id]) for rank in ranks if target.procs[rank].id in node.unresponsive
+    ]
+    if not silent:
+        return ""
+    rank, news = silent[0]
+    text = f"; rank {rank} (host {news.host}, pid {news.pid}) does not respond: {news.why}"
+    if len(silent) > 1:
+        text += f" (and {len(silent) - 1} more)"
+    return f"{text}\n{news.stack}" if news.stack else text
+
+
 class OneCall(Future[Any]):
     """A call to exactly one actor."""
 
@@ -132,6 +146,9 @@ class OneCall(Future[Any]):
             self._status = DEAD
             self._body = encode_death(death)
             self._finish()
+
+    def _waiting(self) -> str:
+        return _vitals(self._node, self._target, [self._rank])
 
     def _result(self) -> Any:
         __tracebackhide__ = True
@@ -267,7 +284,11 @@ class ManyCall(Future[Any]):
 
     def _waiting(self) -> str:
         waiting = [rank for rank, status in enumerate(self._statuses) if status < 0]
-        return f"; waiting for {format_points(waiting, self._target.extent)}" if waiting else ""
+        if not waiting:
+            return ""
+        return (
+            f"; waiting for {format_points(waiting, self._target.extent)}{_vitals(self._node, self._target, waiting)}"
+        )
 
     def unanswered(self) -> list[int]:
         """Ranks of the slice that have not answered yet."""

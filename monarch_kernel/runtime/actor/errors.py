@@ -192,89 +192,6 @@ def _actor_error_text(outcome: _Outcome) -> str:
     return "\n".join(lines)
 
 
-class SupervisionError(Exception):
-    """A call that cannot be answered, because a rank's process, actor or host died or was stopped."""
-
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        endpoint: str = "",
-        mesh_name: str = "",
-        ranks: Sequence[int] = (),
-        cause: str = "",
-        extent: Extent | None = None,
-        failures: Sequence[RankFailure] = (),
-        values: Mapping[int, Any] | None = None,
-        unanswered: Sequence[int] = (),
-    ) -> None:
-        super().__init__(message)
-        #: The call, as in `actor.endpoint`.
-        self.endpoint = endpoint
-        self.mesh_name = mesh_name
-        #: Ranks of the mesh called that cannot answer.
-        self.ranks = tuple(ranks)
-        #: Why, of the first of them.
-        self.cause = cause
-        self.extent = extent
-        #: Every failing rank: those that are dead, and those whose endpoint raised.
-        self.failures = list(failures)
-        #: Results of the ranks that answered, by rank.
-        self.values = dict(values or {})
-        #: Ranks that had not answered yet when this was raised.
-        self.unanswered = list(unanswered)
-
-    def without_values(self) -> SupervisionError:
-        """The same error without the results of the ranks that answered, which may be large."""
-        error = copy(self)
-        error.values = {}
-        return error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # What else was put on it (notes) is not sent: an error is pickled to tell what happened.
-        state = {
-            "endpoint": self.endpoint,
-            "mesh_name": self.mesh_name,
-            "ranks": self.ranks,
-            "cause": self.cause,
-            "extent": self.extent,
-            "failures": self.failures,
-            "values": self.values,
-            "unanswered": self.unanswered,
-        }
-        return type(self), self.args, state
-
-
-def build_supervision_error(
-    call_name: str,
-    mesh_name: str,
-    extent: Extent,
-    failures: Sequence[RankFailure],
-    values: Mapping[int, Any],
-    unanswered: Sequence[int],
-) -> SupervisionError:
-    """The error for a call over at least one rank that is dead; ranks that raised are told as well."""
-    failures = sorted(failures, key=lambda failure: failure.rank)
-    dead = [failure for failure in failures if failure.death is not None]
-    raised = [failure for failure in failures if failure.fault is not None]
-    lines = telling.deaths(call_name, mesh_name, dead, extent)
-    if raised:
-        lines.append(telling.headline("The endpoint also", extent, [failure.rank for failure in raised]))
-        lines += telling.tracebacks(raised, extent)
-    lines += telling.answers(values, unanswered)
-    return SupervisionError(
-        "\n".join(lines),
-        endpoint=call_name,
-        mesh_name=mesh_name,
-        ranks=[failure.rank for failure in dead],
-        cause=dead[0].death.cause if dead and dead[0].death is not None else "",
-        extent=extent,
-        failures=failures,
-        values=values,
-        unanswered=unanswered,
-    )
-
-
 class MeshFailure(Exception):
     """A part of a mesh died: what `__supervise__` of its owner and the fault hook are given."""
 
@@ -330,6 +247,96 @@ class MeshFailure(Exception):
             self.death,
             self.key,
         )
+
+
+class SupervisionError(MeshFailure):
+    """A call that cannot be answered, because a rank's process, actor or host died or was stopped.
+
+    It is a `MeshFailure`, so that a loop can catch that, heal the mesh, and repeat the step that failed.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        endpoint: str = "",
+        mesh_name: str = "",
+        ranks: Sequence[int] = (),
+        cause: str = "",
+        extent: Extent | None = None,
+        failures: Sequence[RankFailure] = (),
+        values: Mapping[int, Any] | None = None,
+        unanswered: Sequence[int] = (),
+    ) -> None:
+        Exception.__init__(self, message)
+        #: The call, as in `actor.endpoint`.
+        self.endpoint = endpoint
+        self.mesh = self.mesh_name = mesh_name
+        #: Ranks of the mesh called that cannot answer.
+        self.ranks = tuple(ranks)
+        #: Why, of the first of them.
+        self.cause = self.reason = cause
+        self.extent = extent
+        #: Every failing rank: those that are dead, and those whose endpoint raised.
+        self.failures = list(failures)
+        self.death = next((failure.death for failure in self.failures if failure.death is not None), None)
+        #: Results of the ranks that answered, by rank.
+        self.values = dict(values or {})
+        #: Ranks that had not answered yet when this was raised.
+        self.unanswered = list(unanswered)
+
+    def without_values(self) -> SupervisionError:
+        """The same error without the results of the ranks that answered, which may be large."""
+        error = copy(self)
+        error.values = {}
+        return error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What else was put on it (notes) is not sent: an error is pickled to tell what happened.
+        state = {
+            "endpoint": self.endpoint,
+            "mesh": self.mesh,
+            "mesh_name": self.mesh_name,
+            "ranks": self.ranks,
+            "cause": self.cause,
+            "reason": self.reason,
+            "death": self.death,
+            "extent": self.extent,
+            "failures": self.failures,
+            "values": self.values,
+            "unanswered": self.unanswered,
+        }
+        return type(self), self.args, state
+
+
+def build_supervision_error(
+    call_name: str,
+    mesh_name: str,
+    extent: Extent,
+    failures: Sequence[RankFailure],
+    values: Mapping[int, Any],
+    unanswered: Sequence[int],
+) -> SupervisionError:
+    """The error for a call over at least one rank that is dead; ranks that raised are told as well."""
+    failures = sorted(failures, key=lambda failure: failure.rank)
+    dead = [failure for failure in failures if failure.death is not None]
+    raised = [failure for failure in failures if failure.fault is not None]
+    lines = telling.deaths(call_name, mesh_name, dead, extent)
+    if raised:
+        lines.append(telling.headline("The endpoint also", extent, [failure.rank for failure in raised]))
+        lines += telling.tracebacks(raised, extent)
+    lines += telling.answers(values, unanswered)
+    return SupervisionError(
+        "\n".join(lines),
+        endpoint=call_name,
+        mesh_name=mesh_name,
+        ranks=[failure.rank for failure in dead],
+        cause=dead[0].death.cause if dead and dead[0].death is not None else "",
+        extent=extent,
+        failures=failures,
+        values=values,
+        unanswered=unanswered,
+    )
 
 
 def _mesh_failure(

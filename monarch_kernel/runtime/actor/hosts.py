@@ -20,6 +20,7 @@ from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Point, Region
 from monarch_kernel.runtime.node.future import Future, gathered, resolved
+from monarch_kernel.runtime.supervision.restarts import RestartPolicy
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
 
 #: Command line, environment, and whether the environment is inherited, of one proc.
@@ -116,6 +117,8 @@ class HostMesh(MeshTrait):
         *,
         env: Mapping[str, str] | None = None,
         preload: Sequence[str] = (),
+        restart: RestartPolicy | str = "never",
+        spares: HostMesh | None = None,
     ) -> ProcMesh:
         """Start processes on every host.
 
@@ -130,6 +133,9 @@ class HostMesh(MeshTrait):
             each point. env: environment variables to set in the processes.
             preload: modules to import before forking, once for all ranks (those that this process has imported of torch
                 and numpy are preloaded anyway).
+            restart: "on_failure" replaces procs that die, as ``heal`` does; a ``RestartPolicy`` says how often, after
+                which wait, and whether one rank or all together. "never": the owner is told.
+            spares: hosts on which nothing is started until one of the others is gone.
 
         Raises:
             ValueError: a dimension of the hosts is named again, a size is not a positive whole number.
@@ -171,7 +177,11 @@ class HostMesh(MeshTrait):
                 )
         extent = Extent(self._shape.labels + labels, self._shape.sizes + sizes)
         per_proc = self._per_proc(bootstrap_command, proc_bind, extent, count)
-        return self._spawn(name, hosts, count, extent, checked_env, (body, buffers), per_proc, preload)
+        policy = RestartPolicy(restart) if isinstance(restart, str) else restart
+        mesh = self._spawn(name, hosts, count, extent, checked_env, (body, buffers), per_proc, preload, policy)
+        if spares is not None:
+            self._system.healer.add_spares(mesh, [host.agent for host in spares._selected()])
+        return mesh
 
     def _spawn(
         self,
@@ -183,6 +193,7 @@ class HostMesh(MeshTrait):
         bootstrap: tuple[Any, tuple[int, ...]],
         per_proc: list[PerProc],
         preload: Sequence[str],
+        policy: RestartPolicy,
     ) -> ProcMesh:
         system = self._system
         node = system.node
@@ -214,6 +225,7 @@ class HostMesh(MeshTrait):
         system.proc_meshes[uid] = mesh
         system.tree.spawned_procs(OwnedMesh(uid, name, owner.actor_id, extent, tuple(refs)))
         owner.owned.append(mesh)
+        messages: list[SpawnProcs] = []
         for at, host in enumerate(hosts):
             node.learn(host.agent)
             chosen = refs[at * count : (at + 1) * count]
@@ -230,6 +242,7 @@ class HostMesh(MeshTrait):
                 preload=modules,
                 per_proc=per_proc[at * count : (at + 1) * count],
             )
+            messages.append(message)
             if not node.send(host.agent.id, message):
                 death = node.deaths[host.agent.id]
                 for ref in chosen:
@@ -237,6 +250,7 @@ class HostMesh(MeshTrait):
             elif host.agent.site != node.ref.site:
                 for ref in chosen:
                     node.expect(ref)  # only now does its agent know it
+        system.healer.spawned(mesh, messages, bootstrap, policy)
         body, buffers = bootstrap
         for rank, ref in enumerate(refs):
             link = node.link_to(ref.id)

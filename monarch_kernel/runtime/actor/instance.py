@@ -20,6 +20,7 @@ from monarch_kernel.protocol.messages import (
     OK,
     ActorFailed,
     Call,
+    Checkpoint,
     Create,
     Death,
     ProcRef,
@@ -89,10 +90,10 @@ class Instance:
         """Stop the meshes this one spawned, last first, and wait for them."""
         from monarch_kernel.runtime.actor.meshes import ProcMesh
 
-        own = {ref.id for mesh in self.owned if isinstance(mesh, ProcMesh) for ref in mesh._procs}
+        own = {ref.id for mesh in self.owned if isinstance(mesh, ProcMesh) for ref in mesh._target().procs}
         while self.owned:
             mesh = self.owned.pop()
-            if not isinstance(mesh, ProcMesh) and all(ref.id in own for ref in mesh._procs):
+            if not isinstance(mesh, ProcMesh) and all(ref.id in own for ref in mesh._target().procs):
                 continue  # ends with its procs, which give actors time for their cleanup, but not for ever
             try:
                 mesh._stop(reason).get(CLEANUP_TIMEOUT)
@@ -275,8 +276,16 @@ class ActorInstance(Instance):
             reply, buffers = dumps(result)
         except BaseException as e:
             return self._failed(link, message, endpoint, e)
+        if message.endpoint == "checkpoint":
+            self._keep_checkpoint(reply, buffers)
         self._system.reply(link, message, OK, reply, buffers)
         return None
+
+    def _keep_checkpoint(self, state: Any, buffers: tuple[int, ...]) -> None:
+        """Have the owner's process keep what ``checkpoint`` has returned, for whoever takes this actor's place."""
+        if hasattr(self._object, "__restore__"):
+            self._system.node.learn(self.owner_proc)
+            self._system.node.send(self.owner_proc.id, Checkpoint(self.actor_id, self.rank.rank, buffers), state)
 
     def _prepare(
         self, link: Any, message: Call, endpoint: EndpointSpec, body: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
@@ -24,12 +24,16 @@ from monarch_kernel.runtime.actor.casting import send_to_all
 from monarch_kernel.runtime.actor.context import calling_cell, current
 from monarch_kernel.runtime.actor.endpoint import Endpoint, PlainMethod
 from monarch_kernel.runtime.actor.errors import ActorError
+from monarch_kernel.runtime.actor.healing import TIMEOUT, Healed
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.system import System, get_system
-from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Region
+from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Region, shrunk
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future, gathered, resolved
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.hosts import HostMesh
 
 T = TypeVar("T")
 
@@ -63,6 +67,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         self._shape = region
         self._ready = ready
         self._cached: Target | None = None
+        self._cached_at = 0  # the node's generation then
 
     # -- the class ------------------------------------------------------------------------------
 
@@ -112,9 +117,12 @@ class ActorMesh(MeshTrait, Generic[T]):
         )
 
     def _target(self) -> Target:
-        if self._cached is None:
-            procs = tuple(self._procs[rank] for rank in self._shape.ranks())
-            self._cached = Target(self._name, self._actor, self._shape.extent, procs, self._system.reported)
+        node = self._system.node
+        if self._cached is None or self._cached_at != node.generation:
+            self._cached_at = node.generation
+            procs = tuple(node.current(self._procs[rank]) for rank in self._shape.ranks())
+            if self._cached is None or procs != self._cached.procs:
+                self._cached = Target(self._name, self._actor, self._shape.extent, procs, self._system.reported)
         return self._cached
 
     def _reach(self, ref: ProcRef) -> Any:
@@ -140,6 +148,7 @@ class ActorMesh(MeshTrait, Generic[T]):
     def _stop(self, reason: str) -> Future[Any]:
         if len(self._shape.ranks()) == len(self._procs):
             self._system.tree.stopped(self._actor)
+            self._system.healer.forget(self._actor)
         node = self._system.node
         target = self._target()
         call = ManyCall(node, f"{self._name}.stop", target)
@@ -158,7 +167,14 @@ class ActorMesh(MeshTrait, Generic[T]):
             self.__dict__["_pickled_cls"] = cls
         return (
             _rebuild_actor_mesh,
-            (self._actor, self._name, self._mesh_name, cls, self._procs, self._shape),
+            (
+                self._actor,
+                self._name,
+                self._mesh_name,
+                cls,
+                tuple(map(self._system.node.current, self._procs)),
+                self._shape,
+            ),
         )
 
     def __repr__(self) -> str:
@@ -167,7 +183,10 @@ class ActorMesh(MeshTrait, Generic[T]):
 
 
 _FIELDS = frozenset(
-    {"_cls_or_pickle", "_system", "_actor", "_name", "_mesh_name", "_procs", "_shape", "_ready", "_cached"}
+    {
+        *("_cls_or_pickle", "_system", "_actor", "_name", "_mesh_name"),
+        *("_procs", "_shape", "_ready", "_cached", "_cached_at"),
+    }
 )
 
 
@@ -203,7 +222,9 @@ class ProcMesh(MeshTrait):
         self._owner = owner
         self._ready = ready
         self._shared: dict[str, Any] = {"stopped": False}  # of the mesh and all its slices
+        self._part = False  # not all that was spawned, whatever its region says
         self._cached: Target | None = None
+        self._cached_at = 0  # the node's generation then
 
     # -- shape ----------------------------------------------------------------------------------
 
@@ -223,6 +244,7 @@ class ProcMesh(MeshTrait):
             self._ready,
         )
         mesh._shared = self._shared
+        mesh._part = self._part
         return mesh
 
     @property
@@ -234,8 +256,10 @@ class ProcMesh(MeshTrait):
         self._shared["stopped"] = value
 
     def _target(self) -> Target:
-        if self._cached is None:
-            procs = tuple(self._procs[rank] for rank in self._shape.ranks())
+        node = self._system.node
+        if self._cached is None or self._cached_at != node.generation:
+            self._cached_at = node.generation
+            procs = tuple(node.current(self._procs[rank]) for rank in self._shape.ranks())
             self._cached = Target(self.name, self._uid, self._shape.extent, procs, self._system.reported)
         return self._cached
 
@@ -274,6 +298,7 @@ class ProcMesh(MeshTrait):
         )
         system.tree.spawned_actors(OwnedMesh(actor, name, owner.actor_id, extent, target.procs, tool=spec.tool))
         owner.owned.append(mesh)
+        system.healer.born(mesh, owner.actor_id, body, buffers)
         message = Create(
             actor,
             name,
@@ -317,7 +342,7 @@ class ProcMesh(MeshTrait):
         return self._stop(reason)
 
     def _stop(self, reason: str) -> Future[Any]:
-        if len(self._shape.ranks()) == len(self._procs):
+        if len(self._shape.ranks()) == len(self._procs) and not self._part:
             self._forget()
         done = self._ask_agents(lambda call, procs: StopProcs(call, procs, reason, STOP_GRACE), "stop")
         self._system.changed()
@@ -328,11 +353,69 @@ class ProcMesh(MeshTrait):
         self._stopped = True
         self._system.proc_meshes.pop(self._uid, None)
         self._system.tree.stopped(self._uid)
+        self._system.healer.forget(self._uid)
 
     def kill(self, reason: str = "") -> Future[None]:
         """SIGKILL these procs, without any cleanup; done when they are gone. No fault, since it was asked for."""
         self._system.tree.killed(ref.id for ref in self._target().procs)
         return self._ask_agents(lambda call, procs: KillProcs(call, procs, reason), "kill").then(_nothing)
+
+    # -- healing --------------------------------------------------------------------------------
+
+    def _whole(self) -> ProcMesh:
+        """The mesh as it was spawned, of which this may be a slice."""
+        return self._system.proc_meshes.get(self._uid, self)
+
+    def heal(self, hosts: HostMesh | None = None, timeout: float = TIMEOUT) -> Future[Healed]:
+        """Replace what is dead: start procs in the places of those that died, and make the actors on them anew.
+
+        A successor runs on the same host, or, if that is gone, on a spare one. It runs the mesh's bootstrap, gets the
+        actors that its predecessor had, with their original arguments, and what their last ``checkpoint`` returned.
+        Ranks that live are not touched, and all references to the mesh go on being good, in other processes too. Calls
+        that failed are not repeated.
+
+        Args:
+            hosts: spare hosts for those that are gone.
+            timeout: for the start of the procs, every ``__init__`` and ``__restore__`` (seconds).
+
+        Returns:
+            What was done (``Healed``); false if nothing was dead.
+
+        Raises:
+            HealError: this process has not spawned these procs, or a host is gone and there is no spare.
+            ActorError: a bootstrap, an ``__init__`` or a ``__restore__`` raised.
+        """
+        return self._system.healer.heal(self, hosts, timeout)
+
+    def healthy(self) -> ProcMesh:
+        """The ranks that live, as a mesh of its own, to go on with.
+
+        It keeps its dimensions if whole slices of one of them are dead (a host, say); else it has one dimension.
+
+        Raises:
+            RuntimeError: no rank lives.
+        """
+        node = self._system.node
+        target = self._target()
+        alive = [rank for rank, ref in enumerate(target.procs) if ref.id not in node.deaths]
+        if not alive:
+            raise RuntimeError(f"all ranks of {self.name} are dead: heal() it, or spawn a new mesh")
+        if len(alive) == len(target.procs):
+            return self
+        extent = shrunk(target.extent, alive)
+        mesh = ProcMesh(
+            self._system,
+            self._uid,
+            self.name,
+            tuple(target.procs[rank] for rank in alive),
+            Region.from_extent(extent),
+            self._host_region,
+            self._owner,
+            self._ready,
+        )
+        mesh._shared = self._shared
+        mesh._part = True
+        return mesh
 
     def _ask_agents(self, message: Any, what: str) -> Future[list[Any]]:
         """Send one message to each agent involved; a future of the raw replies, without those of dead agents.
@@ -383,6 +466,14 @@ class ProcMesh(MeshTrait):
             return ValueMesh(target.extent, [known.get(ref.id) or self._unknown(ref) for ref in target.procs])
 
         return self._ask_agents(GetStatus, "status").then(merge)
+
+    def unresponsive(self) -> dict[int, str]:
+        """The ranks that live but do not answer, and why, as far as their host agents have told; asks nobody."""
+        node = self._system.node
+        silent = node.unresponsive
+        if not silent:
+            return {}
+        return {k: silent[ref.id].why for k, ref in enumerate(self._target().procs) if ref.id in silent}
 
     def _unknown(self, ref: ProcRef) -> ProcStatus:
         """Of a proc whose agent tells nothing."""
@@ -445,7 +536,8 @@ class ProcMesh(MeshTrait):
             await self.stop("left its async with block")
 
     def __reduce__(self) -> Any:
-        return (_rebuild_proc_mesh, (self._uid, self.name, self._procs, self._shape, self._host_region))
+        procs = tuple(map(self._system.node.current, self._procs))
+        return (_rebuild_proc_mesh, (self._uid, self.name, procs, self._shape, self._host_region))
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{k}={v}" for k, v in self.sizes.items())

@@ -84,6 +84,7 @@ class OutputHub:
         if place is None:
             uid, _, number = proc.rpartition(".")
             mesh = self._system.proc_meshes.get(uid)
+            number = number.partition("~")[0]  # a successor has its place
             rank = int(number) if number.isdigit() else 0
             ref = self._system.node.refs.get(proc)
             host = ref.host if ref is not None else ""

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from monarch_kernel.protocol.messages import (
     DEAD,
     ERROR,
@@ -46,6 +48,7 @@ from monarch_kernel.runtime.actor.base import ActorSpec, spec_of
 from monarch_kernel.runtime.actor.calls import Reported, acknowledge, ask_agent, fault_body
 from monarch_kernel.runtime.actor.casting import Caster
 from monarch_kernel.runtime.actor.errors import MeshFailure
+from monarch_kernel.runtime.actor.healing import Healer
 from monarch_kernel.runtime.actor.instance import ActorInstance, Client, Instance
 from monarch_kernel.runtime.actor.ports import ReplyPort
 from monarch_kernel.runtime.node.future import Future
@@ -115,6 +118,7 @@ class System:
                 OutputEnd: self._on_output_end,
             }
         )
+        self.healer = Healer(self)
         node.on_peer_dead.append(self._on_peer_dead)
         node.on_hello.append(self._on_hello)
 
@@ -232,6 +236,7 @@ class System:
             return
         instance = self._instance(create, spec, lambda: cls(*args, **kwargs), link, proc_mesh)
         self.actors[create.actor] = instance
+        self.ended.pop(create.actor, None)  # it is healed
         for early in self._early.pop(create.actor, ()):
             instance.deliver(*early)
         if not self.main_driver(instance.drive):
@@ -271,8 +276,9 @@ class System:
     def actor_ended(self, instance: ActorInstance) -> None:
         """An actor of this process is no more."""
         assert instance.death is not None
-        self.ended[instance.actor_id] = instance.death
-        self.actors.pop(instance.actor_id, None)
+        if self.actors.get(instance.actor_id) in (instance, None):  # else it was replaced already
+            self.ended[instance.actor_id] = instance.death
+            self.actors.pop(instance.actor_id, None)
 
     def _on_ping(self, link: Any, message: Ping, _body: Any) -> None:
         acknowledge(link, message.call, message.rank)
@@ -336,12 +342,16 @@ class System:
 
     def _on_actor_failed(self, _link: Any, message: ActorFailed, body: Any) -> None:
         death = decode_death(body)
-        self._tell(self.tree.actor_failed(message.actor, message.rank, death))
+        notices = self.tree.actor_failed(message.actor, message.rank, death)
+        if notices:
+            self._tell_unless_restarted(notices[0].mesh.procs[message.rank].id, death, notices)
 
     def _on_peer_dead(self, proc: str, death: Death) -> None:
         if self._closed:
             return
-        self._tell(self.tree.proc_died(proc, death))
+        self._tell_unless_restarted(proc, death, self.tree.proc_died(proc, death))
+        if death.what != "stopped":
+            self.healer.ask_root(proc)
         # Actors whose owner lived there go with it.
         for actor in list(self.actors.values()):
             if actor.owner_proc.id == proc:
@@ -355,10 +365,22 @@ class System:
             self.on_end_proc("the controller ended")
         self.changed()
 
-    def _tell(self, notices: list[Notice]) -> None:
+    def _tell_unless_restarted(self, proc: str, death: Death, notices: list[Notice]) -> None:
+        """Tell the owners of a failure, unless the policy of their procs puts it right."""
+
+        def give_up(reason: str) -> None:
+            self._tell(notices, reason)
+
+        if not notices or not self.healer.takes_over(proc, death, give_up):
+            self._tell(notices)
+
+    def _tell(self, notices: list[Notice], why: str = "") -> None:
         for notice in notices:
             mesh = notice.mesh
-            failure = MeshFailure.of(mesh.name, mesh.name, mesh.extent, notice.ranks, notice.death)
+            death = notice.death
+            if why:
+                death = msgspec.structs.replace(death, cause=f"{death.cause}; {why}")
+            failure = MeshFailure.of(mesh.name, mesh.name, mesh.extent, notice.ranks, death)
             failure.key = notice.key
             failure.was_raised = partial(self.reported.raised.__contains__, notice.key)
             self.instance(mesh.owner).supervise(failure)

@@ -23,9 +23,9 @@ _MAX_MESSAGE = 200
 _TITLE = " Traceback of where the remote call failed (most recent call last):"
 
 _WHAT_NEXT = {
-    "proc": "Other ranks still work: slice them, or spawn a new proc mesh to replace what died.",
-    "actor": "Its process lives on: spawn the actor again, or slice the mesh without it.",
-    "agent": "All ranks of that host are gone: slice the mesh without them, or attach the host again.",
+    "proc": "Other ranks still work: slice them, or replace what died by heal() of the proc mesh.",
+    "actor": "Its process lives on: heal() of the proc mesh makes the actor anew; or slice the mesh without it.",
+    "agent": "All ranks of that host are gone: heal(hosts=...) moves them to a spare one; or go on without them.",
     "stopped": "Spawn it again to go on.",
 }
 

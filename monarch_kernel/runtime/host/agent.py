@@ -47,6 +47,7 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.runtime.host import forkserver, leftovers
 from monarch_kernel.runtime.host.procs import ForkClient, OomWatch, Proc, describe_exit
 from monarch_kernel.runtime.host.recipe import fork_request, load_env
+from monarch_kernel.runtime.host.vitals import Vitals
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.relay import Relay
 
@@ -99,6 +100,7 @@ class Agent:
         self._paused: list[tuple[Proc, int]] = []
         self._dead: list[Proc] = []
         self._oom = OomWatch()
+        self._vitals = Vitals(self._node, self._procs.values, self._tell)
         self._over = False
         self._code = 0
         self._reap_wanted = False
@@ -527,7 +529,9 @@ class Agent:
             else:
                 rss, cpu = proc.usage()
                 uptime = round(time.monotonic() - proc.started, 3)
-                found.append(ProcStatus(name, proc.state, proc.pid, self._node.ref.host, "", rss, cpu, uptime))
+                why = self._vitals.why(name)
+                state = "unresponsive" if why else proc.state
+                found.append(ProcStatus(name, state, proc.pid, self._node.ref.host, why, rss, cpu, uptime))
         _reply(link, message.call, msgspec.msgpack.encode(found))
 
     def _on_logs(self, link: Any, message: GetLogs, _body: Any) -> None:

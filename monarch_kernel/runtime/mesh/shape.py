@@ -486,3 +486,11 @@ def _split_sizes(label: str, size: int, new: tuple[str, ...], given: dict[str, i
         shown = ", ".join(f"{name}={given.get(name, '?')}" for name in new)
         raise ValueError(f"dimension {label!r} of size {size} does not divide evenly into ({shown})")
     return tuple(given.get(name, size // known) for name in new)
+
+
+def shrunk(extent: Extent, ranks: Sequence[int]) -> Extent:
+    """The shape of these ranks (ascending) of an extent: the same dimensions if they are a grid, else one dimension."""
+    points = [extent.point(rank) for rank in ranks]
+    kept = [sorted({point[label] for point in points}) for label in extent.labels]
+    grid = Extent(extent.labels, [len(values) for values in kept])
+    return grid if grid.nelements == len(ranks) else Extent(("ranks",), (len(ranks),))

@@ -26,7 +26,9 @@ from monarch_kernel.protocol.messages import (
     Hello,
     ProcExited,
     ProcRef,
+    ProcResponds,
     ProcStarted,
+    ProcUnresponsive,
     Refused,
     Release,
     Reply,
@@ -72,6 +74,9 @@ class Loopback:
 
     peer: str
     pid = os.getpid()
+    attached = True
+    closed = False
+    queued = 0
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -149,6 +154,8 @@ class Node:
             Forget: lambda link, message, _body: self.segments.forget(link.peer, message.number),
             ProcStarted: self._on_proc_started,
             ProcExited: self._on_proc_exited,
+            ProcUnresponsive: self._on_unresponsive,
+            ProcResponds: self._on_responds,
         }
         #: Called with (proc id, Death) once per dead peer, after pending calls were failed.
         self.on_peer_dead: list[Callable[[str, Death], None]] = []
@@ -167,6 +174,14 @@ class Node:
         self._call_ids = itertools.count(1)
         self._expected: set[str] = set()
         self._listener: socket.socket | None = None
+        #: Procs that live, but do not answer their agent.
+        self.unresponsive: dict[str, ProcUnresponsive] = {}
+        #: Called with a proc's id and what is known when it does not answer, and with None when it does again.
+        self.on_vitals: list[Callable[[str, ProcUnresponsive | None], None]] = []
+        #: Procs that died and were replaced, and by whom; whoever holds a reference asks ``current``.
+        self.successors: dict[str, ProcRef] = {}
+        #: Counts the replacements, so that holders of many references know when to ask again.
+        self.generation = 0
         self._closed = False
         self.routes = Routes(self)
         self.links[node_id] = Loopback(self)
@@ -271,6 +286,21 @@ class Node:
     def learn(self, ref: ProcRef) -> None:
         """Put a proc into the address book."""
         self.refs.setdefault(ref.id, ref)
+
+    def current(self, ref: ProcRef) -> ProcRef:
+        """The proc that stands in the place of this one now: itself, or the last of its successors."""
+        while (successor := self.successors.get(ref.id)) is not None:
+            ref = successor
+        return ref
+
+    def replaced(self, proc: str, ref: ProcRef) -> bool:
+        """A dead proc has a successor. False if that is no news."""
+        if self.successors.get(proc) == ref:
+            return False
+        self.successors[proc] = ref
+        self.refs[ref.id] = ref
+        self.generation += 1
+        return True
 
     def expect(self, ref: ProcRef) -> None:
         """A proc that is being started and will connect to us; what is sent to it waits until then."""
@@ -453,6 +483,18 @@ class Node:
                 ref.id, Death(f"it cannot be reached: {e.strerror}", "proc", ref.id, ref.host, started.pid)
             )
 
+    def _on_unresponsive(self, _link: Any, message: ProcUnresponsive, _body: Any) -> None:
+        if message.proc in self.deaths:
+            return
+        self.unresponsive[message.proc] = message
+        for callback in list(self.on_vitals):
+            callback(message.proc, message)
+
+    def _on_responds(self, _link: Any, message: ProcResponds, _body: Any) -> None:
+        if self.unresponsive.pop(message.proc, None) is not None:
+            for callback in list(self.on_vitals):
+                callback(message.proc, None)
+
     def _on_proc_exited(self, _link: Any, exited: ProcExited, _body: Any) -> None:
         what = "stopped" if exited.expected else "proc"
         self.declare_dead(exited.proc, Death(exited.cause, what, exited.proc, exited.host, exited.pid))
@@ -469,6 +511,7 @@ class Node:
         self.deaths[proc] = death
         self.links.pop(proc, None)
         self._expected.discard(proc)
+        self.unresponsive.pop(proc, None)
         for sink in list(self.calls.values()):
             sink.on_peer_dead(proc, death)
         for callback in list(self.on_peer_dead):

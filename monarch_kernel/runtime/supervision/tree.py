@@ -85,6 +85,21 @@ class Tree:
         """This process has these procs killed: their ends are no failures that anybody here has to handle."""
         self._killed.update(procs)
 
+    def replaced(self, proc: str, ref: ProcRef) -> None:
+        """A dead proc of these meshes has a successor, with actors made anew: it may die again."""
+        for index in (self._on_proc, self._of_proc):
+            for mesh in index.pop(proc, ()):
+                ranks = [rank for rank, known in enumerate(mesh.procs) if known.id == proc]
+                mesh.procs = tuple(ref if known.id == proc else known for known in mesh.procs)
+                mesh.dead.difference_update(ranks)
+                index.setdefault(ref.id, []).append(mesh)
+
+    def revived(self, mesh_id: str, ranks: Iterable[int]) -> None:
+        """Actors of a mesh that had died in living procs were made anew."""
+        mesh = self._actors.get(mesh_id)
+        if mesh is not None:
+            mesh.dead.difference_update(ranks)
+
     def owned_by(self, owner: str) -> list[OwnedMesh]:
         """What an actor owns, oldest first."""
         return [mesh for known in (self._procs, self._actors) for mesh in known.values() if mesh.owner == owner]

@@ -1,0 +1,236 @@
+"""`python -m bench.recovery`: how long a training run is interrupted when ranks, or a whole host, are killed.
+
+Data-parallel training over gloo, in a process group that is formed anew after each kill, with the state taken from a
+healthy rank. Measured from the signal to the end of the next step, with the parts:
+
+    notice    the signal until the step's call fails
+    release   the survivors come out of the collectives they wait in
+    heal      new processes in the places of the dead, with their actors
+    meet      agreeing on where the next group meets
+    join      the process group (all ranks), then the state from the rank that has come furthest
+    step      the next step
+
+`--hosts N` runs on so many workers of this machine and one spare, and kills a whole worker with its ranks. Workers
+elsewhere (in network namespaces, say) are named with `--attach`, of which the last is the spare, and `--lose` is the
+command that makes the first of them vanish.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import monarch_kernel.actor as actors
+from monarch_kernel.actor import Actor, ActorError, MeshFailure, ProcMesh, current_rank, endpoint, this_host
+from monarch_kernel.spmd import Group, ProcessGroups, share_state
+
+PARTS = ("notice", "release", "heal", "meet", "join", "step")
+#: Steps between two kills.
+BETWEEN = 10
+#: A step that takes longer has hung (seconds).
+DEADLINE = 60.0
+#: The largest time that is allowed, from the signal to the end of the next step (seconds).
+BARS = {"rank": 3.0, "host": 8.0}
+
+
+class Trainer(Actor):
+    """A small convolutional network on random images, trained alike on all ranks."""
+
+    def __init__(self) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        nn = torch.nn
+        self.net = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10)
+        )
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.001)
+        self.model: Any = None
+        self.steps = 0
+
+    @endpoint
+    def join(self, group: Group) -> int:
+        """Be in a new process group, with the state of the rank that has come furthest."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        group.join()
+        self.steps = share_state(self.steps, self.net, self.optimizer)
+        self.model = DistributedDataParallel(self.net)
+        return self.steps
+
+    @endpoint
+    def step(self) -> int:
+        """One step of training."""
+        import torch
+
+        generator = torch.Generator().manual_seed(self.steps * 1000 + current_rank().rank)
+        images = torch.rand(16, 1, 8, 8, generator=generator)
+        labels = torch.randint(10, (16,), generator=generator)
+        loss = torch.nn.functional.cross_entropy(self.model(images), labels)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.steps += 1
+        return self.steps
+
+
+def recover(groups: ProcessGroups, trainers: Any, parts: dict[str, float]) -> None:
+    """Form a new group and have all join it, again if more ranks die meanwhile."""
+    while True:
+        try:
+            group = groups.form(patience=1.0).get(DEADLINE)
+            began = time.monotonic()
+            trainers.join.call(group).get(DEADLINE)
+        except (MeshFailure, ActorError) as error:
+            print(f"once more: {str(error).splitlines()[0]}", file=sys.stderr)
+            continue
+        parts.update(group.seconds, join=time.monotonic() - began)
+        return
+
+
+def measure(procs: ProcMesh, kills: int, kill: Callable[[int], None]) -> list[dict[str, float]]:
+    """Train; kill in the middle of a step, again and again; the parts of every recovery."""
+    trainers = procs.spawn("trainer", Trainer)
+    groups = ProcessGroups(procs)
+    recover(groups, trainers, {})
+    found: list[dict[str, float]] = []
+    for number in range(kills):
+        for _ in range(BETWEEN):
+            trainers.step.call().get(DEADLINE)
+        struck: list[float] = []
+
+        def strike(number: int = number, struck: list[float] = struck) -> None:
+            struck.append(time.monotonic())
+            kill(number)
+
+        timer = threading.Timer(0.01, strike)
+        timer.start()
+        try:
+            while True:
+                trainers.step.call().get(DEADLINE)
+        except MeshFailure:
+            noticed = time.monotonic()
+        timer.join()
+        parts = {"notice": noticed - struck[0]}
+        recover(groups, trainers, parts)
+        began = time.monotonic()
+        trainers.step.call().get(DEADLINE)
+        parts["step"] = time.monotonic() - began
+        parts["all"] = time.monotonic() - struck[0]
+        found.append(parts)
+    return found
+
+
+def ranks_of_one_host(ranks: int, kills: int, at_once: int) -> list[dict[str, float]]:
+    """SIGKILL of some ranks of this host, each time others."""
+    procs = this_host().spawn_procs({"gpus": ranks}, name="trainers", preload=("torch", "torch._dynamo"))
+
+    def kill(number: int) -> None:
+        pids = list(procs.pids().values())
+        for k in range(at_once):
+            os.kill(pids[(number * at_once + k) % ranks], signal.SIGKILL)
+
+    try:
+        return measure(procs, kills, kill)
+    finally:
+        procs.kill().get(DEADLINE)
+
+
+def a_host(urls: list[str], ranks: int, lose: Callable[[], None]) -> list[dict[str, float]]:
+    """The loss of the first host; the last is the spare."""
+    hosts = actors.attach_to_workers(ca=None, workers=urls)
+    count = len(urls) - 1
+    procs = hosts.slice(hosts=slice(0, count)).spawn_procs(
+        {"gpus": ranks // count},
+        name="trainers",
+        preload=("torch", "torch._dynamo"),
+        spares=hosts.slice(hosts=slice(count, count + 1)),
+    )
+    try:
+        return measure(procs, 1, lambda _number: lose())
+    finally:
+        procs.kill().get(DEADLINE)
+
+
+@contextmanager
+def workers(count: int) -> Generator[tuple[list[str], list[subprocess.Popen[bytes]]]]:
+    """Workers of this machine, each with its own processes, as if it were a host."""
+    with tempfile.TemporaryDirectory(prefix="mk") as folder:
+        urls = [f"ipc://{folder}/{k}" for k in range(count)]
+        command = [sys.executable, "-m", "monarch_kernel", "worker", "--listen"]
+        started: list[subprocess.Popen[bytes]] = []
+        with open(f"{folder}/log", "wb") as log:
+            for url in urls:
+                started.append(subprocess.Popen([*command, url], stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+        try:
+            deadline = time.monotonic() + DEADLINE
+            while not all(os.path.exists(url.removeprefix("ipc://")) for url in urls):
+                if time.monotonic() > deadline or any(each.poll() is not None for each in started):
+                    with open(f"{folder}/log", encoding="utf-8", errors="replace") as log:
+                        raise RuntimeError(f"the workers did not start; they said:\n{log.read()[-2000:]}")
+                time.sleep(0.01)
+            yield urls, started
+        finally:
+            for each in started:
+                each.terminate()
+            for each in started:
+                each.wait(DEADLINE)
+
+
+def show(what: str, found: list[dict[str, float]], bar: float) -> bool:
+    """Print the medians in milliseconds; whether the bar is met."""
+    middle = {part: statistics.median(each[part] for each in found) for part in (*PARTS, "all")}
+    worst = max(each["all"] for each in found)
+    parts = "  ".join(f"{part} {middle[part] * 1000:.0f}" for part in PARTS)
+    verdict = "ok" if worst <= bar else "MISSED"
+    print(
+        f"{what}: {middle['all'] * 1000:.0f} ms, worst of {len(found)} {worst * 1000:.0f} (bar {bar:.0f} s {verdict})"
+    )
+    print(f"    {parts}", flush=True)
+    return worst <= bar
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.recovery", description="Time until the next training step.")
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--kills", type=int, default=7, help="how often, for the medians")
+    parser.add_argument("--hosts", type=int, help="lose one of so many hosts of this machine, with one spare")
+    parser.add_argument("--attach", nargs="+", metavar="URL", help="lose one of these workers; the last is the spare")
+    parser.add_argument("--lose", metavar="COMMAND", help="what makes the first worker of --attach vanish")
+    args = parser.parse_args(argv)
+    if (args.attach is None) != (args.lose is None):
+        parser.error("--attach and --lose go together")
+    # What fails here is looked at here, and must not end the script.
+    actors.unhandled_fault_hook = lambda failure: None
+    load = os.getloadavg()[0]
+    print(f"{args.ranks} ranks on {os.cpu_count()} CPUs, load {load:.1f} before; medians in milliseconds", flush=True)
+    met: list[bool] = []
+    if args.attach:
+        found = a_host(args.attach, args.ranks, lambda: subprocess.run(shlex.split(args.lose), check=True) and None)
+        met.append(show(f"loss of one of {len(args.attach) - 1} hosts", found, BARS["host"]))
+    elif args.hosts:
+        with workers(args.hosts + 1) as (urls, started):
+            found = a_host(urls, args.ranks, lambda: started[0].kill())
+        met.append(show(f"loss of one of {args.hosts} hosts", found, BARS["host"]))
+    else:
+        for at_once in (1, 2):
+            found = ranks_of_one_host(args.ranks, args.kills, at_once)
+            met.append(show(f"SIGKILL of {at_once} of {args.ranks} ranks", found, BARS["rank"]))
+    return 0 if all(met) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,654 @@
+"""Putting new procs and actors into the places of those that died.
+
+A proc that died stays dead: its successor is another proc, with an id of its own, in the same place of its mesh. So
+nothing that was meant for the old one can ever reach the new one, and what is known of the old one's end stays true.
+Handles of meshes name the procs they were made with, and ask the node who stands in their places now
+(``Node.current``).
+
+Who owns what: the process that spawned procs starts their successors, and that which spawned actors on them makes those
+anew, with the class and arguments of the first time, which it keeps. A successor is made known when all that the healer
+itself owns is there and restored: to the root, which tells everybody it has a link to, and keeps it for who asks later
+(a process asks when it learns of a death). Owners elsewhere make their actors when they hear of it, and the healer
+waits for that.
+
+An actor that has a ``checkpoint`` endpoint and a ``__restore__`` method gets, after its new ``__init__``, what its last
+``checkpoint`` returned; its owner's process keeps that, whoever called it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from monarch_kernel.protocol.messages import (
+    AskEnded,
+    AskReplaced,
+    Bootstrap,
+    Call,
+    Checkpoint,
+    Create,
+    Death,
+    KillProcs,
+    ProcRef,
+    ProcSpec,
+    Replaced,
+    SpawnProcs,
+)
+from monarch_kernel.protocol.messages import encode as encode_header
+from monarch_kernel.protocol.serialize import dumps, loads
+from monarch_kernel.runtime.actor.calls import OneCall, Target, acknowledge, ask_agent
+from monarch_kernel.runtime.mesh.shape import Extent
+from monarch_kernel.runtime.node.future import Future, gathered
+from monarch_kernel.runtime.supervision.restarts import RestartPolicy, Restarts
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.hosts import HostMesh
+    from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
+    from monarch_kernel.runtime.actor.system import System
+
+log = logging.getLogger(__name__)
+
+_ONE = Extent((), ())
+
+#: How long the start of a successor, and every ``__init__`` and ``__restore__`` on it, may take (seconds).
+TIMEOUT = 60.0
+
+
+class HealError(RuntimeError):
+    """A mesh could not be healed, or not wholly; tells what is missing and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """One rank that was healed.
+
+    Attributes:
+        what: "proc", or "actor" if its process had lived on.
+        cause: why the one before it had died.
+    """
+
+    rank: int
+    coords: dict[str, int]
+    what: str
+    cause: str
+    host: str
+    pid: int
+    old_host: str
+    old_pid: int
+
+
+@dataclass(slots=True)
+class Healed:
+    """What ``heal`` did.
+
+    Attributes:
+        replaced: one for each rank that was dead.
+        respawned: names of the actor meshes that got new actors.
+        restored: names of those whose actors were given a checkpoint.
+        seconds: how long it took.
+    """
+
+    mesh: str
+    replaced: list[Replacement] = field(default_factory=list[Replacement])
+    respawned: list[str] = field(default_factory=list[str])
+    restored: list[str] = field(default_factory=list[str])
+    seconds: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.replaced)
+
+    def __str__(self) -> str:
+        if not self.replaced:
+            return f"{self.mesh}: nothing to heal"
+        lines = [f"{self.mesh}: {len(self.replaced)} healed in {self.seconds:.2f} s"]
+        for one in self.replaced:
+            where = " ".join(f"{k}={v}" for k, v in one.coords.items()) or "the only one"
+            if one.what == "actor":
+                lines.append(f"  rank {one.rank} ({where}): new actors in process {one.pid}; before: {one.cause}")
+                continue
+            moved = f"{one.old_host}/{one.old_pid} -> {one.host}/{one.pid}"
+            lines.append(f"  rank {one.rank} ({where}): {moved}; before: {one.cause}")
+        if self.respawned:
+            lines.append(f"  actors made anew: {', '.join(self.respawned)}")
+        if self.restored:
+            lines.append(f"  restored from checkpoints: {', '.join(self.restored)}")
+        return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class _Birth:
+    """How the actors of one mesh were made."""
+
+    mesh: ActorMesh[Any]
+    owner: str
+    body: bytes
+    buffers: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Recipe:
+    """How the procs of one mesh were started."""
+
+    messages: dict[int, tuple[SpawnProcs, int]]  # by rank: the message, and which of its procs
+    bootstrap: tuple[Any, tuple[int, ...]]
+    spares: list[ProcRef]  # agents of hosts where nothing runs until one of the others is gone
+    incarnations: dict[int, int] = field(default_factory=dict[int, int])
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Healer:
+    """What one process knows of how its meshes were made, and makes them whole again."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._births: dict[str, _Birth] = {}
+        self._recipes: dict[str, _Recipe] = {}
+        self._checkpoints: dict[tuple[str, int], tuple[bytes, tuple[int, ...]]] = {}
+        self._askers: dict[str, set[str]] = {}
+        self._restarts = Restarts()
+        handlers = system.node.handlers
+        handlers[Replaced] = self._on_replaced
+        handlers[AskReplaced] = self._on_ask
+        handlers[AskEnded] = self._on_ask_ended
+        handlers[Checkpoint] = self._on_checkpoint
+
+    # -- what was made, and how ---------------------------------------------------------------------
+
+    def spawned(
+        self,
+        mesh: ProcMesh,
+        messages: Iterable[SpawnProcs],
+        bootstrap: tuple[Any, tuple[int, ...]],
+        policy: RestartPolicy,
+    ) -> None:
+        """Procs were started by these messages."""
+        by_rank = {spec.rank: (message, k) for message in messages for k, spec in enumerate(message.procs)}
+        body, buffers = bootstrap
+        self._recipes[mesh._uid] = _Recipe(by_rank, (_flat(body), buffers), [])
+        self._restarts.add(mesh._uid, policy)
+
+    def add_spares(self, mesh: ProcMesh, agents: Sequence[ProcRef]) -> None:
+        """These hosts stand by for a mesh."""
+        self._recipes[mesh._uid].spares += agents
+
+    def born(self, mesh: ActorMesh[Any], owner: str, body: Any, buffers: tuple[int, ...]) -> None:
+        """Actors were made of this pickle."""
+        if all(ref.id != self._system.node.id for ref in mesh._procs):
+            self._births[mesh._actor] = _Birth(mesh, owner, _flat(body), buffers)
+
+    def forget(self, mesh_id: str) -> None:
+        """A mesh was stopped for good."""
+        if self._births.pop(mesh_id, None) is not None:
+            for key in [key for key in self._checkpoints if key[0] == mesh_id]:
+                del self._checkpoints[key]
+        self._recipes.pop(mesh_id, None)
+        self._restarts.remove(mesh_id)
+
+    def _on_checkpoint(self, _link: Any, message: Checkpoint, body: Any) -> None:
+        if message.actor in self._births:
+            self._checkpoints[message.actor, message.rank] = (bytes(body), message.buffers)
+
+    # -- healing ----------------------------------------------------------------------------------
+
+    def heal(self, mesh: ProcMesh, hosts: HostMesh | None, timeout: float) -> Future[Healed]:
+        """Replace what is dead in a proc mesh (or slice), and the actors on it. Done by a thread of its own."""
+        recipe = self._recipes.get(mesh._uid)
+        if recipe is None:
+            raise HealError(
+                f"{mesh.name} can be healed only in the process that spawned its procs, and only until it is stopped"
+            )
+        future: Future[Healed] = Future(self._system.node.poller, f"{mesh.name}.heal")
+
+        def work() -> None:
+            try:
+                with recipe.lock:
+                    future._resolve(self._heal(mesh, recipe, hosts, timeout))
+            except BaseException as e:
+                future._reject(e)
+
+        threading.Thread(target=work, name="monarch-heal", daemon=True).start()
+        return future
+
+    def _heal(self, mesh: ProcMesh, recipe: _Recipe, hosts: HostMesh | None, timeout: float) -> Healed:
+        began = time.monotonic()
+        system = self._system
+        node = system.node
+        healed = Healed(mesh.name)
+        base = mesh._shape.ranks()
+        whole = mesh._whole()
+        dead = {rank: ref for rank, ref in zip(base, mesh._target().procs, strict=True) if ref.id in node.deaths}
+        new = self._start(mesh, whole, recipe, dead, hosts, timeout)
+        names: dict[str, None] = {}
+        restored: dict[str, None] = {}
+        # First what this process owns, so that nobody finds a place without its actors.
+        deadline = began + timeout
+        for rank, ref in new.items():
+            self._respawn_all(dead[rank].id, ref, names, restored, deadline)
+        for rank, ref in new.items():
+            old = dead[rank]
+            death = node.deaths[old.id]
+            node.replaced(old.id, ref)
+            system.tree.replaced(old.id, ref)
+            healed.replaced.append(
+                Replacement(
+                    rank,
+                    dict(whole.extent.point(rank)),
+                    "proc",
+                    death.cause,
+                    ref.host,
+                    node.pids.get(ref.id, 0),
+                    old.host,
+                    death.pid or node.pids.get(old.id, 0),
+                )
+            )
+        self._announce([(dead[rank].id, ref) for rank, ref in new.items()], whole, deadline)
+        healed.replaced += self._revive(whole, mesh, names, restored, deadline)
+        healed.respawned, healed.restored = list(names), list(restored)
+        healed.seconds = time.monotonic() - began
+        system.changed()
+        return healed
+
+    def _start(
+        self,
+        mesh: ProcMesh,
+        whole: ProcMesh,
+        recipe: _Recipe,
+        dead: dict[int, ProcRef],
+        hosts: HostMesh | None,
+        timeout: float,
+    ) -> dict[int, ProcRef]:
+        """Start successors of dead procs, and wait for their bootstrap."""
+        node = self._system.node
+        agents = self._places(mesh, recipe, dead, hosts)
+        new: dict[int, ProcRef] = {}
+        messages: list[tuple[ProcRef, SpawnProcs]] = []
+        for rank, agent in agents.items():
+            recipe.incarnations[rank] = number = recipe.incarnations.get(rank, 1) + 1
+            proc = f"{whole._uid}.{rank}~{number}"
+            ref = agent.beside(proc, os.path.join(os.path.dirname(agent.address), proc + ".sock"))
+            template, at = recipe.messages[rank]
+            message = msgspec.structs.replace(
+                template, procs=[ProcSpec(ref.id, ref.address, rank)], per_proc=template.per_proc[at : at + 1]
+            )
+            new[rank] = ref
+            messages.append((agent, message))
+            if agent.site == node.ref.site:
+                node.expect(ref)
+        procs = tuple(new.get(rank, ref) for rank, ref in enumerate(whole._target().procs))
+        target = Target(whole.name, whole._uid, whole.extent, procs, self._system.reported)
+        calls: list[Future[Any]] = []
+        body, buffers = recipe.bootstrap
+        for (agent, message), (rank, ref) in zip(messages, new.items(), strict=True):
+            node.learn(agent)
+            if not node.send(agent.id, message):
+                node.declare_dead(ref.id, node.deaths[agent.id])
+            elif agent.site != node.ref.site:
+                node.expect(ref)  # only now does its agent know it
+            call = OneCall(node, f"{whole.name}.setup", target, rank)
+            calls.append(call)
+            extent = whole.extent
+            if not node.send(ref.id, Bootstrap(call._number, rank, extent.labels, extent.sizes, buffers), body):
+                call.on_peer_dead(ref.id, node.deaths[ref.id])
+        try:
+            gathered(node.poller, calls, f"{whole.name}.setup").get(timeout)
+        except BaseException:
+            for ref in new.values():
+                self._discard(ref)
+            raise
+        return new
+
+    def _discard(self, ref: ProcRef) -> None:
+        """A successor that is not wanted after all."""
+        self._system.tree.killed([ref.id])
+        if ref.id not in self._system.node.deaths:
+            ask_agent(
+                self._system.node, ref.agent_ref(), "discard", KillProcs, [ref.id], "its mesh could not be healed"
+            )
+
+    def _places(
+        self, mesh: ProcMesh, recipe: _Recipe, dead: dict[int, ProcRef], hosts: HostMesh | None
+    ) -> dict[int, ProcRef]:
+        """The agent for the successor of each dead proc: the same host if it lives, else a spare one."""
+        system = self._system
+        node = system.node
+        if hosts is not None:
+            given = [host.agent for host in hosts._selected()]
+            recipe.spares = given + [agent for agent in recipe.spares if agent not in given]
+        moved: dict[str, ProcRef] = {}
+        places: dict[int, ProcRef] = {}
+        lost: dict[str, list[int]] = {}
+        for rank, ref in dead.items():
+            if ref.agent not in node.deaths:
+                places[rank] = ref.agent_ref()
+                continue
+            agent = moved.get(ref.agent)
+            if agent is None and system.is_root and ref.site == node.ref.site:
+                agent = system.ensure_agent()
+            while agent is None and recipe.spares:
+                spare = recipe.spares.pop(0)
+                if spare.id not in node.deaths:
+                    agent = spare
+            if agent is None:
+                lost.setdefault(ref.host, []).append(rank)
+                continue
+            moved[ref.agent] = agent
+            places[rank] = agent
+        if lost:
+            what = "; ".join(f"{host} is gone (ranks {', '.join(map(str, r))})" for host, r in lost.items())
+            raise HealError(
+                f"{mesh.name} cannot be healed: {what}, and there is no spare host: give heal(hosts=...) one, or go on "
+                "with mesh.healthy()"
+            )
+        return places
+
+    # -- actors -------------------------------------------------------------------------------------
+
+    def _respawn_all(
+        self, old: str, ref: ProcRef, names: dict[str, None], restored: dict[str, None], deadline: float
+    ) -> None:
+        """Make all actors that this process owns on ``old`` anew on ``ref``."""
+        waiting: list[tuple[_Birth, int, OneCall]] = []
+        for birth in list(self._births.values()):
+            for rank, proc in enumerate(birth.mesh._target().procs):
+                if proc.id == old:
+                    waiting.append((birth, rank, self._create(birth, rank, ref)))
+        self._finish(waiting, ref, names, restored, deadline)
+
+    def _finish(
+        self,
+        waiting: list[tuple[_Birth, int, OneCall]],
+        ref: ProcRef,
+        names: dict[str, None],
+        restored: dict[str, None],
+        deadline: float,
+    ) -> None:
+        for birth, rank, created in waiting:
+            created.get(max(0.0, deadline - time.monotonic()))
+            names[birth.mesh._name] = None
+            if self._restore(birth, rank, ref, deadline):
+                restored[birth.mesh._name] = None
+
+    def _create(self, birth: _Birth, rank: int, ref: ProcRef) -> OneCall:
+        node = self._system.node
+        mesh = birth.mesh
+        target = self._target_with(mesh, rank, ref)
+        call = OneCall(node, f"{mesh._name}.__init__", target, rank)
+        extent = target.extent
+        create = Create(
+            mesh._actor,
+            mesh._name,
+            call._number,
+            rank,
+            extent.labels,
+            extent.sizes,
+            birth.owner,
+            node.ref,
+            birth.buffers,
+        )
+        if not node.send(ref.id, create, birth.body):
+            call.on_peer_dead(ref.id, node.deaths[ref.id])
+        return call
+
+    def _target_with(self, mesh: ActorMesh[Any], rank: int, ref: ProcRef) -> Target:
+        current = mesh._target()
+        procs = (*current.procs[:rank], ref, *current.procs[rank + 1 :])
+        return Target(mesh._name, mesh._actor, current.extent, procs, self._system.reported)
+
+    def _restore(self, birth: _Birth, rank: int, ref: ProcRef, deadline: float) -> bool:
+        """Give a new actor the last checkpoint of its predecessor, if there is one."""
+        mesh = birth.mesh
+        kept = self._checkpoints.get((mesh._actor, rank))
+        if kept is None or not hasattr(mesh._cls, "__restore__"):
+            return False
+        node = self._system.node
+        target = self._target_with(mesh, rank, ref)
+        body, buffers = dumps(((loads(*kept),), {}))
+        call = OneCall(node, f"{mesh._name}.__restore__", target, rank)
+        extent = target.extent
+        message = Call(
+            mesh._actor, "__restore__", call._number, rank, extent.labels, extent.sizes, birth.owner, buffers
+        )
+        if not node.send(ref.id, message, body):
+            call.on_peer_dead(ref.id, node.deaths[ref.id])
+        call.get(max(0.0, deadline - time.monotonic()))
+        return True
+
+    def _revive(
+        self,
+        whole: ProcMesh,
+        mesh: ProcMesh,
+        names: dict[str, None],
+        restored: dict[str, None],
+        deadline: float,
+    ) -> list[Replacement]:
+        """Make actors anew that had died in processes which live on."""
+        tree = self._system.tree
+        node = self._system.node
+        ended = self._ended(mesh, deadline)
+        where = {ref.id: rank for rank, ref in zip(mesh._shape.ranks(), mesh._target().procs, strict=True)}
+        revived: list[Replacement] = []
+        for birth in list(self._births.values()):
+            actor = birth.mesh._actor
+            for rank, ref in enumerate(birth.mesh._target().procs):
+                cause = ended.get((ref.id, actor))
+                if cause is None or ref.id not in where:
+                    continue
+                self._finish([(birth, rank, self._create(birth, rank, ref))], ref, names, restored, deadline)
+                tree.revived(actor, [rank])
+                at = where[ref.id]
+                pid = node.pids.get(ref.id, 0)
+                revived.append(
+                    Replacement(at, dict(whole.extent.point(at)), "actor", cause, ref.host, pid, ref.host, pid)
+                )
+        return revived
+
+    def _ended(self, mesh: ProcMesh, deadline: float) -> dict[tuple[str, str], str]:
+        """The causes of the ends of this process's actors in the living procs of a mesh, by proc and actor."""
+        node = self._system.node
+        target = mesh._target()
+        on: dict[str, list[str]] = {}
+        for birth in self._births.values():
+            for ref in birth.mesh._target().procs:
+                on.setdefault(ref.id, []).append(birth.mesh._actor)
+        asked: list[tuple[str, OneCall]] = []
+        for rank, ref in enumerate(target.procs):
+            if ref.id in on and ref.id not in node.deaths:
+                call = OneCall(node, f"{mesh.name}.heal", target, rank)
+                asked.append((ref.id, call))
+                if not node.send(ref.id, AskEnded(call._number, rank, on[ref.id])):
+                    call.on_peer_dead(ref.id, node.deaths[ref.id])
+        ended: dict[tuple[str, str], str] = {}
+        for proc, call in asked:
+            try:
+                causes: dict[str, str] = call.get(max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                raise
+            except Exception as e:  # it died meanwhile: the next heal is for that
+                log.debug("while asking for ended actors: %s", e)
+                continue
+            ended.update({(proc, actor): cause for actor, cause in causes.items()})
+        return ended
+
+    def _on_ask_ended(self, link: Any, message: AskEnded, _body: Any) -> None:
+        system = self._system
+        causes: dict[str, str] = {}
+        for name in message.actors:
+            actor = system.actors.get(name)
+            death = actor.death if actor is not None else system.ended.get(name)
+            if death is not None:
+                causes[name] = death.cause
+        acknowledge(link, message.call, message.rank, causes)
+
+    # -- making it known ------------------------------------------------------------------------------
+
+    def _announce(self, replaced: list[tuple[str, ProcRef]], whole: ProcMesh, deadline: float) -> None:
+        """Tell the root and the procs of the mesh, and wait until those have made their actors anew."""
+        if not replaced:
+            return
+        system = self._system
+        node = system.node
+        if system.is_root:
+            for proc, ref in replaced:
+                self._spread(proc, ref, node.id)
+        target = whole._target()
+        told = [(target, rank) for rank in range(len(target.procs))]
+        if not system.is_root:
+            told.append((Target("the root", system.root.id, _ONE, (system.root,), system.reported), 0))
+        fresh = {ref.id for _, ref in replaced}
+        waiting: list[OneCall] = []
+        for to, rank in told:
+            peer = to.procs[rank].id
+            if peer == node.id or peer in fresh or peer in node.deaths:
+                continue
+            for proc, ref in replaced:
+                call = OneCall(node, f"{whole.name}.heal", to, rank)
+                waiting.append(call)
+                if not node.send(peer, Replaced(call._number, rank, proc, ref)):
+                    call.on_peer_dead(peer, node.deaths[peer])
+        for call in waiting:
+            try:
+                call.get(max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                raise
+            except Exception as e:  # somebody else died meanwhile: the next heal is for that
+                log.debug("while telling of successors: %s", e)
+
+    def _spread(self, proc: str, ref: ProcRef, sender: str) -> None:
+        """At the root: tell everybody there is a link to, and who asked."""
+        node = self._system.node
+        peers = {peer for peer, link in node.links.items() if link.attached} | self._askers.pop(proc, set())
+        agents = {known.agent for known in node.refs.values()}
+        for peer in peers - {node.id, sender, ref.id} - agents:
+            if peer not in node.deaths:
+                node.send(peer, Replaced(0, 0, proc, ref))
+
+    def _on_replaced(self, link: Any, message: Replaced, _body: Any) -> None:
+        system = self._system
+        node = system.node
+        node.learn(message.ref)
+        mine = [
+            (birth, rank)
+            for birth in self._births.values()
+            for rank, proc in enumerate(birth.mesh._target().procs)
+            if proc.id == message.proc
+        ]
+        if not node.replaced(message.proc, message.ref):
+            if message.call:
+                acknowledge(link, message.call, message.rank)
+            return
+        system.tree.replaced(message.proc, message.ref)
+        if system.is_root:
+            self._spread(message.proc, message.ref, link.peer)
+        calls: list[Future[Any]] = [self._create(birth, rank, message.ref) for birth, rank in mine]
+
+        def done(_all: Future[Any]) -> None:
+            if message.call:
+                acknowledge(link, message.call, message.rank)
+
+        if not calls:
+            done(Future(node.poller, ""))
+            return
+
+        def restore() -> None:
+            for (birth, rank), call in zip(mine, calls, strict=True):
+                try:
+                    call.get(TIMEOUT)
+                    self._restore(birth, rank, message.ref, time.monotonic() + TIMEOUT)
+                except Exception as e:
+                    log.warning("%s could not be made anew on %s: %s", birth.mesh._name, message.ref.id, e)
+            done(calls[0])
+
+        threading.Thread(target=restore, name="monarch-heal", daemon=True).start()
+
+    def ask_root(self, proc: str) -> None:
+        """Have the root tell us of a dead proc's successor."""
+        system = self._system
+        if not system.is_root and proc != system.root.id and system.root.id not in system.node.deaths:
+            system.node.send(system.root.id, AskReplaced(proc))
+
+    def _on_ask(self, link: Any, message: AskReplaced, _body: Any) -> None:
+        successor = self._system.node.successors.get(message.proc)
+        if successor is not None:
+            link.send(encode_header(Replaced(0, 0, message.proc, successor)))
+        else:
+            self._askers.setdefault(message.proc, set()).add(link.peer)
+
+    # -- restarting by itself ---------------------------------------------------------------------------
+
+    def takes_over(self, proc: str, death: Death, give_up: Callable[[str], None]) -> bool:
+        """Whether a policy has this proc replaced now, so that its end is nobody's failure yet.
+
+        Args:
+            give_up: called with a reason if it could not be replaced after all.
+        """
+        if death.what == "stopped":
+            return False
+        mesh = self._mesh_of(proc)
+        if mesh is None:
+            return False
+        delay = self._restarts.failed(mesh._uid, time.monotonic())
+        if delay is None:
+            return False
+        policy = self._restarts.policy(mesh._uid)
+        assert policy is not None
+
+        def ended(future: Future[Healed]) -> None:
+            error = future.exception()
+            if error is not None:
+                give_up(f"it could not be restarted: {error}")
+            else:
+                log.info("%s", future.get())
+
+        def restart() -> None:
+            if self._system._closed or mesh._stopped:
+                return
+            if policy.scope == "all":
+                living = [ref for ref in mesh._target().procs if ref.id not in self._system.node.deaths]
+                if living:
+                    mesh.kill("all ranks of its mesh are restarted together").add_done_callback(lambda _f: heal())
+                    return
+            heal()
+
+        def heal() -> None:
+            try:
+                self.heal(mesh, None, TIMEOUT).add_done_callback(ended)
+            except HealError as e:
+                give_up(str(e))
+
+        self._system.node.poller.call_later(delay, restart)
+        self._system.node.poller.start_background()
+        return True
+
+    def _mesh_of(self, proc: str) -> ProcMesh | None:
+        for mesh in self._system.proc_meshes.values():
+            if self._restarts.policy(mesh._uid) is not None and any(r.id == proc for r in mesh._target().procs):
+                return mesh
+        return None
+
+
+def heal_mesh(
+    mesh: ProcMesh | ActorMesh[Any], hosts: HostMesh | None = None, timeout: float = TIMEOUT
+) -> Future[Healed]:
+    """Replace what is dead of a proc mesh, or of the procs of an actor mesh. See ``ProcMesh.heal``."""
+    from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
+
+    if isinstance(mesh, ProcMesh):
+        return mesh.heal(hosts, timeout)
+    if not isinstance(mesh, ActorMesh):
+        raise TypeError(f"heal_mesh takes a proc mesh or an actor mesh, not {type(mesh).__name__}")
+    mine = {ref.id for ref in mesh._target().procs}
+    for procs in mesh._system.proc_meshes.values():
+        if mine <= {ref.id for ref in procs._target().procs}:
+            return procs.heal(hosts, timeout)
+    raise HealError(f"the procs of {mesh._name} can be healed only in the process that spawned them")
+
+
+def _flat(body: Any) -> bytes:
+    return b"".join(body) if type(body) is list else bytes(body)

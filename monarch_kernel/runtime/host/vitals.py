@@ -1,0 +1,203 @@
+"""Whether ranks respond: the host agent asks each of them again and again, and says when one does not answer.
+
+A rank answers as long as any of its threads gets the interpreter, so computing does not matter. What does not answer is
+stopped (SIGSTOP, a debugger), or a thread in native code holds the GIL, or it waits for a disk. That is told to the
+rank's owner and to whoever watches it, first at once, then with the stack that py-spy has read; and again when the rank
+answers. Nobody is taken for dead because of it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from monarch_kernel.protocol.messages import Ping, ProcResponds, ProcUnresponsive, encode
+from monarch_kernel.runtime.host.procs import Proc
+from monarch_kernel.runtime.node.node import Node
+
+#: How often a rank is asked (seconds); 0: never.
+PERIOD = float(os.environ.get("MONARCH_KERNEL_PING_PERIOD", "1.0"))
+#: How long it may take to answer (seconds).
+PATIENCE = float(os.environ.get("MONARCH_KERNEL_UNRESPONSIVE_AFTER", "3.0"))
+#: How long a reading of the stack may take, and how much of it is kept.
+STACK_TIMEOUT = 10.0
+STACK_MAX = 16_000
+
+_STATES = {
+    "T": "it is stopped (SIGSTOP)",
+    "t": "it is stopped by a debugger",
+    "D": "it waits for a disk or a device, and cannot be interrupted",
+}
+#: What a frame of ours, or of the interpreter's start, has in its line.
+_RUNTIME = ("monarch_kernel/runtime/", "<frozen runpy>", "<module> (<string>:", "(threading.py:")
+_WEDGED = "native code holds the interpreter lock, or it gets no processor"
+
+
+class _Pulse:
+    """What is known of one rank's answers; a sink for them."""
+
+    def __init__(self, vitals: Vitals, proc: Proc) -> None:
+        self.vitals = vitals
+        self.proc = proc
+        self.call = vitals.node.new_call(self)
+        self.asked = 0.0  # when, if an answer is due
+        self.reported = ""  # why it does not respond, once that was told
+
+    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+        self.vitals.answered(self)
+
+    def on_peer_dead(self, proc: str, death: Any) -> None:
+        if proc == self.proc.id:
+            self.vitals.forget(self.proc.id)
+
+
+class Vitals:
+    """Asks all living ranks of an agent.
+
+    Args:
+        tell: ``tell(peer, message)``.
+    """
+
+    def __init__(self, node: Node, procs: Callable[[], Iterable[Proc]], tell: Callable[[str, Any], None]) -> None:
+        self.node = node
+        self._procs = procs
+        self._tell = tell
+        self._pulses: dict[str, _Pulse] = {}
+        if PERIOD > 0:
+            node.poller.call_later(PERIOD, self._ask)
+
+    def why(self, proc: str) -> str:
+        """Why this rank does not respond; '' if it does."""
+        pulse = self._pulses.get(proc)
+        return pulse.reported if pulse is not None else ""
+
+    def forget(self, proc: str) -> None:
+        """A rank is gone."""
+        pulse = self._pulses.pop(proc, None)
+        if pulse is not None:
+            self.node.end_call(pulse.call)
+
+    # -- asking -------------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        for proc in self._procs():
+            if proc.state != "alive" or proc.exit is not None:
+                continue
+            pulse = self._pulses.get(proc.id)
+            if pulse is None:
+                pulse = self._pulses[proc.id] = _Pulse(self, proc)
+            if not pulse.asked:
+                link = self.node.links.get(proc.id)
+                if link is not None:
+                    pulse.asked = now
+                    link.send(encode(Ping(pulse.call, 0)))
+            elif not pulse.reported:
+                self._overdue(pulse, now)
+        self.node.poller.call_later(PERIOD, self._ask)
+
+    def _overdue(self, pulse: _Pulse, now: float) -> None:
+        why = _STATES.get(_state_of(pulse.proc.pid), "")
+        if why or now - pulse.asked >= PATIENCE:
+            pulse.reported = why or _WEDGED
+            self._report(pulse, "")
+            self._read_stack(pulse)
+
+    def _report(self, pulse: _Pulse, stack: str) -> None:
+        proc = pulse.proc
+        since = time.monotonic() - pulse.asked
+        message = ProcUnresponsive(proc.id, proc.pid, self.node.ref.host, since, pulse.reported, stack)
+        for peer in proc.audience():
+            self._tell(peer, message)
+
+    def answered(self, pulse: _Pulse) -> None:
+        """A rank has answered."""
+        late = time.monotonic() - pulse.asked
+        pulse.asked = 0.0
+        if pulse.reported:
+            pulse.reported = ""
+            for peer in pulse.proc.audience():
+                self._tell(peer, ProcResponds(pulse.proc.id, late))
+
+    # -- stacks ---------------------------------------------------------------------------------------
+
+    def _read_stack(self, pulse: _Pulse) -> None:
+        """Have py-spy read the stack of a rank that cannot tell it; it comes as a second report."""
+        program = _py_spy()
+        if program is None:
+            return
+        ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        actions = [(os.POSIX_SPAWN_DUP2, theirs, 1), (os.POSIX_SPAWN_DUP2, theirs, 2)]
+        argv = [program, "dump", "--nonblocking", "--pid", str(pulse.proc.pid)]
+        try:
+            os.posix_spawn(program, argv, os.environ, file_actions=actions)
+        except OSError:
+            os.close(ours)
+            return
+        finally:
+            os.close(theirs)
+        text = bytearray()
+        poller = self.node.poller
+
+        def finish() -> None:
+            nonlocal ours
+            if ours < 0:
+                return
+            poller.unregister(ours)
+            os.close(ours)
+            ours = -1
+            timer.cancel()
+            if pulse.reported:
+                self._report(pulse, _tidy(text.decode("utf-8", "replace")))
+
+        def on_output(_events: int) -> None:
+            while True:
+                try:
+                    data = os.read(ours, 65536)
+                except BlockingIOError:
+                    return
+                if not data:
+                    finish()
+                    return
+                text.extend(data[: STACK_MAX - len(text)])
+
+        timer = poller.call_later(STACK_TIMEOUT, finish)
+        poller.register(ours, on_output)
+
+
+def _tidy(text: str) -> str:
+    """The threads of a dump, without those of the runtime, and without the runtime's frames that called the user's."""
+    blocks: list[list[str]] = []
+    for line in text.splitlines():
+        if line.startswith("Thread "):
+            blocks.append([line])
+        elif blocks and line.startswith(" "):
+            blocks[-1].append(line)
+    if not blocks:
+        return text.strip()  # it says what went wrong
+    shown: list[str] = []
+    for name, *frames in blocks:
+        if '"monarch-' in name:
+            continue
+        while frames and any(part in frames[-1] for part in _RUNTIME):
+            frames.pop()
+        shown += [name, *frames] if frames else [f"{name}: in the runtime, waiting for a message"]
+    return "\n".join(shown)
+
+
+def _state_of(pid: int) -> str:
+    """The process's state as the kernel tells it, one letter ('' if it is gone)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return ""
+
+
+def _py_spy() -> str | None:
+    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
+    return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")

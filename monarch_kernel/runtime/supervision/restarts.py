@@ -1,0 +1,82 @@
+"""When a mesh whose ranks fail is restarted by itself. Pure: times go in, decisions come out."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+WHEN = ("never", "on_failure")
+SCOPES = ("rank", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """What happens by itself when procs of a mesh die.
+
+    Attributes:
+        when: "on_failure": they are replaced; "never": their owner is told.
+        limit: how often within ``within`` seconds; the failure after that goes to the owner.
+        backoff: seconds before the first restart; doubled for each further one, up to ``backoff_max``.
+        scope: "rank": the dead ones alone; "all": all ranks of the mesh together, as those of a training job that has
+            lost its process group.
+    """
+
+    when: str = "on_failure"
+    limit: int = 3
+    within: float = 60.0
+    backoff: float = 0.0
+    backoff_max: float = 30.0
+    scope: str = "rank"
+
+    def __post_init__(self) -> None:
+        if self.when not in WHEN:
+            raise ValueError(f"restart={self.when!r}: use one of {', '.join(map(repr, WHEN))}")
+        if self.scope not in SCOPES:
+            raise ValueError(f"scope={self.scope!r}: use one of {', '.join(map(repr, SCOPES))}")
+        if self.limit < 1 or self.within <= 0 or self.backoff < 0 or self.backoff_max < 0:
+            raise ValueError(f"{self}: limit must be at least 1, within more than 0, and no wait negative")
+
+
+#: Deaths so close to each other are one event: a host that takes its ranks with it (seconds).
+TOGETHER = 0.5
+
+
+class Restarts:
+    """The restarts of each mesh so far."""
+
+    def __init__(self) -> None:
+        self._policies: dict[str, RestartPolicy] = {}
+        self._times: dict[str, deque[float]] = {}
+        self._pending: dict[str, float] = {}
+
+    def add(self, mesh: str, policy: RestartPolicy) -> None:
+        """From now on this policy holds for a mesh."""
+        if policy.when != "never":
+            self._policies[mesh] = policy
+            self._times[mesh] = deque()
+
+    def remove(self, mesh: str) -> None:
+        """The mesh is no more."""
+        for known in (self._policies, self._times, self._pending):
+            known.pop(mesh, None)
+
+    def policy(self, mesh: str) -> RestartPolicy | None:
+        """The policy of a mesh; None if it is never restarted."""
+        return self._policies.get(mesh)
+
+    def failed(self, mesh: str, now: float) -> float | None:
+        """A proc of the mesh has died: how long to wait before the restart, or None if there will be none."""
+        policy = self._policies.get(mesh)
+        if policy is None:
+            return None
+        times = self._times[mesh]
+        while times and now - times[0] > policy.within:
+            times.popleft()
+        if times and now - times[-1] <= TOGETHER:
+            return self._pending.get(mesh, policy.backoff)
+        if len(times) >= policy.limit:
+            return None
+        delay = min(policy.backoff * 2 ** len(times), policy.backoff_max)
+        times.append(now)
+        self._pending[mesh] = delay
+        return delay

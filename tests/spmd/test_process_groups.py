@@ -1,0 +1,281 @@
+"""Process groups that outlive their ranks: nobody hangs in the old one, all meet in the next, with the state kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from monarch_kernel import actor as public
+from monarch_kernel.actor import Actor, ActorError, ActorMesh, Channel, MeshFailure, ProcMesh, endpoint, this_host
+from monarch_kernel.runtime.spmd import member
+from monarch_kernel.spmd import (
+    Group,
+    ProcessGroups,
+    setup_torch_elastic_env,
+    setup_torch_elastic_env_async,
+    share_state,
+)
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+class Sum(Actor):
+    """Adds up over all ranks."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    @endpoint
+    def join(self, group: Group) -> int:
+        group.join()
+        return torch.distributed.get_rank()
+
+    @endpoint
+    def add(self, port: Any = None) -> float:
+        if port is not None:
+            port.send(os.getpid())
+        total = torch.ones(10_000)
+        torch.distributed.all_reduce(total)
+        return total[0].item()
+
+    @endpoint
+    def environment(self) -> dict[str, str]:
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+        return {name: os.environ.get(name, "") for name in names}
+
+
+class Learner(Actor):
+    """Has a state to share."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(os.getpid())
+        self.net = torch.nn.Linear(64, 64)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.1, momentum=0.9)
+        self.steps = 0
+
+    @endpoint
+    def learn(self) -> None:
+        self.net(torch.ones(64)).sum().backward()
+        self.optimizer.step()
+        self.steps += 1
+
+    @endpoint
+    def join(self, group: Group) -> int:
+        group.join()
+        self.steps = share_state(self.steps, self.net, self.optimizer)
+        return self.steps
+
+    @endpoint
+    def state(self) -> tuple[int, float, float]:
+        buffers = [state["momentum_buffer"] for state in self.optimizer.state.values()]
+        return self.steps, self.net.weight.sum().item(), sum(buffer.sum().item() for buffer in buffers)
+
+
+@pytest.fixture(autouse=True)
+def faults(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
+    """Failures that nobody handled; they end nothing here."""
+    seen: list[MeshFailure] = []
+    monkeypatch.setattr(public, "unhandled_fault_hook", seen.append)
+    return seen
+
+
+def procs(n: int, **options: Any) -> ProcMesh:
+    return this_host().spawn_procs({"gpus": n}, name="p", preload=("torch",), **options)
+
+
+def all_stuck(mesh: ActorMesh[Any], without: int) -> list[Any]:
+    """Have every rank but one wait in a collective."""
+    port, receiver = Channel.open()
+    calls = [mesh.slice(gpus=k).add.call_one(port) for k in range(len(mesh)) if k != without]
+    for _ in calls:
+        receiver.recv().get(20)
+    return calls
+
+
+# -- groups -----------------------------------------------------------------------------------------
+
+
+def test_survivors_are_freed_and_meet_anew() -> None:
+    p = procs(5)
+    mesh = p.spawn("sum", Sum)
+    groups = ProcessGroups(p)
+    first = groups.form().get(60)
+    assert (first.number, bool(first.healed), first.stuck) == (1, False, ())
+    assert list(mesh.join.call(first).get(60).values()) == [0, 1, 2, 3, 4]
+    assert set(mesh.add.call().get(20).values()) == {5.0}
+    for victim in (2, 0):  # rank 0 has the store
+        # Ranks that are not the victim's neighbours would wait for half an hour.
+        calls = all_stuck(mesh, victim)
+        os.kill(p.pids().get(victim), signal.SIGKILL)
+        group = groups.form().get(60)
+        for call in calls:
+            with pytest.raises(ActorError, match=r"(?i)connection|gloo"):
+                call.get(20)
+        assert [one.rank for one in group.healed.replaced] == [victim]
+        assert list(mesh.join.call(group).get(60).values()) == [0, 1, 2, 3, 4]
+        assert set(mesh.add.call().get(20).values()) == {5.0}
+    assert group.number == 3
+
+
+def test_a_rank_that_stands_still_is_replaced() -> None:
+    p = procs(3)
+    mesh = p.spawn("sum", Sum)
+    groups = ProcessGroups(p)
+    mesh.join.call(groups.form().get(60)).get(60)
+    calls = all_stuck(mesh, 1)
+    before = p.pids()
+    os.kill(before.get(1), signal.SIGSTOP)
+    group = groups.form(patience=1).get(60)
+    assert group.stuck == (1,)
+    assert [one.rank for one in group.healed.replaced] == [1]
+    for call in calls:
+        assert isinstance(call.exception(20), ActorError)
+    mesh.join.call(group).get(60)
+    assert set(mesh.add.call().get(20).values()) == {3.0}
+    assert [a == b for a, b in zip(before.values(), p.pids().values(), strict=True)] == [True, False, True]
+
+
+def test_a_death_while_the_others_join() -> None:
+    p = procs(3)
+    mesh = p.spawn("sum", Sum)
+    groups = ProcessGroups(p)
+    group = groups.form().get(60)
+    waiting = [mesh.slice(gpus=k).join.call_one(group) for k in (0, 1)]
+    os.kill(p.pids().get(2), signal.SIGKILL)
+    group = groups.form().get(60)
+    for call in waiting:
+        assert isinstance(call.exception(30), ActorError)
+    assert list(mesh.join.call(group).get(60).values()) == [0, 1, 2]
+    assert set(mesh.add.call().get(20).values()) == {3.0}
+
+
+def test_only_the_groups_connections_are_broken() -> None:
+    """What else a rank is connected to stays."""
+
+    class Connected(Sum):
+        @endpoint
+        def connect(self, port: int) -> None:
+            self.other = socket.create_connection(("127.0.0.1", port))
+
+        @endpoint
+        def say(self) -> None:
+            self.other.sendall(b"still here")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        p = procs(2)
+        mesh = p.spawn("sum", Connected)
+        groups = ProcessGroups(p)
+        group = groups.form().get(60)
+        mesh.slice(gpus=0).connect.call_one(server.getsockname()[1]).get(20)
+        connection, _ = server.accept()
+        with connection:
+            mesh.join.call(group).get(60)
+            assert groups.release().get(20) == []
+            assert isinstance(mesh.add.call().exception(20), ActorError)
+            mesh.slice(gpus=0).say.call_one().get(20)
+            connection.settimeout(20)
+            assert connection.recv(100) == b"still here"
+
+
+def test_a_group_is_joined_by_ranks() -> None:
+    p = procs(1)
+    group = ProcessGroups(p).form().get(60)
+    with pytest.raises(RuntimeError, match="send the group to an endpoint of theirs"):
+        group.join()
+
+
+def test_a_mesh_that_waits_in_a_collective_stops_quickly() -> None:
+    p = procs(3)
+    mesh = p.spawn("sum", Sum)
+    mesh.join.call(ProcessGroups(p).form().get(60)).get(60)
+    calls = all_stuck(mesh, 2)
+    p.stop().get(30)
+    for call in calls:
+        assert call.exception(20) is not None
+
+
+# -- state -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victims", [(0,), (1, 2)])
+def test_the_one_that_came_furthest_is_followed(victims: tuple[int, ...]) -> None:
+    p = procs(4)
+    mesh = p.spawn("learner", Learner)
+    groups = ProcessGroups(p)
+    assert set(mesh.join.call(groups.form().get(60)).get(60).values()) == {0}
+    mesh.learn.call().get(20)
+    mesh.slice(gpus=3).learn.call().get(20)  # a step that the others have failed in
+    wanted = mesh.slice(gpus=3).state.call_one().get(20)
+    for victim in victims:
+        os.kill(p.pids().get(victim), signal.SIGKILL)
+    assert set(mesh.join.call(groups.form().get(60)).get(60).values()) == {2}
+    assert set(mesh.state.call().get(20).values()) == {wanted}
+
+
+# -- torchrun's environment -----------------------------------------------------------------------------
+
+
+def test_environment_of_torchrun() -> None:
+    p = this_host().spawn_procs({"nodes": 2, "gpus": 2})
+    mesh = p.spawn("sum", Sum)
+    setup_torch_elastic_env(p)
+    found = list(mesh.environment.call().get(20).values())
+    assert [each["RANK"] for each in found] == ["0", "1", "2", "3"]
+    assert [each["LOCAL_RANK"] for each in found] == ["0", "1", "0", "1"]
+    assert [each["GROUP_RANK"] for each in found] == ["0", "0", "1", "1"]
+    assert {(each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"]) for each in found} == {("4", "2")}
+    assert {each["MASTER_ADDR"] for each in found} == {"127.0.0.1"}
+    (port,) = {each["MASTER_PORT"] for each in found}
+    assert int(port) > 0
+
+
+async def given(p: ProcMesh) -> None:
+    await setup_torch_elastic_env_async(p, "10.0.0.7", 29500)
+
+
+def test_environment_with_a_given_address() -> None:
+    import asyncio
+
+    p = this_host().spawn_procs({"gpus": 2})
+    mesh = p.spawn("sum", Sum)
+    asyncio.run(given(p))
+    assert {(e["MASTER_ADDR"], e["MASTER_PORT"]) for e in mesh.environment.call().get(20).values()} == {
+        ("10.0.0.7", "29500")
+    }
+
+
+# -- one rank alone -------------------------------------------------------------------------------------
+
+
+def test_nothing_to_abandon() -> None:
+    assert member.abandon()
+
+
+def test_a_join_that_nobody_else_comes_to_can_be_abandoned() -> None:
+    meeting = member.reserve(2, 2, local=True)
+    failed: list[BaseException] = []
+
+    def join() -> None:
+        try:
+            member.join(meeting, 0, "gloo")
+        except Exception as e:
+            failed.append(e)
+
+    thread = threading.Thread(target=join)
+    before = dict(os.environ)
+    thread.start()
+    try:
+        while not failed and thread.is_alive():
+            member.abandon()
+            thread.join(0.1)
+        assert failed
+    finally:
+        member.leave()
+        os.environ.clear()
+        os.environ.update(before)
