@@ -47,10 +47,10 @@ class _Pulse:
         self.asked = 0.0  # when, if an answer is due
         self.reported = ""  # why it does not respond, once that was told
 
-    def on_reply(self, _rank: int, _status: int, _body: Any, _buffers: tuple[int, ...]) -> None:
+    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
         self.vitals.answered(self)
 
-    def on_peer_dead(self, proc: str, _death: Any) -> None:
+    def on_peer_dead(self, proc: str, death: Any) -> None:
         if proc == self.proc.id:
             self.vitals.forget(self.proc.id)
 

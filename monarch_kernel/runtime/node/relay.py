@@ -330,8 +330,8 @@ class Relay:
     """A host agent's part in casts.
 
     Args:
-        node: the agent's. Of it are used: ``id``, ``handlers``, ``gate``, ``on_hello``, ``on_peer_dead``, ``refs``, ``links``,
-            ``link_to``, ``learn``, ``watch``, ``send``, ``deaths``, ``pack``, ``new_call``, ``end_call`` and
+        node: the agent's. Of it are used: ``id``, ``handlers``, ``gate``, ``on_hello``, ``on_peer_dead``, ``refs``,
+            ``links``, ``link_to``, ``learn``, ``watch``, ``send``, ``deaths``, ``pack``, ``new_call``, ``end_call`` and
             ``poller.call_later``.
     """
 
