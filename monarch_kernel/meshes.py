@@ -1,9 +1,42 @@
 """The meshes of this controller: ``list_proc_meshes``, ``get_mesh``, and being told ``on_change``.
 
-With them, how rank sets are written and read: ``format_ranks``, ``format_points``, ``parse_ranks``.
+Those that outlive it: ``keep`` starts a host for them, ``kept`` lists them, ``attach`` finds them again, ``end_kept``
+ends them. With them, how rank sets are written and read: ``format_ranks``, ``format_points``, ``parse_ranks``.
 """
 
+from monarch_kernel.protocol.keeping import KeptInfo, KeptMesh
+from monarch_kernel.runtime.actor.daemons import start_daemon
+from monarch_kernel.runtime.actor.keeping import (
+    KeptError,
+    KeptHost,
+    attach,
+    end_kept,
+    held,
+    keep,
+    kept,
+    kept_host_of,
+    taken_over,
+)
 from monarch_kernel.runtime.actor.life import get_mesh, list_proc_meshes, on_change
 from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks, parse_ranks
 
-__all__ = ["format_points", "format_ranks", "get_mesh", "list_proc_meshes", "on_change", "parse_ranks"]
+__all__ = [
+    "KeptError",
+    "KeptHost",
+    "KeptInfo",
+    "KeptMesh",
+    "attach",
+    "end_kept",
+    "format_points",
+    "format_ranks",
+    "get_mesh",
+    "held",
+    "keep",
+    "kept",
+    "kept_host_of",
+    "list_proc_meshes",
+    "on_change",
+    "parse_ranks",
+    "start_daemon",
+    "taken_over",
+]

@@ -54,6 +54,8 @@ ALLOWED: dict[str, set[str]] = {
     LAUNCH: {PROTOCOL, f"{RUNTIME}.node", *(f"{RUNTIME}.host.{m}" for m in ("config", "leftovers", "procs"))},
     "monarch_kernel.aliases": set(),
     **{facade: {PROTOCOL, RUNTIME, *FACADES} for facade in FACADES},
+    # Jobs are where hosts come from, and nothing of the runtime.
+    "monarch_kernel.job": {"monarch_kernel.launchers"},
     **{f"monarch_kernel.{tool}": {*FACADES, *(f"monarch_kernel.{t}" for t in TOOLS)} for tool in TOOLS},
     "workspace_sync": FACADES,
 }

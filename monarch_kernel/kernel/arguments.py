@@ -21,6 +21,8 @@ MOST_PROCS = 1024
 #: What `--procs N` calls its one dimension.
 DEFAULT_DIM = "gpus"
 DEFAULT_NAME = "m"
+#: How long a kept mesh stays without a kernel (hours).
+DEFAULT_IDLE = 12
 
 
 def usage_error(command: str, message: str) -> UsageError:
@@ -138,6 +140,17 @@ def _size(command: str, what: str, size: int) -> int:
     if size < 1:
         raise usage_error(command, f"{what} must be at least 1, not {size}")
     return size
+
+
+def idle_argument(command: str, hours: float | None, keep: bool) -> float:
+    """The seconds of `--idle HOURS`."""
+    if hours is not None and not keep:
+        raise usage_error(command, "--idle is for a mesh that is kept: give --keep, too")
+    if hours is None:
+        return DEFAULT_IDLE * 3600
+    if not hours > 0:
+        raise usage_error(command, f"--idle takes a number of hours above 0, not {hours:g}")
+    return hours * 3600
 
 
 def env_arguments(command: str, items: Sequence[str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from monarch_kernel.kernel.progress import Place, Progress
 from monarch_kernel.kernel.router import CellOutput, OutputRouter
 from monarch_kernel.kernel.session import ManagedMesh, Part, monitor_parts_of, parts_of, proc_parts_of
 from monarch_kernel.kernel.tracebacks import Failed, FileLabel, MeshCellError, cell_error
-from monarch_kernel.meshes import format_ranks
+from monarch_kernel.meshes import format_ranks, kept_host_of
 
 #: How often a wait looks up to show progress (seconds).
 TICK = 0.1
@@ -318,6 +318,11 @@ class CellRun:
         self._output.show_text("stderr", "\n".join(error._render_traceback_()) + "\n")
 
     # -- as a target of interrupts ---------------------------------------------------------------
+
+    @property
+    def outlives_kernel(self) -> bool:
+        """Whether it goes on when this kernel has ended."""
+        return kept_host_of(self.managed.procs) is not None
 
     def describe(self) -> str:
         """See `InterruptTarget`."""

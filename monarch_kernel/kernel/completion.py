@@ -21,6 +21,7 @@ class Known:
     meshes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     current: str | None = None
     variables: Iterable[str] = ()
+    kept: Iterable[str] = ()  # meshes that can be attached to
 
 
 class MeshCompleter:
@@ -101,6 +102,8 @@ class MeshCompleter:
         if command == "pull":
             return []
         given = any(not each.startswith("-") for each in _without_values(words, options))
+        if command == "attach":
+            return [] if given else list(known.kept)
         return [] if given else list(known.meshes)
 
     @staticmethod

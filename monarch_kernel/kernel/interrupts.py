@@ -28,6 +28,9 @@ from monarch_kernel.meshes import format_ranks
 ESCALATION_WINDOW = 2.0
 #: Ranks get this long to answer, so that a double click does not kill healthy ones (seconds).
 ANSWER_GRACE = 0.3
+#: jupyter_client interrupts a kernel before it ends it. What outlives the kernel is not to stop for that, so there an
+#: interrupt waits for so long whether the end follows (seconds).
+END_GRACE = 0.25
 
 
 class InterruptTarget(Protocol):
@@ -134,6 +137,8 @@ class InterruptRelay:
             tuple[float, object, tuple[InterruptTarget, ...], bool] | threading.Event | None
         ] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self.ending = threading.Event()
+        """The kernel ends: what outlives it is let alone."""
         self.connected = False
         """Whether SIGINT leads here. Elsewhere (a plain ipykernel), who catches KeyboardInterrupt presses."""
 
@@ -225,7 +230,12 @@ class InterruptRelay:
             except Exception as error:
                 self._tell(action.cell, f"The interrupt did not reach the ranks: {error}")
         self._concerned = targets
-        for target in targets:
+        waited = False
+        for target in sorted(targets, key=_outlives):
+            if not waited and _outlives(target):
+                waited = True
+                if self.ending.wait(END_GRACE):
+                    return
             try:
                 target.interrupt()
             except Exception as error:
@@ -251,6 +261,11 @@ class InterruptRelay:
     def _tell(self, cell: object, text: str) -> None:
         if self.notify is not None:
             self.notify(cell, text)
+
+
+def _outlives(target: InterruptTarget) -> bool:
+    """Whether it goes on when the kernel has ended."""
+    return bool(getattr(target, "outlives_kernel", False))
 
 
 _relay: InterruptRelay | None = None

@@ -145,6 +145,11 @@ class MonarchKernel(IPythonKernel):
 
     # -- end ------------------------------------------------------------------------------------------
 
+    async def shutdown_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """End the kernel."""
+        self.interrupts.ending.set()
+        await super().shutdown_request(stream, ident, parent)
+
     async def _at_shutdown(self) -> None:
         """Called on the control thread when a front end ends or restarts the kernel."""
         await stop_runtime(self.log)

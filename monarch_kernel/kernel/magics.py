@@ -19,13 +19,17 @@ from monarch_kernel.kernel.cellrun import CellRun, MeshCell
 from monarch_kernel.kernel.folding import Source
 from monarch_kernel.kernel.interrupts import get_relay
 from monarch_kernel.kernel.notebook import Notebook
-from monarch_kernel.kernel.render import Table, megabytes, seconds
-from monarch_kernel.kernel.session import ManagedMesh, UpOptions, parts_of
+from monarch_kernel.kernel.render import Table, kept_rows, megabytes, seconds
+from monarch_kernel.kernel.session import ManagedMesh, UpOptions, deaths_of, parts_of
+from monarch_kernel.meshes import format_ranks, held
 
 #: How long a question to all ranks may take before those that did not answer are left out (seconds).
 ASK_TIMEOUT = 2.0
 
-SUBCOMMANDS = ("up", "ls", "status", "use", "down", "heal", "restart", "push", "pull", "logs")
+SUBCOMMANDS = (
+    *("up", "ls", "status", "use", "down", "heal", "restart", "attach", "detach"),
+    *("push", "pull", "logs"),
+)
 
 
 def _cannot_answer(
@@ -89,6 +93,8 @@ class MeshMagics(Magics):
     @argument("--env", action="append", default=[], metavar="K=V", help="an environment variable; repeatable")
     @argument("--dist", choices=["gloo", "nccl"], help="join all ranks in a torch.distributed process group")
     @argument("--preload", action="append", default=[], metavar="MODULE", help="import it once, for all ranks")
+    @argument("--keep", action="store_true", help="it stays when this kernel ends; %%mesh attach finds it again")
+    @argument("--idle", type=float, metavar="HOURS", help="with --keep: it ends after so long without a kernel (12)")
     def up(self, line: str) -> None:
         """Start a mesh of processes on this host, and use it for the cells that follow."""
         found = parse(MeshMagics.up, line)
@@ -97,16 +103,18 @@ class MeshMagics(Magics):
         name, dims = args_of.up_arguments("%mesh up", found.words, found.procs)
         env = args_of.env_arguments("%mesh up", found.env)
         preload = tuple(word for item in found.preload for word in item.split(",") if word)
-        options = UpOptions(name, dims, env, found.dist or "", preload)
+        idle = args_of.idle_argument("%mesh up", found.idle, found.keep)
+        options = UpOptions(name, dims, env, found.dist or "", preload, found.keep, idle)
         print(self._session.up(options))
 
     @magic_arguments("mesh ls")
     def ls(self, line: str) -> Table | None:
-        """List the meshes; * marks the one in use."""
+        """List the meshes; * marks the one in use. Kept meshes that no notebook or another one holds follow."""
         if parse(MeshMagics.ls, line) is None:
             return None
         meshes = self._session.proc_meshes()
-        if not meshes:
+        others = self._session.kept_elsewhere()
+        if not meshes and not others:
             print("No mesh is up; %mesh up --procs 4 starts one.")
             return None
         current = self._session.current
@@ -116,7 +124,13 @@ class MeshMagics(Magics):
             alive = "?" if states is None else str(sum(status.state == "alive" for status in states.values()))
             sizes = ", ".join(f"{label}={size}" for label, size in mesh.extent.items())
             rows.append(["*" if name == current else "", name, sizes, str(len(mesh)), alive])
-        return Table(["", "mesh", "dimensions", "ranks", "alive"], rows, right=(3, 4))
+        headings = ["", "mesh", "dimensions", "ranks", "alive"]
+        mine = {mesh.name for host in held() for mesh in host.proc_meshes}
+        if mine or others:
+            headings.append("kept")
+            rows = [[*row, "by this kernel" if row[1] in mine else ""] for row in rows]
+            rows += [row for info in others for row in kept_rows(info)]
+        return Table(headings, rows, right=(3, 4))
 
     @magic_arguments("mesh status")
     @argument("name", nargs="?", metavar="NAME", help="the mesh (default: the one in use)")
@@ -173,7 +187,8 @@ class MeshMagics(Magics):
 
     @magic_arguments("mesh down")
     @argument("name", nargs="?", metavar="NAME", help="the mesh (default: the one in use)")
-    @argument("--all", action="store_true", help="all meshes")
+    @argument("--all", action="store_true", help="all meshes of this notebook")
+    @argument("--force", action="store_true", help="also a kept mesh that another kernel holds")
     def down(self, line: str) -> None:
         """Stop a mesh and its processes."""
         found = parse(MeshMagics.down, line)
@@ -182,7 +197,7 @@ class MeshMagics(Magics):
         if found.all and found.name:
             raise usage_error("%mesh down", "give either a name or --all, not both")
         if not found.all:
-            print(self._session.down(found.name))
+            print(self._session.down(found.name, found.force))
             return
         names = self._session.names()
         for name in names:
@@ -209,6 +224,43 @@ class MeshMagics(Magics):
         found = parse(MeshMagics.restart, line)
         if found is not None:
             print(self._session.restart(found.name))
+
+    # -- kept meshes ---------------------------------------------------------------------------
+
+    @magic_arguments("mesh attach")
+    @argument("name", metavar="NAME", help="the mesh, or the path of its folder")
+    @argument("--force", action="store_true", help="also if another kernel holds it, which then has it no more")
+    def attach(self, line: str) -> None:
+        """Take over a mesh that was started with --keep: its variables, its actors, what runs on it."""
+        found = parse(MeshMagics.attach, line)
+        if found is None:
+            return
+        host = self._session.attach(found.name, found.force)
+        for mesh in host.proc_meshes:
+            managed = self._session.managed(mesh.name)
+            sizes = managed.describe() if managed is not None else f"{len(mesh)} ranks"
+            print(f"mesh {mesh.name}: {sizes}, attached, in use" if managed else f"mesh {mesh.name}: {sizes}, attached")
+            dead = deaths_of(mesh)
+            for cause in dict.fromkeys(dead.values()):
+                ranks = _listed([rank for rank, why in dead.items() if why == cause])
+                print(f"  died meanwhile: {ranks}, {cause}; %mesh heal {mesh.name} puts fresh ones in their places")
+            places = self._places(mesh.name)
+            for place in dict.fromkeys(places.values()):
+                ranks = _listed([rank for rank, where in places.items() if where == place])
+                print(f"  still running a cell: {ranks}, at {place}")
+        if not host.proc_meshes:
+            print(f"{host.name}: attached; there is no mesh on it")
+        if host.missed:
+            size = megabytes(sum(host.missed.values()))
+            print(f"  {size} of older output are not shown; %mesh logs has what was kept of them")
+
+    @magic_arguments("mesh detach")
+    @argument("name", nargs="?", metavar="NAME", help="the mesh (default: the one in use)")
+    def detach(self, line: str) -> None:
+        """Let go of a mesh that was started with --keep, without ending it."""
+        found = parse(MeshMagics.detach, line)
+        if found is not None:
+            print(self._session.detach(found.name))
 
     # -- variables and logs --------------------------------------------------------------------
 
@@ -395,6 +447,4 @@ def _ask(future: Any) -> Any:
 
 
 def _listed(ranks: list[int]) -> str:
-    from monarch_kernel.meshes import format_ranks
-
     return format_ranks(ranks, limit=6)

@@ -33,6 +33,13 @@ class MeshTarget:
         self._asked: Any = None
         self._positions = {rank: position for position, rank in enumerate(mesh._region.ranks())}
 
+    @property
+    def outlives_kernel(self) -> bool:
+        """Whether it goes on when this kernel has ended."""
+        from monarch_kernel.meshes import kept_host_of
+
+        return kept_host_of(self._mesh) is not None
+
     def describe(self) -> str:
         """See ``InterruptTarget``."""
         return f"mesh '{self._mesh.name}'"

@@ -27,6 +27,8 @@ ARRIVAL = 0.5
 _MOST_CELLS = 500
 
 _count = itertools.count(1)
+#: Cells of this kernel: ranks that have outlived another one still have cells of that.
+_RUN = f"cell-{os.urandom(3).hex()}"
 
 
 class Notebook:
@@ -45,6 +47,7 @@ class Notebook:
         # Where the output of each ordinary cell goes, should actors that it called put out something.
         self._publishers: OrderedDict[str, Publisher] = OrderedDict()
         self._key = ""
+        self._foreign: list[str] = []  # cells of another kernel whose output goes to the cell that runs
 
     @property
     def colours(self) -> bool:
@@ -56,7 +59,7 @@ class Notebook:
     def before_cell(self, info: Any) -> None:
         """IPython's `pre_run_cell`."""
         self._raw_cell = info.raw_cell or ""
-        self._key = f"cell-{next(_count)}"
+        self._key = f"{_RUN}-{next(_count)}"
         set_cell(self._key)
         self._publishers[self._key] = publisher_for(self.shell)
         while len(self._publishers) > _MOST_CELLS:
@@ -66,9 +69,11 @@ class Notebook:
         """IPython's `post_run_cell`: what actors printed during an ordinary cell is shown before it ends."""
         if not self._raw_cell.lstrip().startswith("%%mesh"):  # those wait for the end of their own output
             _let_output_arrive()
-        output = self.router.get(self._key)
-        if output is not None:
-            output.show()
+        for key in (*self._foreign, self._key):
+            output = self.router.get(key)
+            if output is not None:
+                output.show()
+        self._foreign.clear()
 
     # -- cells ---------------------------------------------------------------------------------
 
@@ -121,6 +126,9 @@ class Notebook:
 
     def _ordinary_output(self, cell: str) -> tuple[str, CellOutput] | None:
         """Where output goes that is no `%%mesh` cell's: to the cell that called the actor, else to the latest."""
+        if cell and not cell.startswith(_RUN) and cell not in self._publishers and self._key in self._publishers:
+            self._publishers[cell] = self._publishers[self._key]  # of a kernel before: all of it goes to one place
+            self._foreign.append(cell)
         key = cell if cell in self._publishers else self._key
         publisher = self._publishers.get(key)
         if publisher is None:
@@ -166,11 +174,15 @@ class Notebook:
         meshes = {name: dict(mesh.extent) for name, mesh in self.session.proc_meshes().items()}
         hidden = getattr(self.shell, "user_ns_hidden", {})
         variables = [name for name in self.shell.user_ns if name not in hidden]
-        return Known(meshes, self.session.current, variables)
+        kept = [info.name for info in self.session.kept_elsewhere()]
+        return Known(meshes, self.session.current, variables, kept)
 
     def place(self, file: str, line: int, function: str) -> str:
         """A place in code, short."""
-        name = (self.file_label(file) or os.path.basename(file)).removeprefix("Cell ")
+        label = self.file_label(file)
+        if label is None and os.path.basename(os.path.dirname(file)).startswith("ipykernel_"):
+            return f"line {line} of a cell of an earlier kernel"
+        name = (label or os.path.basename(file)).removeprefix("Cell ")
         return f"{name}:{line}" + ("" if function in ("", "<module>") else f" in {function}")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from html import escape
+from time import time
 from typing import Any
 
 from monarch_kernel.kernel.ansi import ansi_to_html, strip_ansi
 from monarch_kernel.kernel.folding import Block, RichView, Source, TextView, View
-from monarch_kernel.meshes import format_ranks
+from monarch_kernel.meshes import KeptInfo, format_ranks
 
 # Longer rank sets are cut: a label is to be read at a glance, the tooltip has the rest.
 _LABEL_RUNS = 6
@@ -145,3 +146,20 @@ def seconds(duration: float) -> str:
 def megabytes(size: int) -> str:
     """A size as people say it: `12 MB`, `1.4 GB`."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def kept_rows(info: KeptInfo) -> list[list[str]]:
+    """A kept mesh that is not this notebook's, as rows of `%mesh ls`."""
+    now = time()
+    if info.held_by:
+        state = f"by process {info.held_by}"
+    else:
+        state = f"free for {seconds(now - info.free_since)}"
+        if info.idle:
+            state += f", ends in {seconds(max(0.0, info.free_since + info.idle - now))}"
+    rows: list[list[str]] = []
+    for mesh in info.meshes:
+        sizes = ", ".join(f"{label}={size}" for label, size in mesh.sizes.items())
+        name = mesh.name if mesh.name == info.name else f"{info.name}: {mesh.name}"
+        rows.append(["", name, sizes, str(mesh.ranks), str(mesh.alive), state])
+    return rows or [["", info.name, "", "0", "0", state]]

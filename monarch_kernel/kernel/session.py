@@ -14,7 +14,19 @@ from monarch_kernel.actor import ActorMesh, Extent, Healed, HealError, MeshFailu
 from monarch_kernel.kernel.arguments import boxed, nearest, runs
 from monarch_kernel.kernel.executor import CellExecutor, Monitor
 from monarch_kernel.kernel.render import seconds
-from monarch_kernel.meshes import list_proc_meshes
+from monarch_kernel.meshes import (
+    KeptError,
+    KeptHost,
+    KeptInfo,
+    attach,
+    end_kept,
+    held,
+    keep,
+    kept,
+    kept_host_of,
+    list_proc_meshes,
+    taken_over,
+)
 
 #: How long `up` waits for all ranks (seconds); importing torch on a busy machine takes its time.
 UP_TIMEOUT = 300.0
@@ -29,6 +41,8 @@ class UpOptions:
     env: dict[str, str] = field(default_factory=dict)
     dist: str = ""
     preload: tuple[str, ...] = ()
+    keep: bool = False
+    idle: float = 0.0
 
 
 class ManagedMesh:
@@ -37,15 +51,22 @@ class ManagedMesh:
     Args:
         procs: the mesh.
         options: how it was started; None if the user's code did that.
+        actors: the actors that are there already, on a mesh that has outlived another kernel.
     """
 
-    def __init__(self, procs: ProcMesh, options: UpOptions | None = None) -> None:
+    def __init__(
+        self,
+        procs: ProcMesh,
+        options: UpOptions | None = None,
+        actors: tuple[ActorMesh[CellExecutor], ActorMesh[Monitor]] | None = None,
+    ) -> None:
         self.name = procs.name
         self.procs = procs
         self.extent = procs.extent
         self.options = options
-        self.executor: ActorMesh[CellExecutor] = procs.spawn("cells", CellExecutor)
-        self.monitor: ActorMesh[Monitor] = procs.spawn("monitor", Monitor)
+        executor, monitor = actors or (procs.spawn("cells", CellExecutor), procs.spawn("monitor", Monitor))
+        self.executor: ActorMesh[CellExecutor] = executor
+        self.monitor: ActorMesh[Monitor] = monitor
         #: Dimensions flattened away, for rank sets that are no box.
         self.flat: ActorMesh[CellExecutor] = self.executor.flatten("ranks")
         self.flat_monitor: ActorMesh[Monitor] = self.monitor.flatten("ranks")
@@ -170,8 +191,11 @@ class MeshSession:
         found = self.find(wanted, command)
         managed = self._managed.get(found.name)
         if managed is None or managed.procs is not found:
-            managed = ManagedMesh(found)
-            managed.get_ready()
+            managed = _remembered(found)
+            if managed is None:
+                managed = ManagedMesh(found)
+                managed.get_ready()
+                _remember(managed)
             self._managed[found.name] = managed
         return managed
 
@@ -181,6 +205,7 @@ class MeshSession:
         wanted = name or self.current
         if wanted is not None and wanted in meshes:
             return meshes[wanted]
+        self._check_not_lost(wanted, command)
         if not meshes:
             which = f"no mesh {name!r}" if name else "no mesh"
             raise UsageError(f"{command}: there is {which}; start one with %mesh up --procs 4")
@@ -188,6 +213,12 @@ class MeshSession:
         if wanted is None:
             raise UsageError(f"{command}: no mesh is in use; choose one of {known} with %mesh use NAME")
         raise UsageError(f"{command}: there is no mesh {wanted!r}{nearest(wanted, meshes)}; there are {known}")
+
+    def _check_not_lost(self, name: str | None, command: str) -> None:
+        """Say so if this was a kept mesh that another process has now."""
+        for lost, why in taken_over().items():
+            if name in (None, lost):
+                raise UsageError(f"{command}: {why}; %mesh attach {lost} --force takes it back")
 
     def use(self, name: str, command: str = "%mesh use") -> ManagedMesh:
         """Have cells run on that mesh from now on."""
@@ -219,36 +250,111 @@ class MeshSession:
         if options.dist and "torch" not in preload:
             preload = (*preload, "torch")  # imported once, before the ranks are forked
         try:
-            procs = this_host().spawn_procs(per_host=options.dims, name=options.name, env=options.env, preload=preload)
-        except (ValueError, TypeError) as error:
+            host = keep(options.name, options.idle) if options.keep else None
+            hosts = host.hosts if host is not None else this_host()
+        except (ValueError, KeptError) as error:
             raise UsageError(f"%mesh up: {error}") from None
         try:
-            managed = ManagedMesh(procs, options)
-            managed.get_ready()
-        except BaseException:
-            procs.stop("%mesh up did not succeed")
+            procs = hosts.spawn_procs(per_host=options.dims, name=options.name, env=options.env, preload=preload)
+            try:
+                managed = ManagedMesh(procs, options)
+                managed.get_ready()
+            except BaseException:
+                procs.stop("%mesh up did not succeed")
+                raise
+            _remember(managed)
+        except BaseException as error:
+            if host is not None:
+                host.down()
+            if isinstance(error, ValueError | TypeError):
+                raise UsageError(f"%mesh up: {error}") from None
             raise
         self._managed[options.name] = managed
         self._current = options.name
         took = seconds(time.monotonic() - started)
         group = f", torch.distributed over {options.dist}" if options.dist else ""
-        return f"mesh {options.name}: {managed.describe()} on this host{group}, ready in {took}"
+        stays = ", kept when this kernel ends" if host is not None else ""
+        return f"mesh {options.name}: {managed.describe()} on this host{group}{stays}, ready in {took}"
 
-    def down(self, name: str | None) -> str:
+    def down(self, name: str | None, force: bool = False) -> str:
         """Stop a mesh; the newest of those left is in use then.
+
+        Args:
+            force: also a kept mesh that another kernel holds.
 
         Returns:
             One line that says what was stopped.
         """
+        if name is not None and name not in self.proc_meshes() and any(info.name == name for info in kept()):
+            return self._down_elsewhere(name, force)
         procs = self.find(name, "%mesh down")
         count = len(procs)
-        procs.stop("%mesh down").get(UP_TIMEOUT)
-        self._managed.pop(procs.name, None)
-        if self._current == procs.name:
-            names = self.names()
-            self._current = names[-1] if names else None
+        host = kept_host_of(procs)
+        if host is not None and len(host.proc_meshes) == 1:
+            host.down()
+        else:
+            procs.stop("%mesh down").get(UP_TIMEOUT)
+        self._let_go(procs.name)
         left = f"; {self._current} is in use now" if self._current else ""
         return f"mesh {procs.name}: {count} rank{'s' * (count != 1)} stopped{left}"
+
+    def _let_go(self, name: str) -> None:
+        """A mesh is not this notebook's any more; the newest of those left is in use then."""
+        self._managed.pop(name, None)
+        if self._current == name:
+            names = self.names()
+            self._current = names[-1] if names else None
+
+    # -- kept meshes ---------------------------------------------------------------------------
+
+    def kept_elsewhere(self) -> list[KeptInfo]:
+        """The kept meshes of this user that this notebook does not hold."""
+        here = {host.name for host in held()}
+        return [info for info in kept() if info.name not in here]
+
+    def _down_elsewhere(self, name: str, force: bool) -> str:
+        try:
+            info = end_kept(name, force)
+        except KeptError as error:
+            raise UsageError(f"%mesh down: {error}; --force ends it nevertheless") from None
+        count = sum(mesh.alive for mesh in info.meshes)
+        return f"mesh {name}: {count} rank{'s' * (count != 1)} stopped; no kernel here had it"
+
+    def attach(self, name: str, force: bool = False) -> KeptHost:
+        """Take over a kept mesh, and use it."""
+        label = os.path.basename(os.path.abspath(name)) if os.sep in name else name
+        if label in self.proc_meshes():
+            raise UsageError(f"%mesh attach: there is a mesh {label!r} here already; end or detach it first")
+        try:
+            host = attach(name, force)
+        except (KeptError, ValueError) as error:
+            raise UsageError(f"%mesh attach: {error}{'' if force else _hint(str(error))}") from None
+        for procs in host.proc_meshes:
+            managed = _remembered(procs)
+            if managed is not None:
+                self._managed[procs.name] = managed
+            self._current = procs.name
+        return host
+
+    def detach(self, name: str | None) -> str:
+        """Let go of a kept mesh, without ending it.
+
+        Returns:
+            One line that says what was let go.
+        """
+        procs = self.find(name, "%mesh detach")
+        host = kept_host_of(procs)
+        if host is None:
+            raise UsageError(
+                f"%mesh detach: mesh {procs.name} would end with this kernel; only what %mesh up --keep has started "
+                "can be let go"
+            )
+        names = [mesh.name for mesh in host.proc_meshes]
+        host.detach()
+        for each in names:
+            self._let_go(each)
+        limit = f" within {_hours(host.idle)}" if host.idle else ""
+        return f"mesh {host.name}: let go; %mesh attach {host.name} finds it again{limit}"
 
     def heal(self, mesh: ProcMesh, ranks: Sequence[int]) -> str:
         """Replace what died among these ranks; all ranks then meet anew, as at the start.
@@ -281,6 +387,41 @@ class MeshSession:
             )
         self.down(found.name)
         return self.up(managed.options)
+
+
+def _remember(managed: ManagedMesh) -> None:
+    """Keep what the next kernel needs to run cells on this mesh, if that is to be."""
+    host = kept_host_of(managed.procs)
+    if host is not None:
+        host.note(f"cells:{managed.name}", (managed.options, managed.executor, managed.monitor))
+
+
+def _remembered(procs: ProcMesh) -> ManagedMesh | None:
+    """A mesh on which an earlier kernel has run cells."""
+    host = kept_host_of(procs)
+    found = None if host is None else host.noted(f"cells:{procs.name}")
+    if found is None:
+        return None
+    options, executor, monitor = found
+    return ManagedMesh(procs, options, (executor, monitor))
+
+
+def _hint(error: str) -> str:
+    return " (--force)" if "by force" in error else ""
+
+
+def _hours(idle: float) -> str:
+    return f"{idle / 3600:g} h" if idle >= 3600 else seconds(idle)
+
+
+def deaths_of(procs: ProcMesh) -> dict[int, str]:
+    """Which ranks of a mesh are dead, and why."""
+    states = procs.status().get(UP_TIMEOUT)
+    return {
+        rank: states.get(rank).cause
+        for rank in range(len(procs))
+        if states.get(rank).state not in ("alive", "unresponsive", "starting")
+    }
 
 
 _sessions: dict[str, Any] = {}

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from monarch_kernel.protocol.casting import Cast, CastDrop, CastGroup, CastLost, CastReplies, CastsOver
+from monarch_kernel.protocol.keeping import Adopt, Hear, Keep, LetGo, Taken, TakeOver
 from monarch_kernel.protocol.refs import Death, ProcRef, SegmentRef
 
 #: Raised whenever a header changes its shape; two sides must agree, and say so if they do not.
@@ -476,6 +477,12 @@ Message = (
     | CastLost
     | CastsOver
     | CastDrop
+    | Keep
+    | TakeOver
+    | Hear
+    | LetGo
+    | Taken
+    | Adopt
 )
 
 encode = msgspec.msgpack.Encoder().encode
@@ -497,3 +504,4 @@ class RankConfig(msgspec.Struct, array_like=True, frozen=True):
     sizes: tuple[int, ...]
     run_dir: str
     sys_path: list[str]
+    kept: bool = False  # it outlives its controller

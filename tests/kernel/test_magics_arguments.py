@@ -162,7 +162,7 @@ KNOWN = Known({"m": {"gpus": 4}, "trainers": {"hosts": 2, "gpus": 4}}, "m", ["lo
         ("%mesh up --dist ", ["gloo", "nccl"]),
         ("%mesh up --dist gloo --d", []),
         ("%mesh up --env A=1 --e", ["--env"]),
-        ("%mesh down --", ["--all", "--help"]),
+        ("%mesh down --", ["--all", "--force", "--help"]),
         ("%mesh push l", ["loss", "lr"]),
         ("%mesh nonsense ", []),
         ("%%mesh ", ["m", "trainers"]),

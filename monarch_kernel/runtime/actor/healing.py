@@ -22,7 +22,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -44,6 +43,7 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.calls import OneCall, Target, acknowledge, ask_agent
+from monarch_kernel.runtime.actor.recipes import Birth, Healed, HealError, Recipe, Replacement
 from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.node.future import Future, gathered
 from monarch_kernel.runtime.supervision.restarts import RestartPolicy, Restarts
@@ -61,98 +61,18 @@ _ONE = Extent((), ())
 TIMEOUT = 60.0
 
 
-class HealError(RuntimeError):
-    """A mesh could not be healed, or not wholly; tells what is missing and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """One rank that was healed.
-
-    Attributes:
-        what: "proc", or "actor" if its process had lived on.
-        cause: why the one before it had died.
-    """
-
-    rank: int
-    coords: dict[str, int]
-    what: str
-    cause: str
-    host: str
-    pid: int
-    old_host: str
-    old_pid: int
-
-
-@dataclass(slots=True)
-class Healed:
-    """What ``heal`` did.
-
-    Attributes:
-        replaced: one for each rank that was dead.
-        respawned: names of the actor meshes that got new actors.
-        restored: names of those whose actors were given a checkpoint.
-        seconds: how long it took.
-    """
-
-    mesh: str
-    replaced: list[Replacement] = field(default_factory=list[Replacement])
-    respawned: list[str] = field(default_factory=list[str])
-    restored: list[str] = field(default_factory=list[str])
-    seconds: float = 0.0
-
-    def __bool__(self) -> bool:
-        return bool(self.replaced)
-
-    def __str__(self) -> str:
-        if not self.replaced:
-            return f"{self.mesh}: nothing to heal"
-        lines = [f"{self.mesh}: {len(self.replaced)} healed in {self.seconds:.2f} s"]
-        for one in self.replaced:
-            where = " ".join(f"{k}={v}" for k, v in one.coords.items()) or "the only one"
-            if one.what == "actor":
-                lines.append(f"  rank {one.rank} ({where}): new actors in process {one.pid}; before: {one.cause}")
-                continue
-            moved = f"{one.old_host}/{one.old_pid} -> {one.host}/{one.pid}"
-            lines.append(f"  rank {one.rank} ({where}): {moved}; before: {one.cause}")
-        if self.respawned:
-            lines.append(f"  actors made anew: {', '.join(self.respawned)}")
-        if self.restored:
-            lines.append(f"  restored from checkpoints: {', '.join(self.restored)}")
-        return "\n".join(lines)
-
-
-@dataclass(slots=True)
-class _Birth:
-    """How the actors of one mesh were made."""
-
-    mesh: ActorMesh[Any]
-    owner: str
-    body: bytes
-    buffers: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class _Recipe:
-    """How the procs of one mesh were started."""
-
-    messages: dict[int, tuple[SpawnProcs, int]]  # by rank: the message, and which of its procs
-    bootstrap: tuple[Any, tuple[int, ...]]
-    spares: list[ProcRef]  # agents of hosts where nothing runs until one of the others is gone
-    incarnations: dict[int, int] = field(default_factory=dict[int, int])
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 class Healer:
     """What one process knows of how its meshes were made, and makes them whole again."""
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self._births: dict[str, _Birth] = {}
-        self._recipes: dict[str, _Recipe] = {}
+        self._births: dict[str, Birth] = {}
+        self._recipes: dict[str, Recipe] = {}
         self._checkpoints: dict[tuple[str, int], tuple[bytes, tuple[int, ...]]] = {}
         self._askers: dict[str, set[str]] = {}
         self._restarts = Restarts()
+        #: Called with the id of a mesh when it was made, healed or forgotten; with "id#rank" at a checkpoint.
+        self.listeners: list[Callable[[str], None]] = []
         handlers = system.node.handlers
         handlers[Replaced] = self._on_replaced
         handlers[AskReplaced] = self._on_ask
@@ -171,8 +91,9 @@ class Healer:
         """Procs were started by these messages."""
         by_rank = {spec.rank: (message, k) for message in messages for k, spec in enumerate(message.procs)}
         body, buffers = bootstrap
-        self._recipes[mesh._uid] = _Recipe(by_rank, (_flat(body), buffers), [])
+        self._recipes[mesh._uid] = Recipe(by_rank, (_flat(body), buffers), [])
         self._restarts.add(mesh._uid, policy)
+        self.noted(mesh._uid)
 
     def add_spares(self, mesh: ProcMesh, agents: Sequence[ProcRef]) -> None:
         """These hosts stand by for a mesh."""
@@ -181,7 +102,8 @@ class Healer:
     def born(self, mesh: ActorMesh[Any], owner: str, body: Any, buffers: tuple[int, ...]) -> None:
         """Actors were made of this pickle."""
         if all(ref.id != self._system.node.id for ref in mesh._procs):
-            self._births[mesh._actor] = _Birth(mesh, owner, _flat(body), buffers)
+            self._births[mesh._actor] = Birth(mesh, owner, _flat(body), buffers)
+            self.noted(mesh._actor)
 
     def forget(self, mesh_id: str) -> None:
         """A mesh was stopped for good."""
@@ -190,10 +112,17 @@ class Healer:
                 del self._checkpoints[key]
         self._recipes.pop(mesh_id, None)
         self._restarts.remove(mesh_id)
+        self.noted(mesh_id)
+
+    def noted(self, mesh_id: str) -> None:
+        """Tell whoever keeps a record of this mesh."""
+        for listener in list(self.listeners):
+            listener(mesh_id)
 
     def _on_checkpoint(self, _link: Any, message: Checkpoint, body: Any) -> None:
         if message.actor in self._births:
             self._checkpoints[message.actor, message.rank] = (bytes(body), message.buffers)
+            self.noted(f"{message.actor}#{message.rank}")
 
     # -- healing ----------------------------------------------------------------------------------
 
@@ -216,7 +145,7 @@ class Healer:
         threading.Thread(target=work, name="monarch-heal", daemon=True).start()
         return future
 
-    def _heal(self, mesh: ProcMesh, recipe: _Recipe, hosts: HostMesh | None, timeout: float) -> Healed:
+    def _heal(self, mesh: ProcMesh, recipe: Recipe, hosts: HostMesh | None, timeout: float) -> Healed:
         began = time.monotonic()
         system = self._system
         node = system.node
@@ -229,8 +158,13 @@ class Healer:
         restored: dict[str, None] = {}
         # First what this process owns, so that nobody finds a place without its actors.
         deadline = began + timeout
-        for rank, ref in new.items():
-            self._respawn_all(dead[rank].id, ref, names, restored, deadline)
+        try:
+            for rank, ref in new.items():
+                self._respawn_all(dead[rank].id, ref, names, restored, deadline)
+        except BaseException:
+            for ref in new.values():
+                self._discard(ref)
+            raise
         for rank, ref in new.items():
             old = dead[rank]
             death = node.deaths[old.id]
@@ -252,6 +186,7 @@ class Healer:
         healed.replaced += self._revive(whole, mesh, names, restored, deadline)
         healed.respawned, healed.restored = list(names), list(restored)
         healed.seconds = time.monotonic() - began
+        self.noted(whole._uid)
         system.changed()
         return healed
 
@@ -259,7 +194,7 @@ class Healer:
         self,
         mesh: ProcMesh,
         whole: ProcMesh,
-        recipe: _Recipe,
+        recipe: Recipe,
         dead: dict[int, ProcRef],
         hosts: HostMesh | None,
         timeout: float,
@@ -313,7 +248,7 @@ class Healer:
             )
 
     def _places(
-        self, mesh: ProcMesh, recipe: _Recipe, dead: dict[int, ProcRef], hosts: HostMesh | None
+        self, mesh: ProcMesh, recipe: Recipe, dead: dict[int, ProcRef], hosts: HostMesh | None
     ) -> dict[int, ProcRef]:
         """The agent for the successor of each dead proc: the same host if it lives, else a spare one."""
         system = self._system
@@ -354,7 +289,7 @@ class Healer:
         self, old: str, ref: ProcRef, names: dict[str, None], restored: dict[str, None], deadline: float
     ) -> None:
         """Make all actors that this process owns on ``old`` anew on ``ref``."""
-        waiting: list[tuple[_Birth, int, OneCall]] = []
+        waiting: list[tuple[Birth, int, OneCall]] = []
         for birth in list(self._births.values()):
             for rank, proc in enumerate(birth.mesh._target().procs):
                 if proc.id == old:
@@ -363,7 +298,7 @@ class Healer:
 
     def _finish(
         self,
-        waiting: list[tuple[_Birth, int, OneCall]],
+        waiting: list[tuple[Birth, int, OneCall]],
         ref: ProcRef,
         names: dict[str, None],
         restored: dict[str, None],
@@ -375,7 +310,7 @@ class Healer:
             if self._restore(birth, rank, ref, deadline):
                 restored[birth.mesh._name] = None
 
-    def _create(self, birth: _Birth, rank: int, ref: ProcRef) -> OneCall:
+    def _create(self, birth: Birth, rank: int, ref: ProcRef) -> OneCall:
         node = self._system.node
         mesh = birth.mesh
         target = self._target_with(mesh, rank, ref)
@@ -401,7 +336,7 @@ class Healer:
         procs = (*current.procs[:rank], ref, *current.procs[rank + 1 :])
         return Target(mesh._name, mesh._actor, current.extent, procs, self._system.reported)
 
-    def _restore(self, birth: _Birth, rank: int, ref: ProcRef, deadline: float) -> bool:
+    def _restore(self, birth: Birth, rank: int, ref: ProcRef, deadline: float) -> bool:
         """Give a new actor the last checkpoint of its predecessor, if there is one."""
         mesh = birth.mesh
         kept = self._checkpoints.get((mesh._actor, rank))

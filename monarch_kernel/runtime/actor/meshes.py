@@ -24,8 +24,9 @@ from monarch_kernel.runtime.actor.casting import send_to_all
 from monarch_kernel.runtime.actor.context import calling_cell, current
 from monarch_kernel.runtime.actor.endpoint import Endpoint, PlainMethod
 from monarch_kernel.runtime.actor.errors import ActorError
-from monarch_kernel.runtime.actor.healing import TIMEOUT, Healed
+from monarch_kernel.runtime.actor.healing import TIMEOUT
 from monarch_kernel.runtime.actor.names import unique
+from monarch_kernel.runtime.actor.recipes import Healed
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Region, shrunk
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh

@@ -91,6 +91,9 @@ class System:
         self.output_sinks: list[Callable[[str, int, bytes | None], None]] = []
         self.tree = Tree()
         self.proc_meshes: dict[str, Any] = {}  # by unique id, in order of birth
+        self.kept_from: set[str] = (
+            set()
+        )  # controllers whose ends are not the end of this rank, nor of their actors here
         self.reported = Reported()
         self.caster = Caster(node)
         self.main_driver: Callable[[Callable[[], None]], bool] = lambda _drive: False
@@ -354,14 +357,14 @@ class System:
             self.healer.ask_root(proc)
         # Actors whose owner lived there go with it.
         for actor in list(self.actors.values()):
-            if actor.owner_proc.id == proc:
+            if actor.owner_proc.id == proc and proc not in self.kept_from:
                 actor.deliver(_Local(None), StopActor(actor.actor_id, 0, 0, "its owner's process ended"), None)
         self.workers.pop(proc, None)
         if self.is_root and self.agent is not None and proc == self.agent.id:
             if self.agent_answers is not None:
                 self.agent_answers._resolve(None)  # it never will; whoever uses it is told
             self.agent = self._this_host = None  # the next this_host() starts a new one
-        if proc == self.root.id and not self.is_root:
+        if proc == self.root.id and not self.is_root and proc not in self.kept_from:
             self.on_end_proc("the controller ended")
         self.changed()
 

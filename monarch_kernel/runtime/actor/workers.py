@@ -179,14 +179,15 @@ def attach_to_workers(
         raise ValueError(f"{twice} is named twice: a worker is one host of the mesh")
     if any(url.startswith("tcp://") for url in urls):
         _have_keys(system, key_file)
-    refs = _dial_all(system, urls, timeout)
+    refs = dial_all(system, urls, timeout)
     system.workers.update({ref.id: ref for ref in refs})
     hosts = tuple(HostRef(ref, ref.host) for ref in refs)
     region = Region.from_extent(Extent(("hosts",), (len(hosts),)))
     return HostMesh(system, hosts, region, shared={"down": False}, name=name or "")
 
 
-def _dial_all(system: System, urls: list[str], timeout: float) -> list[ProcRef]:
+def dial_all(system: System, urls: list[str], timeout: float) -> list[ProcRef]:
+    """Connect to all of these workers, or to none."""
     node = system.node
     attached = set(system.workers)
     dials: list[Future[Any]] = []

@@ -176,7 +176,7 @@ class Agent:
 
     def _on_spawn(self, _link: Any, message: SpawnProcs, _body: Any) -> None:
         node = self._node
-        if message.owner.id in node.deaths or message.root.id in node.deaths:
+        if self._is_late(message):
             log.info("started nothing for %s, which has gone", message.owner.id)
             return
         node.learn(message.owner)
@@ -188,7 +188,7 @@ class Agent:
             self._procs[spec.id] = proc
             ref = self._ref_of(spec.id, spec.address, message)
             node.expect(ref)
-            proc.request = fork_request(message, index, ref, node.run_dir, cwd, sys_path)
+            proc.request = fork_request(message, index, ref, node.run_dir, cwd, sys_path, self._keeps(message))
             try:
                 if not os.path.isdir(cwd):
                     raise OSError(f"its working directory {cwd} is gone")
@@ -202,6 +202,14 @@ class Agent:
             self._start(proc, self._server_for(preload, proc.request.env, sys_path))
         if message.owner.agent not in (message.owner.id, node.id):
             node.watch([message.owner.id])  # a rank of another agent, which tells of its end
+
+    def _is_late(self, message: SpawnProcs) -> bool:
+        """Whether those for whom procs are to be started have gone."""
+        return message.owner.id in self._node.deaths or message.root.id in self._node.deaths
+
+    def _keeps(self, message: SpawnProcs) -> bool:
+        """Whether these procs outlive their controller."""
+        return False
 
     def _place(self, message: SpawnProcs) -> tuple[str, list[str]]:
         """Working directory and import path of new ranks."""
@@ -396,9 +404,12 @@ class Agent:
                 del proc.pipes[stream]
                 return
             proc.logs[stream].append(data)
-            self._tell(proc.owner, OutputChunk(proc.id, stream), data)
+            self._forward(proc, stream, data)
             if len(data) < _CHUNK:
                 return
+
+    def _forward(self, proc: Proc, stream: int, data: bytes) -> None:
+        self._tell(proc.owner, OutputChunk(proc.id, stream), data)
 
     def _drain(self, proc: Proc) -> None:
         """Read what a dead rank has left in its pipes. Who else may hold them open is not waited for."""

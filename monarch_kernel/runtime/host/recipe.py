@@ -26,9 +26,13 @@ _EXEC_TIME = ("LD_", "PYTHON", "MALLOC_", "GLIBC_", "ASAN_", "LC_")
 
 
 def fork_request(
-    message: SpawnProcs, index: int, ref: ProcRef, run_dir: str, cwd: str, sys_path: list[str]
+    message: SpawnProcs, index: int, ref: ProcRef, run_dir: str, cwd: str, sys_path: list[str], kept: bool = False
 ) -> forkserver.Fork:
-    """What the fork server needs to know of one of the procs to start."""
+    """What the fork server needs to know of one of the procs to start.
+
+    Args:
+        kept: the proc outlives its controller.
+    """
     spec: ProcSpec = message.procs[index]
     command, own_env, inherit = message.command, {}, message.inherit_env
     if message.per_proc:
@@ -48,6 +52,7 @@ def fork_request(
         sizes=message.sizes,
         run_dir=run_dir,
         sys_path=sys_path,
+        kept=kept,
     )
     return forkserver.Fork(
         proc=spec.id,

@@ -8,6 +8,7 @@ without waiting for ranks to clean up), when a controller shuts it down, and whe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import logging
 import os
@@ -44,6 +45,9 @@ class WorkerConfig(msgspec.Struct, array_like=True):
     key_file: str | None
     lifeline: int  # a descriptor whose end is the worker's, too; -1: none
     python_path: str | None  # PYTHONPATH as the user has it
+    keep: str = ""  # the folder of a mesh that is to be kept
+    idle: float = 0.0  # seconds without any use after which it ends; 0: never
+    ready: int = -1  # a descriptor that is told the URL, and closed, when it listens
 
 
 class Worker(Agent):
@@ -75,6 +79,8 @@ class Worker(Agent):
         self._cwd = os.getcwd()
         self._leaving = ""
         self._signals = 0
+        self._users: set[str] = set()
+        self._use = 0  # counts the changes between used and unused
         node.on_hello.append(self._on_attached)
 
     # -- life -------------------------------------------------------------------------------
@@ -91,6 +97,11 @@ class Worker(Agent):
         if self._config.lifeline >= 0:
             self._poller.register(self._config.lifeline, self._on_lifeline)
         print(f"monarch-kernel worker {self._node.ref.host} listens at {url}", flush=True)
+        if self._config.ready >= 0:
+            with contextlib.suppress(OSError):  # whoever started us has gone; others may come
+                os.write(self._config.ready, url.encode())
+            os.close(self._config.ready)
+        self._note_use()
 
     def _between_steps(self) -> bool:
         if self._signals > 1:
@@ -112,6 +123,22 @@ class Worker(Agent):
         self._withdraw("")
         self._shut_down(why, ORPHAN_GRACE, lambda: None)
 
+    def _is_used(self) -> bool:
+        """Whether there is a controller."""
+        return bool(self._users)
+
+    def _note_use(self) -> None:
+        """A controller has come or gone: the idle limit counts from here, or does not count."""
+        self._use = use = self._use + 1
+
+        def forgotten() -> None:
+            if use == self._use and not self._leaving:
+                log.info("ending: no controller for %g s", self._config.idle)
+                self._leave("no controller has come for longer than its idle limit")
+
+        if self._config.idle and not self._is_used():
+            self._poller.call_later(self._config.idle, forgotten)
+
     def _on_shutdown(self, link: Any, message: Shutdown, body: Any) -> None:
         self._withdraw(link.peer)
         super()._on_shutdown(link, message, body)
@@ -132,6 +159,9 @@ class Worker(Agent):
         if ref.agent != ref.id:
             return
         log.info("%s of %s has connected", ref.id, ref.host)
+        if ref.id.startswith("controller-") and ref.id not in self._users:
+            self._users.add(ref.id)
+            self._note_use()
         if ref.site == self._node.ref.site and ref.gateway == ref.id:
             self._near[ref.id] = ref
             self._choose_gateway()
@@ -144,8 +174,12 @@ class Worker(Agent):
         node.ref = node.refs[node.id] = msgspec.structs.replace(node.ref, gateway=name, gateway_address=address)
 
     def _on_spawn(self, link: Any, message: SpawnProcs, body: Any) -> None:
-        message.env[leftovers.ROOT_MARKER] = message.root.id
+        self._mark(message)
         super()._on_spawn(link, message, body)
+
+    def _mark(self, message: SpawnProcs) -> None:
+        """Make what these procs leave behind known as theirs."""
+        message.env[leftovers.ROOT_MARKER] = message.root.id
 
     def _template_key(self, preload: list[str], load_time: dict[str, str], sys_path: list[str]) -> Any:
         # Each controller has its own idea of where modules are.
@@ -169,6 +203,9 @@ class Worker(Agent):
 
     def _on_peer_dead(self, peer: str, death: Death) -> None:
         super()._on_peer_dead(peer, death)
+        if peer in self._users:
+            self._users.discard(peer)
+            self._note_use()
         if self._near.pop(peer, None) is not None:
             self._choose_gateway()
         theirs = [proc.id for proc in self._procs.values() if proc.root == peer]
@@ -215,7 +252,15 @@ def _remove_dead_socket(path: str) -> None:
 # -- starting -----------------------------------------------------------------------------------
 
 
-def exec_worker(address: str, key_file: str | None, name: str, lifeline: int = -1) -> NoReturn:
+def exec_worker(
+    address: str,
+    key_file: str | None,
+    name: str,
+    lifeline: int = -1,
+    keep: str = "",
+    idle: float = 0.0,
+    ready: int = -1,
+) -> NoReturn:
     """Become a worker: this process goes on in a fresh interpreter, whose environment has the marks of a run.
 
     Raises:
@@ -224,10 +269,13 @@ def exec_worker(address: str, key_file: str | None, name: str, lifeline: int = -
     run_dir = leftovers.make_run_dir()
     worker = f"worker-{secrets.token_hex(4)}"
     python_path = os.environ.get("PYTHONPATH")
-    config = WorkerConfig(worker, run_dir.path, run_dir.lock_fd, address, name, key_file, lifeline, python_path)
+    config = WorkerConfig(
+        worker, run_dir.path, run_dir.lock_fd, address, name, key_file, lifeline, python_path, keep, idle, ready
+    )
     fd = forkserver.memfd("config", msgspec.msgpack.encode(config))
-    for inherited in (fd, run_dir.lock_fd, *([lifeline] if lifeline >= 0 else [])):
-        os.set_inheritable(inherited, True)
+    for inherited in (fd, run_dir.lock_fd, lifeline, ready):
+        if inherited >= 0:
+            os.set_inheritable(inherited, True)
     env = {
         **os.environ,
         leftovers.MARKER: run_dir.path,
@@ -253,7 +301,16 @@ def add_worker_command(parser: argparse.ArgumentParser) -> None:
         help="the team's key, made by 'monarch-kernel keys FILE' (default: what MONARCH_KERNEL_KEY_FILE names)",
     )
     parser.add_argument("--name", default="", help="what this host is called in errors and tables (its host name)")
+    parser.add_argument(
+        "--idle",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="end when there was no controller for so long (default: stay)",
+    )
     parser.add_argument("--lifeline", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--keep", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--ready", type=int, default=-1, help=argparse.SUPPRESS)
     parser.set_defaults(run=_run)
 
 
@@ -263,7 +320,17 @@ def _run(options: argparse.Namespace) -> int:
             from monarch_kernel.protocol.keys import load_keys
 
             load_keys(options.key_file)  # what is wrong with it is said before anything is started
-        exec_worker(options.listen, options.key_file, options.name, options.lifeline)
+        if options.ready >= 0 and os.fork():  # whoever waits for that wants a process that is not its child
+            os._exit(0)
+        exec_worker(
+            options.listen,
+            options.key_file,
+            options.name,
+            options.lifeline,
+            options.keep,
+            options.idle,
+            options.ready,
+        )
     except (OSError, ValueError) as e:
         sys.stderr.write(f"monarch-kernel worker: {e}\n")
         return 2
@@ -274,7 +341,7 @@ def main() -> None:
     fd = int(sys.argv[1])
     with open(fd, "rb") as file:
         config = msgspec.msgpack.decode(file.read(), type=WorkerConfig)
-    for inherited in (config.lock_fd, config.lifeline):
+    for inherited in (config.lock_fd, config.lifeline, config.ready):
         if inherited >= 0:
             os.set_inheritable(inherited, False)
     forkserver.become_subreaper()
@@ -290,15 +357,16 @@ def main() -> None:
     pid = os.fork()
     if pid == 0:
         ours.close()
-        if config.lifeline >= 0:
-            os.close(config.lifeline)
+        for inherited in (config.lifeline, config.ready):
+            if inherited >= 0:
+                os.close(inherited)
         serve_forks(theirs, config.id, config.run_dir, config.lock_fd, sys.path, None)
     theirs.close()
     forkserver.set_name("monarch-worker")
     level = logging.INFO if config.lifeline < 0 else logging.WARNING
     logging.basicConfig(format="%(asctime)s worker %(levelname)s %(message)s", level=level)
     try:
-        worker = Worker(config, ours, pid)
+        worker = _worker_class(config)(config, ours, pid)
         for number in heard:
             signal.signal(number, worker._on_sigterm)
         code = worker.run()
@@ -307,6 +375,14 @@ def main() -> None:
         shutil.rmtree(config.run_dir, ignore_errors=True)
         sys.exit(f"monarch-kernel worker: {e}")
     sys.exit(code)
+
+
+def _worker_class(config: WorkerConfig) -> type[Worker]:
+    if not config.keep:
+        return Worker
+    from monarch_kernel.runtime.host.keeper import Keeper
+
+    return Keeper
 
 
 if __name__ == "__main__":

@@ -161,6 +161,8 @@ class Node:
         self.on_peer_dead: list[Callable[[str, Death], None]] = []
         #: Called with the link when a peer has said hello.
         self.on_hello: list[Callable[[Any], None]] = []
+        #: Peers that may come back after their end: controllers of a kept mesh.
+        self.may_return: set[str] = set()
         #: Called first when the node closes.
         self.on_close: list[Callable[[], None]] = []
         #: What this process shows to others of the team when they connect by TCP, and asks of them.
@@ -255,9 +257,11 @@ class Node:
             return
         if not self.routes.on_hello(link, hello):
             return
-        if hello.node in self.deaths:  # its last words came late, after the news of its end
-            link.close()
-            return
+        if hello.node in self.deaths:
+            if hello.node not in self.may_return:  # its last words came late, after the news of its end
+                link.close()
+                return
+            del self.deaths[hello.node]
         link.peer = hello.node
         link.pid = hello.pid
         self.pids[hello.node] = hello.pid

@@ -22,7 +22,8 @@ import msgspec
 # Every actor needs it: loaded once for all ranks.
 import monarch_kernel.runtime.actor.meshes  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel import aliases
-from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, RankConfig, Reply
+from monarch_kernel.protocol.keeping import Adopt
+from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, ProcRef, RankConfig, Reply
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.calls import acknowledge, fault_body
@@ -51,6 +52,9 @@ class Rank:
         self.system.main_driver = self._take_main
         self.system.on_end_proc = self._end
         self.node.handlers[Bootstrap] = self._on_bootstrap
+        if config.kept:
+            self._keep_from(config.root)
+            self.node.handlers[Adopt] = self._on_adopt
         self._main_work: deque[Callable[[], None]] = deque()
         self._main_taken = False
         self._ending: str | None = None
@@ -82,6 +86,29 @@ class Rank:
     def _notify(self) -> None:
         self._done = True
         self.node.poller.notify(self)
+
+    # -- controllers that come and go ----------------------------------------------------------
+
+    def _keep_from(self, root: ProcRef) -> None:
+        """The end of this controller is not ours."""
+        self.system.kept_from.add(root.id)
+        self.node.may_return.add(root.id)
+
+    def _on_adopt(self, _link: Any, message: Adopt, _body: Any) -> None:
+        """Another controller has taken over: what the one before owned here is its own now."""
+        root = message.root
+        system, node = self.system, self.node
+        for actor in list(system.actors.values()):
+            if actor.owner_proc.id in system.kept_from:
+                actor.owner_proc = root
+        self._keep_from(root)
+        node.deaths.pop(root.id, None)
+        node.refs[root.id] = root
+        system.root = root
+        # Of this machine, hence reached from others as its controller is.
+        node.ref = node.refs[node.id] = msgspec.structs.replace(
+            node.ref, gateway=root.gateway, gateway_address=root.gateway_address
+        )
 
     # -- the main thread ------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Where hosts come from."""

@@ -1,0 +1,517 @@
+"""Meshes that outlive their controller, as a controller sees them: starting, finding, letting go, ending.
+
+What a later controller must know to go on where this one stops is kept at the mesh's host agent (the *keeper*), in
+parts: for every proc mesh how its procs were started, for every actor mesh of the root how its actors were made, and
+notes of the program's own. A part is sent when it changes, before what it tells of is done, so that a controller that
+is killed has left a record without gaps.
+
+Kept is what belongs to the root: what actors in the controller's own process own ends when that process does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from monarch_kernel.protocol.keeping import PROCS, Hear, Held, Keep, KeptInfo, LetGo, Taken, TakeOver
+from monarch_kernel.protocol.messages import Death, ProcRef
+from monarch_kernel.protocol.serialize import dumps_flat, loads
+from monarch_kernel.runtime.actor import daemons
+from monarch_kernel.runtime.actor.calls import ask_agent
+from monarch_kernel.runtime.actor.hosts import HostMesh, HostRef
+from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh, settled
+from monarch_kernel.runtime.actor.recipes import Birth, Recipe
+from monarch_kernel.runtime.actor.system import System, get_system
+from monarch_kernel.runtime.actor.workers import dial_all
+from monarch_kernel.runtime.mesh.shape import Extent, Region
+from monarch_kernel.runtime.node.future import resolved
+from monarch_kernel.runtime.supervision.tree import OwnedMesh
+
+log = logging.getLogger(__name__)
+
+#: How long a keeper may take to answer (seconds).
+TIMEOUT = 30.0
+#: Seconds without a controller after which a kept mesh ends, if nothing else was said.
+IDLE = 12 * 3600.0
+#: Checkpoints of actors are kept for a next controller if they are not larger (bytes).
+MAX_CHECKPOINT = 64 * 1024 * 1024
+
+
+class KeptError(RuntimeError):
+    """A kept mesh cannot be had: it is not there, or another controller has it."""
+
+
+class KeptHost:
+    """This machine as a host on which what is started stays when this process ends. Made by ``keep`` and ``attach``.
+
+    Attributes:
+        name: what ``attach`` finds it by.
+        hosts: the host mesh to spawn on.
+        idle: seconds without a controller after which all of it ends.
+        missed: bytes of output that ranks put out meanwhile and that were not delivered, by rank's proc; ``logs`` has
+            what is left of them.
+        lost: why this process has it no more; "" while it has.
+    """
+
+    def __init__(self, system: System, name: str, agent: ProcRef, idle: float) -> None:
+        self._system = system
+        self._agent = agent
+        self._known: dict[str, str] = {}  # the parts of the record, by mesh
+        self._notes: dict[str, bytes] = {}
+        self.name = name
+        self.idle = idle
+        self.missed: dict[str, int] = {}
+        self.lost = ""
+        region = Region.from_extent(Extent((), ()))
+        self.hosts = HostMesh(system, (HostRef(agent, agent.host),), region, shared={"down": False}, name=name)
+
+    # -- what is on it ------------------------------------------------------------------------------
+
+    @property
+    def proc_meshes(self) -> list[ProcMesh]:
+        """The proc meshes on it, oldest first."""
+        return [mesh for mesh in self._system.proc_meshes.values() if self._holds(mesh._procs)]
+
+    @property
+    def actor_meshes(self) -> list[ActorMesh[Any]]:
+        """The actor meshes on it that the controller has spawned, oldest first."""
+        births = self._system.healer._births.values()
+        return [birth.mesh for birth in births if self._holds(birth.mesh._procs)]
+
+    def actors(self, name: str) -> ActorMesh[Any]:
+        """The newest actor mesh on it that was spawned under this name.
+
+        Raises:
+            LookupError: there is none; says which there are.
+        """
+        found = self.actor_meshes
+        for mesh in reversed(found):
+            if mesh._name == name:
+                return mesh
+        known = ", ".join(dict.fromkeys(mesh._name for mesh in found)) or "none"
+        raise LookupError(f"there are no actors {name!r} on {self.name} (there are: {known})")
+
+    def note(self, key: str, value: Any) -> None:
+        """Keep something for whoever attaches. Meshes of this host go along well."""
+        self._notes[key] = pickled = dumps_flat(value)
+        self._send(f"note:{key}", pickled)
+
+    def noted(self, key: str) -> Any:
+        """What was kept under this key; None if nothing was."""
+        pickled = self._notes.get(key)
+        return None if pickled is None else loads(pickled)
+
+    def _holds(self, procs: tuple[ProcRef, ...]) -> bool:
+        return bool(procs) and all(ref.agent == self._agent.id for ref in procs)
+
+    # -- the record -----------------------------------------------------------------------------------
+
+    def _on_change(self, mesh_id: str) -> None:
+        if self.lost:
+            return
+        system = self._system
+        healer = system.healer
+        mesh = system.proc_meshes.get(mesh_id)
+        recipe = healer._recipes.get(mesh_id)
+        birth = healer._births.get(mesh_id)
+        root = system.client.actor_id
+        if "#" in mesh_id:
+            self._on_checkpoint(mesh_id)
+        elif recipe is not None and mesh is not None:
+            if mesh._owner == root and self._holds(mesh._procs):
+                self._known[mesh_id] = f"{PROCS}{mesh_id}"
+                self._send(self._known[mesh_id], dumps_flat(self._procs_part(mesh, recipe)))
+        elif birth is not None:
+            if birth.owner == root and self._holds(birth.mesh._procs):
+                self._known[mesh_id] = f"actors:{mesh_id}"
+                self._send(self._known[mesh_id], dumps_flat(_actors_part(birth)))
+        elif mesh_id in self._known:
+            self._on_forgotten(mesh_id)
+
+    def _on_forgotten(self, mesh_id: str) -> None:
+        gone = [mesh_id]
+        if self._known[mesh_id].startswith(PROCS):  # with them went the actors on them
+            births = self._system.healer._births
+            for actor in self._known:
+                birth = births.get(actor)
+                if birth is not None and all(ref.id.startswith(f"{mesh_id}.") for ref in birth.mesh._procs):
+                    gone.append(actor)
+        for known in [known for known in self._known if known.partition("#")[0] in gone]:
+            self._send(self._known.pop(known), b"")
+
+    def _on_checkpoint(self, which: str) -> None:
+        actor, _, rank = which.partition("#")
+        if actor in self._known:
+            body, buffers = self._system.healer._checkpoints[actor, int(rank)]
+            if len(body) <= MAX_CHECKPOINT:
+                self._known[which] = f"state:{which}"
+                self._send(self._known[which], dumps_flat((body, buffers)))
+            elif which in self._known:
+                self._send(self._known.pop(which), b"")
+
+    def _procs_part(self, mesh: ProcMesh, recipe: Recipe) -> tuple[Any, ...]:
+        successors = self._system.node.successors
+        replaced: dict[str, ProcRef] = {}
+        for ref in mesh._procs:
+            while (after := successors.get(ref.id)) is not None:
+                replaced[ref.id] = ref = after
+        policy = self._system.healer._restarts.policy(mesh._uid)
+        return (
+            *(mesh._uid, mesh.name, mesh._procs, mesh._shape, mesh._host_region, replaced),
+            *(recipe.messages, recipe.bootstrap, recipe.incarnations, policy),
+        )
+
+    def _send(self, key: str, part: bytes) -> None:
+        self._system.node.send(self._agent.id, Keep(key), part)
+
+    # -- taking over ----------------------------------------------------------------------------------
+
+    def _take(self, force: bool) -> None:
+        """Become the holder, and know what was known to the one before.
+
+        Raises:
+            KeptError: another controller has it, and lives.
+        """
+        system = self._system
+        answer = ask_agent(system.node, self._agent, f"attach {self.name}", TakeOver, force).get(TIMEOUT)
+        held = msgspec.msgpack.decode(answer, type=Held)
+        if held.refused:
+            raise KeptError(
+                f"mesh {self.name!r} cannot be attached to: {held.refused}"
+                + ("; detach there, or take it over by force" if "holds" in held.refused else "")
+            )
+        self.idle = held.idle
+        system.node.handlers[Taken] = _on_taken
+        system.healer.listeners.append(self._on_change)
+        _hosts.append(self)
+        _taken_over.pop(self.name, None)
+        try:
+            self._rebuild(held)
+        except Exception as e:  # of another version of this package
+            self._forget("its record could not be read")
+            ask_agent(system.node, self._agent, f"attach {self.name}", LetGo).get(TIMEOUT)
+            raise KeptError(f"mesh {self.name!r} was left alone, as its record cannot be read here: {e}") from e
+        told = ask_agent(system.node, self._agent, f"attach {self.name}", Hear).get(TIMEOUT)
+        heard = msgspec.msgpack.decode(told, type=dict[str, tuple[int, int]])
+        self.missed = {proc: left for proc, (_, left) in heard.items() if left}
+        for mesh in self.proc_meshes:  # what a policy would have put right, had somebody been there
+            for ref in mesh._target().procs:
+                death = system.node.deaths.get(ref.id)
+                if death is not None:
+                    system.healer.takes_over(ref.id, death, partial(_not_restarted, mesh.name))
+
+    def _rebuild(self, held: Held) -> None:
+        node = self._system.node
+        parts = {key: loads(part) for key, part in held.record.items() if not key.startswith("note:")}
+        refs: dict[str, ProcRef] = {}
+        for key, part in parts.items():
+            if key.startswith(PROCS):
+                refs.update({ref.id: ref for ref in (*part[2], *part[5].values())})
+                node.successors.update({old: self._near(ref) for old, ref in part[5].items()})
+        node.generation += 1
+        for ref in refs.values():
+            node.deaths.pop(ref.id, None)  # it may have been here before
+            node.refs[ref.id] = self._near(ref)
+        node.pids.update(held.pids)
+        for proc in refs:
+            # Known before anybody owns them here: these deaths are told by whoever attaches.
+            if proc in held.deaths:
+                node.declare_dead(proc, held.deaths[proc])
+            elif proc in node.successors:
+                node.declare_dead(proc, Death("it was replaced", "proc", proc, refs[proc].host))
+        for key, part in parts.items():
+            mesh_id = key.partition(":")[2]
+            self._known[mesh_id] = key
+            if key.startswith(PROCS):
+                self._rebuild_procs(*part)
+            elif key.startswith("actors:"):
+                self._rebuild_actors(*part)
+            else:
+                actor, _, rank = mesh_id.partition("#")
+                self._system.healer._checkpoints[actor, int(rank)] = part
+        living = [proc for proc in refs if proc not in node.deaths]
+        for proc in living:
+            node.link_to(proc)  # now, so that the end of the link tells of the end of the rank
+        node.watch([proc for proc in living if proc not in node.deaths])
+        for key, part in held.record.items():
+            if key.startswith("note:"):
+                self._notes[key.removeprefix("note:")] = part
+        self._system.changed()
+
+    def _near(self, ref: ProcRef) -> ProcRef:
+        """A proc of this machine is reached by others as this process is."""
+        here = self._system.node.ref
+        return msgspec.structs.replace(ref, gateway=here.gateway, gateway_address=here.gateway_address)
+
+    def _rebuild_procs(
+        self,
+        uid: str,
+        name: str,
+        procs: tuple[ProcRef, ...],
+        region: Region,
+        hosts: Region,
+        _replaced: Any,
+        messages: dict[int, Any],
+        bootstrap: tuple[Any, tuple[int, ...]],
+        incarnations: dict[int, int],
+        policy: Any,
+    ) -> None:
+        system = self._system
+        root = system.client
+        procs = tuple(map(self._near, procs))
+        mesh = ProcMesh(system, uid, name, procs, region, hosts, root.actor_id, resolved(system.node.poller, name))
+        system.proc_meshes[uid] = mesh
+        system.tree.spawned_procs(self._owned(uid, name, region.extent, mesh._target().procs))
+        root.owned.append(mesh)
+        ours = {id(message): self._ours(message) for message, _ in messages.values()}
+        healer = system.healer
+        healer._recipes[uid] = Recipe(
+            {rank: (ours[id(message)], at) for rank, (message, at) in messages.items()}, bootstrap, [], incarnations
+        )
+        if policy is not None:
+            healer._restarts.add(uid, policy)
+
+    def _ours(self, message: Any) -> Any:
+        """How procs were started, as if by this process."""
+        return msgspec.structs.replace(message, owner=self._system.node.ref, root=self._system.node.ref)
+
+    def _rebuild_actors(
+        self,
+        actor: str,
+        name: str,
+        mesh_name: str,
+        cls: bytes,
+        procs: tuple[ProcRef, ...],
+        region: Region,
+        tool: bool,
+        body: bytes,
+        buffers: tuple[int, ...],
+    ) -> None:
+        system = self._system
+        root = system.client
+        procs = tuple(map(self._near, procs))
+        ready = resolved(system.node.poller, f"{name}.__init__")
+        mesh: ActorMesh[Any] = ActorMesh(system, actor, name, mesh_name, cls, procs, region, ready)
+        system.tree.spawned_actors(self._owned(actor, name, region.extent, mesh._target().procs, tool))
+        root.owned.append(mesh)
+        system.healer._births[actor] = Birth(mesh, root.actor_id, body, buffers)
+
+    def _owned(
+        self, mesh_id: str, name: str, extent: Extent, procs: tuple[ProcRef, ...], tool: bool = False
+    ) -> OwnedMesh:
+        system = self._system
+        dead = {rank for rank, ref in enumerate(procs) if ref.id in system.node.deaths}
+        return OwnedMesh(mesh_id, name, system.client.actor_id, extent, procs, tool=tool, dead=dead)
+
+    # -- letting go -----------------------------------------------------------------------------------
+
+    def detach(self) -> None:
+        """Let go of all that is on it, without ending it: another controller can attach now, or this one later."""
+        self._must_have()
+        ask_agent(self._system.node, self._agent, f"detach {self.name}", LetGo).get(TIMEOUT)
+        self._forget(f"mesh {self.name!r} was detached from: attach to it again")
+
+    def down(self) -> None:
+        """End all that is on it, and its host agent. The name is free then."""
+        self._must_have()
+        meshes = self.proc_meshes
+        self.lost = f"mesh {self.name!r} was ended"
+        self._drop()
+        if self._agent.id not in self._system.node.deaths:
+            self.hosts.shutdown().get(TIMEOUT)
+            return
+        for mesh in meshes:  # its host agent had died; what was healed since is elsewhere
+            settled(mesh.stop()).get(TIMEOUT)
+
+    def _must_have(self) -> None:
+        if self.lost:
+            raise KeptError(self.lost)
+
+    def _drop(self) -> None:
+        if self in _hosts:
+            _hosts.remove(self)
+        if self._on_change in self._system.healer.listeners:
+            self._system.healer.listeners.remove(self._on_change)
+
+    def _forget(self, why: str) -> list[ProcRef]:
+        """Own nothing of it any more. The procs that were here."""
+        system = self._system
+        meshes, actors = self.proc_meshes, self.actor_meshes
+        self.lost = why
+        self._drop()
+        procs = {ref.id: ref for mesh in meshes for ref in mesh._target().procs}
+        for actor in actors:
+            system.tree.stopped(actor._actor)
+            system.healer.forget(actor._actor)
+        for mesh in meshes:
+            mesh._forget()
+        gone = {id(mesh) for mesh in (*meshes, *actors)}
+        system.client.owned[:] = [mesh for mesh in system.client.owned if id(mesh) not in gone]
+        system.changed()
+        return list(procs.values())
+
+    def _taken(self, by: Taken) -> None:
+        why = f"mesh {self.name!r} was taken over by process {by.pid} on {by.host}"
+        _taken_over[self.name] = why
+        for ref in self._forget(why):
+            self._system.node.declare_dead(ref.id, Death(why, "stopped", ref.id, ref.host))
+
+    def __repr__(self) -> str:
+        meshes = ", ".join(mesh.name for mesh in self.proc_meshes) or "nothing yet"
+        return f"<KeptHost {self.name}: {self.lost or meshes}>"
+
+
+def _actors_part(birth: Birth) -> tuple[Any, ...]:
+    mesh = birth.mesh
+    pickled = mesh._cls_or_pickle if isinstance(mesh._cls_or_pickle, bytes) else dumps_flat(mesh._cls)
+    return (
+        *(mesh._actor, mesh._name, mesh._mesh_name, pickled, mesh._procs, mesh._shape, mesh._spec.tool),
+        *(birth.body, birth.buffers),
+    )
+
+
+def _not_restarted(mesh: str, why: str) -> None:
+    log.warning("mesh %s: %s", mesh, why)
+
+
+def _on_taken(link: Any, message: Taken, _body: Any) -> None:
+    for host in list(_hosts):
+        if host._agent.id == link.peer:
+            host._taken(message)
+
+
+_hosts: list[KeptHost] = []
+_taken_over: dict[str, str] = {}
+
+
+# -- what programs call ---------------------------------------------------------------------------
+
+
+def keep(name: str, idle: float = IDLE) -> KeptHost:
+    """Start a host agent on this machine that stays when this process ends, and with it all that is started there.
+
+    Args:
+        name: what ``attach`` finds it by.
+        idle: seconds without a controller after which it ends by itself; 0: never.
+
+    Raises:
+        KeptError: there is a kept mesh of that name.
+        ValueError: the name or the limit cannot be meant.
+    """
+    system = _controller("keep")
+    if idle < 0:
+        raise ValueError(f"idle={idle!r} must be a number of seconds, or 0 for no limit")
+    try:
+        folder = daemons.make_folder(name)
+    except FileExistsError as e:
+        raise KeptError(f"{e}: attach to it, end it, or choose another name") from None
+    try:
+        url = daemons.start_daemon(
+            f"ipc://{folder}/{daemons.SOCKET}", os.path.join(folder, daemons.LOG), keep=folder, idle=idle
+        )
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    host = KeptHost(system, name, dial_all(system, [url], TIMEOUT)[0], idle)
+    host._take(False)
+    return host
+
+
+def attach(name: str | os.PathLike[str], force: bool = False) -> KeptHost:
+    """Take over a kept mesh: its procs and actors are this controller's from now on.
+
+    Args:
+        name: its name, or the path of its folder.
+        force: also if another controller that lives has it; that one then has it no more.
+
+    Raises:
+        KeptError: there is none, or another controller has it.
+    """
+    system = _controller("attach")
+    agent, label = _find(system, os.fspath(name))
+    for host in held():
+        if host._agent.id == agent.id:
+            raise KeptError(f"mesh {label!r} is attached to in this process already")
+    host = KeptHost(system, label, agent, 0.0)
+    host._take(force)
+    return host
+
+
+def end_kept(name: str | os.PathLike[str], force: bool = False) -> KeptInfo:
+    """End a kept mesh, whether this process has it or not.
+
+    Args:
+        force: also if another controller has it.
+
+    Returns:
+        What it was.
+
+    Raises:
+        KeptError: there is none, or another controller has it.
+    """
+    system = _controller("end")
+    agent, label = _find(system, os.fspath(name))
+    info = daemons.read_description(_folder(os.fspath(name)))
+    _taken_over.pop(label, None)
+    for host in held():
+        if host._agent.id == agent.id:
+            host.down()
+            break
+    else:
+        answer = ask_agent(system.node, agent, f"end {label}", TakeOver, force).get(TIMEOUT)
+        refused = msgspec.msgpack.decode(answer, type=Held).refused
+        if refused:
+            raise KeptError(f"mesh {label!r} was not ended: {refused}")
+        region = Region.from_extent(Extent((), ()))
+        HostMesh(system, (HostRef(agent, agent.host),), region, shared={"down": False}).shutdown().get(TIMEOUT)
+    return info or KeptInfo(label, 0, "", agent.host, 0.0)
+
+
+def kept() -> list[KeptInfo]:
+    """The kept meshes of this user on this machine, by name, held or not. Does not start the runtime."""
+    return daemons.kept()
+
+
+def held() -> list[KeptHost]:
+    """The kept hosts that this process has."""
+    return [host for host in _hosts if not host._system._closed and not host.lost]
+
+
+def taken_over() -> dict[str, str]:
+    """What this process had and another one has taken over by force: by name, a sentence that says so."""
+    return dict(_taken_over)
+
+
+def kept_host_of(mesh: ProcMesh) -> KeptHost | None:
+    """The kept host that this mesh is on; None if it ends with this process."""
+    return next((host for host in held() if host._holds(mesh._procs)), None)
+
+
+def _controller(what: str) -> System:
+    system = get_system()
+    if not system.is_root:
+        raise RuntimeError(f"{what}() is for the controller: what outlives it is not for its ranks to say")
+    return system
+
+
+def _folder(name: str) -> str:
+    return os.path.abspath(name) if os.sep in name else daemons.kept_folder(name)
+
+
+def _find(system: System, name: str) -> tuple[ProcRef, str]:
+    """The keeper of a mesh, connected to, and the mesh's name."""
+    folder = _folder(name)
+    label = os.path.basename(folder)
+    if not os.path.isdir(folder) or daemons.remove_if_dead(folder):
+        others = ", ".join(info.name for info in daemons.kept()) or "none"
+        raise KeptError(f"there is no kept mesh {name!r} (there are: {others})")
+    url = f"ipc://{folder}/{daemons.SOCKET}"
+    try:
+        return dial_all(system, [url], TIMEOUT)[0], label
+    except ConnectionError as e:
+        raise KeptError(f"mesh {label!r} cannot be attached to: {e}") from e

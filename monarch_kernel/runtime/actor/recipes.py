@@ -1,0 +1,94 @@
+"""How meshes were made, kept for whoever makes their procs and actors anew; and what that has done."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.protocol.messages import ProcRef, SpawnProcs
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.meshes import ActorMesh
+
+
+class HealError(RuntimeError):
+    """A mesh could not be healed, or not wholly; tells what is missing and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """One rank that was healed.
+
+    Attributes:
+        what: "proc", or "actor" if its process had lived on.
+        cause: why the one before it had died.
+    """
+
+    rank: int
+    coords: dict[str, int]
+    what: str
+    cause: str
+    host: str
+    pid: int
+    old_host: str
+    old_pid: int
+
+
+@dataclass(slots=True)
+class Healed:
+    """What ``heal`` did.
+
+    Attributes:
+        replaced: one for each rank that was dead.
+        respawned: names of the actor meshes that got new actors.
+        restored: names of those whose actors were given a checkpoint.
+        seconds: how long it took.
+    """
+
+    mesh: str
+    replaced: list[Replacement] = field(default_factory=list[Replacement])
+    respawned: list[str] = field(default_factory=list[str])
+    restored: list[str] = field(default_factory=list[str])
+    seconds: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.replaced)
+
+    def __str__(self) -> str:
+        if not self.replaced:
+            return f"{self.mesh}: nothing to heal"
+        lines = [f"{self.mesh}: {len(self.replaced)} healed in {self.seconds:.2f} s"]
+        for one in self.replaced:
+            where = " ".join(f"{k}={v}" for k, v in one.coords.items()) or "the only one"
+            if one.what == "actor":
+                lines.append(f"  rank {one.rank} ({where}): new actors in process {one.pid}; before: {one.cause}")
+                continue
+            moved = f"{one.old_host}/{one.old_pid} -> {one.host}/{one.pid}"
+            lines.append(f"  rank {one.rank} ({where}): {moved}; before: {one.cause}")
+        if self.respawned:
+            lines.append(f"  actors made anew: {', '.join(self.respawned)}")
+        if self.restored:
+            lines.append(f"  restored from checkpoints: {', '.join(self.restored)}")
+        return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class Birth:
+    """How the actors of one mesh were made."""
+
+    mesh: ActorMesh[Any]
+    owner: str
+    body: bytes
+    buffers: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Recipe:
+    """How the procs of one mesh were started."""
+
+    messages: dict[int, tuple[SpawnProcs, int]]  # by rank: the message, and which of its procs
+    bootstrap: tuple[Any, tuple[int, ...]]
+    spares: list[ProcRef]  # agents of hosts where nothing runs until one of the others is gone
+    incarnations: dict[int, int] = field(default_factory=dict[int, int])
+    lock: threading.Lock = field(default_factory=threading.Lock)

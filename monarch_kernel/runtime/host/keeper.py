@@ -1,0 +1,296 @@
+"""A worker that keeps what runs on it when its controller goes, for the next controller that comes.
+
+It has at most one controller at a time, its holder, which it got by ``TakeOver``. While there is none, ranks go on, and
+their output waits in their logs. What a new holder needs to know is the record that the last one has left here; it is
+not looked into. Without a holder for longer than the idle limit, or without a holder and procs to keep, it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import time
+from typing import Any
+
+import msgspec
+
+from monarch_kernel.protocol.keeping import PROCS, Adopt, Hear, Held, Keep, KeptInfo, KeptMesh, LetGo, Taken, TakeOver
+from monarch_kernel.protocol.messages import (
+    Death,
+    OutputChunk,
+    OutputEnd,
+    ProcRef,
+    Shutdown,
+    SpawnProcs,
+    encode,
+)
+from monarch_kernel.protocol.output import MARKER
+from monarch_kernel.runtime.host import leftovers
+from monarch_kernel.runtime.host.agent import Agent, _reply
+from monarch_kernel.runtime.host.procs import Proc
+from monarch_kernel.runtime.host.worker import Worker, WorkerConfig
+
+log = logging.getLogger(__name__)
+
+#: Of what a stream of a rank has put out while nobody listened, so much is delivered (bytes); the log has more.
+BACKLOG = int(os.environ.get("MONARCH_KERNEL_BACKLOG", str(1024 * 1024)))
+#: The same of all ranks together.
+BACKLOG_OF_ALL = 64 * 1024 * 1024
+#: How long the description may lag behind (seconds).
+_DESCRIBE_DELAY = 0.05
+
+
+class Keeper(Worker):
+    """The host agent of a kept mesh.
+
+    Args: as ``Worker``; ``config.keep`` is its folder.
+    """
+
+    def __init__(self, config: WorkerConfig, server: socket.socket, server_pid: int) -> None:
+        super().__init__(config, server, server_pid)
+        self._folder = config.keep
+        self._record: dict[str, bytes] = {}
+        self._holder: ProcRef | None = None
+        self._holders: set[str] = set()  # all that ever were
+        self._hears = False
+        self._backlog: dict[tuple[str, int], int] = {}  # bytes that nobody has heard, by proc and stream
+        self._sizes: dict[str, dict[str, int]] = {}
+        self._since = time.time()
+        self._free_since = self._since
+        self._describing = False
+        self._node.handlers.update(
+            {
+                Keep: self._on_keep,
+                TakeOver: self._on_take_over,
+                Hear: self._on_hear,
+                LetGo: self._on_let_go,
+            }
+        )
+
+    # -- life -------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._write_description()
+
+    def _is_used(self) -> bool:
+        return self._holder is not None
+
+    def _leave(self, why: str) -> None:
+        self._give_up_name()
+        super()._leave(why)
+
+    def _on_shutdown(self, link: Any, message: Shutdown, body: Any) -> None:
+        self._give_up_name()
+        super()._on_shutdown(link, message, body)
+
+    def _clean_up(self) -> None:
+        super()._clean_up()
+        self._give_up_name()
+
+    def _give_up_name(self) -> None:
+        """From now on a new mesh may have the name, though this one takes a moment to end."""
+        folder, self._folder = self._folder, ""
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    # -- whose it is --------------------------------------------------------------------------------
+
+    def _on_take_over(self, link: Any, message: TakeOver, _body: Any) -> None:
+        holder = self._holder
+        if self._leaving or not self._folder:
+            _reply(link, message.call, msgspec.msgpack.encode(Held("it is ending")))
+            return
+        if holder is not None and holder.id != link.peer and not message.force:
+            pid = self._node.pids.get(holder.id, 0)
+            _reply(link, message.call, msgspec.msgpack.encode(Held(f"process {pid} on {holder.host} holds it")))
+            return
+        if holder is not None and holder.id != link.peer:
+            self._tell(holder.id, Taken(link.pid, self._node.refs[link.peer].host))
+            self._release()
+        holder = self._holder = self._node.refs[link.peer]
+        self._holders.add(holder.id)
+        log.info("%s of %s holds it now", holder.id, holder.host)
+        deaths: dict[str, Death] = {}
+        pids: dict[str, int] = {}
+        for proc in self._procs.values():
+            proc.root = proc.root or holder.id
+            proc.owner = proc.owner or holder.id
+            if proc.exit is not None:
+                what = "stopped" if proc.exit.expected else "proc"
+                deaths[proc.id] = Death(proc.exit.cause, what, proc.id, proc.exit.host, proc.pid)
+            elif proc.state == "alive":
+                pids[proc.id] = proc.pid
+                if proc.root == holder.id:
+                    self._tell(proc.id, Adopt(holder))
+        self._free_since = 0.0
+        self._note_use()
+        self._write_description()
+        held = Held("", self._record, deaths, pids, self._config.idle)
+        _reply(link, message.call, msgspec.msgpack.encode(held))
+
+    def _on_let_go(self, link: Any, message: LetGo, _body: Any) -> None:
+        if self._holder is not None and self._holder.id == link.peer:
+            self._release()
+            self._end_if_empty()
+        _reply(link, message.call)
+
+    def _release(self) -> None:
+        """There is no holder any more: what was its own is nobody's."""
+        holder = self._holder
+        assert holder is not None
+        self._holder, self._hears = None, False
+        for proc in self._procs.values():
+            if proc.root == holder.id:
+                proc.root = ""
+            if proc.owner == holder.id:
+                proc.owner = ""
+            proc.watchers.discard(holder.id)
+        self._free_since = time.time()
+        self._note_use()
+        self._write_description()
+
+    def _end_if_empty(self) -> None:
+        if not any(key.startswith(PROCS) for key in self._record) and not self._leaving:
+            self._leave("there is nothing to keep")
+
+    def _on_peer_dead(self, peer: str, death: Death) -> None:
+        mine = self._holder is not None and peer == self._holder.id
+        if mine:
+            log.info("%s is gone (%s); its mesh is kept", peer, death.cause)
+            self._release()
+        super()._on_peer_dead(peer, death)
+        if mine:
+            self._end_if_empty()
+
+    def _on_keep(self, link: Any, message: Keep, body: Any) -> None:
+        if self._holder is None or link.peer != self._holder.id:
+            return  # its last words, after it was taken over
+        if len(body):
+            self._record[message.key] = bytes(body)
+        else:
+            self._record.pop(message.key, None)
+
+    # -- ranks --------------------------------------------------------------------------------------
+
+    def _keeps(self, message: SpawnProcs) -> bool:
+        return message.root.id in self._holders
+
+    def _is_late(self, message: SpawnProcs) -> bool:
+        if not self._keeps(message):
+            return super()._is_late(message)
+        return message.owner.id in self._node.deaths  # that there is no controller is no reason to start nothing
+
+    def _on_spawn(self, link: Any, message: SpawnProcs, body: Any) -> None:
+        super()._on_spawn(link, message, body)
+        holder = self._holder.id if self._holder is not None else ""
+        self._sizes[message.mesh] = dict(zip(message.labels, message.sizes, strict=True))
+        for spec in message.procs:
+            proc = self._procs.get(spec.id)
+            if proc is not None and proc.root in self._holders:
+                proc.root = holder
+        self._describe()
+
+    def _mark(self, message: SpawnProcs) -> None:
+        if self._keeps(message):
+            message.env[leftovers.ROOT_MARKER] = self._node.id
+        else:
+            super()._mark(message)
+
+    def _must_preload(self, reason: str) -> bool:
+        return Agent._must_preload(self, reason)  # it is on its controller's machine, where the modules are
+
+    def _on_hello(self, link: Any) -> None:
+        super()._on_hello(link)
+        proc = self._procs.get(link.peer)
+        if proc is not None and self._holder is not None and proc.root == self._holder.id:
+            link.send(encode(Adopt(self._holder)))
+        self._describe()
+
+    def _exited(self, proc: Proc, status: int, cause: str) -> None:
+        super()._exited(proc, status, cause)
+        self._describe()
+
+    # -- output -------------------------------------------------------------------------------------
+
+    def _forward(self, proc: Proc, stream: int, data: bytes) -> None:
+        if not proc.owner or (not self._hears and self._holder is not None and proc.owner == self._holder.id):
+            key = (proc.id, stream)
+            self._backlog[key] = self._backlog.get(key, 0) + len(data)
+        else:
+            super()._forward(proc, stream, data)
+
+    def _on_hear(self, link: Any, message: Hear, _body: Any) -> None:
+        told: dict[str, tuple[int, int]] = {}
+        mine = [proc for proc in self._procs.values() if proc.owner == link.peer]
+        limit = min(BACKLOG, BACKLOG_OF_ALL // max(1, len(mine)))
+        for proc in mine:
+            sent = left = 0
+            for stream in (1, 2):
+                missed = self._backlog.pop((proc.id, stream), 0)
+                if missed:
+                    data = newest(proc.logs[stream].read(), missed, limit)
+                    self._tell(link.peer, OutputChunk(proc.id, stream), data)
+                    sent += len(data)
+                    left += missed - len(data)
+            if proc.drained:
+                self._tell(link.peer, OutputEnd(proc.id))
+            if sent or left:
+                told[proc.id] = (sent, left)
+        self._hears = True
+        _reply(link, message.call, msgspec.msgpack.encode(told))
+
+    # -- for those who look ---------------------------------------------------------------------------
+
+    def _describe(self) -> None:
+        """Write the description soon: ranks come and go many at a time."""
+        if not self._describing:
+            self._describing = True
+            self._poller.call_later(_DESCRIBE_DELAY, self._write_description)
+
+    def _write_description(self) -> None:
+        self._describing = False
+        if not self._folder:
+            return
+        counts: dict[str, list[int]] = {}
+        for proc in self._procs.values():
+            # A successor stands for those before it.
+            count = counts.setdefault(proc.mesh, [0, 0])
+            count[0] += "~" not in proc.id
+            count[1] += proc.exit is None
+        holder = self._holder
+        info = KeptInfo(
+            name=os.path.basename(self._folder),
+            pid=os.getpid(),
+            url=self._address.listen,
+            host=self._node.ref.host,
+            since=self._since,
+            held_by=self._node.pids.get(holder.id, 0) if holder is not None else 0,
+            free_since=self._free_since,
+            idle=self._config.idle,
+            meshes=[KeptMesh(name, self._sizes.get(name, {}), *count) for name, count in counts.items()],
+        )
+        path = os.path.join(self._folder, DESCRIPTION)
+        with contextlib.suppress(OSError):  # a full disk, or somebody has removed the folder
+            with open(path + ".new", "wb") as file:
+                file.write(msgspec.json.encode(info))
+            os.replace(path + ".new", path)
+
+
+#: The file in a keeper's folder that says what is kept there.
+DESCRIPTION = "mesh.json"
+
+
+def newest(text: bytes, missed: int, limit: int) -> bytes:
+    """The end of a log that has not been heard, at most ``limit`` bytes, from the beginning of a record or a line."""
+    whole = min(missed, len(text))
+    size = min(whole, limit)
+    tail = text[len(text) - size :]
+    if size == missed:
+        return tail
+    record, line = tail.find(MARKER), tail.find(b"\n") + 1
+    starts = [at for at in (record, line) if 0 < at < len(tail)] if not tail.startswith(MARKER) else [0]
+    return tail[min(starts) :] if starts else tail

@@ -1,0 +1,247 @@
+"""Programs whose meshes stay: what the next program finds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_kernel.actor import SupervisionError
+from monarch_kernel.meshes import KeptError, attach, end_kept, held, keep, kept
+from monarch_kernel.output import subscribe
+from tests.actor.actors import hook
+from tests.conftest import alive, wait_until
+from tests.kept.actors import Boss, Counter
+from tests.kept.conftest import nothing_kept, processes
+
+
+@pytest.fixture(autouse=True)
+def faults() -> Iterator[list[Any]]:
+    """Faults that nobody handles, which would end this program."""
+    seen: list[Any] = []
+    with hook(seen.append):
+        yield seen
+
+
+PREAMBLE = """
+import os, signal, sys
+from monarch_kernel.meshes import attach, keep, kept
+from tests.kept.actors import Boss, Counter
+"""
+MAKE = """
+host = keep("t")
+mesh = host.hosts.spawn_procs(per_host={"gpus": 2}, name="t")
+counters = mesh.spawn("counters", Counter, 10)
+counters.add.call().get()
+"""
+KILL = "\nos.kill(os.getpid(), signal.SIGKILL)\n"
+
+
+def script(code: str, status: int = 0, env: dict[str, str] | None = None) -> str:
+    """Run a program to its end; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, **(env or {})},
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("how", ["end", "kill", "detach"])
+def test_the_next_program_goes_on(how: str, kept_folder: str) -> None:
+    last = {"end": "", "kill": KILL, "detach": "\nhost.detach()\n"}[how]
+    script(MAKE + "host.note('loss', 0.5)" + last, status=-9 if how == "kill" else 0)
+    wait_until(lambda: kept()[0].held_by == 0, "it is free")
+    host = attach(f"{kept_folder}/t")
+    assert [mesh.name for mesh in host.proc_meshes] == ["t"]
+    assert host.noted("loss") == 0.5 and host.noted("else") is None
+    assert list(host.actors("counters").add.call().get().values()) == [12, 12]
+    more = host.proc_meshes[0].spawn("more", Counter)
+    assert list(more.add.call().get().values()) == [1, 1]
+    host.actors("counters").stop().get()
+    with pytest.raises(LookupError, match=r"no actors 'counters' on t \(there are: more\)"):
+        host.actors("counters")
+    host.detach()
+    assert held() == []
+    again = attach("t")
+    assert list(again.actors("more").add.call().get().values()) == [2, 2]
+    again.down()
+    assert nothing_kept(kept_folder)
+
+
+def test_what_ranks_own_stays(kept_folder: str) -> None:
+    told = script(MAKE + "boss = mesh.slice(gpus=0).spawn('boss', Boss)\nprint(boss.pid.call_one().get())" + KILL, -9)
+    nested = int(told.split()[-1])
+    wait_until(lambda: kept()[0].held_by == 0, "it is free")
+    assert alive(nested)
+    host = attach("t")
+    boss: Any = host.actors("boss")
+    assert boss.pid.call_one().get() == nested
+    assert boss.add.call_one().get() == 101
+    assert boss.hire.call_one().get() == 201
+    mesh = host.proc_meshes[0]
+    os.kill(mesh.pids().get(0), signal.SIGKILL)
+    wait_until(lambda: not alive(nested), "what the dead rank owned has ended")
+    assert mesh.status().get().get(0).state == "dead"
+    assert mesh.heal().get()
+    assert boss.hire.call_one().get() == 201
+    host.down()
+
+
+def test_a_rank_starts_others_while_nobody_is_there(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    script(
+        MAKE
+        + f"""
+from monarch_kernel.actor import Actor, endpoint
+class Late(Actor):
+    @endpoint
+    def start(self, boss):
+        import threading, time
+        def work():
+            while not os.path.exists({str(flag)!r}):
+                time.sleep(0.005)
+            open({str(flag)!r} + ".done", "w").write(str(boss.hire.call_one().get()))
+        threading.Thread(target=work).start()
+boss = mesh.slice(gpus=0).spawn("boss", Boss)
+mesh.slice(gpus=1).spawn("late", Late).start.call_one(boss).get()
+"""
+        + KILL,
+        -9,
+    )
+    wait_until(lambda: kept()[0].held_by == 0, "it is free")
+    flag.touch()
+    done = Path(f"{flag}.done")
+    wait_until(lambda: done.exists() and done.read_text() == "201", "a rank has started another")
+    attach("t").down()
+
+
+def test_the_dead_are_dead_and_healed_from_checkpoints(kept_folder: str) -> None:
+    script(
+        MAKE + "counters.add.call(30).get()\ncounters.checkpoint.call().get()\ncounters.add.call(5).get()" + KILL, -9
+    )
+    host = attach("t")
+    mesh, counters = host.proc_meshes[0], host.actors("counters")
+    os.kill(mesh.pids().get(1), signal.SIGKILL)
+    with pytest.raises(SupervisionError, match="killed by SIGKILL"):
+        for _ in range(100):
+            counters.add.call(0).get()
+    healed = mesh.heal().get()
+    assert healed.restored == ["counters"]
+    assert list(counters.add.call(0).get().values()) == [46, 41]
+    host.down()
+
+
+def test_a_policy_holds_for_deaths_without_a_controller() -> None:
+    script(
+        MAKE.replace('name="t")', 'name="t", restart="on_failure")') + "print(list(mesh.pids().values()))" + KILL, -9
+    )
+    wait_until(lambda: kept()[0].held_by == 0, "it is free")
+    host = attach("t")
+    victim = host.proc_meshes[0].pids().get(1)
+    host.detach()
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: kept()[0].meshes[0].alive == 1, "the keeper has noticed")
+    host = attach("t")
+    wait_until(lambda: host.proc_meshes[0].pids().get(1) not in (0, victim), "it was restarted")
+    wait_until(lambda: kept()[0].meshes[0].alive == 2, "the keeper has noticed")
+    wait_until(lambda: _answers(host.actors("counters")) == [11, 10], "its actors are there")
+    host.down()
+
+
+def _answers(counters: Any) -> list[int]:
+    try:
+        return list(counters.add.call(0).get().values())
+    except SupervisionError:
+        return []
+
+
+def test_output_meanwhile_is_bounded(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    env = {"MONARCH_KERNEL_BACKLOG": "20000"}
+    script(MAKE + f"counters.slice(gpus=0).write.call_one({str(flag)!r}, 5000).get()" + KILL, -9, env)
+    wait_until(lambda: kept()[0].held_by == 0, "it is free")
+    flag.touch()
+    wait_until(lambda: os.path.exists(f"{flag}.done"), "it is printed")
+    heard: list[Any] = []
+    end = subscribe(heard.append)
+    try:
+        host = attach("t")
+    finally:
+        end()
+    text = "".join(one.data for one in heard if one.kind == "text")
+    assert {(one.mesh, one.rank) for one in heard if one.kind == "text"} == {("t", 0)}
+    assert text.endswith("line 00004999\n") and len(text) < 20000
+    assert text.splitlines() == [f"line {number:08}" for number in range(5000 - len(text.splitlines()), 5000)]
+    assert sum(host.missed.values()) > 5000 * 14 - 20000
+    host.down()
+
+
+def test_a_dead_keeper_is_no_mesh(kept_folder: str) -> None:
+    script(MAKE)
+    info = kept()[0]
+    family = processes(kept_folder)
+    assert len(family) >= 4
+    os.kill(info.pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(alive, family)), "its ranks have ended with it")
+    with pytest.raises(KeptError, match=r"no kept mesh 't' \(there are: none\)"):
+        attach("t")
+    assert nothing_kept(kept_folder)
+    keep("t").down()  # the name is free
+
+
+def test_nothing_is_kept_of_nothing(kept_folder: str) -> None:
+    script("keep('t')")
+    wait_until(lambda: nothing_kept(kept_folder), "its folder is gone")
+    script(MAKE + "mesh.stop().get()")
+    wait_until(lambda: nothing_kept(kept_folder), "its folder is gone")
+
+
+def test_what_cannot_be_had() -> None:
+    with pytest.raises(ValueError, match="'a/b' cannot name a kept mesh"):
+        keep("a/b")
+    with pytest.raises(KeptError, match="no kept mesh 'none'"):
+        attach("none")
+    with pytest.raises(KeptError, match="no kept mesh 'none'"):
+        end_kept("none")
+    host = keep("t")
+    with pytest.raises(KeptError, match="there is a kept mesh 't' already"):
+        keep("t")
+    with pytest.raises(KeptError, match="attached to in this process already"):
+        attach("t")
+    said = script("try:\n    attach('t')\nexcept Exception as e:\n    print(e)")
+    assert f"process {os.getpid()}" in said
+    end_kept("t")
+    with pytest.raises(KeptError, match="mesh 't' was ended"):
+        host.detach()
+
+
+def test_the_one_that_was_taken_from_is_told() -> None:
+    host = keep("t")
+    mesh = host.hosts.spawn_procs(per_host={"gpus": 1}, name="t")
+    counters: Any = mesh.spawn("counters", Counter)
+    boss: Any = mesh.spawn("boss", Boss)
+    assert boss.add.call_one().get() == 101
+    said = script("host = attach('t', force=True)\nprint(host.actors('boss').add.call_one().get(), os.getpid())")
+    total, pid = said.split()
+    assert total == "102"
+    with pytest.raises(SupervisionError, match=f"taken over by process {pid}"):
+        counters.add.call_one().get()
+    with pytest.raises(RuntimeError, match="was stopped"):
+        mesh.spawn("more", Counter)
+    with pytest.raises(KeptError, match=f"taken over by process {pid}"):
+        host.detach()
+    again = attach("t", force=True)
+    assert again.actors("boss").add.call_one().get() == 103  # type: ignore[attr-defined]
+    again.down()

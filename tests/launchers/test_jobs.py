@@ -1,0 +1,162 @@
+"""Jobs: hosts by name, which a later program finds again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_kernel.actor import shutdown_context
+from monarch_kernel.job import JobTrait, LocalJob, ProcessJob, job_load, job_loads
+from tests.conftest import alive, wait_until
+from tests.kept.actors import Counter
+
+MARKER = "TEST_OF_JOBS"
+
+
+@pytest.fixture(autouse=True)
+def marked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """All processes of this test carry a mark; none of them may be left, nor any folder."""
+    mark = f"{os.getpid()}-{tmp_path.name}"
+    monkeypatch.setenv(MARKER, mark)
+    monkeypatch.chdir(tmp_path)
+    folders = set(job_folders())
+    yield mark
+    shutdown_context().get()
+    wait_until(lambda: not processes(mark), "all hosts of jobs have ended")
+    assert set(job_folders()) <= folders
+
+
+def job_folders() -> list[Path]:
+    return list(Path("/tmp").glob(f"monarch-job-{os.getuid()}-*"))
+
+
+def processes(mark: str) -> list[int]:
+    """Living processes with this mark, but for this one."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                marked = f"{MARKER}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if marked and alive(int(entry.name)):
+                found.append(int(entry.name))
+    return found
+
+
+def script(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_local_job_is_this_host() -> None:
+    job = LocalJob(hosts=("trainers", "generators"))
+    assert isinstance(job, JobTrait)
+    assert not job.active and job.apply_id is None
+    state = job.state(cached_path=None)
+    assert job.active and job.apply_id
+    assert state.trainers is state.generators
+    counters: Any = state.trainers.spawn_procs(per_host={"gpus": 2}).spawn("counters", Counter)
+    assert list(counters.add.call().get().values()) == [1, 1]
+    with pytest.raises(AttributeError, match=r"no mesh 'other' \(its meshes: trainers, generators\)"):
+        _ = state.other
+    job.kill()
+    assert not job.active
+    assert not os.path.exists(".monarch")
+
+
+def test_the_hosts_of_a_process_job_outlive_the_script(marked: str) -> None:
+    first = """
+    from monarch.job import ProcessJob
+    from tests.kept.actors import Counter
+    job = ProcessJob({"trainers": 2, "generators": 1}, env={"SIDE": "left"})
+    state = job.state()
+    procs = state.trainers.spawn_procs(per_host={"gpus": 1})
+    print(job.apply_id, len(state.trainers), len(state.generators))
+    import os
+    print(*procs.spawn("counters", Counter).pid.call().get().values())
+    """
+    first = "import monarch_kernel; monarch_kernel.enable_monarch_imports()\n" + textwrap.dedent(first)
+    told = script(first).split()
+    assert told[1:3] == ["2", "1"]
+    wait_until(lambda: not any(alive(int(pid)) for pid in told[3:]), "what ran on the hosts has ended with the script")
+    hosts = processes(marked)
+    assert len(hosts) == 6  # three, and their fork servers
+    again = script(first).split()
+    assert again[0] == told[0] and again[3:] != told[3:]
+    assert set(processes(marked)) >= set(hosts)
+    job = ProcessJob({"trainers": 2, "generators": 1}, env={"SIDE": "left"})
+    state = job.state()
+    assert job.apply_id == told[0]
+    counters: Any = state.trainers.spawn_procs(per_host={"gpus": 1}).spawn("counters", Counter)
+    pids = list(counters.pid.call().get().values())
+    assert len(set(pids)) == 2
+    job.kill()
+    assert not job.active
+    wait_until(lambda: not processes(marked), "all hosts have ended")
+
+
+def test_a_job_that_is_not_the_same_is_another() -> None:
+    one = ProcessJob({"hosts": 1})
+    one.state("cache/state.pkl")
+    assert os.stat("cache/state.pkl").st_mode & 0o777 == 0o600
+    two = ProcessJob({"hosts": 2})
+    assert len(two.state("cache/state.pkl").hosts) == 2
+    assert one.apply_id != two.apply_id and one.active
+    one.kill()
+    assert two.active
+    two.kill()
+
+
+def test_a_job_with_a_dead_host_is_applied_anew(marked: str) -> None:
+    job = ProcessJob({"hosts": 2})
+    job.apply()
+    before = job.apply_id
+    job.apply()
+    assert job.apply_id == before
+    found = job_loads(job.dumps())
+    assert found.active and found.apply_id == before
+    job.dump("job.pkl")
+    assert job_load("job.pkl").active
+    victim = next(pid for pid in processes(marked) if Path(f"/proc/{pid}/comm").read_text() == "monarch-worker\n")
+    os.kill(victim, 9)
+    wait_until(lambda: not job.active, "it is noticed")
+    state = job.state(cached_path=None)
+    assert job.apply_id != before and len(state.hosts) == 2
+    job.kill()
+
+
+def test_what_cannot_be_meant(tmp_path: Path) -> None:
+    for wrong in ({}, {"a b": 1}, {"hosts": 0}):
+        with pytest.raises(ValueError, match="ProcessJob"):
+            ProcessJob(wrong)
+    with pytest.raises(ValueError, match="list of names"):
+        LocalJob(hosts="hosts")
+    with pytest.raises(ValueError, match="no batch mode"):
+        ProcessJob({"hosts": 1}).apply("train.py")
+    (tmp_path / "no").write_text("no job")
+    with pytest.raises(ValueError, match="no job"):
+        job_load(tmp_path / "no")
+    ProcessJob({"hosts": 1}).kill()
+
+
+def test_forgotten_hosts_end(marked: str) -> None:
+    script("from monarch_kernel.job import ProcessJob\nProcessJob({'hosts': 1}, idle=0.3).state()")
+    wait_until(lambda: not processes(marked), "it has ended")
+    job = job_load(".monarch/job_state.pkl")
+    assert not job.active
+    job.kill()
