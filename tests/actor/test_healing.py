@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from monarch_kernel.actor import (
 )
 from tests.conftest import wait_until
 from tests.deaths import KINDS, PROCESS_KINDS, Mortal
+from tests.workers import Start
 
 
 class Counter(Mortal):
@@ -320,6 +322,42 @@ def test_only_the_spawner_heals_and_not_after_the_stop() -> None:
     p.stop().get(20)
     with pytest.raises(HealError, match="only until it is stopped"):
         p.heal()
+
+
+# -- hosts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_a_lost_host_is_replaced_by_a_spare_one(workers: Start, transport: str) -> None:
+    made = workers(3, transport)
+    hosts = made.attach()
+    p = hosts.slice(hosts=slice(0, 2)).spawn_procs({"gpus": 2}, name="p", spares=hosts.slice(hosts=2))
+    mesh = p.spawn("w", Saved, 10)
+    holder = p.slice(hosts=0, gpus=0).spawn("h", Holder)
+    holder.keep.call_one(mesh.slice(hosts=1)).get(30)
+    mesh.add.call(1).get(30)
+    mesh.checkpoint.call().get(30)
+    before = mesh.where.call().get(30)
+    made[1].end(signal.SIGKILL)
+    with pytest.raises(MeshFailure):
+        mesh.where.call().get(30)
+    done = p.heal().get(60)
+    assert [one.rank for one in done.replaced] == [2, 3]
+    assert {one.host for one in done.replaced} == {made[2].name} and done.restored == ["w"]
+    after = mesh.where.call().get(30)
+    assert [v[0] for v in after.values()] == [0, 1, 2, 3] and [v[2] for v in after.values()] == [11] * 4
+    assert [v[1] for v in after.values()][:2] == [v[1] for v in before.values()][:2]
+    # A reference in another process, which had its own links to the lost host.
+    assert holder.ask.call_one().get(30) == [0, 1]
+    # Nothing is left to go to.
+    made[2].end(signal.SIGKILL)
+    with pytest.raises(MeshFailure):
+        mesh.where.call().get(30)
+    if transport == "tcp":
+        with pytest.raises(HealError, match=rf"{made[2].name} is gone .*no spare host"):
+            p.heal().get(60)
+    assert p.healthy().sizes == {"hosts": 1, "gpus": 2}
+    assert len(p.healthy().spawn("again", Counter, 0).where.call().get(30)) == 2
 
 
 # -- checkpoints ------------------------------------------------------------------------------------

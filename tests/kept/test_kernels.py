@@ -209,7 +209,9 @@ def test_a_failed_up_leaves_nothing(start_kernel: Callable[..., Kernel], kept_fo
 def test_a_dead_keeper_takes_its_ranks_along(start_kernel: Callable[..., Kernel], kept_folder: str) -> None:
     kernel = start_kernel()
     kernel.ok(UP)
+    ranks = pids(kernel)
     os.kill(kept()[0].pid, 9)
+    wait_until(lambda: not any(map(alive, ranks)), "the ranks have died with it")
     assert kernel.run("%%mesh\n1").ename == "MeshCellError"
     assert "2 healed" in kernel.ok("%mesh heal m").stdout
     kernel.ok("%%mesh\n1")

@@ -264,12 +264,14 @@ class Healer:
                 places[rank] = ref.agent_ref()
                 continue
             agent = moved.get(ref.agent)
-            if agent is None and system.is_root and ref.site == node.ref.site:
+            if agent is None and ref.agent in system.own_agents:
                 agent = system.ensure_agent()
             while agent is None and recipe.spares:
                 spare = recipe.spares.pop(0)
                 if spare.id not in node.deaths:
                     agent = spare
+            if agent is None and system.is_root and ref.site == node.ref.site:
+                agent = system.ensure_agent()  # a worker of this machine: its host is there, if nothing else
             if agent is None:
                 lost.setdefault(ref.host, []).append(rank)
                 continue

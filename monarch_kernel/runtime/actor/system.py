@@ -85,6 +85,7 @@ class System:
         self.client = Client(self, "root" if self.is_root else f"client-{node.id}")
         self.agent: ProcRef | None = None
         self.agent_process: Any = None
+        self.own_agents: set[str] = set()  # that this process has started, one after the other
         self.agent_answers: Future[None] | None = None  # done when others can reach the agent, too
         self.agent_env: dict[str, str] = {}  # this process's environment when the agent was started
         self.workers: dict[str, ProcRef] = {}  # the agents of other hosts that this controller is attached to
@@ -440,6 +441,7 @@ class System:
             self.agent_env = dict(os.environ)
             self.agent_process = launch_local_agent(self.node)
             agent = self.agent = self.agent_process.ref
+            self.own_agents.add(agent.id)
             self.agent_answers = Future(self.node.poller, "the host agent")
         return agent
 
