@@ -184,10 +184,10 @@ class Chaos:
             sender.join(DEADLINE * 2)
             if sender.is_alive():
                 self.report.violations.append(f"{sender.name} did not come to an end")
-        for _ in range(5):
+        for number in range(1, 6):
             self.heal(final=True)
             try:
-                answers = self.mesh.take.call("last", dict.fromkeys(range(len(self.mesh)), 1)).get(DEADLINE)
+                answers = self.mesh.take.call("last", dict.fromkeys(range(len(self.mesh)), number)).get(DEADLINE)
             except MeshFailure:
                 continue  # killed last, and noticed only after the heal had looked
             for _proc, wrong in answers.values():
