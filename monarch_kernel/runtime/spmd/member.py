@@ -147,6 +147,9 @@ def join(
     try:
         if timeout is not None:
             options["timeout"] = timedelta(seconds=timeout)
+        # torch names groups by this count, and one that could not be made leaves it raised: then this rank would look
+        # for the others under another name than a rank that is new.
+        distributed.distributed_c10d._world.group_count = 0
         distributed.init_process_group(backend, store=store, rank=rank, world_size=meeting.world_size, **options)
     except BaseException:
         with _member.lock:
