@@ -9,12 +9,14 @@ from monarch_kernel.runtime.spmd.groups import (
     setup_torch_elastic_env,
     setup_torch_elastic_env_async,
 )
+from monarch_kernel.runtime.spmd.member import own_address
 from monarch_kernel.runtime.spmd.state import Stateful, share_state
 
 __all__ = [
     "Group",
     "ProcessGroups",
     "Stateful",
+    "own_address",
     "setup_torch_elastic_env",
     "setup_torch_elastic_env_async",
     "share_state",

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from monarch_kernel.spmd import own_address
+
 #: How long ranks wait for each other when they join (seconds).
 JOIN_TIMEOUT = 60.0
 
@@ -35,7 +37,7 @@ def reserve_port(backend: str, *, local: bool) -> Rendezvous:
         backend: of the process group to come, or empty.
         local: all ranks are on this machine.
     """
-    address = _LOOPBACK if local else _own_address()
+    address = _LOOPBACK if local else own_address()
     taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     taken.bind((address if local else "", 0))
@@ -133,20 +135,3 @@ def _join(meet: Rendezvous, rank: int, world_size: int, local_rank: int) -> None
         master_listen_fd=None if listening is None else listening.detach(),
     )
     distributed.init_process_group(meet.backend, store=store, rank=rank, world_size=world_size)
-
-
-def _own_address() -> str:
-    """The address that other hosts reach this one at."""
-    name = socket.gethostname()
-    try:
-        address = socket.gethostbyname(name)
-    except OSError:
-        address = _LOOPBACK
-    if not address.startswith("127."):
-        return address
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # nothing is sent: this only chooses the route
-            return str(probe.getsockname()[0])
-        except OSError:
-            return name

@@ -44,10 +44,7 @@ def main() -> None:
     forkserver.become_subreaper()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    if config.python_path is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = config.python_path
+    restore_python_path(config.python_path)
     ours, theirs = forkserver.make_pair()
     pid = os.fork()
     if pid == 0:
@@ -59,6 +56,14 @@ def main() -> None:
 
     logging.basicConfig(format="%(asctime)s agent %(levelname)s %(message)s", level=logging.INFO)
     sys.exit(OwnedAgent(config, ours, pid, controller).run())
+
+
+def restore_python_path(path: str | None) -> None:
+    """Have ranks inherit PYTHONPATH as the user has it; this process itself was started with another."""
+    if path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = path
 
 
 def serve_forks(

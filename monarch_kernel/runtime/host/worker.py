@@ -24,7 +24,7 @@ import msgspec
 from monarch_kernel.protocol.addresses import worker_address
 from monarch_kernel.protocol.messages import Death, ProcRef, Shutdown, SpawnProcs, StopProcs
 from monarch_kernel.runtime.host import forkserver, leftovers
-from monarch_kernel.runtime.host.__main__ import serve_forks
+from monarch_kernel.runtime.host.__main__ import restore_python_path, serve_forks
 from monarch_kernel.runtime.host.agent import ORPHAN_GRACE, Agent
 from monarch_kernel.runtime.host.launch import interpreter_command
 from monarch_kernel.runtime.host.recipe import package_root
@@ -349,10 +349,7 @@ def main() -> None:
     heard = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
     for number in heard:
         signal.signal(number, signal.SIG_IGN)
-    if config.python_path is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = config.python_path
+    restore_python_path(config.python_path)
     ours, theirs = forkserver.make_pair()
     pid = os.fork()
     if pid == 0:
