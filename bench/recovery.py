@@ -10,9 +10,14 @@ healthy rank. Measured from the signal to the end of the next step, with the par
     join      the process group (all ranks), then the state from the rank that has come furthest
     step      the next step
 
-`--hosts N` runs on so many workers of this machine and one spare, and kills a whole worker with its ranks. Workers
-elsewhere (in network namespaces, say) are named with `--attach`, of which the last is the spare, and `--lose` is the
-command that makes the first of them vanish.
+`--hosts N` runs on so many workers of this machine and one spare, and kills a whole worker with its ranks.
+
+`--namespaces N` does the same over TCP between hosts that are network namespaces of this machine (see `tests/network`;
+needs root), and loses a host as by a power failure: its cable is cut, then all its processes are killed, so that no
+reset and no end of a connection tells anybody, and only heartbeats can. Before that it kills ranks there.
+
+Workers elsewhere are named with `--attach`, of which the last is the spare, and `--lose` is the command that makes the
+first of them vanish.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import monarch_kernel.actor as actors
@@ -148,8 +154,10 @@ def ranks_of_one_host(ranks: int, kills: int, at_once: int) -> list[dict[str, fl
         procs.kill().get(DEADLINE)
 
 
-def a_host(urls: list[str], ranks: int, lose: Callable[[], None]) -> list[dict[str, float]]:
-    """The loss of the first host; the last is the spare."""
+def a_host(
+    urls: list[str], ranks: int, lose: Callable[[], None], kills: int = 0, kill: Callable[[int], None] | None = None
+) -> list[dict[str, float]]:
+    """The loss of the first host; the last is the spare. Before that, so many kills of ranks."""
     hosts = actors.attach_to_workers(ca=None, workers=urls)
     count = len(urls) - 1
     procs = hosts.slice(hosts=slice(0, count)).spawn_procs(
@@ -158,10 +166,43 @@ def a_host(urls: list[str], ranks: int, lose: Callable[[], None]) -> list[dict[s
         preload=("torch", "torch._dynamo"),
         spares=hosts.slice(hosts=slice(count, count + 1)),
     )
+
+    def strike(number: int) -> None:
+        if kill is not None and number < kills:
+            kill(number)
+        else:
+            lose()
+
     try:
-        return measure(procs, 1, lambda _number: lose())
+        return measure(procs, kills + 1, strike)
     finally:
         procs.kill().get(DEADLINE)
+
+
+def namespaces(count: int, ranks: int, kills: int) -> list[dict[str, float]]:
+    """The kills of single ranks, then the loss of the first of so many hosts that are network namespaces."""
+    from tests.network.cluster import Cluster
+    from tests.network.cluster import ranks as ranks_on
+    from tests.network.hosts import make_network
+
+    network = make_network(["controller", *(f"host{k}" for k in range(count + 1))])
+    try:
+        network["controller"].enter_network()
+        with tempfile.TemporaryDirectory(prefix="mk") as folder:
+            # torch warns of every peer whose name it cannot find.
+            cluster = Cluster(network, Path(folder), {"TORCH_CPP_LOG_LEVEL": "ERROR"})
+            os.environ["MONARCH_KERNEL_KEY_FILE"] = str(cluster.key_file)
+            victims = cluster.hosts[:count]
+
+            def kill(number: int) -> None:
+                os.kill(min(ranks_on(victims[number % count])), signal.SIGKILL)
+
+            try:
+                return a_host(cluster.urls, ranks, lambda: network.vanish(victims[0]), kills, kill)
+            finally:
+                actors.shutdown_context().get(DEADLINE)
+    finally:
+        network.close()
 
 
 @contextmanager
@@ -208,6 +249,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--kills", type=int, default=7, help="how often, for the medians")
     parser.add_argument("--hosts", type=int, help="lose one of so many hosts of this machine, with one spare")
+    parser.add_argument(
+        "--namespaces", type=int, help="the same with so many hosts that are network namespaces; as root"
+    )
+    parser.add_argument("--losses", type=int, default=3, help="how often a host of --namespaces is lost (3)")
     parser.add_argument("--attach", nargs="+", metavar="URL", help="lose one of these workers; the last is the spare")
     parser.add_argument("--lose", metavar="COMMAND", help="what makes the first worker of --attach vanish")
     args = parser.parse_args(argv)
@@ -221,6 +266,17 @@ def main(argv: list[str] | None = None) -> int:
     if args.attach:
         found = a_host(args.attach, args.ranks, lambda: subprocess.run(shlex.split(args.lose), check=True) and None)
         met.append(show(f"loss of one of {len(args.attach) - 1} hosts", found, BARS["host"]))
+    elif args.namespaces:
+        killed: list[dict[str, float]] = []
+        lost: list[dict[str, float]] = []
+        for number in range(args.losses):
+            *kills, loss = namespaces(args.namespaces, args.ranks, 0 if number else args.kills)
+            killed += kills
+            lost.append(loss)
+        where = f"in {args.namespaces} network namespaces"
+        if killed:
+            met.append(show(f"SIGKILL of 1 of {args.ranks} ranks {where}", killed, BARS["rank"]))
+        met.append(show(f"loss of 1 of {args.namespaces} hosts {where}", lost, BARS["host"]))
     elif args.hosts:
         with workers(args.hosts + 1) as (urls, started):
             found = a_host(urls, args.ranks, lambda: started[0].kill())

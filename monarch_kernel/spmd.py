@@ -9,14 +9,19 @@ from monarch_kernel.runtime.spmd.groups import (
     setup_torch_elastic_env,
     setup_torch_elastic_env_async,
 )
-from monarch_kernel.runtime.spmd.member import own_address
+from monarch_kernel.runtime.spmd.member import Meeting, join, leave, own_address, reserve, set_environment
 from monarch_kernel.runtime.spmd.state import Stateful, share_state
 
 __all__ = [
     "Group",
+    "Meeting",
     "ProcessGroups",
     "Stateful",
+    "join",
+    "leave",
     "own_address",
+    "reserve",
+    "set_environment",
     "setup_torch_elastic_env",
     "setup_torch_elastic_env_async",
     "share_state",

@@ -8,6 +8,7 @@ process: nothing has a name that could be left behind, except an empty folder, w
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -25,6 +26,7 @@ from tests.conftest import describe, wait_until
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 PREFIX = "mkt-"
+CLONE_NEWNET = 0x40000000  # of sched.h
 #: To start a process, or to end one (seconds).
 PATIENCE = 20.0
 
@@ -93,6 +95,8 @@ class Process:
         """Send a signal to the program alone."""
         if self.running:
             os.kill(self.pid, number)
+            if number == signal.SIGCONT:  # nsenter stops when its program does, and does not go on by itself
+                os.kill(self._popen.pid, number)
 
     def kill(self) -> None:
         """SIGKILL to the program alone, and wait for its end."""
@@ -193,6 +197,13 @@ class Host:
             for pid in pids:
                 _kill(pid)
             wait_until(lambda pids=pids: not pids & self.pids(), f"all processes of {self.name} are gone")
+
+    def enter_network(self) -> None:
+        """From now on this thread, and those that it starts, use this host's network, and else are where they were."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open(f"/proc/{self.pid}/ns/net") as space:
+            if libc.setns(space.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"cannot enter the network of {self.name}")
 
     def ip(self, *arguments: str) -> str:
         """``ip`` on this host."""

@@ -167,6 +167,33 @@ def test_a_partition_between_two_hosts_is_theirs_alone(cluster: Clusters) -> Non
     two.network.heal(two.network["host0"], two.network["host1"])
 
 
+def two_hosts_meet_again(hosts: HostMesh) -> list[Any]:
+    procs = hosts.spawn_procs(per_host={"gpus": 2})
+    actors = procs.spawn("remote", Remote)
+    one, others = actors.slice(hosts=0, gpus=0), actors.slice(hosts=1)
+    said = [one.ask.call_one(others, "before").get(30)]
+    pause()
+    with pytest.raises(Exception, match="host1"):
+        one.ask.call_one(others, "cut").get(60)
+    pause()
+    procs.slice(hosts=1).kill("they have lost each other").get(30)
+    procs.heal().get(60)
+    return [*said, one.ask.call_one(others, "after").get(30), others.slice(gpus=0).ask.call_one(one, "back").get(30)]
+
+
+def test_ranks_that_are_new_reach_a_host_that_had_been_lost(cluster: Clusters) -> None:
+    """At once, and in both directions: it is the old ones of the two hosts that have lost each other."""
+    two = cluster(2, IMPATIENT)
+    run = two.control().begin(two_hosts_meet_again)
+    run.heard()
+    two.network.part(two.network["host0"], two.network["host1"])
+    run.go_on()
+    run.heard()
+    two.network.heal(two.network["host0"], two.network["host1"])
+    run.go_on()
+    assert run.result() == [["before"] * 2, ["after"] * 2, ["back"]]
+
+
 def one_waits_for_the_other(hosts: HostMesh) -> list[Any]:
     actors = spawn(hosts)
     port, receiver = Channel.open()

@@ -25,7 +25,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
-LOOPBACK = "127.0.0.1"
+from monarch_kernel.runtime.spmd.addresses import LOOPBACK, choose_interface, own_address
 
 #: How long a rank may take to reach rank 0's store, which is there before anybody is told of it (seconds).
 CONNECT_TIMEOUT = 5.0
@@ -134,8 +134,8 @@ def join(
     leave()
     set_environment(meeting, rank)
     series, which = number
-    if meeting.address == LOOPBACK:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's own name may not resolve
+    if backend == "gloo":
+        choose_interface(LOOPBACK if meeting.address == LOOPBACK else own_address())
     before = _sockets()
     store = _store(meeting)
     store.set_timeout(timedelta(seconds=join_timeout))
@@ -226,23 +226,6 @@ def _in_torch(top: FrameType) -> FrameType | None:
         if frame.f_code is join.__code__ or any(part in frame.f_code.co_filename for part in parts):
             return frame
     return None
-
-
-def own_address() -> str:
-    """The address that other hosts reach this one at."""
-    name = socket.gethostname()
-    try:
-        address = socket.gethostbyname(name)
-    except OSError:
-        address = LOOPBACK
-    if not address.startswith("127."):
-        return address
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # nothing is sent: this only chooses the route
-            return str(probe.getsockname()[0])
-        except OSError:
-            return name
 
 
 # -- this process's sockets -------------------------------------------------------------------------
