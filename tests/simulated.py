@@ -117,6 +117,12 @@ class SimNode:
         if sink is not None:
             sink.on_reply(reply.rank, reply.status, body, reply.buffers)
 
+    def revive(self, agent: str) -> None:
+        """Whoever was lost here stays lost."""
+
+    def cut_off(self, proc: str, death: Death) -> None:
+        """Only agents are told of here."""
+
     def declare_dead(self, proc: str, death: Death) -> None:
         if proc in self.deaths:
             return

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from monarch_kernel.protocol.messages import (
+    AgentLost,
     Death,
     OutputChunk,
     Ping,
@@ -279,7 +280,9 @@ def test_another_version_is_refused_and_both_are_named(net: Net, monkeypatch: py
     worker = net.worker("b")
     controller = net.add("controller", "controller", "a")
     monkeypatch.setattr(remote, "WIRE_VERSION", 99)
-    with pytest.raises(ConnectionError, match=r"a speaks wire version 99 .*, b speaks 2 .*: install the same version"):
+    with pytest.raises(
+        ConnectionError, match=r"a speaks wire version 99 .*, b speaks \d+ .*: install the same version"
+    ):
         dial(controller, worker.ref.gateway_address)
 
 
@@ -310,16 +313,64 @@ def test_a_controller_that_connects_anew_is_taken_for_a_new_one(net: Net, sites:
     assert net.ask(sites["b"], controller.ref).future.get(10)
 
 
-def test_a_lost_gateway_may_be_tried_again_later(
-    net: Net, sites: dict[str, Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asker, agent = sites["rank c"], sites["b"]
-    net.ask(asker, sites["rank b"].ref).future.get(10)
+def lose(sites: dict[str, Node]) -> None:
+    """The connection between b and c is lost, and both sites know."""
+    agent = sites["b"]
     sites["c"].links[agent.id].close()
-    wait_until(lambda: agent.id in asker.deaths, "the loss was told", 10)
+    wait_until(lambda: agent.id in sites["rank c"].deaths, "the loss was told", 10)
+    wait_until(lambda: sites["c"].id in agent.deaths, "the loss was noticed on the other side", 10)
+
+
+def test_a_lost_gateway_is_tried_again_for_who_is_new(net: Net, sites: dict[str, Node]) -> None:
+    asker, agent, old = sites["rank c"], sites["b"], sites["rank b"]
+    net.ask(asker, old.ref).future.get(10)
+    lose(sites)
     new = net.rank("new", agent)
-    with pytest.raises(ConnectionError, match="died|cannot be reached"):  # so soon after it, it is not even tried
-        net.ask(asker, new.ref).future.get(10)
-    monkeypatch.setattr(remote, "FORGIVE", 0.0)
+    assert net.ask(asker, new.ref).future.get(10)
+    with pytest.raises(ConnectionError):  # what was lost on the way there nobody knows
+        net.ask(asker, old.ref).future.get(10)
+    assert net.ask(net.rank("other", sites["c"]), old.ref).future.get(10)  # had never said anything to it
+
+
+def test_nothing_follows_on_what_was_lost(net: Net, sites: dict[str, Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that has not heard of the loss yet goes on sending, while others make a new connection."""
+    slow, agent, old = sites["rank c"], sites["b"], sites["rank b"]
+    net.ask(slow, old.ref).future.get(10)
+    quick = net.rank("quick", sites["c"])
+    monkeypatch.setitem(slow.handlers, AgentLost, lambda *_: None)
+    sites["c"].links[agent.id].close()
+    wait_until(lambda: sites["c"].id in agent.deaths, "the loss was noticed on the other side", 10)
+    new = net.rank("new", agent)
+    assert net.ask(quick, new.ref).future.get(10)  # there is a connection again
+    with pytest.raises(ConnectionError, match="the connection to it was lost"):
+        net.ask(slow, old.ref).future.get(10)
     newer = net.rank("newer", agent)
-    assert net.ask(asker, newer.ref).future.get(10) == f"{newer.id}!".encode()
+    with pytest.raises(ConnectionError, match="the connection to it was lost"):
+        net.ask(slow, newer.ref).future.get(10)
+
+
+def test_a_gateway_that_has_not_noticed_the_loss_learns_of_it(net: Net, sites: dict[str, Node]) -> None:
+    """Otherwise it would go on sending through a connection at whose other end nobody is."""
+    asker, agent, other = sites["rank c"], sites["b"], sites["c"]
+    net.ask(asker, sites["rank b"].ref).future.get(10)
+    gone: list[str] = []
+    agent.on_peer_dead.append(lambda proc, _death: gone.append(proc))
+    agent.links[other.id].on_close = lambda _link: None  # b hears nothing of it
+    other._agent_dead(agent.id, agent.ref, "silence")
+    wait_until(lambda: agent.id in asker.deaths, "the loss was told", 10)
+    assert not gone
+    new = net.rank("new", agent)
+    assert net.ask(asker, new.ref).future.get(10)
+    assert gone[0] == other.id
+    assert net.ask(new, net.rank("newer", other).ref).future.get(10)
+
+
+def test_who_was_only_out_of_reach_can_begin_anew(net: Net, sites: dict[str, Node]) -> None:
+    """Agents know ranks that talk to nobody else there; after a loss such a rank comes again, for one that is new."""
+    asker, agent = sites["rank c"], sites["b"]
+    net.ask(asker, agent.ref).future.get(10)
+    lose(sites)
+    wait_until(lambda: asker.id in agent.deaths, "the asker was lost with its site", 10)
+    assert net.ask(asker, net.rank("new", agent).ref).future.get(10)
+    assert net.ask(asker, agent.ref).future.get(10)
+    assert asker.id not in agent.deaths

@@ -153,8 +153,8 @@ class Caster:
 
     Args:
         node: the process's. Of it are used: ``id``, ``ref``, ``handlers``, ``on_peer_dead``, ``on_close``, ``deaths``,
-            ``learn``, ``send``, ``order_lock``, ``casts_to``, ``directs_to``, ``poller.shielded`` and
-            ``poller.call_later``.
+            ``learn``, ``send``, ``revive``, ``cut_off``, ``order_lock``, ``casts_to``, ``directs_to``,
+            ``poller.shielded`` and ``poller.call_later``.
         fanout: of the tree.
     """
 
@@ -173,6 +173,8 @@ class Caster:
         self._open: dict[int, _Record] = {}  # by number, which grows
         self._told: dict[str, int] = {}  # messages on their own that deep agents were told to wait for
         self._over_timer: Any = None
+        self._lost: set[str] = set()  # agents, which may have come back
+        self._cut_off: deque[tuple[str, ProcRef]] = deque()  # ranks that went with their hosts, also without the lock
         self._news: deque[tuple[CastSink, ProcRef, Members, Death | None]] = deque()  # for sinks, without the lock
         node.handlers[CastReplies] = self._on_replies
         node.handlers[CastLost] = self._on_lost
@@ -210,8 +212,10 @@ class Caster:
             group.version = -1
             group.installed.clear()
             self._groups[group.number] = group
-            for agent in group.members:
+            for agent, ranks in group.members.items():
                 if agent not in self._hosts:
+                    if any(proc not in self._node.deaths for _, proc in ranks):
+                        self._node.revive(agent)
                     self._add_host(group.agents[agent])
             if len(self._groups) > MAX_GROUPS:
                 self._evict(group)
@@ -235,7 +239,7 @@ class Caster:
     def _add_host(self, ref: ProcRef) -> None:
         parent = None
         # One that was lost before is reached by ourselves: only so do both sides begin to count anew.
-        if len(self._tops) >= self._fanout and ref.id not in self._node.deaths:
+        if len(self._tops) >= self._fanout and ref.id not in self._lost:
             while self._hosts.get((parent := self._places[0]).id) is not parent or (
                 len(parent.children) >= self._fanout
             ):
@@ -393,6 +397,7 @@ class Caster:
             host = self._hosts.get(proc)
             if host is None:
                 return
+            self._lost.add(proc)
             self._remove(host)
         self._tell_news()
 
@@ -407,8 +412,10 @@ class Caster:
             self._node.send(top.id, CastLost(self._node.id, host.id))
         lost: dict[int, Members] = {}
         for number, group in self._groups.items():
-            group.installed.discard(host.id)
             ranks = group.members.pop(host.id, None)
+            if ranks is not None and host.id in group.installed:  # casts to them may have been lost
+                self._cut_off += [(proc, host.ref) for _, proc in ranks]
+            group.installed.discard(host.id)
             if ranks is not None:
                 group.gone.append((host.ref, ranks))
                 lost[number] = ranks
@@ -466,6 +473,9 @@ class Caster:
                 return
             for rank, proc in ranks:
                 sink.on_gone(rank, death or self._death_of(proc, agent))
+        while self._cut_off:
+            proc, agent = self._cut_off.popleft()
+            self._node.cut_off(proc, self._death_of(proc, agent))
 
     def _death_of(self, proc: str, agent: ProcRef) -> Death:
         deaths = self._node.deaths

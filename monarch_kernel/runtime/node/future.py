@@ -195,6 +195,10 @@ class _Converted(Future[Any]):
         return super()._result()
 
 
+def nothing(_value: Any) -> None:
+    """What ``then`` takes where only the end counts."""
+
+
 def resolved(poller: Poller, what: str = "") -> Future[None]:
     """A future that is done, with nothing to tell."""
     future: Future[None] = Future(poller, what)

@@ -80,6 +80,9 @@ class Link:
         """Take the socket, send what was queued, and begin to receive."""
         sock.setblocking(False)
         with self._lock:
+            if self._sock is not None or self.closed:  # another thread has heard of the peer at the same time
+                sock.close()
+                return
             self._sock = sock
             self._poller.register(sock.fileno(), self._on_event)
             self._flush()
@@ -120,7 +123,7 @@ class Link:
             if self._moved is not None:
                 self._moved.send(header, body)
                 return
-            if self._poller.late:
+            if self._poller.late and self._sock is not None:  # else it would come before our Hello
                 data = self._late() + data
             if self._out or self._sock is None:
                 self._queue(data)

@@ -145,6 +145,8 @@ class Node:
                 self.refs[known.id] = known
         self.links: dict[str, Any] = {}
         self.deaths: dict[str, Death] = {}
+        #: Those of the dead that may live, as only the connection to them was lost.
+        self.out_of_reach: set[str] = set()
         self.calls: dict[int, Sink] = {}
         self.handlers: dict[type, Handler] = {
             Hello: self._on_hello,
@@ -435,7 +437,9 @@ class Node:
     def _on_closed(self, link: Any) -> None:
         peer = link.peer
         self.routes.on_closed(link)
-        if self._closed or not peer or self.links.get(peer) is not link or peer in self.deaths:
+        if self._closed or not peer or peer in self.deaths:
+            return
+        if self.links.get(peer) is not link and not self.routes.is_one_of(peer, link):
             return
         ref = self.refs.get(peer)
         if ref is not None and ref.agent == peer:
@@ -465,6 +469,7 @@ class Node:
     def bury(self, agent: str, host: str) -> None:
         """Declare dead all procs that were reached through a dead host agent (or another site's controller)."""
         self.routes.lost(agent)
+        self.out_of_reach.add(agent)
         gone = self.deaths.get(agent)
         cause = "its host agent died" if gone is None or gone.cause == "the host agent ended" else gone.cause
         for ref in list(self.refs.values()):
@@ -472,7 +477,19 @@ class Node:
             if not behind or ref.id in (agent, self.id):
                 continue
             if ref.id in self._expected or ref.id in self.links:
+                self.out_of_reach.add(ref.id)
                 self.declare_dead(ref.id, Death(cause, "proc", ref.id, host, self.pids.get(ref.id, 0)))
+
+    def revive(self, agent: str) -> None:
+        """There is something to send to a proc that is new here: its agent may be there again, if it was lost."""
+        if not self.is_gateway:
+            self.deaths.pop(agent, None)
+
+    def cut_off(self, proc: str, death: Death) -> None:
+        """What this process has sent to a proc of another site in casts may have been lost: it goes on with others."""
+        if proc not in self.links and proc not in self.deaths:
+            self.out_of_reach.add(proc)
+            self.declare_dead(proc, death)
 
     def _on_proc_started(self, _link: Any, started: ProcStarted, _body: Any) -> None:
         self.pids[started.proc] = started.pid
@@ -501,6 +518,7 @@ class Node:
 
     def _on_proc_exited(self, _link: Any, exited: ProcExited, _body: Any) -> None:
         what = "stopped" if exited.expected else "proc"
+        self.out_of_reach.discard(exited.proc)
         self.declare_dead(exited.proc, Death(exited.cause, what, exited.proc, exited.host, exited.pid))
 
     def declare_dead(self, proc: str, death: Death) -> None:

@@ -9,16 +9,19 @@ the receiver learns who the sender is from its ``Hello``, which is the first mes
 
 Who dies: a proc's end is told by its agent to all that watch it, and whoever makes a link to a proc of another site
 watches it. A connection between gateways that ends takes with it all that was reached through it (``AgentLost``), as
-nobody could say what had been lost on the way; a new one may be made later, for procs that are new. A message for a
-proc that is gone comes back as ``Unreachable``.
+nobody could say what had been lost on the way; a new one is made when somebody has a message for a proc that is new to
+him. Only what was introduced since the loss goes over it, and only by those who had heard of the loss then: others
+send messages that follow on some that were lost. A message for a proc that is gone comes back as ``Unreachable``.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +50,12 @@ log = logging.getLogger(__name__)
 
 #: How often a dial looks whether somebody listens at an ``ipc://`` address by now (seconds).
 RETRY = 0.05
-#: How long after its loss a gateway may be tried again, when there is something new to send (seconds).
+#: How long after its loss a gateway may be tried again for what is not new (seconds).
 FORGIVE = 3.0
 #: How long a dial that somebody else's message causes may take (seconds).
 LAZY_TIMEOUT = 10.0
+#: How many lost connections with a gateway are told of when it is dialled again.
+REMEMBERED = 4
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -68,9 +73,10 @@ def local_site() -> str:
     return f"{boot}.{os.stat('/proc/self/ns/mnt').st_ino}.{os.getuid()}"
 
 
-def make_hello(node: Node, answer: bool = False) -> bytes:
+def make_hello(node: Node, answer: bool = False, connection: str = "", lost: tuple[str, ...] = ()) -> bytes:
     """The first message on a link."""
-    return encode(Hello(WIRE_VERSION, node.id, os.getpid(), node.kind, node.ref, __version__, PYTHON, answer))
+    pid = os.getpid()
+    return encode(Hello(WIRE_VERSION, node.id, pid, node.kind, node.ref, __version__, PYTHON, answer, connection, lost))
 
 
 class RemoteLink:
@@ -132,7 +138,15 @@ class Routes:
         self._dials: dict[Any, _Dial] = {}
         self._dialled: dict[str, str] = {}  # gateways by the URL that they were reached at
         self._lost_at: dict[str, float] = {}
+        #: At a gateway: for each other one the procs here that send there, and whom each was introduced to.
+        self._introduced: dict[str, dict[str, set[str]]] = {}
+        #: How often a gateway was lost: as this process has heard, or (at a gateway) as it has told each of its site.
+        self._heard: Counter[str] = Counter()
+        self._told: Counter[tuple[str, str]] = Counter()
         self._listeners: list[Any] = []
+        #: The connections with each gateway, by name: usually one, two if both sides have dialled at once.
+        self._connections: dict[str, dict[str, Any]] = {}
+        self._lost_connections: dict[str, tuple[str, ...]] = {}
         node.handlers.update(
             {
                 Routed: self._on_routed,
@@ -141,6 +155,7 @@ class Routes:
                 AgentLost: self._on_agent_lost,
             }
         )
+        node.on_peer_dead.append(self._on_peer_dead)
 
     # -- links ----------------------------------------------------------------------------------
 
@@ -167,7 +182,8 @@ class Routes:
             if link is None:
                 link = RemoteLink(node, ref, via)
                 if not node.is_gateway:
-                    via.send(encode(Introduce(ref)))
+                    via.send(encode(Introduce(ref, self._heard[ref.gateway])))
+                    self._revive(ref)
                 link.send(make_hello(node))
                 node.links[ref.id] = link
         return link
@@ -196,6 +212,16 @@ class Routes:
     def lost(self, gateway: str) -> None:
         """A gateway is out of reach."""
         self._lost_at[gateway] = time.monotonic()
+        self._introduced.pop(gateway, None)
+        connections = self._connections.pop(gateway, {})
+        self._lost_connections[gateway] = (*self._lost_connections.get(gateway, ()), *connections)[-REMEMBERED:]
+        for link in connections.values():
+            link.close()
+
+    def _revive(self, ref: ProcRef) -> None:
+        """A proc is new to somebody here, so its gateway and agent may be there again, if they were lost."""
+        for name in (ref.gateway, ref.agent):
+            self._node.deaths.pop(name, None)
 
     def forgiven(self, proc: str) -> bool:
         """Whether what is taken for dead is a gateway that may be tried again; then it is dead no more."""
@@ -259,8 +285,16 @@ class Routes:
                 # Whoever dials has no connection any more, even if we have not noticed yet.
                 node._agent_dead(hello.node, hello.ref, "it has connected anew")
             node.refs[hello.node] = hello.ref
+        if not self._connections.get(hello.node, {}).keys().isdisjoint(hello.lost):
+            node._agent_dead(hello.node, hello.ref, "the other side had lost the connection, and has connected anew")
+        if hello.connection:
+            self._connections.setdefault(hello.node, {})[hello.connection] = link
         node.deaths.pop(hello.node, None)
         return True
+
+    def is_one_of(self, peer: str, link: Any) -> bool:
+        """Whether this is one of the connections with a gateway, though perhaps not the one that is sent through."""
+        return link in self._connections.get(peer, {}).values()
 
     def greeted(self, link: Any, hello: Hello) -> None:
         """The link is in its place now."""
@@ -326,11 +360,12 @@ class Routes:
         node = self._node
         via = node.links.get(message.gateway)
         ref = node.refs.get(message.to)
-        if via is None and ref is not None and ref.gateway == message.gateway:
-            via = self._gateway_link(ref)
+        introduced = self._introduced.get(message.gateway)
+        if introduced is None or message.to not in introduced.get(message.source, ()):
+            via = None
         if via is None:
             gone = node.deaths.get(message.gateway)
-            cause = gone.cause if gone is not None else "no connection to its host is known"
+            cause = gone.cause if gone is not None else "the connection to it was lost"
             host = ref.host if ref is not None else ""
             self._return(link, message, Death(f"its host cannot be reached: {cause}", "proc", message.to, host))
             return
@@ -369,6 +404,10 @@ class Routes:
     def _on_far_hello(self, link: Any, hello: Hello) -> None:
         """A proc of another site begins to talk to this one."""
         node = self._node
+        # It has begun anew, over a new connection. (For a controller it stays dead: whoever loses that ends.)
+        if hello.node in node.out_of_reach and node.kind != "controller":
+            node.out_of_reach.discard(hello.node)
+            node.deaths.pop(hello.node, None)
         if hello.node in node.deaths:
             return
         node.refs[hello.node] = hello.ref
@@ -389,10 +428,15 @@ class Routes:
         node = self._node
         ref = message.ref
         node.learn(ref)
-        if ref.gateway != node.id and ref.gateway != link.peer:
-            via = node.links.get(ref.gateway) or self._gateway_link(ref)
-            if via is not None:
-                via.send(encode(message))
+        if ref.gateway == node.id or ref.gateway == link.peer:
+            return
+        if message.losses != self._told[link.peer, ref.gateway]:
+            return  # it follows on messages that were lost; the news of that is on its way
+        self._revive(ref)
+        via = node.links.get(ref.gateway) or self._gateway_link(ref)
+        if via is not None:
+            self._introduced.setdefault(ref.gateway, {}).setdefault(link.peer, set()).add(ref.id)
+            via.send(encode(Introduce(ref)))
 
     def _on_unreachable(self, _link: Any, message: Unreachable, body: Any) -> None:
         self._node.declare_dead(message.proc, decode_death(body))
@@ -400,6 +444,7 @@ class Routes:
     def _on_agent_lost(self, _link: Any, message: AgentLost, body: Any) -> None:
         node = self._node
         death = decode_death(body)
+        self._heard[message.agent] += 1
         node.declare_dead(message.agent, death)
         node.bury(message.agent, death.host)
 
@@ -410,7 +455,15 @@ class Routes:
         for peer, link in list(node.links.items()):
             ref = node.refs.get(peer)
             if isinstance(link, Link) and ref is not None and not self.far(ref):
+                self._told[peer, gateway] += 1
                 link.send(header, body)
+
+    def _on_peer_dead(self, proc: str, _death: Death) -> None:
+        """Forget what a proc of this site has been introduced to, and was told."""
+        for senders in self._introduced.values():
+            senders.pop(proc, None)
+        for key in [key for key in self._told if key[0] == proc]:
+            del self._told[key]
 
     # -- ending ---------------------------------------------------------------------------------------
 
@@ -480,9 +533,13 @@ class _Dial:
             self.link.peer = known.id if known else ""
         if known is not None:
             node.links[known.id] = self.link
+            name = secrets.token_hex(8)
+            routes._connections.setdefault(known.id, {})[name] = self.link
+            hello = make_hello(node, False, name, routes._lost_connections.get(known.id, ()))
         else:
             routes._dials[self.link] = self
-        self.link.send(make_hello(node, answer=known is None))
+            hello = make_hello(node, answer=True)
+        self.link.send(hello)
         if url.startswith("ipc://"):
             self._try_unix()
         poller.start_background()
