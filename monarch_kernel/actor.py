@@ -15,7 +15,6 @@ from monarch_kernel.runtime.actor.controllers import get_or_spawn_controller
 from monarch_kernel.runtime.actor.endpoint import Accumulator, Endpoint, as_endpoint, send
 from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, SupervisionError
 from monarch_kernel.runtime.actor.faultline import default_hook as unhandled_fault_hook
-from monarch_kernel.runtime.actor.healing import heal_mesh
 from monarch_kernel.runtime.actor.hosts import (
     BootstrapCommand,
     HostMesh,
@@ -28,7 +27,7 @@ from monarch_kernel.runtime.actor.hosts import (
 from monarch_kernel.runtime.actor.life import shutdown_context
 from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
 from monarch_kernel.runtime.actor.ports import Channel, Port, PortReceiver
-from monarch_kernel.runtime.actor.recipes import Healed, HealError, Replacement
+from monarch_kernel.runtime.actor.recipes import Healed, HealError, Replacement, heal_mesh
 from monarch_kernel.runtime.actor.transports import ChannelTransport, enable_transport
 from monarch_kernel.runtime.actor.workers import (
     attach_to_workers,

@@ -22,10 +22,10 @@ from monarch_kernel.kernel.cellrunner import Cell, CellRunner, fallback_bundle, 
 from monarch_kernel.kernel.lazyshell import LazyShell
 from monarch_kernel.kernel.rank_env import (
     Rendezvous,
+    choose_rendezvous,
     cpu_ticks,
     end_process_group,
     in_process_group,
-    reserve_port,
     set_up,
 )
 
@@ -94,15 +94,14 @@ class CellExecutor(Actor):
     # -- set-up --------------------------------------------------------------------------------
 
     @endpoint
-    def reserve(self, backend: str, local: bool) -> Rendezvous:
+    def reserve(self, backend: str, world_size: int, local_size: int, local: bool) -> Rendezvous:
         """Choose where the ranks meet; called on rank 0."""
-        return reserve_port(backend, local=local)
+        return choose_rendezvous(backend, world_size, local_size, local=local)
 
     @endpoint
-    def set_up(self, rendezvous: Rendezvous, local_size: int, threads: int) -> None:
+    def set_up(self, rendezvous: Rendezvous, threads: int) -> None:
         """Set torchrun's environment, and join the process group if one is wanted."""
-        world_size = self._names["world_size"]
-        self._owns_group = set_up(rendezvous, self._rank, world_size, local_size, threads)
+        self._owns_group = set_up(rendezvous, self._rank, threads)
 
     @endpoint
     def leave_group(self) -> None:

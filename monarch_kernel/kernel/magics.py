@@ -19,9 +19,9 @@ from monarch_kernel.kernel.cellrun import CellRun, MeshCell
 from monarch_kernel.kernel.folding import Source
 from monarch_kernel.kernel.interrupts import get_relay
 from monarch_kernel.kernel.notebook import Notebook
-from monarch_kernel.kernel.render import Table, kept_rows, megabytes, seconds
+from monarch_kernel.kernel.render import Table, kept_rows, kept_state, megabytes, seconds
 from monarch_kernel.kernel.session import ManagedMesh, UpOptions, deaths_of, parts_of
-from monarch_kernel.meshes import format_ranks, held
+from monarch_kernel.meshes import format_ranks, held, kept_host_of
 
 #: How long a question to all ranks may take before those that did not answer are left out (seconds).
 ASK_TIMEOUT = 2.0
@@ -125,10 +125,10 @@ class MeshMagics(Magics):
             sizes = ", ".join(f"{label}={size}" for label, size in mesh.extent.items())
             rows.append(["*" if name == current else "", name, sizes, str(len(mesh)), alive])
         headings = ["", "mesh", "dimensions", "ranks", "alive"]
-        mine = {mesh.name for host in held() for mesh in host.proc_meshes}
+        mine = {mesh.name: host for host in held() for mesh in host.proc_meshes}
         if mine or others:
             headings.append("kept")
-            rows = [[*row, "by this kernel" if row[1] in mine else ""] for row in rows]
+            rows = [[*row, kept_state(mine.get(row[1]))] for row in rows]
             rows += [row for info in others for row in kept_rows(info)]
         return Table(headings, rows, right=(3, 4))
 
@@ -158,7 +158,9 @@ class MeshMagics(Magics):
             doing = status.cause or places.get(rank, "idle")
             rows.append([str(rank), point, status.state, str(status.pid or ""), status.host, *numbers, doing])
         headings = ["rank", "at", "state", "pid", "host", "memory", "cpu", "up", "doing"]
-        return Table(headings, rows, caption=f"mesh {mesh.name}", right=(0, 3, 5, 6, 7))
+        host = kept_host_of(mesh)
+        lost = "" if host is None or host.is_kept else f": kept {kept_state(host)}"
+        return Table(headings, rows, caption=f"mesh {mesh.name}{lost}", right=(0, 3, 5, 6, 7))
 
     def _places(self, name: str) -> dict[int, str]:
         managed = self._session.managed(name)
@@ -289,7 +291,8 @@ class MeshMagics(Magics):
             try:
                 call.get()
             except SupervisionError as error:
-                raise _cannot_answer(command, managed.name, part.ranks, error, "; the others have it now") from None
+                more = "; the others have it now" if len(error.ranks) < len(ranks) else ""
+                raise _cannot_answer(command, managed.name, part.ranks, error, more) from None
 
     @magic_arguments("mesh pull")
     @argument("names", nargs="+", metavar="VAR", help="variables of the ranks")
@@ -346,7 +349,12 @@ class MeshMagics(Magics):
 
         mesh = self._session.find(found.name, "%mesh logs")
         ranks = args_of.select("%mesh logs", found.ranks, [], mesh.extent, mesh.name)
-        texts = logs(mesh, ranks=ranks)
+        try:
+            texts = logs(mesh, ranks=ranks)
+        except SupervisionError as error:
+            raise usage_error(
+                "%mesh logs", f"the logs of mesh {mesh.name} went with its host agent: {error.cause}"
+            ) from None
         for rank in ranks:
             lines = texts.get(rank).rstrip("\n").split("\n")[-(found.lines or 0) :]
             print("\n".join(f"[{rank}] {each}" for each in lines if each or len(lines) > 1))

@@ -9,7 +9,7 @@ from typing import Any
 
 from monarch_kernel.kernel.ansi import ansi_to_html, strip_ansi
 from monarch_kernel.kernel.folding import Block, RichView, Source, TextView, View
-from monarch_kernel.meshes import KeptInfo, format_ranks
+from monarch_kernel.meshes import KeptHost, KeptInfo, format_ranks
 
 # Longer rank sets are cut: a label is to be read at a glance, the tooltip has the rest.
 _LABEL_RUNS = 6
@@ -146,6 +146,13 @@ def seconds(duration: float) -> str:
 def megabytes(size: int) -> str:
     """A size as people say it: `12 MB`, `1.4 GB`."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def kept_state(host: KeptHost | None) -> str:
+    """Whether a mesh of this notebook outlives it, for `%mesh ls`; `host` is what keeps it, if anything does."""
+    if host is None:
+        return ""
+    return "by this kernel" if host.is_kept else "no more: its host agent died; %mesh heal starts another"
 
 
 def kept_rows(info: KeptInfo) -> list[list[str]]:

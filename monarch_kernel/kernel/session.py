@@ -82,10 +82,10 @@ class ManagedMesh:
         dist = self.options.dist if self.options is not None else ""
         local = "hosts" not in self.extent
         first = self.flat.slice(ranks=0)
-        meet = first.reserve.call_one(dist, local).get(UP_TIMEOUT)
         local_size = self.extent.nelements // (1 if local else self.extent["hosts"])
+        meet = first.reserve.call_one(dist, self.extent.nelements, local_size, local).get(UP_TIMEOUT)
         threads = max(1, (os.cpu_count() or 1) // local_size)
-        self.executor.set_up.call(meet, local_size, threads).get(UP_TIMEOUT)
+        self.executor.set_up.call(meet, threads).get(UP_TIMEOUT)
 
     def describe(self) -> str:
         """Its size and shape in a few words: `4 ranks (gpus=4)`."""
@@ -363,6 +363,8 @@ class MeshSession:
             What was done, in a few lines.
         """
         managed = self._managed.get(mesh.name)
+        host = kept_host_of(mesh)
+        was_kept = host is None or host.is_kept
         done: list[Healed] = []
         try:
             for part in _parts(mesh, mesh.flatten("ranks"), mesh.extent, ranks):
@@ -374,7 +376,10 @@ class MeshSession:
         except MeshFailure as error:
             rest = "heal all of them" if len(ranks) < len(mesh) else "try it again"
             raise UsageError(f"%mesh heal: more ranks of mesh {mesh.name} are dead: {error.reason}; {rest}") from None
-        return "\n".join(str(healed) for healed in done if healed) or f"mesh {mesh.name}: all its ranks are well"
+        told = [str(healed) for healed in done if healed] or [f"mesh {mesh.name}: all its ranks are well"]
+        if not was_kept:
+            told.append(f"  the host agent of mesh {mesh.name} had died, too: a new one keeps it from now on")
+        return "\n".join(told)
 
     def restart(self, name: str | None) -> str:
         """Stop a mesh and start it again with the same options."""

@@ -18,7 +18,7 @@ from monarch_kernel.protocol.keeping import Adopt, Hear, Keep, LetGo, Taken, Tak
 from monarch_kernel.protocol.refs import Death, ProcRef, SegmentRef
 
 #: Raised whenever a header changes its shape; two sides must agree, and say so if they do not.
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 PREFIX = struct.Struct("<IQ")
 
@@ -42,6 +42,8 @@ class Hello(msgspec.Struct, array_like=True, tag=1):
     release: str = ""  # of the package, for errors
     python: str = ""  # as in "3.11": functions travel as bytecode
     answer: bool = False  # say Hello as well: who connected knows only an address
+    connection: str = ""  # between gateways: what whoever dials calls it
+    lost: tuple[str, ...] = ()  # connections between the two that the sender has lost, the last ones
 
 
 class Refused(msgspec.Struct, array_like=True, tag=2):
@@ -161,6 +163,30 @@ class Forget(msgspec.Struct, array_like=True, tag=21):
     number: int
 
 
+class PortGiven(msgspec.Struct, array_like=True, tag=22):
+    """To a port's receiver, ahead of the message that carries the port: who gets it."""
+
+    call: int
+    rank: int  # whose answer it takes; 0 for the port of a channel
+    actor: str  # in each of ``procs``; "" for anybody there
+    mesh: str
+    labels: tuple[str, ...]
+    sizes: tuple[int, ...]
+    procs: tuple[ProcRef, ...]  # none: it may go anywhere
+    ranks: tuple[int, ...]  # of those, in the mesh
+
+
+class PortLeft(msgspec.Struct, array_like=True, tag=23):
+    """To a port's receiver: an actor of the sending process does not have it any more.
+
+    Body: MessagePack of a Death if it has ended with it; empty if it has let go of one copy.
+    """
+
+    call: int
+    rank: int
+    actor: str
+
+
 # -- between sites ----------------------------------------------------------------------------
 
 
@@ -177,6 +203,7 @@ class Introduce(msgspec.Struct, array_like=True, tag=4):
     """To one's gateway: who this is that messages will go to, or come from."""
 
     ref: ProcRef
+    losses: int = 0  # how often the sender has heard by ``AgentLost`` that the proc's gateway was lost
 
 
 class Unreachable(msgspec.Struct, array_like=True, tag=5):
@@ -449,6 +476,8 @@ Message = (
     | SetLogLevel
     | Release
     | Forget
+    | PortGiven
+    | PortLeft
     | SpawnProcs
     | ProcStarted
     | ProcExited

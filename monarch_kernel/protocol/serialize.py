@@ -139,13 +139,13 @@ def _rebuild_tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_gr
 _OUT_OF_BAND: dict[str, Callable[[Any, type], Any]] = {"ndarray": _reduce_array, "Tensor": _reduce_tensor}
 
 
-def _is_plain(obj: Any) -> bool:
+def is_plain(obj: Any) -> bool:
     """Whether an ``(args, kwargs)`` pair or a result holds nothing but small immutable scalars."""
     kind = type(obj)
     if kind in _PLAIN:
         return True
     if kind is tuple:
-        return all(type(x) in _PLAIN or (type(x) in (tuple, dict) and _is_plain(x)) for x in obj)
+        return all(type(x) in _PLAIN or (type(x) in (tuple, dict) and is_plain(x)) for x in obj)
     if kind is dict:
         return not obj
     return False
@@ -161,7 +161,7 @@ def dumps(obj: Any) -> tuple[Any, tuple[int, ...]]:
     Raises:
         Whatever the object's own pickling raises, mostly ``TypeError`` or ``pickle.PicklingError``.
     """
-    if _is_plain(obj):
+    if is_plain(obj):
         return pickle.dumps(obj, 5), ()
     kept: list[pickle.PickleBuffer] = []
 
@@ -199,7 +199,7 @@ def dumps(obj: Any) -> tuple[Any, tuple[int, ...]]:
 
 def dumps_flat(obj: Any) -> bytes:
     """Serialize into one ``bytes``, buffers inside: for what is kept or sent inside another pickle."""
-    if _is_plain(obj):
+    if is_plain(obj):
         return pickle.dumps(obj, 5)
     out = io.BytesIO()
     try:

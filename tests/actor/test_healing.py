@@ -360,6 +360,31 @@ def test_a_lost_host_is_replaced_by_a_spare_one(workers: Start, transport: str) 
     assert len(p.healthy().spawn("again", Counter, 0).where.call().get(30)) == 2
 
 
+def test_a_lost_host_is_replaced_by_one_that_is_given(workers: Start) -> None:
+    made = workers(2, "tcp")
+    hosts = made.attach()
+    p = hosts.slice(hosts=0).spawn_procs({"gpus": 2}, name="p")
+    mesh = p.spawn("w", Counter, 10)
+    mesh.where.call().get(30)
+    made[0].end(signal.SIGKILL)
+    with pytest.raises(MeshFailure):
+        mesh.where.call().get(30)
+    with pytest.raises(HealError, match=rf"{made[0].name} is gone \(ranks 0, 1\), and there is no spare host"):
+        p.heal().get(60)
+    done = p.heal(hosts=hosts.slice(hosts=1)).get(60)
+    assert {(one.old_host, one.host) for one in done.replaced} == {(made[0].name, made[1].name)}
+    assert len(mesh.where.call().get(30)) == 2
+
+
+def test_two_who_heal_at_once() -> None:
+    p = this_host().spawn_procs({"gpus": 2})
+    mesh = p.spawn("w", Counter, 0)
+    kill(mesh, 1)
+    done = [p.heal(), p.slice(gpus=1).heal(), p.heal()]
+    assert sum(len(each.get(60).replaced) for each in done) == 1
+    assert len(mesh.where.call().get(30)) == 2
+
+
 # -- checkpoints ------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 
@@ -197,6 +198,36 @@ print("never")
     assert "Mesh 'w' lost rank 1 of 2 (gpus=1) on host" in err
     assert 'raise ValueError("nobody asked")' in err
     assert "Traceback (most recent call last):\n  File" not in err.split("nobody asked", 1)[0]
+
+
+def test_the_report_of_a_fault_that_went_up_the_tree(script: Start) -> None:
+    ran = script(
+        """
+        import time
+        from monarch_kernel.actor import Actor, endpoint, this_host
+        class Worker(Actor):
+            @endpoint
+            def work(self):
+                raise ValueError("bad weather")
+        class Boss(Actor):
+            @endpoint
+            def begin(self):
+                self.workers = this_host().spawn_procs(per_host={"gpus": 2}).spawn("workers", Worker)
+                self.workers.slice(gpus=1).work.broadcast()
+        boss = this_host().spawn_procs(per_host={"hosts": 1}).spawn("boss", Boss)
+        boss.begin.broadcast()
+        time.sleep(60)
+        """
+    )
+    code, out, err = ran.finish()
+    assert (code, out) == (1, "")
+    # What failed for the root, what had failed for that, whose each was, and where it began.
+    assert "Mesh 'boss' lost rank 0 of 1 (hosts=0) on host" in err
+    assert re.search(r"Mesh 'boss' was owned by the controller \(host .+, pid \d+\)", err)
+    assert "Mesh 'workers' lost rank 1 of 2 (gpus=1) on host" in err
+    assert re.search(r"Mesh 'workers' was owned by actor 'boss', rank 0 \(hosts=0\), host .+, pid \d+", err)
+    assert 'raise ValueError("bad weather")' in err
+    assert ", in work" in err
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,26 @@ def test_how_a_process_ended() -> None:
 
 
 def test_no_news_of_the_out_of_memory_killer_when_it_did_not_strike() -> None:
-    assert OomWatch().news() == ""
+    assert OomWatch().news(1.0) == ""
+
+
+def test_the_out_of_memory_killer_is_told_when_it_has_just_struck(tmp_path: Path) -> None:
+    cgroup, machine = tmp_path / "memory.events", tmp_path / "vmstat"
+    cgroup.write_text("low 0\noom 4\noom_kill 2\noom_group_kill 0\n")
+    machine.write_text("nr_free_pages 12\noom_kill 7\n")
+    watch = OomWatch([(str(cgroup), "limit of its cgroup"), (str(machine), "of this machine")])
+    assert watch.news(10.0) == ""
+    machine.write_text("nr_free_pages 12\noom_kill 8\n")
+    # All whom it has killed together are told, and nobody who dies later.
+    assert watch.news(20.0) == watch.news(20.1) == "the memory of this machine was used up"
+    assert watch.news(20.1 + watch.RECENT) == ""
+    cgroup.write_text("oom_kill 3\n")
+    machine.write_text("oom_kill 9\n")
+    watch.look(30.0)
+    assert watch.news(31.0) == "the memory limit of its cgroup was used up"
+    assert watch.news(60.0) == ""
+    cgroup.unlink()
+    assert watch.news(61.0) == ""
 
 
 def test_packets_carry_descriptors_and_any_size() -> None:

@@ -213,12 +213,53 @@ def test_a_dead_keeper_takes_its_ranks_along(start_kernel: Callable[..., Kernel]
     os.kill(kept()[0].pid, 9)
     wait_until(lambda: not any(map(alive, ranks)), "the ranks have died with it")
     assert kernel.run("%%mesh\n1").ename == "MeshCellError"
-    assert "2 healed" in kernel.ok("%mesh heal m").stdout
-    kernel.ok("%%mesh\n1")
+    assert "no more: its host agent died" in kernel.ok("%mesh ls").text
+    assert "its host agent died" in kernel.ok("%mesh status").text
+    assert not kept()
+    said = kernel.ok("%mesh heal m").stdout
+    assert "2 healed" in said
+    assert "a new one keeps it from now on" in said
+    assert "by this kernel" in kernel.ok("%mesh ls").text
+    kernel.ok("%%mesh\nx = 5")
     healed = pids(kernel)
+    end(kernel, "kill")
+    wait_until(lambda: kept() and not kept()[0].held_by, "it is free")
+    # The next kernel finds what was healed.
+    kernel = start_kernel()
+    kernel.ok("%mesh attach m")
+    assert pids(kernel) == healed
+    assert "5" in str(kernel.ok("%%mesh -r 0\nprint(x)").displays)
     kernel.ok("%mesh down m")
     wait_until(lambda: not any(map(alive, healed)), "the ranks have ended")
     assert not kept() and nothing_kept(kept_folder)
+
+
+REDUCE = """%%mesh
+import torch, torch.distributed as dist
+t = torch.ones(1) * (rank + 1)
+dist.all_reduce(t)
+int(t.item()), dist.get_world_size()
+"""
+
+
+@pytest.mark.torch
+def test_a_process_group_outlives_its_kernel(start_kernel: Callable[..., Kernel]) -> None:
+    pytest.importorskip("torch")
+    kernel = start_kernel()
+    assert "torch.distributed over gloo, kept" in kernel.ok("%mesh up m --procs 2 --dist gloo --keep").stdout
+    assert "(3, 2)" in str(kernel.ok(REDUCE).displays)
+    before = pids(kernel)
+    end(kernel, "kill")
+    kernel = start_kernel()
+    kernel.ok("%mesh attach m")
+    assert pids(kernel) == before
+    assert "(3, 2)" in str(kernel.ok(REDUCE).displays)
+    # A rank that dies is healed under the next kernel, and all meet anew.
+    os.kill(before[1], 9)
+    assert kernel.run("%%mesh\n1").ename == "MeshCellError"
+    assert "1 healed" in kernel.ok("%mesh heal m").stdout
+    assert "(3, 2)" in str(kernel.ok(REDUCE).displays)
+    kernel.ok("%mesh down m")
 
 
 def test_options_that_cannot_be_meant(start_kernel: Callable[..., Kernel]) -> None:

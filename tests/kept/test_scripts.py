@@ -201,6 +201,53 @@ def test_a_dead_keeper_is_no_mesh(kept_folder: str) -> None:
     keep("t").down()  # the name is free
 
 
+def test_another_keeper_takes_its_place(kept_folder: str) -> None:
+    host = keep("t")
+    mesh = host.hosts.spawn_procs(per_host={"gpus": 2}, name="t")
+    counters: Any = mesh.spawn("counters", Counter, 10)
+    counters.add.call(5).get()
+    counters.checkpoint.call().get()
+    host.note("loss", 0.25)
+    os.kill(kept()[0].pid, signal.SIGKILL)
+    wait_until(lambda: not host.is_kept, "its end is known")
+    assert not kept()
+    assert len(mesh.slice(gpus=1).heal().get(60).replaced) == 1
+    assert host.is_kept and kept()[0].held_by == os.getpid()
+    assert counters.slice(gpus=1).add.call_one().get() == 16
+    host.detach()
+    # Only a part was healed; the next program heals the rest.
+    said = script(
+        """
+        host = attach("t")
+        counters = host.actors("counters")
+        print(host.noted("loss"), counters.slice(gpus=1).add.call_one().get())
+        print(len(host.proc_meshes[0].heal().get(60).replaced), list(counters.add.call().get().values()))
+        host.down()
+        """
+    )
+    assert said.splitlines() == ["0.25 17", "1 [16, 18]"]
+    assert nothing_kept(kept_folder)
+
+
+def test_a_checkpoint_that_is_too_large_is_told(capfd: pytest.CaptureFixture[str], faults: list[Any]) -> None:
+    host = keep("t")
+    mesh = host.hosts.spawn_procs(per_host={"gpus": 1}, name="t")
+    counters: Any = mesh.spawn("counters", Counter, bytes(65 << 20))
+    pid = counters.pid.call_one().get()
+    assert len(counters.checkpoint.call_one().get()) == 65 << 20
+    seen: list[str] = []
+
+    def told() -> bool:
+        seen.append(capfd.readouterr().err)
+        return "counters: its checkpoint of 65 MB serves heal()" in "".join(seen)
+
+    wait_until(told, "it is said")
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: faults, "its end is known")
+    assert mesh.heal().get(60).restored == ["counters"], "while this controller lives"
+    host.down()
+
+
 def test_nothing_is_kept_of_nothing(kept_folder: str) -> None:
     script("keep('t')")
     wait_until(lambda: nothing_kept(kept_folder), "its folder is gone")

@@ -100,6 +100,23 @@ def test_a_death_that_an_error_has_told_is_not_told_again(ranks: Kernel) -> None
     assert ranks.ok("heard()").displays == []
 
 
+def test_a_cell_that_waits_for_a_port_is_marked(ranks: Kernel) -> None:
+    ranks.ok(
+        "from monarch_kernel.actor import Channel\n"
+        "class Sender(Actor):\n"
+        "    @endpoint\n"
+        "    def keep(self, port): self.port = port\n"
+        "senders = procs.slice(gpus=0).spawn('senders', Sender)\n"
+        "port, receiver = Channel.open()\n"
+        "await senders.keep.call_one(port)"
+    )
+    out = ranks.run("os.kill(pids[0], signal.SIGKILL)\nawait receiver.recv()")
+    assert out.ename == "SupervisionError"
+    assert "nobody is left to send: rank 0 of 1 of mesh 'senders'" in out.evalue
+    told = [notice["text/plain"] for notice in [*out.displays, *ranks.ok("heard()").displays]]
+    assert all("senders" not in text for text in told), "that has been told"
+
+
 def test_a_death_that_a_cell_has_caught_is_not_told_again(ranks: Kernel) -> None:
     out = ranks.ok(
         "os.kill(pids[0], signal.SIGKILL)\n"

@@ -164,3 +164,20 @@ def test_no_process_outlives_the_kernel(start_kernel: Callable[..., Kernel], end
 def test_import_monarch_gives_this_package(meshed: Kernel) -> None:
     out = meshed.ok("import monarch.actor, monarch_kernel.actor\nmonarch.actor is monarch_kernel.actor")
     assert out.text == "True"
+
+
+def test_a_mesh_without_its_host_agent(start_kernel: Callable[..., Kernel]) -> None:
+    kernel = start_kernel()
+    kernel.ok("import os, signal\nfrom monarch_kernel.runtime.actor.system import get_system")
+    end = "os.kill(get_system().agent_process.pid, signal.SIGKILL)"
+    kernel.ok("%mesh up m --procs 2")
+    kernel.ok(end)
+    assert kernel.run("%%mesh\n1").ename == "MeshCellError"
+    assert "its host agent died" in kernel.ok("%mesh status").text
+    assert "the logs of mesh m went with its host agent" in kernel.run("%mesh logs").evalue
+    kernel.ok("x = 1")
+    assert "the others" not in kernel.run("%mesh push x").evalue
+    assert "2 healed" in kernel.ok("%mesh heal").stdout
+    kernel.ok("%%mesh\n1")
+    kernel.ok(end)
+    assert "2 ranks stopped" in kernel.ok("%mesh down").stdout

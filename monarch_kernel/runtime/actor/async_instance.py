@@ -12,12 +12,12 @@ import threading
 from functools import partial
 from typing import Any
 
-from monarch_kernel.protocol.messages import OK, Call, StopActor
-from monarch_kernel.protocol.serialize import dumps
+from monarch_kernel.protocol.messages import Call, StopActor
 from monarch_kernel.runtime.actor.base import EndpointSpec
 from monarch_kernel.runtime.actor.context import Context, cell, current, shared
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.instance import CLEANUP_TIMEOUT, ActorInstance
+from monarch_kernel.runtime.actor.portbook import pickled
 from monarch_kernel.runtime.actor.stepping import Steps
 from monarch_kernel.runtime.node.loop import new_loop
 
@@ -147,14 +147,12 @@ class AsyncActorInstance(ActorInstance):
             del args, kwargs
             if endpoint.explicit_port or not message.call:
                 return None
-            reply, buffers = dumps(result)
+            reply, buffers, ports = pickled(result)
         except asyncio.CancelledError as e:
             return self._was_cancelled(link, message, endpoint, e, asyncio.current_task())
         except BaseException as e:
             return self._failed(link, message, endpoint, e)
-        if message.endpoint == "checkpoint":
-            self._keep_checkpoint(reply, buffers)
-        self._system.reply(link, message, OK, reply, buffers)
+        self._answer(link, message, reply, buffers, ports)
         return None
 
     def _was_cancelled(

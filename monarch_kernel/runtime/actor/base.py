@@ -5,9 +5,33 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.runtime.actor.context import context
+
+
+@dataclass(frozen=True, slots=True)
+class Undeliverable:
+    """A message that its receiver cannot get any more.
+
+    Attributes:
+        what: the endpoint as ``mesh.endpoint``, or the port.
+        ranks: those of the mesh addressed that it cannot reach; empty for a port.
+        cause: why the first of them is dead.
+    """
+
+    what: str
+    ranks: tuple[int, ...]
+    cause: str
+
+
+def tell_undeliverable(what: str, ranks: tuple[int, ...], cause: str) -> bool:
+    """Ask the running actor what to do about a message that cannot be delivered; whether it has handled that."""
+    instance: Any = context().actor_instance
+    handler = getattr(getattr(instance, "object", None), "_handle_undeliverable_message", None)
+    return handler is not None and bool(handler(Undeliverable(what, ranks, cause)))
+
 
 HOOKS = ("__supervise__", "__cleanup__", "__restore__")
 
@@ -24,6 +48,8 @@ class Actor:
     * ``__restore__(self, state)``: this actor was made in the place of one that died; ``state`` is what the endpoint
       ``checkpoint`` of that one had returned last.
 
+    And ``_handle_undeliverable_message``, see there.
+
     The first actor of a proc is driven by the proc's main thread, the others by threads of their own.
     """
 
@@ -37,8 +63,13 @@ class Actor:
         instance = context().actor_instance
         return logging.getLogger(f"monarch_kernel.actors.{instance.name}.{instance.rank.rank}")
 
-    def _handle_undeliverable_message(self, envelope: Any) -> bool:
-        """A message this actor sent could not be delivered; true means handled."""
+    def _handle_undeliverable_message(self, envelope: Undeliverable) -> bool:
+        """A message this actor sent could not be delivered, since its receiver is known to be dead; true means handled.
+
+        Called in the middle of ``broadcast()`` or ``Port.send()``, which then go on as if nothing had happened; if it
+        returns false, a broadcast is dropped all the same, and ``send`` raises ``ConnectionError``. What was lost
+        on its way is not told.
+        """
         return False
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from monarch_kernel.protocol.messages import Call
 from monarch_kernel.protocol.messages import encode as encode_header
-from monarch_kernel.protocol.serialize import dumps
-from monarch_kernel.runtime.actor.base import EndpointSpec
+from monarch_kernel.runtime.actor.base import EndpointSpec, tell_undeliverable
 from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, StreamCall
 from monarch_kernel.runtime.actor.context import calling_cell, current
+from monarch_kernel.runtime.actor.portbook import give, pickled
 from monarch_kernel.runtime.actor.ports import Port
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
@@ -38,13 +38,19 @@ class Endpoint(Generic[R]):
         self._spec = spec
         self._label = f"{mesh._name}.{name.removesuffix('!port')}"
 
-    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[int, ...]]:
+    def _body(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, ranks: tuple[int, ...] | None = None
+    ) -> tuple[Any, tuple[int, ...]]:
+        """The message's body, for these ranks of the target (all by default)."""
         if self._spec is not None:
             self._spec.check(args, kwargs)
         try:
-            return dumps((args, kwargs))
+            body, buffers, ports = pickled((args, kwargs))
         except Exception as e:
             raise TypeError(f"an argument of {self._label} cannot be pickled: {e}") from e
+        if ports:
+            give(ports, target, ranks)
+        return body, buffers
 
     def _sender(self) -> str:
         here = current.get()
@@ -60,8 +66,8 @@ class Endpoint(Generic[R]):
             SupervisionError: some rank died, before or during the call.
         """
         mesh = self._mesh
-        body, buffers = self._body(args, kwargs)
         target = mesh._target()
+        body, buffers = self._body(args, kwargs, target)
         call = ManyCall(mesh._system.node, self._label, target)
         self._cast(body, buffers, call._number, call)
         return call
@@ -78,19 +84,21 @@ class Endpoint(Generic[R]):
             raise ValueError(
                 f"call_one requires exactly 1 actor, but mesh has {len(target.procs)}: slice it to one, or use call"
             )
-        body, buffers = self._body(args, kwargs)
+        body, buffers = self._body(args, kwargs, target)
         return self._single(0, target, body, buffers)
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[R]:
         """Call one rank, chosen at random for each call."""
         target = self._mesh._target()
-        body, buffers = self._body(args, kwargs)
-        return self._single(random.randrange(len(target.procs)), target, body, buffers)
+        rank = random.randrange(len(target.procs))
+        body, buffers = self._body(args, kwargs, target, (rank,))
+        return self._single(rank, target, body, buffers)
 
     def stream(self, *args: Any, **kwargs: Any) -> StreamCall:
         """Call on all ranks; iterate over one future for each, in order of completion."""
-        body, buffers = self._body(args, kwargs)
-        call = StreamCall(self._mesh._system.node, self._label, self._mesh._target())
+        target = self._mesh._target()
+        body, buffers = self._body(args, kwargs, target)
+        call = StreamCall(self._mesh._system.node, self._label, target)
         self._cast(body, buffers, call._number, call)
         return call
 
@@ -99,8 +107,11 @@ class Endpoint(Generic[R]):
 
         An exception in the endpoint ends the actor, as nobody else would learn of it.
         """
-        body, buffers = self._body(args, kwargs)
-        self._cast(body, buffers, 0, None)
+        body, buffers = self._body(args, kwargs, self._mesh._target())
+        lost = self._cast(body, buffers, 0, None)
+        if lost:
+            dead = self._mesh._target().procs[lost[0]].id
+            tell_undeliverable(self._label, tuple(lost), self._mesh._system.node.deaths[dead].cause)
 
     @property
     def rref(self) -> Any:
@@ -130,7 +141,8 @@ class Endpoint(Generic[R]):
         link.send(encode_header(message), body)
         return call
 
-    def _cast(self, body: Any, buffers: tuple[int, ...], number: int, sink: Any, reply_to: Any = None) -> None:
+    def _cast(self, body: Any, buffers: tuple[int, ...], number: int, sink: Any, reply_to: Any = None) -> list[int]:
+        """Send to all ranks. Returns those that are known to be dead, as far as they are not reached through agents."""
         mesh = self._mesh
         system = mesh._system
         node = system.node
@@ -149,14 +161,17 @@ class Endpoint(Generic[R]):
         if buffers:
             procs = target.procs if plan is None else [ref for _, ref in near]
             body, message.segment = node.pack(body, buffers, [ref.id for ref in procs if ref.id not in node.deaths])
+        lost: list[int] = []
         for rank, ref in near:
             link = links.get(ref.id)
             if link is None and (link := mesh._reach(ref)) is None:
+                lost.append(rank)
                 if sink is not None:
                     sink.on_peer_dead(ref.id, node.deaths[ref.id])
                 continue
             message.rank = rank
             link.send(encode_header(message), body)
+        return lost
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
@@ -212,10 +227,13 @@ def send(
     """Send a message; replies go to ``port``. Without a port, an exception in the endpoint ends the actor."""
     if selection not in ("all", "choose"):
         raise ValueError(f"selection must be 'all' or 'choose', not {selection!r}")
-    body, buffers = endpoint._body(args, kwargs)
     number, reply_to = (port._number, port._ref) if port is not None else (0, None)
     if selection == "choose":
         endpoint = _at(endpoint, random.randrange(len(endpoint._mesh._target().procs)))
+    target = endpoint._mesh._target()
+    body, buffers = endpoint._body(args, kwargs, target)
+    if port is not None:
+        give([port], target)
     endpoint._cast(body, buffers, number, None, reply_to)
 
 

@@ -212,6 +212,7 @@ class MeshFailure(Exception):
         ranks: Sequence[int] = (),
         extent: Extent | None = None,
         death: Death | None = None,
+        owner: str = "",
     ) -> None:
         self.mesh_name = mesh_name
         self.reason = reason
@@ -221,16 +222,22 @@ class MeshFailure(Exception):
         self.ranks = tuple(ranks)
         self.extent = extent
         self.death = death
+        #: Who had spawned the mesh, and did not handle its failure or is asked to.
+        self.owner = owner
         super().__init__(telling.mesh_failure(self.mesh, self.ranks, extent, reason, death))
 
     @classmethod
-    def of(cls, name: str, mesh_name: str, extent: Extent | None, ranks: Sequence[int], death: Death) -> MeshFailure:
+    def of(
+        cls, name: str, mesh_name: str, extent: Extent | None, ranks: Sequence[int], death: Death, owner: str = ""
+    ) -> MeshFailure:
         """The failure of some ranks of one mesh that died in the same way."""
-        return cls(mesh_name, death.cause, mesh=name, ranks=ranks, extent=extent, death=death)
+        return cls(mesh_name, death.cause, mesh=name, ranks=ranks, extent=extent, death=death, owner=owner)
 
     def report(self) -> str:
-        """All that is known, in several lines: what died, where and why, and what it said last."""
+        """All that is known, in several lines: what died, where and why, whose it was, and what it said last."""
         lines = [str(self)]
+        if self.owner:
+            lines.append(f"  Mesh {self.mesh!r} was owned by {self.owner}.")
         if self.death is not None and self.death.detail:
             lines += [f"  {line}" for line in self.death.detail.rstrip().split("\n")]
         if self.__cause__ is not None:
@@ -246,6 +253,7 @@ class MeshFailure(Exception):
             self.extent,
             self.death,
             self.key,
+            self.owner,
         )
 
 
@@ -284,6 +292,7 @@ class SupervisionError(MeshFailure):
         self.values = dict(values or {})
         #: Ranks that had not answered yet when this was raised.
         self.unanswered = list(unanswered)
+        self.owner = ""
 
     def without_values(self) -> SupervisionError:
         """The same error without the results of the ranks that answered, which may be large."""
@@ -321,7 +330,7 @@ def build_supervision_error(
     failures = sorted(failures, key=lambda failure: failure.rank)
     dead = [failure for failure in failures if failure.death is not None]
     raised = [failure for failure in failures if failure.fault is not None]
-    lines = telling.deaths(call_name, mesh_name, dead, extent)
+    lines = telling.deaths(f"Endpoint call {call_name}() failed: ", mesh_name, dead, extent)
     if raised:
         lines.append(telling.headline("The endpoint also", extent, [failure.rank for failure in raised]))
         lines += telling.tracebacks(raised, extent)
@@ -339,6 +348,25 @@ def build_supervision_error(
     )
 
 
+def build_port_error(groups: Sequence[tuple[str, Extent, Sequence[RankFailure]]]) -> SupervisionError:
+    """The error for a `recv()` when all who were given the port are gone: by mesh, its extent and who is dead of it."""
+    lines: list[str] = []
+    for mesh_name, extent, failures in groups:
+        head = "  " if lines else "recv() failed, as nobody is left to send: "
+        lines += telling.deaths(head, mesh_name, failures, extent)
+    mesh_name, extent, failures = groups[-1]
+    deaths = [failure.death for failure in failures if failure.death is not None]
+    return SupervisionError(
+        "\n".join(dict.fromkeys(lines)),
+        endpoint="recv",
+        mesh_name=mesh_name,
+        ranks=[failure.rank for failure in failures],
+        cause=deaths[0].cause if deaths else "",
+        extent=extent,
+        failures=[failure for _, _, group in groups for failure in group],
+    )
+
+
 def _mesh_failure(
     mesh_name: str,
     reason: str,
@@ -347,8 +375,9 @@ def _mesh_failure(
     extent: Extent | None,
     death: Death | None,
     key: Any,
+    owner: str,
 ) -> MeshFailure:
-    failure = MeshFailure(mesh_name, reason, mesh=mesh, ranks=ranks, extent=extent, death=death)
+    failure = MeshFailure(mesh_name, reason, mesh=mesh, ranks=ranks, extent=extent, death=death, owner=owner)
     failure.key = key
     return failure
 

@@ -43,6 +43,8 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.calls import OneCall, Target, acknowledge, ask_agent
+from monarch_kernel.runtime.actor.portbook import give
+from monarch_kernel.runtime.actor.recipes import HEAL_TIMEOUT as TIMEOUT
 from monarch_kernel.runtime.actor.recipes import Birth, Healed, HealError, Recipe, Replacement
 from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.node.future import Future, gathered
@@ -57,9 +59,6 @@ log = logging.getLogger(__name__)
 
 _ONE = Extent((), ())
 
-#: How long the start of a successor, and every ``__init__`` and ``__restore__`` on it, may take (seconds).
-TIMEOUT = 60.0
-
 
 class Healer:
     """What one process knows of how its meshes were made, and makes them whole again."""
@@ -73,6 +72,8 @@ class Healer:
         self._restarts = Restarts()
         #: Called with the id of a mesh when it was made, healed or forgotten; with "id#rank" at a checkpoint.
         self.listeners: list[Callable[[str], None]] = []
+        #: Asked for a host agent in the place of one that is dead; None from those who have none.
+        self.renewers: list[Callable[[str], ProcRef | None]] = []
         handlers = system.node.handlers
         handlers[Replaced] = self._on_replaced
         handlers[AskReplaced] = self._on_ask
@@ -99,10 +100,11 @@ class Healer:
         """These hosts stand by for a mesh."""
         self._recipes[mesh._uid].spares += agents
 
-    def born(self, mesh: ActorMesh[Any], owner: str, body: Any, buffers: tuple[int, ...]) -> None:
-        """Actors were made of this pickle."""
+    def born(self, mesh: ActorMesh[Any], owner: str, body: Any, buffers: tuple[int, ...], ports: Sequence[Any]) -> None:
+        """Actors are made of this pickle, which has these ports in it."""
+        give(ports, mesh._target())
         if all(ref.id != self._system.node.id for ref in mesh._procs):
-            self._births[mesh._actor] = Birth(mesh, owner, _flat(body), buffers)
+            self._births[mesh._actor] = Birth(mesh, owner, _flat(body), buffers, ports)
             self.noted(mesh._actor)
 
     def forget(self, mesh_id: str) -> None:
@@ -264,6 +266,8 @@ class Healer:
                 places[rank] = ref.agent_ref()
                 continue
             agent = moved.get(ref.agent)
+            if agent is None:
+                agent = next((new for renew in self.renewers if (new := renew(ref.agent)) is not None), None)
             if agent is None and ref.agent in system.own_agents:
                 agent = system.ensure_agent()
             while agent is None and recipe.spares:
@@ -329,6 +333,7 @@ class Healer:
             node.ref,
             birth.buffers,
         )
+        give(birth.ports, target, [rank])
         if not node.send(ref.id, create, birth.body):
             call.on_peer_dead(ref.id, node.deaths[ref.id])
         return call
@@ -568,23 +573,6 @@ class Healer:
             if self._restarts.policy(mesh._uid) is not None and any(r.id == proc for r in mesh._target().procs):
                 return mesh
         return None
-
-
-def heal_mesh(
-    mesh: ProcMesh | ActorMesh[Any], hosts: HostMesh | None = None, timeout: float = TIMEOUT
-) -> Future[Healed]:
-    """Replace what is dead of a proc mesh, or of the procs of an actor mesh. See ``ProcMesh.heal``."""
-    from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
-
-    if isinstance(mesh, ProcMesh):
-        return mesh.heal(hosts, timeout)
-    if not isinstance(mesh, ActorMesh):
-        raise TypeError(f"heal_mesh takes a proc mesh or an actor mesh, not {type(mesh).__name__}")
-    mine = {ref.id for ref in mesh._target().procs}
-    for procs in mesh._system.proc_meshes.values():
-        if mine <= {ref.id for ref in procs._target().procs}:
-            return procs.heal(hosts, timeout)
-    raise HealError(f"the procs of {mesh._name} can be healed only in the process that spawned them")
 
 
 def _flat(body: Any) -> bytes:

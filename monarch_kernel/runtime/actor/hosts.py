@@ -15,11 +15,11 @@ from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps
 from monarch_kernel.runtime.actor.calls import ManyCall, Target, ask_agent
 from monarch_kernel.runtime.actor.context import current
-from monarch_kernel.runtime.actor.meshes import _NO_EXTENT, STOP_GRACE, ProcMesh, _nothing, settled
+from monarch_kernel.runtime.actor.meshes import _NO_EXTENT, STOP_GRACE, ProcMesh, settled
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Point, Region
-from monarch_kernel.runtime.node.future import Future, gathered, resolved
+from monarch_kernel.runtime.node.future import Future, gathered, nothing, resolved
 from monarch_kernel.runtime.supervision.restarts import RestartPolicy
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
 
@@ -220,7 +220,7 @@ class HostMesh(MeshTrait):
             Region.from_extent(extent),
             Region.from_extent(self._shape.extent),
             owner.actor_id,
-            call.then(_nothing),
+            call.then(nothing),
         )
         system.proc_meshes[uid] = mesh
         system.tree.spawned_procs(OwnedMesh(uid, name, owner.actor_id, extent, tuple(refs)))
@@ -355,7 +355,7 @@ class HostMesh(MeshTrait):
                 system.tree.killed(there)
         asked = [settled(ask_agent(system.node, agent, what, message)) for agent in agents.values()]
         system.changed()
-        return gathered(system.node.poller, asked, what).then(_nothing)
+        return gathered(system.node.poller, asked, what).then(nothing)
 
     async def __aenter__(self) -> HostMesh:
         return await self

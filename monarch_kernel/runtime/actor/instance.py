@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,8 @@ from monarch_kernel.runtime.actor.base import ActorSpec, EndpointSpec
 from monarch_kernel.runtime.actor.calls import acknowledge, fault_body
 from monarch_kernel.runtime.actor.context import Context, cell, current, shared
 from monarch_kernel.runtime.actor.errors import MeshFailure
+from monarch_kernel.runtime.actor.portbook import give, give_to_unknown, leave, pickled
+from monarch_kernel.runtime.actor.recipes import MAX_KEPT_CHECKPOINT
 from monarch_kernel.runtime.mesh.shape import Extent, Point
 
 if TYPE_CHECKING:
@@ -70,7 +74,12 @@ class Instance:
         self.creator = creator
         self.proc_mesh: Any = None
         self.owned: list[Any] = []  # meshes this one spawned, in order
+        self.ports: weakref.WeakSet[Any] = weakref.WeakSet()  # that have come to it in messages
         self.ended = False
+
+    def hold(self, port: Any) -> None:
+        """A port has come to this actor."""
+        self.ports.add(port)
 
     @property
     def proc_id(self) -> str:
@@ -99,6 +108,15 @@ class Instance:
                 mesh._stop(reason).get(CLEANUP_TIMEOUT)
             except Exception as e:
                 log.debug("while stopping %s: %s", mesh, e)
+
+    def describe(self) -> str:
+        """Who this is, for those who read of a failure."""
+        host, pid = self._system.node.ref.host, self._system.pid
+        if not self.creator:
+            what = "the controller" if self._system.is_root else "a rank's own code, outside any actor"
+            return f"{what} (host {host}, pid {pid})"
+        at = ", ".join(f"{label}={place}" for label, place in self.rank.items())
+        return f"actor {self.name!r}, rank {self.rank.rank}{f' ({at})' if at else ''}, host {host}, pid {pid}"
 
     def abort(self, reason: str = "") -> None:
         """End this actor at once as failed."""
@@ -145,7 +163,18 @@ class ActorInstance(Instance):
         self.death: Death | None = None
         self._fatal: BaseException | None = None  # what ended the actor from outside its messages
         self.running: str | None = None  # the endpoint that runs now
+        self._warned = False  # of a checkpoint that is too large
         self._interruptible = False
+
+    @property
+    def object(self) -> Any:
+        """The user's object; None before ``__init__`` has returned, and after the end."""
+        return self._object
+
+    def hold(self, port: Any) -> None:
+        """A port has come to this actor: its receiver hears of it when it is gone, or ends."""
+        super().hold(port)
+        port._holder = self
 
     # -- mailbox (any thread) ---------------------------------------------------------------------
 
@@ -273,17 +302,35 @@ class ActorInstance(Instance):
             del args, kwargs  # memory of arrays among them goes back to the caller together with the answer
             if endpoint.explicit_port or not message.call:
                 return None
-            reply, buffers = dumps(result)
+            reply, buffers, ports = pickled(result)
         except BaseException as e:
             return self._failed(link, message, endpoint, e)
-        if message.endpoint == "checkpoint":
+        self._answer(link, message, reply, buffers, ports)
+        return None
+
+    def _answer(self, link: Any, message: Call, reply: Any, buffers: tuple[int, ...], ports: Any) -> None:
+        """Send what an endpoint has returned."""
+        is_checkpoint = message.endpoint == "checkpoint"
+        if ports and is_checkpoint:
+            give_to_unknown(ports)
+        elif ports:
+            give(ports, message.reply_to or self._system.node.refs[link.peer])
+        if is_checkpoint:
             self._keep_checkpoint(reply, buffers)
         self._system.reply(link, message, OK, reply, buffers)
-        return None
 
     def _keep_checkpoint(self, state: Any, buffers: tuple[int, ...]) -> None:
         """Have the owner's process keep what ``checkpoint`` has returned, for whoever takes this actor's place."""
         if hasattr(self._object, "__restore__"):
+            size = sum(buffers) + len(state[-1] if type(state) is list else state)
+            if size > MAX_KEPT_CHECKPOINT and self.owner_proc.id in self._system.kept_from and not self._warned:
+                self._warned = True
+                print(
+                    f"{self.name}: its checkpoint of {size >> 20} MB serves heal() as long as this controller lives, "
+                    f"but is too large to be kept for a next one (the limit is {MAX_KEPT_CHECKPOINT >> 20} MB): write "
+                    "it to a file, and return the path",
+                    file=sys.stderr,
+                )
             self._system.node.learn(self.owner_proc)
             self._system.node.send(self.owner_proc.id, Checkpoint(self.actor_id, self.rank.rank, buffers), state)
 
@@ -333,6 +380,8 @@ class ActorInstance(Instance):
         cause = f"actor explicitly aborted due to: {type(error).__name__}: {error}"
         if isinstance(error, Aborted):
             cause = f"actor explicitly aborted due to: {error}"
+        elif isinstance(error, MeshFailure):  # of what this actor owns: the first cause has the traceback
+            text = "\n".join(error.report().split("\n")[1:])
         return Death(cause, "actor", self.proc_id, self._system.node.ref.host, self._system.pid, text)
 
     # -- supervision --------------------------------------------------------------------------------
@@ -385,6 +434,7 @@ class ActorInstance(Instance):
         self._note_death(error)
         assert self.death is not None
         _, askers = self._stopping or ("", [])
+        ports = list(self.ports)  # which it may still use while it cleans up
         self.stop_owned("its owner ended")
         self._clean_up(error)
         self._object = None
@@ -396,6 +446,7 @@ class ActorInstance(Instance):
         self._refuse_queue()
         while self.open_ports:
             self.open_ports.pop().abandon(self.death)
+        leave(self._system, self.actor_id, ports, self.death)
         self._system.actor_ended(self)
         if error is not None:
             failed = ActorFailed(self.actor_id, self.rank.rank, self.creator)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import threading
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,7 @@ from monarch_kernel.runtime.actor import daemons
 from monarch_kernel.runtime.actor.calls import ask_agent
 from monarch_kernel.runtime.actor.hosts import HostMesh, HostRef
 from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh, settled
-from monarch_kernel.runtime.actor.recipes import Birth, Recipe
+from monarch_kernel.runtime.actor.recipes import MAX_KEPT_CHECKPOINT, Birth, HealError, Recipe
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.actor.workers import dial_all
 from monarch_kernel.runtime.mesh.shape import Extent, Region
@@ -38,8 +39,10 @@ log = logging.getLogger(__name__)
 TIMEOUT = 30.0
 #: Seconds without a controller after which a kept mesh ends, if nothing else was said.
 IDLE = 12 * 3600.0
-#: Checkpoints of actors are kept for a next controller if they are not larger (bytes).
-MAX_CHECKPOINT = 64 * 1024 * 1024
+
+
+#: The part of the record that names the host agents that have died.
+FORMER = "former:"
 
 
 class KeptError(RuntimeError):
@@ -61,14 +64,24 @@ class KeptHost:
     def __init__(self, system: System, name: str, agent: ProcRef, idle: float) -> None:
         self._system = system
         self._agent = agent
+        self._agents = {agent.id}  # it, and those that have died before it
+        self._lock = threading.Lock()
         self._known: dict[str, str] = {}  # the parts of the record, by mesh
         self._notes: dict[str, bytes] = {}
         self.name = name
         self.idle = idle
         self.missed: dict[str, int] = {}
         self.lost = ""
+        self.hosts = self._hosts_of(agent)
+
+    def _hosts_of(self, agent: ProcRef) -> HostMesh:
         region = Region.from_extent(Extent((), ()))
-        self.hosts = HostMesh(system, (HostRef(agent, agent.host),), region, shared={"down": False}, name=name)
+        return HostMesh(self._system, (HostRef(agent, agent.host),), region, shared={"down": False}, name=self.name)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its host agent lives. If not, what is on it is dead, and ``heal()`` starts another host agent."""
+        return not self.lost and self._agent.id not in self._system.node.deaths
 
     # -- what is on it ------------------------------------------------------------------------------
 
@@ -107,7 +120,7 @@ class KeptHost:
         return None if pickled is None else loads(pickled)
 
     def _holds(self, procs: tuple[ProcRef, ...]) -> bool:
-        return bool(procs) and all(ref.agent == self._agent.id for ref in procs)
+        return bool(procs) and all(ref.agent in self._agents for ref in procs)
 
     # -- the record -----------------------------------------------------------------------------------
 
@@ -148,7 +161,7 @@ class KeptHost:
         actor, _, rank = which.partition("#")
         if actor in self._known:
             body, buffers = self._system.healer._checkpoints[actor, int(rank)]
-            if len(body) <= MAX_CHECKPOINT:
+            if len(body) <= MAX_KEPT_CHECKPOINT:
                 self._known[which] = f"state:{which}"
                 self._send(self._known[which], dumps_flat((body, buffers)))
             elif which in self._known:
@@ -169,6 +182,32 @@ class KeptHost:
     def _send(self, key: str, part: bytes) -> None:
         self._system.node.send(self._agent.id, Keep(key), part)
 
+    # -- when the host agent dies ---------------------------------------------------------------------
+
+    def _renew(self, agent: str) -> ProcRef | None:
+        """Another host agent for what one of ours, which has died, had kept; None if it was not ours."""
+        with self._lock:
+            if agent not in self._agents or self.lost:
+                return None
+            if self._agent.id in self._system.node.deaths:
+                try:
+                    self._agent = _start_keeper(self._system, self.name, self.idle)
+                except (OSError, RuntimeError) as e:
+                    raise HealError(
+                        f"{self.name} cannot be healed: its host agent died, and no other started: {e}"
+                    ) from e
+                self._agents.add(self._agent.id)
+                self.hosts = self._hosts_of(self._agent)
+                answer = ask_agent(self._system.node, self._agent, f"attach {self.name}", TakeOver, False).get(TIMEOUT)
+                msgspec.msgpack.decode(answer, type=Held)
+                ask_agent(self._system.node, self._agent, f"attach {self.name}", Hear).get(TIMEOUT)
+                self._send(FORMER, dumps_flat(self._agents))
+                for key, pickled in self._notes.items():
+                    self._send(f"note:{key}", pickled)
+                for mesh_id in list(self._known):
+                    self._on_change(mesh_id)
+            return self._agent
+
     # -- taking over ----------------------------------------------------------------------------------
 
     def _take(self, force: bool) -> None:
@@ -188,6 +227,7 @@ class KeptHost:
         self.idle = held.idle
         system.node.handlers[Taken] = _on_taken
         system.healer.listeners.append(self._on_change)
+        system.healer.renewers.append(self._renew)
         _hosts.append(self)
         _taken_over.pop(self.name, None)
         try:
@@ -209,6 +249,7 @@ class KeptHost:
         node = self._system.node
         parts = {key: loads(part) for key, part in held.record.items() if not key.startswith("note:")}
         refs: dict[str, ProcRef] = {}
+        self._agents |= parts.pop(FORMER, set())
         for key, part in parts.items():
             if key.startswith(PROCS):
                 refs.update({ref.id: ref for ref in (*part[2], *part[5].values())})
@@ -325,7 +366,7 @@ class KeptHost:
         if self._agent.id not in self._system.node.deaths:
             self.hosts.shutdown().get(TIMEOUT)
             return
-        for mesh in meshes:  # its host agent had died; what was healed since is elsewhere
+        for mesh in meshes:  # its host agent has died, and all of it
             settled(mesh.stop()).get(TIMEOUT)
 
     def _must_have(self) -> None:
@@ -337,6 +378,7 @@ class KeptHost:
             _hosts.remove(self)
         if self._on_change in self._system.healer.listeners:
             self._system.healer.listeners.remove(self._on_change)
+            self._system.healer.renewers.remove(self._renew)
 
     def _forget(self, why: str) -> list[ProcRef]:
         """Own nothing of it any more. The procs that were here."""
@@ -407,9 +449,16 @@ def keep(name: str, idle: float = IDLE) -> KeptHost:
     if idle < 0:
         raise ValueError(f"idle={idle!r} must be a number of seconds, or 0 for no limit")
     try:
-        folder = daemons.make_folder(name)
+        agent = _start_keeper(system, name, idle)
     except FileExistsError as e:
         raise KeptError(f"{e}: attach to it, end it, or choose another name") from None
+    host = KeptHost(system, name, agent, idle)
+    host._take(False)
+    return host
+
+
+def _start_keeper(system: System, name: str, idle: float) -> ProcRef:
+    folder = daemons.make_folder(name)
     try:
         url = daemons.start_daemon(
             f"ipc://{folder}/{daemons.SOCKET}", os.path.join(folder, daemons.LOG), keep=folder, idle=idle
@@ -417,9 +466,7 @@ def keep(name: str, idle: float = IDLE) -> KeptHost:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    host = KeptHost(system, name, dial_all(system, [url], TIMEOUT)[0], idle)
-    host._take(False)
-    return host
+    return dial_all(system, [url], TIMEOUT)[0]
 
 
 def attach(name: str | os.PathLike[str], force: bool = False) -> KeptHost:

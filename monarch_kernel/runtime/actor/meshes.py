@@ -17,16 +17,16 @@ from monarch_kernel.protocol.messages import (
     StopActor,
     StopProcs,
 )
-from monarch_kernel.protocol.serialize import dumps, dumps_flat, loads
+from monarch_kernel.protocol.serialize import dumps_flat, loads
 from monarch_kernel.runtime.actor.base import ActorSpec, check_constructor, spec_of
 from monarch_kernel.runtime.actor.calls import ManyCall, Target, ask_agent
 from monarch_kernel.runtime.actor.casting import send_to_all
 from monarch_kernel.runtime.actor.context import calling_cell, current
 from monarch_kernel.runtime.actor.endpoint import Endpoint, PlainMethod
 from monarch_kernel.runtime.actor.errors import ActorError
-from monarch_kernel.runtime.actor.healing import TIMEOUT
 from monarch_kernel.runtime.actor.names import unique
-from monarch_kernel.runtime.actor.recipes import Healed
+from monarch_kernel.runtime.actor.portbook import pickled
+from monarch_kernel.runtime.actor.recipes import HEAL_TIMEOUT, Healed
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Region, shrunk
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
@@ -290,7 +290,7 @@ class ProcMesh(MeshTrait):
         here = current.get()
         owner = here.actor_instance if here is not None else system.client
         try:
-            body, buffers = dumps((spec.cls, args, kwargs, self))
+            body, buffers, ports = pickled((spec.cls, args, kwargs, self))
         except Exception as e:
             raise TypeError(f"{cls.__name__} or an argument of its constructor cannot be pickled: {e}") from e
         call = ManyCall(node, f"{name}.__init__", Target(name, actor, extent, target.procs, system.reported))
@@ -299,7 +299,7 @@ class ProcMesh(MeshTrait):
         )
         system.tree.spawned_actors(OwnedMesh(actor, name, owner.actor_id, extent, target.procs, tool=spec.tool))
         owner.owned.append(mesh)
-        system.healer.born(mesh, owner.actor_id, body, buffers)
+        system.healer.born(mesh, owner.actor_id, body, buffers, ports)
         message = Create(
             actor,
             name,
@@ -347,7 +347,7 @@ class ProcMesh(MeshTrait):
             self._forget()
         done = self._ask_agents(lambda call, procs: StopProcs(call, procs, reason, STOP_GRACE), "stop")
         self._system.changed()
-        return done.then(_nothing)
+        return settled(done)  # where a host agent is dead, its procs are, too
 
     def _forget(self) -> None:
         """All of it ends on purpose: no more use, and no fault."""
@@ -359,7 +359,7 @@ class ProcMesh(MeshTrait):
     def kill(self, reason: str = "") -> Future[None]:
         """SIGKILL these procs, without any cleanup; done when they are gone. No fault, since it was asked for."""
         self._system.tree.killed(ref.id for ref in self._target().procs)
-        return self._ask_agents(lambda call, procs: KillProcs(call, procs, reason), "kill").then(_nothing)
+        return settled(self._ask_agents(lambda call, procs: KillProcs(call, procs, reason), "kill"))
 
     # -- healing --------------------------------------------------------------------------------
 
@@ -367,7 +367,7 @@ class ProcMesh(MeshTrait):
         """The mesh as it was spawned, of which this may be a slice."""
         return self._system.proc_meshes.get(self._uid, self)
 
-    def heal(self, hosts: HostMesh | None = None, timeout: float = TIMEOUT) -> Future[Healed]:
+    def heal(self, hosts: HostMesh | None = None, timeout: float = HEAL_TIMEOUT) -> Future[Healed]:
         """Replace what is dead: start procs in the places of those that died, and make the actors on them anew.
 
         A successor runs on the same host, or, if that is gone, on a spare one. It runs the mesh's bootstrap, gets the
@@ -466,7 +466,8 @@ class ProcMesh(MeshTrait):
             known = {s.proc: s for reply in replies for s in msgspec.msgpack.decode(reply, type=list[ProcStatus])}
             return ValueMesh(target.extent, [known.get(ref.id) or self._unknown(ref) for ref in target.procs])
 
-        return self._ask_agents(GetStatus, "status").then(merge)
+        asked = self._ask_agents(GetStatus, "status")
+        return settled(asked).then(lambda _: merge([] if asked.exception() is not None else asked.get()))
 
     def unresponsive(self) -> dict[int, str]:
         """The ranks that live but do not answer, and why, as far as their host agents have told; asks nobody."""
@@ -582,10 +583,6 @@ class _Ready(Future[None]):
         except ActorError as e:
             self._call._target.reported.met.update((self._actor, failure.proc) for failure in e.failures)
             raise
-
-
-def _nothing(_value: Any) -> None:
-    return None
 
 
 def settled(call: Future[Any]) -> Future[Any]:

@@ -1,4 +1,7 @@
-"""Ports: one-way typed pipes whose sending end can travel to any process."""
+"""Ports: one-way typed pipes whose sending end can travel to any process.
+
+A receiver knows who was given its port (``portbook``), so that waiting for a value ends when all of those are dead.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,13 @@ from monarch_kernel.protocol.messages import (
     encode_death,
 )
 from monarch_kernel.protocol.messages import encode as encode_header
-from monarch_kernel.protocol.serialize import dumps, loads
-from monarch_kernel.runtime.actor.errors import SupervisionError
+from monarch_kernel.protocol.serialize import loads
+from monarch_kernel.runtime.actor.base import tell_undeliverable
+from monarch_kernel.runtime.actor.calls import Target, failure_of
+from monarch_kernel.runtime.actor.errors import SupervisionError, build_port_error
+from monarch_kernel.runtime.actor.portbook import NobodyLeft, came, give, let_go, met, pickled
 from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.runtime.supervision.senders import Senders
 
 R = TypeVar("R")
 
@@ -38,10 +45,13 @@ class Port(Generic[R]):
         self._ref = ref
         self._number = number
         self._rank = rank
+        self._holder: Any = None  # the actor that it came to in a message
 
     def send(self, value: R) -> None:
         """Send a value; it is what the receiver's next ``recv()`` gives."""
-        body, buffers = dumps(value)
+        body, buffers, ports = pickled(value)
+        if ports:
+            give(ports, self._ref)
         self._send(OK, body, buffers)
 
     def exception(self, error: BaseException) -> None:
@@ -53,12 +63,13 @@ class Port(Generic[R]):
 
         node = get_system().node
         node.learn(self._ref)
+        if self._ref.id == node.id:
+            get_system().ports.used_here(self._number)
         link = node.link_to(self._ref.id)
         if link is None:
-            if self.return_undeliverable:
-                raise ConnectionError(
-                    f"the process that holds this port's receiver is gone: {node.deaths[self._ref.id].cause}"
-                )
+            cause = node.deaths[self._ref.id].cause
+            if self.return_undeliverable and not tell_undeliverable(repr(self), (), cause):
+                raise ConnectionError(f"the process that holds this port's receiver is gone: {cause}")
             return
         segment = None
         if buffers:
@@ -66,7 +77,13 @@ class Port(Generic[R]):
         link.send(encode_header(Reply(self._number, self._rank, status, buffers, segment)), body)
 
     def __reduce__(self) -> Any:
-        return (Port, (self._ref, self._number, self._rank))
+        met(self)
+        return (_rebuild, (type(self), self._ref, self._number, self._rank))
+
+    def __del__(self) -> None:
+        holder = getattr(self, "_holder", None)
+        if holder is not None:
+            let_go(holder._system, self, holder.actor_id)
 
     def __repr__(self) -> str:
         return f"<Port to {self._ref.id}#{self._number}>"
@@ -106,7 +123,14 @@ class ReplyPort(Port[R]):
 
     def __reduce__(self) -> Any:
         self._leave_instance()  # now it is for somebody else to answer
-        return (ReplyPort, (self._ref, self._number, self._rank))
+        return super().__reduce__()
+
+
+def _rebuild(kind: type[Port[Any]], ref: ProcRef, number: int, rank: int) -> Port[Any]:
+    """A port that has come in a message: if the actor that got it ends, its receiver is told."""
+    port = kind(ref, number, rank)
+    came(port)
+    return port
 
 
 class _Inlet:
@@ -123,16 +147,36 @@ class _Inlet:
             receiver.on_reply(rank, status, body, buffers)
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
-        """Who may send to a port is not known, so nobody's death ends it."""
+        """The book of ports tells of deaths, as it knows who has the port."""
+
+    def senders(self) -> Senders | None:
+        """Who was given the port; None when nobody receives any more."""
+        receiver = self._receiver()
+        return None if receiver is None else receiver._senders
+
+    def nobody_left(self) -> None:
+        """All who had the port are gone."""
+        receiver = self._receiver()
+        if receiver is not None:
+            receiver.fail_waiting()
 
 
 class PortReceiver(Generic[R]):
-    """The receiving end; stays in the process that opened it. Async-iterable and iterable."""
+    """The receiving end; stays in the process that opened it.
+
+    When everybody who was given the port is dead or was stopped, ``recv`` raises a ``SupervisionError`` that tells who
+    they were, after the values that had come. That is so for ports that went to actors as arguments, in results or
+    through other ports, by however many of them; not for a port that this process itself has sent through, or that was
+    pickled in another way: then nobody knows who may have it.
+    """
 
     def __init__(self, ranked: bool = False, once: bool = False) -> None:
         from monarch_kernel.runtime.actor.system import get_system
 
-        self._node = get_system().node
+        system = get_system()
+        self._node = system.node
+        self._reported = system.reported
+        self._senders = Senders()
         self._number = self._node.new_call(_Inlet(self))
         self._ranked = ranked
         self._once = once
@@ -160,7 +204,42 @@ class PortReceiver(Generic[R]):
             if self._values:  # it came between the two lines
                 self._wanted.remove(future)
                 future._resolve(self._values.popleft())
+            elif self._senders.lost:
+                self.fail_waiting()
         return future
+
+    def fail_waiting(self) -> None:
+        """Nobody is left who could send: what waits for a value fails."""
+        lost = self._senders.lost
+        while lost and self._wanted:
+            future = self._wanted.popleft()
+            if not future.done():
+                for sender, death in lost:
+                    key = (sender.actor, sender.proc.id) if death.what == "actor" else sender.proc.id
+                    self._reported.met.add(key)
+                future._reject(NobodyLeft(lost))
+
+    def _error(self, gone: NobodyLeft) -> SupervisionError:
+        """What a ``recv`` raises when nobody is left."""
+        groups: list[dict[int, Any]] = []  # by mesh; ranks of several slices of one may have the same number
+        for sender, death in gone.lost:
+            for group in groups:
+                other = next(iter(group.values()))[0]
+                if (sender.mesh, sender.extent) == (other.mesh, other.extent) and sender.rank not in group:
+                    break
+            else:
+                groups.append(group := {})
+            group[sender.rank] = (sender, death)
+        told: list[Any] = []
+        for group in groups:
+            some = next(iter(group.values()))[0]
+            refs = [group[rank][0].proc if rank in group else some.proc for rank in range(some.extent.nelements)]
+            target = Target(some.mesh, some.actor, some.extent, tuple(refs), self._reported)
+            failures = [failure_of(self._node, target, rank, None, group[rank][1]) for rank in sorted(group)]
+            for failure in failures:
+                target.note_raised(failure)
+            told.append((some.mesh, some.extent, failures))
+        return build_port_error(told)
 
     def ranked(self) -> PortReceiver[tuple[int, R]]:
         """The same receiver, of which ``recv`` gives ``(rank, value)``."""
@@ -190,6 +269,9 @@ class _Received(Future[Any]):
         self._receiver = receiver  # somebody waits: the receiver must stay
 
     def _result(self) -> Any:
+        __tracebackhide__ = True
+        if isinstance(self._error, NobodyLeft):
+            self._error = self._receiver._error(self._error)
         rank, status, body, buffers = super()._result()
         if status == ERROR:
             fault = decode_fault(body)

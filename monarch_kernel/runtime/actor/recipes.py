@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.protocol.messages import ProcRef, SpawnProcs
 
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.actor.meshes import ActorMesh
+    from monarch_kernel.runtime.actor.hosts import HostMesh
+    from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
+    from monarch_kernel.runtime.node.future import Future
+
+#: How long the start of a successor, and every ``__init__`` and ``__restore__`` on it, may take (seconds).
+HEAL_TIMEOUT = 60.0
+#: Checkpoints of actors are kept for a next controller if they are not larger (bytes).
+MAX_KEPT_CHECKPOINT = 64 * 1024 * 1024
 
 
 class HealError(RuntimeError):
@@ -81,6 +89,7 @@ class Birth:
     owner: str
     body: bytes
     buffers: tuple[int, ...]
+    ports: Sequence[Any] = ()  # in that pickle: given anew to whoever takes a place
 
 
 @dataclass(slots=True)
@@ -92,3 +101,20 @@ class Recipe:
     spares: list[ProcRef]  # agents of hosts where nothing runs until one of the others is gone
     incarnations: dict[int, int] = field(default_factory=dict[int, int])
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def heal_mesh(
+    mesh: ProcMesh | ActorMesh[Any], hosts: HostMesh | None = None, timeout: float = HEAL_TIMEOUT
+) -> Future[Healed]:
+    """Replace what is dead of a proc mesh, or of the procs of an actor mesh. See ``ProcMesh.heal``."""
+    from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
+
+    if isinstance(mesh, ProcMesh):
+        return mesh.heal(hosts, timeout)
+    if not isinstance(mesh, ActorMesh):
+        raise TypeError(f"heal_mesh takes a proc mesh or an actor mesh, not {type(mesh).__name__}")
+    mine = {ref.id for ref in mesh._target().procs}
+    for procs in mesh._system.proc_meshes.values():
+        if mine <= {ref.id for ref in procs._target().procs}:
+            return procs.heal(hosts, timeout)
+    raise HealError(f"the procs of {mesh._name} can be healed only in the process that spawned them")

@@ -50,6 +50,7 @@ from monarch_kernel.runtime.actor.casting import Caster
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.healing import Healer
 from monarch_kernel.runtime.actor.instance import ActorInstance, Client, Instance
+from monarch_kernel.runtime.actor.portbook import PortBook, arrived
 from monarch_kernel.runtime.actor.ports import ReplyPort
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
@@ -123,6 +124,7 @@ class System:
             }
         )
         self.healer = Healer(self)
+        self.ports = PortBook(self)
         node.on_peer_dead.append(self._on_peer_dead)
         node.on_hello.append(self._on_hello)
 
@@ -231,7 +233,7 @@ class System:
             self._born_dead(link, create, self.bootstrap_error, self._missing(create.actor))
             return
         try:
-            cls, args, kwargs, proc_mesh = loads(body, create.buffers)
+            (cls, args, kwargs, proc_mesh), ports = arrived(partial(loads, body, create.buffers))
             spec = spec_of(cls, frozenset())
         except BaseException as e:
             cause = f"its class or arguments could not be loaded: {type(e).__name__}: {e}"
@@ -239,6 +241,8 @@ class System:
             self._born_dead(link, create, fault_body(e), death)
             return
         instance = self._instance(create, spec, lambda: cls(*args, **kwargs), link, proc_mesh)
+        for port in ports:
+            instance.hold(port)
         self.actors[create.actor] = instance
         self.ended.pop(create.actor, None)  # it is healed
         for early in self._early.pop(create.actor, ()):
@@ -384,10 +388,11 @@ class System:
             death = notice.death
             if why:
                 death = msgspec.structs.replace(death, cause=f"{death.cause}; {why}")
-            failure = MeshFailure.of(mesh.name, mesh.name, mesh.extent, notice.ranks, death)
+            owner = self.instance(mesh.owner)
+            failure = MeshFailure.of(mesh.name, mesh.name, mesh.extent, notice.ranks, death, owner.describe())
             failure.key = notice.key
             failure.was_raised = partial(self.reported.raised.__contains__, notice.key)
-            self.instance(mesh.owner).supervise(failure)
+            owner.supervise(failure)
 
     def pass_up(self, instance: ActorInstance, failure: MeshFailure) -> None:
         """An owner that has ended cannot handle a failure; its own end was told to its owner already."""

@@ -78,14 +78,13 @@ def tracebacks(failures: Iterable[Failed], extent: Extent) -> list[str]:
     return lines
 
 
-def deaths(call_name: str, mesh_name: str, dead: Sequence[Failed], extent: Extent) -> list[str]:
-    """Which ranks cannot answer a call, why, and what to do."""
+def deaths(head: str, mesh_name: str, dead: Sequence[Failed], extent: Extent) -> list[str]:
+    """Which ranks cannot answer, why, and what to do; ``head`` says what failed by it."""
     mesh = f" of mesh {mesh_name!r}" if mesh_name else ""
     groups: dict[Any, list[Failed]] = {}
     for failure in dead:
         if failure.death is not None:
             groups.setdefault((failure.death.what, failure.death.cause, failure.death.detail), []).append(failure)
-    head = f"Endpoint call {call_name}() failed: "
     lines: list[str] = []
     if len(groups) > 1:
         lines.append(f"{head}{_ranks([f.rank for f in dead])} of {extent.nelements}{mesh} cannot answer.")

@@ -100,7 +100,7 @@ class Agent:
         self._paused: list[tuple[Proc, int]] = []
         self._dead: list[Proc] = []
         self._oom = OomWatch()
-        self._vitals = Vitals(self._node, self._procs.values, self._tell)
+        self._vitals = Vitals(self._node, self._procs.values, self._tell, self._oom.look)
         self._over = False
         self._code = 0
         self._reap_wanted = False
@@ -334,7 +334,7 @@ class Agent:
         elif proc.killing:
             cause = f"{describe_exit(status)} on request: {proc.killing}"
         else:
-            oom = self._oom.news() if status == -signal.SIGKILL else ""
+            oom = self._oom.news(time.monotonic()) if status == -signal.SIGKILL else ""
             cause = describe_exit(status, oom, max_rss)
         self._exited(proc, status, cause)
 

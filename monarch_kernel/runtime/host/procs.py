@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_kernel.protocol.messages import ProcExited, ProcSpec
@@ -173,21 +174,38 @@ def describe_exit(status: int, out_of_memory: str = "", max_rss_bytes: int = 0) 
 
 
 class OomWatch:
-    """Tells whether the kernel's out-of-memory killer has struck since the last question."""
+    """Tells whether the kernel's out-of-memory killer has struck just now.
 
-    def __init__(self) -> None:
-        self._files = [*_cgroup_files(), ("/proc/vmstat", "of this machine")]
+    Its counters do not say whom it has killed. So ``look`` is called now and then: what it has done long before a
+    process died is not taken for the cause, and several that it has killed together are all told.
+
+    Args:
+        files: those with counters, and whose memory they are about; the process's cgroup and the machine by default.
+    """
+
+    #: How long before the end of a process it may have struck (seconds).
+    RECENT = 3.0
+
+    def __init__(self, files: Sequence[tuple[str, str]] | None = None) -> None:
+        self._files = [*_cgroup_files(), ("/proc/vmstat", "of this machine")] if files is None else list(files)
         self._counts = [_oom_kills(path) for path, _ in self._files]
+        self._struck = [-math.inf] * len(self._files)
 
-    def news(self) -> str:
-        """Where memory ran out since the last question ("" if nowhere)."""
+    def look(self, now: float) -> None:
+        """Notice what it has done since the last time."""
         counts = [_oom_kills(path) for path, _ in self._files]
-        found = ""
-        for (_path, where), before, now in zip(self._files, self._counts, counts):
-            if now > before and not found:
-                found = f"the memory {where} was used up"
+        for k, (before, count) in enumerate(zip(self._counts, counts, strict=True)):
+            if count > before:
+                self._struck[k] = now
         self._counts = counts
-        return found
+
+    def news(self, now: float) -> str:
+        """Where memory ran out just now ("" if nowhere)."""
+        self.look(now)
+        for (_path, where), struck in zip(self._files, self._struck, strict=True):
+            if now - struck <= self.RECENT:
+                return f"the memory {where} was used up"
+        return ""
 
 
 def _cgroup_files() -> list[tuple[str, str]]:

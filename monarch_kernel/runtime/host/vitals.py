@@ -60,9 +60,17 @@ class Vitals:
 
     Args:
         tell: ``tell(peer, message)``.
+        look: called with the time whenever the ranks are asked.
     """
 
-    def __init__(self, node: Node, procs: Callable[[], Iterable[Proc]], tell: Callable[[str, Any], None]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        procs: Callable[[], Iterable[Proc]],
+        tell: Callable[[str, Any], None],
+        look: Callable[[float], None],
+    ) -> None:
+        self._look = look
         self.node = node
         self._procs = procs
         self._tell = tell
@@ -85,6 +93,7 @@ class Vitals:
 
     def _ask(self) -> None:
         now = time.monotonic()
+        self._look(now)
         for proc in self._procs():
             if proc.state != "alive" or proc.exit is not None:
                 continue

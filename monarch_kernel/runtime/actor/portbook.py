@@ -1,0 +1,269 @@
+"""Who holds which port: what senders tell, and what receivers are told.
+
+A port is given by pickling it into a message. Whoever sends that message knows where it goes, and tells the port's
+receiver first. So the receiver has heard of a new holder before the one that gave the port on can die. A port that is
+pickled in any other way may be anywhere, which its receiver is told, too. It is also told of an actor that has let go
+of its copy, and of one that has ended with it; the ends of processes are known anyway.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from monarch_kernel.protocol.messages import (
+    DEAD,
+    Death,
+    PortGiven,
+    PortLeft,
+    ProcRef,
+    decode_death,
+    encode_death,
+)
+from monarch_kernel.protocol.serialize import dumps, is_plain
+from monarch_kernel.runtime.actor.context import current, shared
+from monarch_kernel.runtime.mesh.shape import Extent
+from monarch_kernel.runtime.supervision.senders import Sender, Senders
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.calls import Target
+    from monarch_kernel.runtime.actor.ports import Port
+    from monarch_kernel.runtime.actor.system import System
+
+
+class _Met(threading.local):
+    ports: list[Port[Any]] | None = None  # None: what is pickled here goes who knows where
+    arrived: list[Port[Any]] | None = None  # None: what is unpickled here is for the running actor
+
+
+_met = _Met()
+
+
+def pickled(value: Any) -> tuple[Any, tuple[int, ...], Sequence[Port[Any]]]:
+    """``serialize.dumps`` for a message to somebody known, and the ports in it: ``give`` them before it is sent."""
+    if is_plain(value):  # as mostly
+        return pickle.dumps(value, 5), (), ()
+    outer = _met.ports
+    _met.ports = ports = []
+    try:
+        body, buffers = dumps(value)
+    finally:
+        _met.ports = outer
+    return body, buffers, ports
+
+
+def met(port: Port[Any]) -> None:
+    """A port is being pickled."""
+    if _met.ports is not None:
+        _met.ports.append(port)
+    else:
+        give_to_unknown([port])
+
+
+def give(ports: Iterable[Port[Any]], to: Target | ProcRef, ranks: Iterable[int] | None = None) -> None:
+    """Tell the receivers of these ports who gets them: actors of a mesh, all or some, or anybody in a process."""
+    if isinstance(to, ProcRef):
+        _tell(ports, PortGiven(0, 0, "", to.id, (), (), (to,), (0,)))
+        return
+    chosen = tuple(range(len(to.procs)) if ranks is None else ranks)
+    procs = tuple(to.procs[rank] for rank in chosen)
+    extent = to.extent
+    _tell(ports, PortGiven(0, 0, to.actor, to.mesh_name, extent.labels, extent.sizes, procs, chosen))
+
+
+def give_to_unknown(ports: Iterable[Port[Any]]) -> None:
+    """Tell the receivers of these ports that anybody may have them from now on."""
+    _tell(ports, PortGiven(0, 0, "", "", (), (), (), ()))
+
+
+def _tell(ports: Iterable[Port[Any]], news: PortGiven) -> None:
+    from monarch_kernel.runtime.actor.system import get_system
+
+    system = get_system()
+    for port in {id(port): port for port in ports}.values():  # what is pickled twice in one message arrives once
+        ref = port._ref
+        message = msgspec.structs.replace(news, call=port._number, rank=port._rank)
+        if ref.id == system.node.id:
+            system.ports.on_given(None, message, None)
+        else:
+            system.node.learn(ref)
+            system.node.send(ref.id, message)
+
+
+def arrived(value: Callable[[], Any]) -> tuple[Any, list[Port[Any]]]:
+    """What unpickling gives, and the ports in it, which are not the running actor's."""
+    outer = _met.arrived
+    _met.arrived = ports = []
+    try:
+        return value(), ports
+    finally:
+        _met.arrived = outer
+
+
+def came(port: Port[Any]) -> None:
+    """A port has come in a message."""
+    if _met.arrived is not None:
+        _met.arrived.append(port)
+        return
+    here = current.get()
+    if here is not None:
+        here.actor_instance.hold(port)
+
+
+def let_go(system: System, port: Port[Any], actor: str) -> None:
+    """An actor of this process has no use for its copy of a port any more. For finalizers, which run anywhere."""
+    if port._ref.id not in system.node.deaths:
+        system.node.learn(port._ref)
+        system.node.poller.say_late(port._ref.id, PortLeft(port._number, port._rank, actor))
+
+
+def leave(system: System, actor: str, ports: Iterable[Port[Any]], death: Death) -> None:
+    """An actor of this process has ended with these ports."""
+    told = encode_death(death)
+    for port in ports:
+        port._holder = None
+        system.node.learn(port._ref)
+        system.node.send(port._ref.id, PortLeft(port._number, port._rank, actor), told)
+
+
+class NobodyLeft(Exception):
+    """All who were given a port are gone."""
+
+    def __init__(self, lost: list[tuple[Sender, Death]]) -> None:
+        super().__init__(lost)
+        self.lost = lost
+
+
+class _Answer:
+    """The answer of one rank to one call, which the rank has left to others."""
+
+    def __init__(self, book: PortBook, number: int, rank: int) -> None:
+        self._book = book
+        self._number = number
+        self._rank = rank
+        self._senders = Senders()
+
+    def senders(self) -> Senders | None:
+        """Who is to answer; None when the call has ended."""
+        return self._senders if self._number in self._book.node.calls else None
+
+    def nobody_left(self) -> None:
+        """All who were to answer are gone."""
+        sink = self._book.node.calls.get(self._number)
+        if sink is None:
+            return
+        sender, death = self._senders.lost[-1]
+        of = f"rank {sender.rank} of mesh {sender.mesh!r}" if sender.actor else f"process {sender.proc.id}"
+        cause = f"its answer was left to {of} (host {sender.proc.host}), which is gone: {death.cause}"
+        gone = msgspec.structs.replace(death, cause=cause, what="actor")
+        sink.on_reply(self._rank, DEAD, encode_death(gone), ())
+
+
+class PortBook:
+    """The receivers of this process, by call number, and who can send to them."""
+
+    def __init__(self, system: System) -> None:
+        self.node = system.node
+        self._given: dict[tuple[int, int], Any] = {}  # by call and rank, what was given away: receivers and answers
+        self._prune_at = 64
+        self._lock = threading.Lock()  # news comes from the thread that polls, and from those that send to themselves
+        self.node.handlers[PortGiven] = self.on_given
+        self.node.handlers[PortLeft] = self._on_left
+        self.node.on_peer_dead.append(self._on_peer_dead)
+
+    def used_here(self, number: int) -> None:
+        """This process has itself sent through a port of a receiver here, and may do so again."""
+        sink = self.node.calls.get(number)
+        senders = getattr(sink, "senders", None)
+        if senders is not None and (known := senders()) is not None:
+            known.given_to_unknown()
+
+    def on_given(self, _link: Any, message: PortGiven, _body: Any) -> None:
+        """A port of this process goes to somebody."""
+        sink: Any = self.node.calls.get(message.call)
+        if sink is None:
+            return
+        key = (message.call, message.rank)
+        with self._lock:
+            entry = self._given.get(key)
+            if entry is None:
+                self._prune()
+                entry = sink if hasattr(sink, "senders") else _Answer(self, *key)
+                self._given[key] = entry
+        senders = entry.senders()
+        if senders is None:
+            return
+        if not message.procs:
+            senders.given_to_unknown()
+            return
+        extent: Extent = shared(message.labels, message.sizes)
+        with self._lock:
+            senders.given(
+                Sender(ref, message.actor, message.mesh, rank, extent)
+                for ref, rank in zip(message.procs, message.ranks, strict=True)
+            )
+        self._watch(message.procs)
+        for ref in message.procs:
+            death = self.node.deaths.get(ref.id) or self.node.deaths.get(ref.agent)
+            if death is not None:
+                self._ended(entry, ref.id, death)
+
+    def _watch(self, procs: Iterable[ProcRef]) -> None:
+        """Have somebody tell us of the ends of these."""
+        node = self.node
+        unheard = [ref for ref in procs if ref.id not in node.links and ref.id not in node.deaths]
+        for ref in unheard:
+            node.learn(ref)
+            if ref.agent == ref.id:  # a controller: its connection is what tells
+                node.link_to(ref.id)
+        node.watch([ref.id for ref in unheard])
+
+    def _prune(self) -> None:
+        """Forget what has ended, now and then."""
+        if len(self._given) >= self._prune_at:
+            for key, entry in list(self._given.items()):
+                if key[0] not in self.node.calls or entry.senders() is None:
+                    del self._given[key]
+            self._prune_at = max(64, 2 * len(self._given))
+
+    def _on_left(self, link: Any, message: PortLeft, body: Any) -> None:
+        entry = self._given.get((message.call, message.rank))
+        if entry is None:
+            return
+        if len(body):
+            self._ended(entry, link.peer, decode_death(body), message.actor)
+            return
+        senders: Senders | None = entry.senders()
+        if senders is None:
+            return
+        with self._lock:
+            is_lost = senders.let_go(link.peer, message.actor)
+        if is_lost:
+            entry.nobody_left()
+
+    def _on_peer_dead(self, proc: str, death: Death) -> None:
+        with self._lock:
+            entries = list(self._given.values())
+        for entry in entries:
+            self._ended(entry, proc, death)
+
+    def _ended(self, entry: Any, proc: str, death: Death, actor: str | None = None) -> None:
+        senders: Senders | None = entry.senders()
+        if senders is None:
+            return
+        far = self.node.routes.far
+
+        def gone(sender: Sender) -> bool:
+            ref = sender.proc
+            if ref.id == proc:
+                return actor is None or sender.actor == actor
+            return ref.agent == proc or (ref.gateway == proc and far(ref))
+
+        with self._lock:
+            is_lost = senders.ended(gone, death)
+        if is_lost:
+            entry.nobody_left()
