@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from monarch_kernel.protocol.messages import Call
+from monarch_kernel.protocol.messages import Call, Death
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.runtime.actor.base import EndpointSpec, tell_undeliverable
 from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, StreamCall
@@ -110,8 +110,7 @@ class Endpoint(Generic[R]):
         body, buffers = self._body(args, kwargs, self._mesh._target())
         lost = self._cast(body, buffers, 0, None)
         if lost:
-            dead = self._mesh._target().procs[lost[0]].id
-            tell_undeliverable(self._label, tuple(lost), self._mesh._system.node.deaths[dead].cause)
+            tell_undeliverable(self._label, tuple(lost), next(iter(lost.values())).cause)
 
     @property
     def rref(self) -> Any:
@@ -141,7 +140,9 @@ class Endpoint(Generic[R]):
         link.send(encode_header(message), body)
         return call
 
-    def _cast(self, body: Any, buffers: tuple[int, ...], number: int, sink: Any, reply_to: Any = None) -> list[int]:
+    def _cast(
+        self, body: Any, buffers: tuple[int, ...], number: int, sink: Any, reply_to: Any = None
+    ) -> dict[int, Death]:
         """Send to all ranks. Returns those that are known to be dead, as far as they are not reached through agents."""
         mesh = self._mesh
         system = mesh._system
@@ -161,13 +162,13 @@ class Endpoint(Generic[R]):
         if buffers:
             procs = target.procs if plan is None else [ref for _, ref in near]
             body, message.segment = node.pack(body, buffers, [ref.id for ref in procs if ref.id not in node.deaths])
-        lost: list[int] = []
+        lost: dict[int, Death] = {}
         for rank, ref in near:
             link = links.get(ref.id)
             if link is None and (link := mesh._reach(ref)) is None:
-                lost.append(rank)
+                lost[rank] = node.deaths[ref.id]
                 if sink is not None:
-                    sink.on_peer_dead(ref.id, node.deaths[ref.id])
+                    sink.on_peer_dead(ref.id, lost[rank])
                 continue
             message.rank = rank
             link.send(encode_header(message), body)
