@@ -365,6 +365,38 @@ class ProcResponds(msgspec.Struct, array_like=True, tag=46):
     seconds: float  # how long it took
 
 
+class AskStacks(msgspec.Struct, array_like=True, tag=47):
+    """Read the stacks of these procs from outside. Answered as GetStatus is: MessagePack of ``list[StackRead]``."""
+
+    call: int
+    procs: list[str]
+    native: bool  # with the frames of native code
+    timeout: float  # for all of them (seconds)
+
+
+class StackRead(msgspec.Struct, array_like=True, frozen=True):
+    """What py-spy has read of one proc."""
+
+    proc: str
+    pid: int
+    host: str
+    why: str  # why it cannot answer by itself, as the kernel tells it ("" if that says nothing)
+    dump: str  # its JSON; "" if there is none
+    error: str = ""  # why there is none
+
+
+class AskConsole(msgspec.Struct, array_like=True, tag=48):
+    """To a controller, from a terminal of the same user: open the debugger's console.
+
+    The only message that may come on a link without Hello. Answered with a Reply whose body is the path of a socket, or
+    (ERROR) a sentence.
+    """
+
+    call: int
+    version: int
+    release: str
+
+
 # -- healing ----------------------------------------------------------------------------------
 
 
@@ -489,6 +521,8 @@ Message = (
     | GetStatus
     | GetLogs
     | Shutdown
+    | AskStacks
+    | AskConsole
     | ProcUnresponsive
     | ProcResponds
     | Replaced

@@ -128,13 +128,14 @@ class AsyncActorInstance(ActorInstance):
                 await asyncio.sleep(0)
 
     async def _handle_async(self, link: Any, message: Call, body: Any) -> BaseException | None:
-        current.set(Context(self, message.rank, shared(message.labels, message.sizes)))
+        current.set(Context(self, message.rank, shared(message.labels, message.sizes), message.endpoint))
         cell.set(message.cell or None)
         endpoint = self._spec.endpoints.get(message.endpoint) or self._undecorated(message.endpoint)
         try:
             function, args, kwargs = self._prepare(link, message, endpoint, body)
             if not endpoint.concurrent:
                 self.running = message.endpoint
+                self.running_for = message.cell
             self._interruptible = True
             try:
                 result = function(*args, **kwargs)

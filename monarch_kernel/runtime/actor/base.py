@@ -57,6 +57,9 @@ class Actor:
     #: owner is told of the proc, and not of the tool as well.
     __tool__ = False
 
+    #: Set in tools that never take a proc's main thread, even where they come before the program's own actors.
+    __background__ = False
+
     @property
     def logger(self) -> logging.Logger:
         """A logger named after the actor, of which every line tells the rank."""
@@ -213,7 +216,7 @@ class EndpointSpec:
 class ActorSpec:
     """What is known of an actor class: its endpoints, and whether it is sync or async."""
 
-    __slots__ = ("cls", "endpoints", "is_async", "tool")
+    __slots__ = ("background", "cls", "endpoints", "is_async", "tool")
 
     def __init__(self, cls: type, reserved: frozenset[str]) -> None:
         self.cls = cls
@@ -243,6 +246,7 @@ class ActorSpec:
             if function is not None and not self.endpoints:
                 self.is_async = inspect.iscoroutinefunction(function)
         self.tool = bool(getattr(cls, "__tool__", False))
+        self.background = bool(getattr(cls, "__background__", False))
 
 
 _specs: dict[type, ActorSpec] = {}

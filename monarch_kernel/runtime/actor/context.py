@@ -20,10 +20,11 @@ class Context:
         actor_instance: the actor (or, outside any actor, the client) that runs.
     """
 
-    __slots__ = ("_extent", "_rank", "actor_instance")
+    __slots__ = ("_endpoint", "_extent", "_rank", "actor_instance")
 
-    def __init__(self, actor_instance: Instance, rank: int, extent: Extent) -> None:
+    def __init__(self, actor_instance: Instance, rank: int, extent: Extent, endpoint: str = "") -> None:
         self.actor_instance = actor_instance
+        self._endpoint = endpoint
         self._rank = rank
         self._extent = extent
 

@@ -32,6 +32,7 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
+from monarch_kernel.runtime.actor import postmortem
 from monarch_kernel.runtime.actor.base import ActorSpec, EndpointSpec
 from monarch_kernel.runtime.actor.calls import acknowledge, fault_body
 from monarch_kernel.runtime.actor.context import Context, cell, current, shared
@@ -163,6 +164,7 @@ class ActorInstance(Instance):
         self.death: Death | None = None
         self._fatal: BaseException | None = None  # what ended the actor from outside its messages
         self.running: str | None = None  # the endpoint that runs now
+        self.running_for = create.cell  # the cell on whose behalf
         self._warned = False  # of a checkpoint that is too large
         self._interruptible = False
 
@@ -212,6 +214,11 @@ class ActorInstance(Instance):
                 self.refuse(link, message)
 
     # -- driving ----------------------------------------------------------------------------------
+
+    def start_thread(self) -> None:
+        """Give the actor a thread of its own. Debuggers keep off the threads of tools, which they know by the name."""
+        name = "monarch-tool" if self._spec.tool else "monarch-actor-driver"
+        threading.Thread(target=self.drive, name=name, daemon=True).start()
 
     def drive(self) -> None:
         """The actor's whole life; runs in its thread."""
@@ -286,13 +293,14 @@ class ActorInstance(Instance):
         """Run one endpoint. Returns the exception that ends the actor, if there is one."""
         extent = shared(message.labels, message.sizes)
         endpoint = self._spec.endpoints.get(message.endpoint)
-        current.set(Context(self, message.rank, extent))
+        current.set(Context(self, message.rank, extent, message.endpoint))
         cell.set(message.cell or None)
         if endpoint is None:
             endpoint = self._undecorated(message.endpoint)
         try:
             function, args, kwargs = self._prepare(link, message, endpoint, body)
             self.running = message.endpoint
+            self.running_for = message.cell
             self._interruptible = True
             try:
                 result = function(*args, **kwargs)
@@ -364,6 +372,8 @@ class ActorInstance(Instance):
             return None
         if isinstance(error, KeyboardInterrupt):
             interrupted = self._system.was_interrupted(self) or interrupted
+        elif not self._spec.tool:
+            postmortem.failed(error, self.name, message.endpoint, message.cell, self._system.node.poller.call_later)
         fatal = endpoint.explicit_port or not message.call or not isinstance(error, Exception)
         if fatal and not interrupted:
             death = self._death_of(error)

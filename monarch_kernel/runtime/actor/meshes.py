@@ -24,6 +24,7 @@ from monarch_kernel.runtime.actor.casting import send_to_all
 from monarch_kernel.runtime.actor.context import calling_cell, current
 from monarch_kernel.runtime.actor.endpoint import Endpoint, PlainMethod
 from monarch_kernel.runtime.actor.errors import ActorError
+from monarch_kernel.runtime.actor.inspecting import Inspectable
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.portbook import pickled
 from monarch_kernel.runtime.actor.recipes import HEAL_TIMEOUT, Healed
@@ -197,7 +198,7 @@ def _rebuild_actor_mesh(
     return ActorMesh(get_system(), actor, name, mesh_name, cls, procs, region)
 
 
-class ProcMesh(MeshTrait):
+class ProcMesh(Inspectable, MeshTrait):
     """A mesh of processes. Made by ``HostMesh.spawn_procs``; actors are spawned on it.
 
     Picklable: whoever gets it can spawn actors on it, too.

@@ -106,6 +106,7 @@ class ReplyPort(Port[R]):
     def abandon(self, death: Death) -> None:
         """The actor ended without an answer."""
         if not self._used:
+            self.return_undeliverable = False  # it may have been the caller's end that ended the actor
             self._send(DEAD, encode_death(death), ())
 
     def _send(self, status: int, body: Any, buffers: tuple[int, ...]) -> None:

@@ -42,7 +42,7 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import loads
-from monarch_kernel.runtime.actor import faultline
+from monarch_kernel.runtime.actor import door, faultline
 from monarch_kernel.runtime.actor.async_instance import AsyncActorInstance
 from monarch_kernel.runtime.actor.base import ActorSpec, spec_of
 from monarch_kernel.runtime.actor.calls import Reported, acknowledge, ask_agent, fault_body
@@ -247,8 +247,8 @@ class System:
         self.ended.pop(create.actor, None)  # it is healed
         for early in self._early.pop(create.actor, ()):
             instance.deliver(*early)
-        if not self.main_driver(instance.drive):
-            threading.Thread(target=instance.drive, name="monarch-actor-driver", daemon=True).start()
+        if spec.background or not self.main_driver(instance.drive):
+            instance.start_thread()
 
     def _instance(
         self, create: Create, spec: ActorSpec, build: Callable[[], Any], link: Any, proc_mesh: Any
@@ -272,7 +272,7 @@ class System:
         create = Create(actor, name, 0, 0, (), (), self.client.actor_id, self.node.ref)
         instance = self._instance(create, spec_of(cls, frozenset()), cls, _Local(None), self.this_proc())
         self.actors[actor] = instance
-        threading.Thread(target=instance.drive, name="monarch-actor-driver", daemon=True).start()
+        instance.start_thread()
 
     def _stop_actor(self, link: Any, message: StopActor) -> None:
         actor = self.actors.get(message.actor)
@@ -562,6 +562,7 @@ def _bootstrap() -> System:
         node.listen()
         system = System(node, node.ref)
         faultline.install()
+        door.install(system)
         _system = system
         from monarch_kernel.runtime.actor.output import hub
 
@@ -587,9 +588,10 @@ def shutdown(timeout: float | None = None) -> None:
         if system is None:
             return
         system.shutdown(5.0 if timeout is None else timeout)
-        from monarch_kernel.runtime.actor import output
+        from monarch_kernel.runtime.actor import output, postmortem
 
         output.flush_default()
+        postmortem.release()
         _system = None
         atexit.unregister(_at_exit)
 

@@ -25,6 +25,7 @@ import msgspec
 
 from monarch_kernel.protocol.messages import (
     OK,
+    AskStacks,
     Death,
     EndProc,
     GetLogs,
@@ -47,6 +48,7 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.runtime.host import forkserver, leftovers
 from monarch_kernel.runtime.host.procs import ForkClient, OomWatch, Proc, describe_exit
 from monarch_kernel.runtime.host.recipe import fork_request, load_env
+from monarch_kernel.runtime.host.spying import Spy, StackReader
 from monarch_kernel.runtime.host.vitals import Vitals
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.relay import Relay
@@ -100,7 +102,9 @@ class Agent:
         self._paused: list[tuple[Proc, int]] = []
         self._dead: list[Proc] = []
         self._oom = OomWatch()
-        self._vitals = Vitals(self._node, self._procs.values, self._tell, self._oom.look)
+        spy = Spy(self._poller)
+        self._stack_reader = StackReader(spy, node.ref.host)
+        self._vitals = Vitals(self._node, self._procs.values, self._tell, spy, self._oom.look)
         self._over = False
         self._code = 0
         self._reap_wanted = False
@@ -112,6 +116,7 @@ class Agent:
                 Watch: self._on_watch,
                 GetStatus: self._on_status,
                 GetLogs: self._on_logs,
+                AskStacks: self._on_stacks,
                 Shutdown: self._on_shutdown,
             }
         )
@@ -555,6 +560,9 @@ class Agent:
             else:
                 found.append(LogText(name, b"", b""))
         _reply(link, message.call, msgspec.msgpack.encode(found))
+
+    def _on_stacks(self, link: Any, message: AskStacks, _body: Any) -> None:
+        self._stack_reader.read(message, self._procs, functools.partial(_reply, link, message.call))
 
 
 def _reply(link: Any, call: int, value: bytes | None = None) -> None:

@@ -9,14 +9,13 @@ answers. Nobody is taken for dead because of it.
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from monarch_kernel.protocol.messages import Ping, ProcResponds, ProcUnresponsive, encode
 from monarch_kernel.runtime.host.procs import Proc
+from monarch_kernel.runtime.host.spying import Spy, state_of
 from monarch_kernel.runtime.node.node import Node
 
 #: How often a rank is asked (seconds); 0: never.
@@ -27,11 +26,6 @@ PATIENCE = float(os.environ.get("MONARCH_KERNEL_UNRESPONSIVE_AFTER", "3.0"))
 STACK_TIMEOUT = 10.0
 STACK_MAX = 16_000
 
-_STATES = {
-    "T": "it is stopped (SIGSTOP)",
-    "t": "it is stopped by a debugger",
-    "D": "it waits for a disk or a device, and cannot be interrupted",
-}
 #: What a frame of ours, or of the interpreter's start, has in its line.
 _RUNTIME = ("monarch_kernel/runtime/", "<frozen runpy>", "<module> (<string>:", "(threading.py:")
 _WEDGED = "native code holds the interpreter lock, or it gets no processor"
@@ -60,6 +54,7 @@ class Vitals:
 
     Args:
         tell: ``tell(peer, message)``.
+        spy: reads stacks.
         look: called with the time whenever the ranks are asked.
     """
 
@@ -68,10 +63,12 @@ class Vitals:
         node: Node,
         procs: Callable[[], Iterable[Proc]],
         tell: Callable[[str, Any], None],
+        spy: Spy,
         look: Callable[[float], None],
     ) -> None:
         self._look = look
         self.node = node
+        self._spy = spy
         self._procs = procs
         self._tell = tell
         self._pulses: dict[str, _Pulse] = {}
@@ -110,7 +107,7 @@ class Vitals:
         self.node.poller.call_later(PERIOD, self._ask)
 
     def _overdue(self, pulse: _Pulse, now: float) -> None:
-        why = _STATES.get(_state_of(pulse.proc.pid), "")
+        why = state_of(pulse.proc.pid)
         if why or now - pulse.asked >= PATIENCE:
             pulse.reported = why or _WEDGED
             self._report(pulse, "")
@@ -136,46 +133,12 @@ class Vitals:
 
     def _read_stack(self, pulse: _Pulse) -> None:
         """Have py-spy read the stack of a rank that cannot tell it; it comes as a second report."""
-        program = _py_spy()
-        if program is None:
-            return
-        ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        actions = [(os.POSIX_SPAWN_DUP2, theirs, 1), (os.POSIX_SPAWN_DUP2, theirs, 2)]
-        argv = [program, "dump", "--nonblocking", "--pid", str(pulse.proc.pid)]
-        try:
-            os.posix_spawn(program, argv, os.environ, file_actions=actions)
-        except OSError:
-            os.close(ours)
-            return
-        finally:
-            os.close(theirs)
-        text = bytearray()
-        poller = self.node.poller
 
-        def finish() -> None:
-            nonlocal ours
-            if ours < 0:
-                return
-            poller.unregister(ours)
-            os.close(ours)
-            ours = -1
-            timer.cancel()
-            if pulse.reported:
-                self._report(pulse, _tidy(text.decode("utf-8", "replace")))
+        def done(text: str, error: str) -> None:
+            if pulse.reported and (text or error):
+                self._report(pulse, _tidy((text or error)[:STACK_MAX]))
 
-        def on_output(_events: int) -> None:
-            while True:
-                try:
-                    data = os.read(ours, 65536)
-                except BlockingIOError:
-                    return
-                if not data:
-                    finish()
-                    return
-                text.extend(data[: STACK_MAX - len(text)])
-
-        timer = poller.call_later(STACK_TIMEOUT, finish)
-        poller.register(ours, on_output)
+        self._spy.dump(pulse.proc.pid, ("--nonblocking",), STACK_TIMEOUT, done)
 
 
 def _tidy(text: str) -> str:
@@ -196,17 +159,3 @@ def _tidy(text: str) -> str:
             frames.pop()
         shown += [name, *frames] if frames else [f"{name}: in the runtime, waiting for a message"]
     return "\n".join(shown)
-
-
-def _state_of(pid: int) -> str:
-    """The process's state as the kernel tells it, one letter ('' if it is gone)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0].decode()
-    except (OSError, IndexError):
-        return ""
-
-
-def _py_spy() -> str | None:
-    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
-    return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")

@@ -21,6 +21,7 @@ import msgspec
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.messages import (
     WIRE_VERSION,
+    AskConsole,
     Death,
     Forget,
     Hello,
@@ -53,6 +54,9 @@ log = logging.getLogger(__name__)
 CAUSE_GRACE = 0.25
 #: How long nobody new is accepted when the process has no descriptor left (seconds).
 ACCEPT_PAUSE = 1.0
+
+#: What may come on a link whose other end has not said who it is.
+_STRANGERS = (Hello, Refused, AskConsole)
 
 Handler = Callable[[Any, Any, Any], None]
 #: Decides when a message that came from another site is delivered: now, or later by the function it gets.
@@ -422,7 +426,7 @@ class Node:
 
     def _dispatch(self, link: Any, message: Any, body: Any) -> None:
         kind = type(message)
-        if kind is not Hello and kind is not Refused and not link.peer:
+        if not link.peer and kind not in _STRANGERS:
             log.warning("closed a link that did not begin with Hello")
             link.close()
             return

@@ -93,7 +93,9 @@ class Poller:
         self._background_signal.acquire()
         self._steal = False
         self._start_lock = threading.Lock()
-        self._interrupted = False
+        self._interrupted = False  # the main thread is to leave its wait
+        self._pressed = False  # because of a SIGINT
+        self._errand: Callable[[], None] | None = None
         self._main_parker: Any = None
         self._closed = False
         self._main = threading.main_thread().ident
@@ -177,7 +179,8 @@ class Poller:
         """Block until ``waitable._done``, polling if nobody else does.
 
         In the main thread a SIGINT is deferred to the end of the current step and then given to the
-        handler that was installed before, so Ctrl-C can never lose a message that was being handled.
+        handler that was installed before, so Ctrl-C can never lose a message that was being handled. What
+        ``call_in_wait`` was given runs there, too; its time does not count.
 
         Returns:
             Whether it is done; False after ``timeout`` seconds.
@@ -197,9 +200,17 @@ class Poller:
         if handler is None:
             return self._wait(waitable, deadline, False)
         try:
-            done = self._wait(waitable, deadline, True)
+            done = self._errand is None and self._wait(waitable, deadline, True)
         finally:
             interrupted = self._unshield(handler)
+        if self._errand is not None:
+            began = time.monotonic()
+            errand, self._errand = self._errand, None
+            errand()
+            if deadline is not None:
+                deadline += time.monotonic() - began
+            if not interrupted and not waitable._done:
+                return self.wait(waitable, None if deadline is None else max(0.0, deadline - time.monotonic()))
         if interrupted:
             handler(_SIGINT, None)
             # A handler that does not raise wants the wait to go on.
@@ -219,14 +230,28 @@ class Poller:
     def _unshield(self, handler: Any) -> bool:
         """Restore the handler; whether a SIGINT came in the meantime."""
         _signal.signal(_SIGINT, handler)
-        interrupted, self._interrupted = self._interrupted, False
-        return interrupted
+        self._interrupted = False
+        pressed, self._pressed = self._pressed, False
+        return pressed
+
+    def call_in_wait(self, errand: Callable[[], None]) -> None:
+        """Have the main thread call ``errand()`` where it waits: at once if it does now, else when it waits next.
+
+        It may wait itself. What it raises ends the wait. Of several that come before one has run, the last counts.
+        """
+        self._errand = errand
+        self._look_up()
 
     def shielded(self) -> Shielded:
         """Let no SIGINT in: what must not be left half done (a message half sent) goes in here. Keep it short."""
         return Shielded(self)
 
     def _defer(self, _signum: int, _frame: FrameType | None) -> None:
+        self._pressed = True
+        self._look_up()
+
+    def _look_up(self) -> None:
+        """Have the main thread leave its wait, if it is in one."""
         self._interrupted = True
         self.wake()
         parker = self._main_parker

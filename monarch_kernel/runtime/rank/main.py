@@ -210,6 +210,7 @@ def main(config: bytes) -> None:
         aliases.enable_monarch_imports()
     sys.argv = [f"monarch rank {decoded.rank} of {decoded.mesh}"]
     capture.install()
+    sys.breakpointhook = _breakpoint
     code = 1
     try:
         code = Rank(decoded).run()
@@ -223,6 +224,17 @@ def main(config: bytes) -> None:
         _flush()
         # Threads of user code must not hold up the end; their atexit handlers have nothing to say to us.
         os._exit(code)
+
+
+def _breakpoint(*args: Any, **kwargs: Any) -> Any:
+    """`breakpoint()`: stops here, for the debugger of the controller; PYTHONBREAKPOINT works as everywhere."""
+    if "PYTHONBREAKPOINT" in os.environ:
+        return sys.__breakpointhook__(*args, **kwargs)
+    import importlib
+
+    # By name, like all tools: the runtime does not depend on it.
+    importlib.import_module("monarch_kernel.debugger.rank").stop_here(sys._getframe(1))
+    return None
 
 
 def _cpu_set(text: str) -> set[int]:

@@ -1,0 +1,190 @@
+"""How another program of the same user comes to a running controller: it finds the run folder, and asks for a console.
+
+The controller has nothing of the debugger until it is asked; it hears of the question wherever it hears of messages:
+in a wait, or by its background thread while the user's code computes or sleeps.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel._version import __version__
+from monarch_kernel.protocol.messages import ERROR, OK, PREFIX, WIRE_VERSION, AskConsole, Reply, decode, encode
+from monarch_kernel.runtime.node.link import Link, peer_of
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.system import System
+
+log = logging.getLogger(__name__)
+
+_CONSOLE = "monarch_kernel.debugger.console.server"
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """A process with meshes, on this machine.
+
+    Attributes:
+        pid: its process.
+        program: its command line.
+        address: the Unix socket at which it listens.
+    """
+
+    pid: int
+    program: str
+    address: str
+
+
+def controllers() -> list[Controller]:
+    """The controllers of this user that run on this machine, oldest first. Does not start the runtime."""
+    import tempfile
+
+    found: list[tuple[float, Controller]] = []
+    for base in dict.fromkeys((tempfile.gettempdir(), "/tmp")):
+        start = f"monarch-{os.getuid()}-"
+        try:
+            folders = [entry for entry in os.scandir(base) if entry.name.startswith(start)]
+        except OSError:
+            continue
+        for folder in folders:
+            for address in _sockets(folder.path):
+                controller = _at(address)
+                if controller is not None:
+                    found.append((os.stat(folder.path).st_mtime, controller))
+    return [controller for _, controller in sorted(found, key=lambda one: (one[0], one[1].pid))]
+
+
+def _sockets(folder: str) -> list[str]:
+    """The sockets of controllers in a run folder, if that is this user's alone."""
+    try:
+        about = os.lstat(folder)
+        if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o077:
+            return []
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return [os.path.join(folder, name) for name in names if name.startswith("controller-") and name.endswith(".sock")]
+
+
+def _at(address: str) -> Controller | None:
+    try:
+        with _connect(address, 1.0) as sock:
+            pid = peer_of(sock)[0]
+    except OSError:
+        return None  # its process has ended, or its folder is another user's
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            program = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        program = ""
+    return Controller(pid, program, address)
+
+
+def _connect(address: str, timeout: float) -> socket.socket:
+    """Connect to a Unix socket of a process of this user (or of root, as whom everything is open anyway).
+
+    Raises:
+        OSError: nobody listens there, or somebody else.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(address)
+        if peer_of(sock)[1] not in (os.getuid(), 0):
+            raise PermissionError(f"who listens at {address} is another user")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def ask_console(controller: Controller, timeout: float = 10.0) -> socket.socket:
+    """Have a controller open its debugger's console, and connect to that.
+
+    Raises:
+        ConnectionError: it does not answer, refuses, or cannot; says why.
+    """
+    who = f"process {controller.pid}"
+    try:
+        with _connect(controller.address, timeout) as sock:
+            header = encode(AskConsole(1, WIRE_VERSION, __version__))
+            sock.sendall(PREFIX.pack(len(header), 0) + header)
+            length, size = PREFIX.unpack(_exactly(sock, PREFIX.size))
+            reply = decode(_exactly(sock, length))
+            body = _exactly(sock, size).decode()
+    except TimeoutError:
+        raise ConnectionError(
+            f"{who} does not answer within {timeout:g} s: it is stopped, or native code keeps the interpreter; "
+            f"py-spy dump --pid {controller.pid} --native shows where it is"
+        ) from None
+    except OSError as error:
+        raise ConnectionError(f"{who} cannot be reached: {error.strerror or error}") from None
+    if not isinstance(reply, Reply) or reply.status != OK:
+        raise ConnectionError(f"{who}: {body}")
+    try:
+        return _connect(body, timeout)
+    except OSError as error:
+        raise ConnectionError(f"the console of {who} cannot be reached: {error.strerror or error}") from None
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = sock.recv(size - len(data))
+        if not more:
+            raise ConnectionResetError("it has closed the connection")
+        data += more
+    return data
+
+
+def install(system: System) -> None:
+    """Have a controller answer who asks for the console."""
+    system.node.handlers[AskConsole] = partial(_on_ask_console, system)
+
+
+def _on_ask_console(system: System, link: Any, message: AskConsole, _body: Any) -> None:
+    """Somebody at a terminal wants the console: load it, on a thread of its own, and say where it listens."""
+    if not isinstance(link, Link):
+        return  # it is for this machine only
+
+    def answer(status: int, text: str) -> None:
+        link.send(encode(Reply(message.call, 0, status)), text.encode())
+
+    def work() -> None:
+        if message.version != WIRE_VERSION:
+            answer(ERROR, f"it runs monarch_kernel {__version__}, and this is {message.release}: use the same")
+            return
+        try:
+            server = importlib.import_module(_CONSOLE)
+            path = server.listen(system.node.run_dir)
+        except Exception as error:
+            log.exception("the debugger's console could not be opened")
+            answer(ERROR, f"its console could not be opened: {type(error).__name__}: {error}")
+            return
+        if server.close not in system.node.on_close:
+            system.node.on_close.append(server.close)
+        answer(OK, path)
+
+    threading.Thread(target=work, name="monarch-console", daemon=True).start()
+
+
+def call_in_wait(errand: Callable[[], None]) -> None:
+    """Have the main thread of this process call ``errand()`` where it waits for ranks: now, or when it waits next.
+
+    It may wait itself. What it raises ends the wait.
+    """
+    from monarch_kernel.runtime.actor.system import get_system
+
+    get_system().node.poller.call_in_wait(errand)
+
+
+__all__ = ["Controller", "ask_console", "call_in_wait", "controllers", "install"]

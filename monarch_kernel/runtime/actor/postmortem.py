@@ -1,0 +1,101 @@
+"""Exceptions that ended an endpoint or a cell, kept for a while with their frames, so that they can be looked into.
+
+Bounded in number and in time: frames hold on to whatever their variables refer to. A newer failure of the same actor
+takes the place of the older one. Nothing here costs anything before an endpoint has failed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+#: How many failures a process keeps, and for how long (seconds; 0: none are kept).
+LIMIT = 4
+LEASE = float(os.environ.get("MONARCH_KERNEL_POST_MORTEM", "300"))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One exception that ended an endpoint or a cell.
+
+    Attributes:
+        number: grows from 1 in each process.
+        error: with its traceback.
+        actor: the name of the actor.
+        endpoint: what failed.
+        cell: the id of the notebook cell for which it ran; "" if for none.
+        when: `time.time()`.
+    """
+
+    number: int
+    error: BaseException
+    actor: str
+    endpoint: str
+    cell: str
+    when: float
+
+
+_kept: list[Failure] = []
+_lock = threading.Lock()
+_count = 0
+_scheduled = False
+#: Called for each failure, on the thread where it happened, before anybody is told of it; a debugger stops there.
+on_failure: Callable[[BaseException], None] | None = None
+
+
+def failed(
+    error: BaseException, actor: str, endpoint: str, cell: str, later: Callable[[float, Callable[[], None]], object]
+) -> None:
+    """An endpoint or a cell has ended with an exception: keep it, and tell the debugger if there is one.
+
+    Args:
+        later: has a function called after so many seconds, so that memory comes back though nothing else happens here.
+    """
+    global _count
+    if isinstance(error, KeyboardInterrupt):
+        return
+    if on_failure is not None:
+        on_failure(error)
+    if LEASE <= 0 or isinstance(error, SystemExit):
+        return
+    with _lock:
+        _count += 1
+        _kept[:] = [each for each in _kept if each.actor != actor or each.endpoint != endpoint][1 - LIMIT :]
+        _kept.append(Failure(_count, error, actor, endpoint, cell, time.time()))
+        _schedule(later)
+
+
+def failures() -> list[Failure]:
+    """What is kept, oldest first."""
+    with _lock:
+        _drop_old()
+        return list(_kept)
+
+
+def release(numbers: set[int] | None = None) -> None:
+    """Let go of these failures, or of all."""
+    with _lock:
+        _kept[:] = [] if numbers is None else [each for each in _kept if each.number not in numbers]
+
+
+def _drop_old() -> None:
+    oldest = time.time() - LEASE
+    _kept[:] = [each for each in _kept if each.when > oldest]
+
+
+def _schedule(later: Callable[[float, Callable[[], None]], object]) -> None:
+    global _scheduled
+    if _kept and not _scheduled:
+        _scheduled = True
+        later(max(0.0, _kept[0].when + LEASE - time.time()) + 0.01, lambda: _expire(later))
+
+
+def _expire(later: Callable[[float, Callable[[], None]], object]) -> None:
+    global _scheduled
+    with _lock:
+        _scheduled = False
+        _drop_old()
+        _schedule(later)

@@ -1,0 +1,216 @@
+"""Stacks of ranks as py-spy reads them from outside: for ranks that cannot answer, and for native frames.
+
+py-spy runs as a process of its own; the agent goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from monarch_kernel.protocol.messages import AskStacks, StackRead
+from monarch_kernel.runtime.host.procs import Proc
+from monarch_kernel.runtime.node.poller import Poller
+
+#: How much of a dump is kept: enough for a thousand threads.
+DUMP_MAX = 8_000_000
+#: Readings at the same time.
+AT_ONCE = 4
+
+_STATES = {
+    "T": "it is stopped (SIGSTOP)",
+    "t": "it is stopped by a debugger",
+    "D": "it waits for a disk or a device, and cannot be interrupted",
+}
+_JSON = ("--json", "--full-filenames")
+_MISSING = "py-spy is not installed there (pip install py-spy), so nobody can read its stack from outside"
+
+
+def state_of(pid: int) -> str:
+    """Why a process cannot answer, as the kernel tells it; '' if that says nothing."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return ""
+    return _STATES.get(state, "")
+
+
+class Spy:
+    """Runs py-spy, a few at a time."""
+
+    def __init__(self, poller: Poller) -> None:
+        self._poller = poller
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._running = 0
+
+    def dump(self, pid: int, options: tuple[str, ...], timeout: float, done: Callable[[str, str], None]) -> None:
+        """Have ``py-spy dump`` read a process; ``done(output, error)`` is called once, within ``timeout`` seconds."""
+        _Dump(self, self._poller, pid, options, timeout, done)
+
+    def begin(self, start: Callable[[], None]) -> None:
+        """Call ``start`` when there is room for another reading."""
+        self._waiting.append(start)
+        self._next()
+
+    def end(self) -> None:
+        """One that was started has ended."""
+        self._running -= 1
+        self._next()
+
+    def _next(self) -> None:
+        while self._waiting and self._running < AT_ONCE:
+            self._running += 1
+            self._waiting.popleft()()
+
+
+class _Dump:
+    """One reading: waits for its turn, runs, and is killed if it takes too long."""
+
+    def __init__(
+        self,
+        spy: Spy,
+        poller: Poller,
+        pid: int,
+        options: tuple[str, ...],
+        timeout: float,
+        done: Callable[[str, str], None],
+    ) -> None:
+        self._spy = spy
+        self._poller = poller
+        self._argv = ("dump", *options, "--pid", str(pid))
+        self._done: Callable[[str, str], None] | None = done
+        self._output = self._process = self._errors = -1
+        self._text = bytearray()
+        self._timeout = timeout
+        self._timer = poller.call_later(timeout, self._late)
+        spy.begin(self._start)
+
+    def _start(self) -> None:
+        if self._done is None:  # its time was over before its turn came
+            self._spy.end()
+            return
+        program = _py_spy()
+        if program is None:
+            self._finish(_MISSING)
+            return
+        ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._errors = os.memfd_create("py-spy", os.MFD_CLOEXEC)
+        os.set_blocking(theirs, True)
+        actions = [(os.POSIX_SPAWN_DUP2, theirs, 1), (os.POSIX_SPAWN_DUP2, self._errors, 2)]
+        try:
+            # Reaped by the agent, as all that ends below it.
+            child = os.posix_spawn(program, [program, *self._argv], os.environ, file_actions=actions)
+            self._process = os.pidfd_open(child)
+        except OSError as error:
+            os.close(ours)
+            self._finish(f"py-spy could not be started there: {error}")
+            return
+        finally:
+            os.close(theirs)
+        self._output = ours
+        self._poller.register(ours, self._on_output)
+
+    def _on_output(self, _events: int) -> None:
+        while True:
+            try:
+                data = os.read(self._output, 1 << 16)
+            except BlockingIOError:
+                return
+            if not data:
+                self._finish("")
+                return
+            self._text += data[: DUMP_MAX - len(self._text)]
+
+    def _late(self) -> None:
+        if self._process >= 0:
+            try:
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
+            except OSError:
+                pass  # it has just ended
+            self._finish(f"py-spy did not read its stack within {self._timeout:g} s")
+        elif self._done is not None:
+            done, self._done = self._done, None
+            done("", f"py-spy could not begin to read its stack within {self._timeout:g} s: others came first")
+
+    def _finish(self, error: str) -> None:
+        done, self._done = self._done, None
+        if done is None:
+            return
+        self._timer.cancel()
+        if self._output >= 0:
+            self._poller.unregister(self._output)
+        if self._errors >= 0:
+            said = os.pread(self._errors, 4096, 0).decode("utf-8", "replace").partition("\nStack backtrace:")[0].strip()
+            error = error or said
+        for fd in (self._output, self._process, self._errors):
+            if fd >= 0:
+                os.close(fd)
+        self._output = self._process = self._errors = -1
+        done(self._text.decode("utf-8", "replace"), error)
+        self._spy.end()
+
+
+class StackReader:
+    """Answers ``AskStacks``."""
+
+    def __init__(self, spy: Spy, host: str) -> None:
+        self._spy = spy
+        self._host = host
+
+    def read(self, message: AskStacks, procs: Mapping[str, Proc], reply: Callable[[bytes], None]) -> None:
+        """Read all that are asked for, then answer, within the request's time."""
+        deadline = time.monotonic() + message.timeout
+        found: dict[str, StackRead] = {}
+
+        def note(read: StackRead) -> None:
+            found[read.proc] = read
+            if len(found) == len(message.procs):
+                reply(msgspec.msgpack.encode(list(found.values())))
+
+        if not message.procs:
+            reply(msgspec.msgpack.encode([]))
+        for name in dict.fromkeys(message.procs):
+            proc = procs.get(name)
+            if proc is None:
+                note(StackRead(name, 0, self._host, "", "", "its host agent does not know it"))
+            elif proc.exit is not None:
+                note(StackRead(name, proc.pid, self._host, "", "", proc.exit.cause))
+            elif not proc.pid:
+                note(StackRead(name, 0, self._host, "", "", "it has not started yet"))
+            else:
+                self._one(proc, message.native, deadline, note)
+
+    def _one(self, proc: Proc, native: bool, deadline: float, note: Callable[[StackRead], None]) -> None:
+        why = state_of(proc.pid)
+        # Native frames need the process to be held, which nobody can do with one that is stopped already. Python's
+        # can be read while it runs; if that goes wrong, once more while it is held.
+        ways = (
+            [("--nonblocking",)] if why else [("--native",), ("--nonblocking",)] if native else [("--nonblocking",), ()]
+        )
+
+        def attempt(rest: list[tuple[str, ...]]) -> None:
+            left = max(0.01, deadline - time.monotonic())
+            self._spy.dump(proc.pid, (*_JSON, *rest[0]), left, lambda text, error: ended(rest, text, error))
+
+        def ended(rest: list[tuple[str, ...]], text: str, error: str) -> None:
+            good = text.lstrip().startswith("[") and text.rstrip().endswith("]")
+            if not good and rest[1:] and time.monotonic() < deadline:
+                attempt(rest[1:])
+                return
+            trouble = "" if good else error or "py-spy has read nothing"
+            note(StackRead(proc.id, proc.pid, self._host, why, text if good else "", trouble))
+
+        attempt(ways)
+
+
+def _py_spy() -> str | None:
+    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
+    return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
