@@ -1,0 +1,169 @@
+"""Where code is: places in files, and whose code that is: the user's, a library's, or our own.
+
+The user's is whatever neither belongs to this package nor lies where Python and its packages are installed: cells,
+scripts, projects that are used from their folder. What a path says is the same on every host, so that frames that were
+read on another one, or by another program, are told apart alike. Needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from types import FrameType
+from typing import NamedTuple
+
+USER, LIBRARY, RUNTIME = "user", "library", "runtime"
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = (_PACKAGE + os.sep, os.path.join(os.path.dirname(_PACKAGE), "workspace_sync") + os.sep)
+_INSTALLED = (os.path.dirname(os.path.abspath(os.__file__)) + os.sep, os.path.dirname(os.__file__) + os.sep)
+# The same as a path of any host says it.
+_ANY_OURS = re.compile(r"[/\\]monarch_kernel[/\\](?:runtime|protocol|debugger|kernel|launchers|[a-z_]+\.py)")
+_ANY_INSTALLED = re.compile(r"[/\\](?:site-packages|dist-packages|lib(?:64)?[/\\]python3\.?\d*)[/\\]")
+# Code without a file of its own that is Python's: `<frozen importlib._bootstrap>`. A `<string>` may be anybody's.
+_PYTHONS = ("<frozen ", "<attrs ", "<template>", "<__array_function__")
+
+# How a rank's process begins: whose code that is cannot be seen from the name of its file.
+_START = ("<string>", "<module>")
+
+#: What a file is called, such as `Cell In[3]` for the file of a cell; None for the file's own name. The same for the
+#: identity of a cell (what calls carry along).
+Label = Callable[[str], str | None]
+
+
+class Place(NamedTuple):
+    """A line of code.
+
+    Attributes:
+        file: as the code object names it.
+        line: 1 is the first; 0 where it is not known.
+        name: the function, as `co_qualname` has it (`Model.forward`); `<module>` outside of any.
+        kind: `USER`, `LIBRARY` or `RUNTIME` (ours).
+    """
+
+    file: str
+    line: int
+    name: str
+    kind: str = USER
+
+    @property
+    def user(self) -> bool:
+        """Whether it is the user's code."""
+        return self.kind == USER
+
+    def where(self, label: Label | None = None) -> str:
+        """The place, short: `train.py:12`, `Cell In[3]:2`."""
+        return f"{shown_file(self.file, label)}:{self.line}" if self.line else shown_file(self.file, label)
+
+    def text(self, label: Label | None = None) -> str:
+        """The place with its function: `train.py:12 in Model.forward`; one inside another as `outer.inner`."""
+        where = self.where(label)
+        return where if self.name in ("", "<module>") else f"{where} in {self.name.replace('.<locals>', '')}"
+
+
+@lru_cache(maxsize=4096)
+def kind_of(file: str) -> str:
+    """Whose code a file has: `USER`, `LIBRARY` (Python's and what is installed) or `RUNTIME` (ours)."""
+    if file.startswith(_OURS):
+        return RUNTIME
+    if _ANY_OURS.search(file) and (_ANY_INSTALLED.search(file) or not os.path.exists(file)):
+        return RUNTIME  # this package as it is installed elsewhere
+    if file.startswith((*_PYTHONS, *_INSTALLED)) or _ANY_INSTALLED.search(file):
+        return LIBRARY
+    return USER
+
+
+def is_user(file: str) -> bool:
+    """Whether a file has the user's code."""
+    return kind_of(file) == USER
+
+
+def same_file(asked: str, loaded: str) -> bool:
+    """Whether a file that somebody names is the one that code was loaded from.
+
+    A workspace may lie elsewhere on a rank's host: a path that does not exist there matches a file of the same base
+    name (`matching_parts` tells how well).
+    """
+    return matching_parts(asked, loaded) > 0
+
+
+@lru_cache(maxsize=4096)
+def matching_parts(asked: str, loaded: str) -> int:
+    """How many components of two paths are the same from their ends; 0 if they are not the same file.
+
+    The best match is the same file as such; then comes the one with the most components in common.
+    """
+    if asked == loaded:
+        return _SAME
+    if asked.startswith("<") or loaded.startswith("<"):
+        return 0
+    if os.path.isabs(asked) and os.path.exists(asked) and os.path.exists(loaded):
+        return _SAME if os.path.realpath(asked) == os.path.realpath(loaded) else 0
+    parts = zip(reversed(asked.split(os.sep)), reversed(loaded.split(os.sep)), strict=False)
+    count = 0
+    for one, other in parts:
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+_SAME = 1000
+
+
+def is_user_frame(frame: FrameType) -> bool:
+    """Whether a frame runs the user's code (and is not the very start of a process)."""
+    code = frame.f_code
+    return kind_of(code.co_filename) == USER and (code.co_filename, code.co_name) != _START
+
+
+def place_of(frame: FrameType) -> Place:
+    """Where a frame is."""
+    code = frame.f_code
+    return Place(code.co_filename, frame.f_lineno or 0, code.co_qualname, kind_of(code.co_filename))
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame with the user's code, from `frame` outwards; None if there is none."""
+    while frame is not None and not is_user_frame(frame):
+        frame = frame.f_back
+    return frame
+
+
+def user_place(thread: int) -> Place | None:
+    """Where the user's code is in a thread (by its identifier) of this process; None if none runs there."""
+    frame = user_frame(sys._current_frames().get(thread))
+    return None if frame is None else place_of(frame)
+
+
+def source_of(file: str, line: int) -> str:
+    """A line of source without its indentation; '' where it is not known. Cells are found as tracebacks find them."""
+    return linecache.getline(file, line).strip() if line > 0 else ""
+
+
+def shown_file(file: str, label: Label | None = None) -> str:
+    """What to call a file: what `label`, else what this process's front end calls it; else its base name."""
+    named = (label or _front_end)(file)
+    return named or os.path.basename(file) or file
+
+
+def shown_cell(cell: str, label: Label | None = None) -> str:
+    """What to call the cell on whose behalf something runs, by its identity; '' where nobody knows it any more."""
+    return (label or _front_end)(cell) or ""
+
+
+def _no_label(_file: str) -> str | None:
+    return None
+
+
+_front_end: Label = _no_label
+
+
+def label_files(label: Label | None) -> None:
+    """From now on files are called what `label` calls them, where nobody says otherwise; for a front end."""
+    global _front_end
+    _front_end = label or _no_label

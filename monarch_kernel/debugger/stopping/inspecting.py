@@ -1,0 +1,233 @@
+"""Short forms of values, and their children: bounded in length and in work, whatever the value.
+
+A tensor on a device is never read (that would wait for the device, which may be what hangs); a large array or
+container is never walked. Code of the user's runs only where a class has a `__repr__` of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import reprlib
+from collections.abc import Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+#: The longest short form, in characters, and the longest answer to an evaluation.
+SHORT, LONG = 200, 20_000
+#: How many elements of an array on the CPU are still shown.
+_FEW, _MANY = 8, 1000
+#: Children given at once where nobody asked for a page.
+PAGE = 1000
+
+_PLAIN = (int, float, complex, bool, bytes, str, type(None), type(Ellipsis), range, slice)
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
+
+
+class Shortener(reprlib.Repr):
+    """`repr` of limited length: arrays by their shape, containers by their first items."""
+
+    def __init__(self, limit: int, items: int, elements: int) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxtuple = self.maxlist = self.maxset = self.maxfrozenset = self.maxdeque = self.maxdict = items
+        self.maxarray = items
+        self.maxstring = self.maxlong = self.maxother = limit
+        self._elements = elements
+
+    def repr1(self, x: Any, level: int) -> str:
+        """Called for every value within the value, too."""
+        kind = type(x)
+        array = array_form(x, self._elements)
+        if array is not None:
+            return array
+        if isinstance(x, (bytes, bytearray)) and len(x) > self.maxother:
+            return f"{x[: self.maxother // 4]!r}... ({len(x)} bytes)"
+        if kind.__repr__ is object.__repr__:
+            return f"<{type_name(x)} object>"
+        if isinstance(x, (list, tuple, dict, set, frozenset)) and kind.__repr__ in _CONTAINER_REPRS:
+            text = super().repr1(x, level)
+            return text if kind in (list, tuple, dict, set, frozenset) else f"{kind.__name__}({text})"
+        try:
+            return super().repr1(x, level)
+        except Exception as error:
+            return f"<{type_name(x)} whose repr raised {type(error).__name__}>"
+
+    def repr_int(self, x: int, level: int) -> str:
+        """A huge number is not converted: that takes time that grows with the square of its digits."""
+        if x.bit_length() > 4 * self.maxlong:
+            return f"<int of {x.bit_length()} bits>"
+        return super().repr_int(x, level)
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        """Any other object."""
+        text = repr(x)
+        return text if len(text) <= self.maxother else f"{text[: self.maxother - 3]}..."
+
+
+_CONTAINER_REPRS = (list.__repr__, tuple.__repr__, dict.__repr__, set.__repr__, frozenset.__repr__)
+_short, _long = Shortener(SHORT, 10, _FEW), Shortener(LONG, 200, _MANY)
+
+
+def short(value: Any) -> str:
+    """One line of at most about `SHORT` characters."""
+    text = _safe(_short, value)
+    text = " ".join(text.split("\n")) if "\n" in text else text
+    return text if len(text) <= SHORT else f"{text[: SHORT - 3]}..."
+
+
+def long(value: Any) -> str:
+    """What a person who asked for the value sees: several lines, at most about `LONG` characters."""
+    text = _safe(_long, value)
+    return text if len(text) <= LONG else f"{text[: LONG - 3]}..."
+
+
+def _safe(form: Shortener, value: Any) -> str:
+    try:
+        return form.repr(value)
+    except RecursionError:
+        return f"<{type_name(value)} that is nested too deeply>"
+
+
+def type_name(value: Any) -> str:
+    """The name of its class, with the module unless that is `builtins` or `__main__`."""
+    kind = type(value)
+    module = kind.__module__
+    return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
+
+
+def array_form(value: Any, elements: int) -> str | None:
+    """`tensor(shape=(3, 4), dtype=torch.float32, device='cuda:0')` for arrays that are not small; else None.
+
+    Told by their attributes, so that neither torch nor numpy is needed to know them.
+    """
+    kind = type(value)
+    root = kind.__module__.partition(".")[0]
+    if root not in ("torch", "numpy", "jax", "jaxlib", "cupy", "pandas") and not _derives_from_tensor(kind):
+        return None
+    try:
+        shape, dtype = tuple(value.shape), getattr(value, "dtype", None)
+    except Exception:
+        return None
+    if root == "pandas":
+        return f"<{kind.__name__} {' x '.join(map(str, shape))}>"
+    device = getattr(value, "device", None)
+    count = 1
+    for size in shape:
+        count *= int(size)
+    if count <= elements and (device is None or str(device) == "cpu"):
+        return None
+    name = "tensor" if kind.__name__ == "Tensor" else "array" if kind.__name__ == "ndarray" else kind.__name__
+    place = "" if device is None or root == "numpy" else f", device='{device}'"
+    return f"{name}(shape={shape}, dtype={dtype}{place})"
+
+
+def _derives_from_tensor(kind: type) -> bool:
+    return any(base.__module__.startswith("torch") and base.__name__ == "Tensor" for base in kind.__mro__)
+
+
+def counts(value: Any) -> tuple[int, int]:
+    """How many children a value has: (named, indexed). Neither costs more than a look at lengths."""
+    if isinstance(value, (*_PLAIN, *_FUNCTIONS)):
+        return 0, 0
+    try:
+        if isinstance(value, dict):
+            return len(value) + len(attributes(value)), 0
+        if isinstance(value, (list, tuple)):
+            return len(attributes(value)), len(value)
+        if isinstance(value, (set, frozenset)):
+            return 0, len(value)
+        if _is_sequence(value):
+            return len(attributes(value)), len(value)
+    except Exception:  # a length of the user's own that fails
+        return 0, 0
+    return len(attributes(value)), 0
+
+
+def children(value: Any, start: int = 0, count: int = 0) -> list[tuple[str, Any, Any]]:
+    """(name, key, value) of `count` children (0: of at most `PAGE`) from number `start` on, those with an index first.
+
+    `key` is what `put` takes: an index, a key, or an `Attribute`; None where a child cannot be replaced.
+    """
+    if isinstance(value, (*_PLAIN, *_FUNCTIONS)):
+        return []
+    stop = start + (count or PAGE)
+    items: list[tuple[str, Any, Any]] = []
+    if isinstance(value, dict):
+        items = [(short(key), key, item) for key, item in itertools.islice(value.items(), start, stop)]
+    elif isinstance(value, (set, frozenset)):
+        return [(f"[{i}]", None, item) for i, item in enumerate(itertools.islice(value, start, stop), start)]
+    elif isinstance(value, (list, tuple)) or _is_sequence(value):
+        items = [(f"[{i}]", i, value[i]) for i in range(start, min(stop, len(value)))]
+    elsewhere = len(value) if isinstance(value, dict) or _is_sequence(value) else 0
+    rest = list(attributes(value).items())[max(0, start - elsewhere) : max(0, stop - elsewhere)]
+    return items + [(name, Attribute(name), item) for name, item in rest]
+
+
+class Attribute(str):
+    """The name of an attribute, as opposed to a key of a mapping."""
+
+    __slots__ = ()
+
+
+def put(container: Any, key: Any, value: Any) -> None:
+    """Replace a child.
+
+    Raises:
+        TypeError, AttributeError, ...: the container does not allow it.
+    """
+    if isinstance(key, Attribute):
+        setattr(container, str(key), value)
+    elif key is None:
+        raise TypeError(f"the items of a {type_name(container)} cannot be replaced")
+    else:
+        container[key] = value
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """The attributes that an object itself has, and those of an array that cost nothing; no property is computed."""
+    if isinstance(value, (*_PLAIN, *_FUNCTIONS)):
+        return {}
+    if array_form(value, -1) is not None:
+        names = ("shape", "dtype", "device", "requires_grad", "is_leaf", "strides")
+        return {name: found for name in names if (found := _static(value, name)) is not _ABSENT}
+    found: dict[str, Any] = {}
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and (slot := _static(value, name)) is not _ABSENT:
+                found[name] = slot
+    own = _static(value, "__dict__")
+    if isinstance(own, Mapping):
+        hidden = isinstance(value, (type, ModuleType))
+        found.update((str(k), v) for k, v in list(own.items()) if not (hidden and str(k).startswith("__")))
+    return found
+
+
+_ABSENT = object()
+
+
+def _static(value: Any, name: str) -> Any:
+    try:
+        return type.__getattribute__(value, name) if isinstance(value, type) else object.__getattribute__(value, name)
+    except Exception:
+        return _ABSENT
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
+
+
+__all__ = [
+    "LONG",
+    "PAGE",
+    "SHORT",
+    "Attribute",
+    "array_form",
+    "attributes",
+    "children",
+    "counts",
+    "long",
+    "put",
+    "short",
+    "type_name",
+]

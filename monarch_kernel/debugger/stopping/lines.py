@@ -1,0 +1,130 @@
+"""Lines and code: where in a code object a breakpoint's line is, and which code objects are loaded."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import linecache
+import opcode
+import sys
+from collections.abc import Callable, Iterator
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, FunctionType, GeneratorType
+from typing import Any
+
+# What has code, and where.
+_CODE_OF: dict[type, str] = {
+    FunctionType: "__code__",
+    GeneratorType: "gi_code",
+    CoroutineType: "cr_code",
+    AsyncGeneratorType: "ag_code",
+}
+_RESUME: int = opcode.opmap["RESUME"]
+
+
+def nested(code: CodeType) -> list[CodeType]:
+    """The code objects of functions, classes and comprehensions that stand directly in `code`."""
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+
+
+def tree(code: CodeType) -> Iterator[CodeType]:
+    """`code`, and all code within it."""
+    yield code
+    for inner in nested(code):
+        yield from tree(inner)
+
+
+def own_lines(code: CodeType) -> list[int]:
+    """The lines at which `code` itself can stop, in order."""
+    instructions = code.co_code
+    begin = next((i for i in range(0, len(instructions), 2) if instructions[i] == _RESUME), -2)
+    # Nothing stops at what comes before the body: making the generator, entering the frame.
+    return sorted({line for _, end, line in code.co_lines() if line and end > begin + 2})
+
+
+def bind(code: CodeType, line: int) -> int | None:
+    """Where in `code` a breakpoint at `line` stops; None if that is no line of this code.
+
+    A line without code stands for the next line of the same function that has some. The head of a function stands
+    for its first line, and is not bound where the function is defined.
+    """
+    lines = own_lines(code)
+    inner = nested(code)
+    if not lines:
+        return None
+    if _heads(code, line, lines[0]):
+        return lines[0]
+    if line in lines:
+        defined = any(_heads(other, line, (own_lines(other) or [0])[0]) for other in inner)
+        body_of_class = not _is_body(code) and line == code.co_firstlineno and code.co_name != "<module>"
+        return None if defined or body_of_class else line
+    if not code.co_firstlineno <= line <= _last_line(code):
+        return None
+    if any(other.co_firstlineno <= line <= _last_line(other) for other in inner):
+        return None
+    if line < lines[0] and _has_code(code.co_filename, range(line, lines[0])):
+        return None  # a part of a cell, which says that it begins at line 1: that line is in another part
+    return next((own for own in lines if own > line), None)
+
+
+def _has_code(file: str, lines: range) -> bool:
+    texts = [linecache.getline(file, line).strip() for line in lines]
+    return any(text and not text.startswith("#") for text in texts)
+
+
+def _is_body(code: CodeType) -> bool:
+    """Whether it is the code of a function, rather than of a class or a module."""
+    return bool(code.co_flags & inspect.CO_OPTIMIZED)
+
+
+def _heads(code: CodeType, line: int, first: int) -> bool:
+    """Whether `line` is in the head of a named function whose body begins at `first`."""
+    if not _is_body(code) or code.co_name.startswith("<") or not code.co_firstlineno <= line <= first:
+        return False
+    if line == first:
+        return line == code.co_firstlineno  # def f(): return 1
+    # Decorators run where the function is defined.
+    return not linecache.getline(code.co_filename, line).lstrip().startswith("@")
+
+
+def _last_line(code: CodeType) -> int:
+    return max((line for part in tree(code) for _, _, line in part.co_lines() if line), default=0)
+
+
+def running_frames() -> Iterator[tuple[int, FrameType]]:
+    """Every frame that runs now in this process, with its thread; innermost first, thread by thread."""
+    for thread, innermost in sys._current_frames().items():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            yield thread, frame
+            frame = frame.f_back
+
+
+def loaded_codes(wanted: Callable[[str], object]) -> list[CodeType]:
+    """All code objects with a wanted `co_filename` that functions, running frames and suspended generators have.
+
+    Code that a garbage collector was told to forget (`gc.freeze`) is found once it runs.
+    """
+    matches: dict[str, object] = {}
+    found: dict[int, CodeType] = {}
+    for code in _roots():
+        name = code.co_filename
+        match = matches.get(name, matches)
+        if match is matches:
+            match = matches[name] = wanted(name)
+        if match:
+            found[id(code)] = code
+    for code in list(found.values()):
+        found.update((id(inner), inner) for inner in tree(code))
+    return list(found.values())
+
+
+def _roots() -> Iterator[CodeType]:
+    for _, frame in running_frames():
+        yield frame.f_code
+    # There may be millions of objects: the one look that each gets is in a comprehension.
+    things: list[Any] = [thing for thing in gc.get_objects() if type(thing) in _CODE_OF]
+    for thing in things:
+        yield getattr(thing, _CODE_OF[type(thing)])
+
+
+__all__ = ["bind", "loaded_codes", "nested", "own_lines", "running_frames", "tree"]

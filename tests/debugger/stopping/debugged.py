@@ -1,0 +1,105 @@
+"""Actors for the tests: one whose endpoints are stopped, and one that drives the stop engine beside it."""
+
+# ruff: noqa: RET504  # lines of their own to stop at
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from monarch_kernel.actor import Actor, endpoint
+from monarch_kernel.debugger.stopping.engine import StopEngine
+from monarch_kernel.debugger.stopping.spec import Bound, Breakpoint, Evaluation, Resumed, Stop, Stopped
+from monarch_kernel.kernel.cellrunner import Cell, CellRunner
+from monarch_kernel.tools import running_here
+from tests.debugger.stopping import guest
+
+FILE = __file__
+DEADLINE = 20.0
+
+
+class Debugged(Actor):
+    """Runs the guest's functions, and cells."""
+
+    def __init__(self) -> None:
+        self.shown: list[Any] = []
+        self.runner = CellRunner({}, self.shown.append)
+
+    @endpoint
+    def run(self, name: str, *args: Any) -> Any:
+        """A function of the guest."""
+        result = getattr(guest, name)(*args)
+        return result  # mark: endpoint return
+
+    @endpoint
+    def cell(self, source: str, filename: str) -> list[Any]:
+        """A cell; gives what it has shown."""
+        outcome = self.runner.run(Cell("1", source, filename, source))
+        if outcome.error is not None:
+            raise outcome.error
+        return self.shown
+
+    @endpoint
+    def where(self) -> int:
+        """Its thread."""
+        return threading.get_ident()
+
+
+class AsyncDebugged(Actor):
+    """Endpoints that are coroutines."""
+
+    @endpoint
+    async def run(self, n: int) -> int:
+        """Waits on the way."""
+        value = await guest.napper(n)
+        await asyncio.sleep(0)
+        return value  # mark: async endpoint return
+
+
+class Driver(Actor):
+    """Has the engine of its process."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[Stopped | Resumed] = queue.SimpleQueue()
+        self.engine = StopEngine(self.events.put, lambda *_: True, running_here)
+
+    @endpoint
+    def arm(self, breakpoints: Sequence[Breakpoint]) -> list[Bound]:
+        """See the engine."""
+        return self.engine.arm(breakpoints)
+
+    @endpoint
+    def stopped(self) -> Stop:
+        """The next stop."""
+        while True:
+            event = self.events.get(timeout=DEADLINE)
+            if isinstance(event, Stopped):
+                return event.stop
+
+    @endpoint
+    def further(self) -> list[Stop]:
+        """Stops that nobody has asked for yet."""
+        found: list[Stop] = []
+        while not self.events.empty():
+            event = self.events.get()
+            if isinstance(event, Stopped):
+                found.append(event.stop)
+        return found
+
+    @endpoint
+    def resume(self, stop: int, how: Any = "continue") -> None:
+        """See the engine."""
+        self.engine.resume(stop, how)
+
+    @endpoint
+    def evaluate(self, stop: int, source: str) -> Evaluation:
+        """In the innermost frame."""
+        return self.engine.evaluate(stop, 0, source)
+
+    @endpoint
+    def pause(self) -> None:
+        """See the engine."""
+        self.engine.pause()
