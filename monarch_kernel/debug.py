@@ -1,0 +1,54 @@
+"""The mesh debugger, from Python. In a notebook, ``%mesh stacks``, ``diff``, ``break``, ``debug``, ``pm`` and ``hang``.
+
+* ``stacks(mesh)``: the Python stacks of all ranks, merged.
+* ``diff(mesh, EXPR)``, ``pull(mesh, EXPR, rank=)``: values across ranks.
+* ``hang(mesh)``: why a mesh does not go on.
+* ``get_debugger()``: breakpoints and stopped ranks; ``select(mesh)``: the stopped ranks of a mesh, stepped together.
+
+This module holds names only; ``monarch_kernel.debugger`` has the code.
+"""
+
+from monarch_kernel.debugger import existing_debugger, get_debugger, select
+from monarch_kernel.debugger.asking import Answers, ask
+from monarch_kernel.debugger.events import (
+    BreakpointsChanged,
+    MeshBreakpoint,
+    RankGone,
+    RankRanOff,
+    RankResumed,
+    RankStop,
+    RankStopped,
+)
+from monarch_kernel.debugger.hang import hang
+from monarch_kernel.debugger.hub import MeshDebugger
+from monarch_kernel.debugger.sets import Group, Moved, StopSet
+from monarch_kernel.debugger.stacks import Stacks, stacks
+from monarch_kernel.debugger.values import Diff, diff, pull
+from monarch_kernel.debugger.viewers import DriverError, Viewer
+
+__all__ = [
+    "Answers",
+    "BreakpointsChanged",
+    "Diff",
+    "DriverError",
+    "Group",
+    "MeshBreakpoint",
+    "MeshDebugger",
+    "Moved",
+    "RankGone",
+    "RankRanOff",
+    "RankResumed",
+    "RankStop",
+    "RankStopped",
+    "Stacks",
+    "StopSet",
+    "Viewer",
+    "ask",
+    "diff",
+    "existing_debugger",
+    "get_debugger",
+    "hang",
+    "pull",
+    "select",
+    "stacks",
+]

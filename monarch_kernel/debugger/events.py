@@ -1,0 +1,100 @@
+"""What a viewer of the debugger is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from monarch_kernel.debugger.stopping.spec import Bound, Breakpoint, Stop
+
+Key = tuple[str, int, int]
+"""A stop: the mesh's name, the rank, and the stop's id in that rank's process."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankStop:
+    """A stop of one rank.
+
+    Attributes:
+        mesh: the mesh's name.
+        rank: the rank in the mesh as spawned.
+        point: its coordinates, by dimension.
+        host: the name of its host.
+        pid: its process.
+        stop: where and why.
+    """
+
+    mesh: str
+    rank: int
+    point: dict[str, int]
+    host: str
+    pid: int
+    stop: Stop
+
+    @property
+    def key(self) -> Key:
+        """Names this stop among all."""
+        return self.mesh, self.rank, self.stop.id
+
+
+@dataclass(frozen=True, slots=True)
+class RankStopped:
+    """A rank has stopped."""
+
+    at: RankStop
+
+
+@dataclass(frozen=True, slots=True)
+class RankResumed:
+    """A stop is over; ``how`` as in `stopping.spec.Resumed`, or "gone" where the rank died."""
+
+    key: Key
+    how: str = "continue"
+
+
+@dataclass(frozen=True, slots=True)
+class RankRanOff:
+    """A step has ended without another stop: the user's code has returned. ``key`` is the stop that it began at."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class RankGone:
+    """A rank of a mesh that is watched has died."""
+
+    mesh: str
+    rank: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class BreakpointsChanged:
+    """Breakpoints were set, cleared, or bound by a rank."""
+
+
+Event = RankStopped | RankResumed | RankRanOff | RankGone | BreakpointsChanged
+
+
+@dataclass(slots=True)
+class MeshBreakpoint:
+    """A breakpoint and where it holds.
+
+    Attributes:
+        id: names it among all of this controller.
+        mesh: the name of the mesh; None: all meshes, later ones too.
+        ranks: which of them; None: all.
+        spec: where, and when.
+        owner: who has set it; "" for a person.
+        bound: what became of it, by mesh and rank, as far as ranks have answered.
+    """
+
+    id: int
+    mesh: str | None
+    ranks: tuple[int, ...] | None
+    spec: Breakpoint
+    owner: str = ""
+    bound: dict[tuple[str, int], Bound] = field(default_factory=dict[tuple[str, int], Bound])
+
+    def holds_on(self, mesh: str, rank: int) -> bool:
+        """Whether that rank is to have it."""
+        return self.mesh in (None, mesh) and (self.ranks is None or rank in self.ranks)

@@ -1,0 +1,88 @@
+"""How long the other ranks will wait for ranks that are stopped: the timeout of the process groups they are in.
+
+A rank that is stopped keeps the others waiting in their collectives, and these give up after a while (gloo: 30 minutes
+by default, NCCL: 10), which ends the run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.debugger.events import RankStop
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.hub import MeshDebugger
+
+#: How long ranks may take to say what they wait for (seconds).
+ASK_TIMEOUT = 0.5
+_COLLECTIVES = os.path.join("torch", "distributed", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Countdown:
+    """What runs out while ranks are stopped.
+
+    Attributes:
+        left: seconds, at least; who waits may have begun later than the first stop.
+        limit: the timeout (seconds).
+        mesh: its name.
+        ranks: who waits.
+        what: what they are in, such as `all_reduce`.
+    """
+
+    left: float
+    limit: float
+    mesh: str
+    ranks: tuple[int, ...]
+    what: str
+
+
+def waiting_here() -> tuple[str, float] | None:
+    """The collective that a thread of this process is in, and the shortest timeout of its process groups (seconds)."""
+    module: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if module is None or not module.is_initialized():
+        return None
+    for frame in sys._current_frames().values():
+        outermost = ""
+        at = frame
+        while at is not None and _COLLECTIVES in at.f_code.co_filename:
+            name = at.f_code.co_name
+            outermost = name if name != "wrapper" else outermost
+            at = at.f_back
+        if outermost:
+            groups = list(module._world.pg_map)
+            limits = [
+                group._get_backend(device).options._timeout.total_seconds()
+                for group in groups
+                for device in group._device_types
+            ]
+            return (outermost, min(limits)) if limits else None
+    return None
+
+
+def countdown(debugger: MeshDebugger, stops: Sequence[RankStop]) -> Countdown | None:
+    """The first timeout that would end what these stops keep waiting; None where nobody waits, or nobody answers."""
+    from monarch_kernel.debugger.asking import ask
+
+    found: list[Countdown] = []
+    for mesh in {at.mesh for at in stops}:
+        here = [at for at in debugger.stops(mesh) if at.stop.thread]
+        if not here:
+            continue
+        procs = debugger.mesh(mesh)
+        stopped = {at.rank for at in here}
+        others = [rank for rank in range(len(procs)) if rank not in stopped]
+        answers = ask(procs, waiting_here, ranks=others, timeout=ASK_TIMEOUT) if others else None
+        waiting = {rank: said for rank, said in answers.values.items() if said} if answers is not None else {}
+        if waiting:
+            limit = min(each for _, each in waiting.values())
+            began = min(at.stop.since for at in here)
+            what = sorted({name for name, _ in waiting.values()})[0]
+            left = max(0.0, began + limit - time.time())
+            found.append(Countdown(left, limit, mesh, tuple(sorted(waiting)), what))
+    return min(found, key=lambda each: each.left, default=None)

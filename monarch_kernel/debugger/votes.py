@@ -1,0 +1,80 @@
+"""Breakpoints on which the ranks decide together: the first one stops, or all do where their values differ.
+
+Pure: votes go in, decisions come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+#: Rounds that are remembered of each breakpoint, for ranks that come later than all others.
+MEMORY = 64
+
+
+@dataclass(slots=True)
+class _Round:
+    """One pass of the ranks over a line."""
+
+    values: dict[int, str] = field(default_factory=dict[int, str])
+    waiting: set[int] = field(default_factory=set[int])
+    agreed: str | None = None  # what all had who were there when it was decided to go on
+    stopped: bool = False
+
+
+class Differs:
+    """Stops all ranks at the n-th time that they come to a line if they disagree there.
+
+    A decision is taken when all have come, or when `decide` says that it is enough; who comes later is measured by it.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: dict[int, _Round] = {}
+
+    def vote(self, rank: int, hit: int, value: str, voters: Collection[int]) -> dict[int, bool]:
+        """A rank has come for the `hit`-th time; `voters` are all who may.
+
+        Returns:
+            For each rank that was waiting and need not wait any more, whether it stops.
+        """
+        one = self._rounds.setdefault(hit, _Round())
+        for old in sorted(self._rounds)[:-MEMORY]:
+            del self._rounds[old]
+        one.values[rank] = value
+        if one.stopped:
+            return {rank: True}
+        if one.agreed is not None:
+            return {rank: value != one.agreed}
+        one.waiting.add(rank)
+        return self.decide(hit) if set(voters) <= set(one.values) else {}
+
+    def decide(self, hit: int) -> dict[int, bool]:
+        """Wait for nobody any more in that round."""
+        one = self._rounds.get(hit)
+        if one is None or not one.waiting:
+            return {}
+        one.stopped = len(set(one.values.values())) > 1
+        if not one.stopped:
+            one.agreed = next(iter(one.values.values()))
+        decided = dict.fromkeys(sorted(one.waiting), one.stopped)
+        one.waiting.clear()
+        return decided
+
+
+class First:
+    """Stops the first rank that comes, and no other before that one has gone on."""
+
+    def __init__(self) -> None:
+        self.holder: int | None = None
+
+    def vote(self, rank: int) -> bool:
+        """Whether this rank stops."""
+        if self.holder is None:
+            self.holder = rank
+            return True
+        return False
+
+    def released(self, rank: int) -> None:
+        """That rank has gone on, or is dead."""
+        if self.holder == rank:
+            self.holder = None
