@@ -67,6 +67,10 @@ class Progress:
             elif rank in self.waiting:
                 self._places[rank] = place
 
+    def standing(self) -> object:
+        """What changes when the cell goes on: who is done, who has failed, and where the others are."""
+        return frozenset(self.waiting), frozenset(self.failed), frozenset(self._places.items())
+
     def is_due(self, now: float) -> bool:
         """Whether it is time to ask where the ranks are."""
         if now - self._started < QUIET or now - self._asked < PERIOD or not self.waiting:

@@ -1,0 +1,82 @@
+"""The verdict below a cell's progress line, when nothing has moved for a while (`monarch_kernel.debug.hang`)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.hang.verdict import Verdict
+
+#: A verdict is shown when nothing has moved for this long (seconds).
+STILL = 10.0
+#: So long before that, ranks are looked at for the first time; what is shown is what was found twice.
+AHEAD = 2.0
+#: What is shown is looked at again this often, as long as nothing moves (seconds).
+AGAIN = 10.0
+
+
+class HangWatch:
+    """Notices that a cell stands still, has the verdict made on a thread of its own, and says what to show. No clock.
+
+    Args:
+        look: makes a verdict; may take seconds.
+        now: the time of the cell's start, on the clock of the later ``now`` arguments.
+    """
+
+    def __init__(self, look: Callable[[], Verdict], now: float) -> None:
+        self._look = look
+        self._seen: object = None
+        self._since = now
+        self._due = now + STILL - AHEAD
+        self._found: list[Verdict | None] = []
+        self._looking = False
+        self._before = ""
+        self.text = ""
+
+    def tick(self, seen: object, suspect: bool, now: float) -> str:
+        """What to show now: a sentence, or nothing.
+
+        Args:
+            seen: whatever moves when the cell does: equal to the last one if nothing has.
+            suspect: whether anything points to ranks that wait for others; nobody is asked otherwise.
+        """
+        if seen != self._seen:
+            self._seen, self._since, self._due = seen, now, now + STILL - AHEAD
+            self.text = self._before = ""
+            self._found = []  # what is being found belongs to what was before
+            self._looking = False
+        elif self._found:
+            self._take(self._found.pop(), now)
+        elif not self._looking and suspect and now >= self._due:
+            self._begin(self._found)
+        return self.text if now - self._since >= STILL else ""
+
+    def _take(self, found: Verdict | None, now: float) -> None:
+        self._looking = False
+        said = found.sentence if found is not None and _is_worth_telling(found) else ""
+        if said == self._before:
+            self.text = said
+            self._due = now + AGAIN
+        else:
+            self._before = said
+            self._due = now + AHEAD / 2
+
+    def _begin(self, found: list[Verdict | None]) -> None:
+        self._looking = True
+
+        def run() -> None:
+            try:
+                found.append(self._look())
+            except Exception:  # the mesh was stopped meanwhile: the cell itself will say so
+                found.append(None)
+
+        threading.Thread(target=run, name="hang-verdict", daemon=True).start()
+
+
+def _is_worth_telling(found: Verdict) -> bool:
+    """Whether somebody waits; ranks that a debugger has stopped are told of elsewhere."""
+    from monarch_kernel.debugger.hang.verdict import NOTHING, PAUSED
+
+    return found.kind not in (NOTHING, PAUSED)

@@ -1,0 +1,63 @@
+"""`%mesh hang`, and the verdict that comes by itself under a cell, in a real kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel.harness import Kernel
+from tests.kernel.screen import ever
+
+pytest.importorskip("torch")
+
+STUCK = """%%mesh
+import torch, torch.distributed as dist
+for step in range(3):
+    dist.all_reduce(torch.ones(5))
+    if not (rank == 2 and step == 1):
+        dist.broadcast(torch.ones(7), src=0)
+dist.barrier()"""
+
+
+@pytest.fixture(scope="module")
+def mesh(runtime: None, kernel: Kernel) -> Kernel:
+    """The file's kernel with a mesh of four ranks in a process group."""
+    kernel.ok("%mesh up --procs 4 --dist gloo")
+    return kernel
+
+
+def test_a_cell_that_stands_still_says_by_itself_who_is_to_blame(mesh: Kernel) -> None:
+    cell = mesh.send(STUCK)
+    cell.until(lambda out: "called" in ever(out))
+    shown = ever(cell.outcome)
+    assert "Rank 2" in shown, shown
+    assert "broadcast" in shown
+    assert "Cell In[" in shown
+    subshell = mesh.control("create_subshell_request")["subshell_id"]
+    asked = mesh.send("%mesh hang", subshell)  # the cell still runs
+    said = asked.wait()
+    assert "Rank 2 left out broadcast" in said.text, said
+    mesh.control("delete_subshell_request", {"subshell_id": subshell})
+    mesh.interrupt()
+    cell.until(lambda out: "once more within 2 s" in ever(out))
+    mesh.interrupt()
+    assert cell.wait().status == "error"
+    assert "killed" in cell.outcome.evalue + cell.outcome.traceback
+    mesh.ok("%mesh restart")
+
+
+def test_hang_tells_while_a_cell_runs_in_the_background(mesh: Kernel) -> None:
+    mesh.ok(
+        "%%mesh --no-wait\nimport time\nimport torch, torch.distributed as dist\n"
+        "if rank == 1:\n    time.sleep(600)\ndist.barrier()"
+    )
+    found = mesh.ok(
+        "from monarch_kernel.debug import hang\nfrom monarch_kernel.meshes import get_mesh\n"
+        "while True:\n    found = hang(get_mesh('m'))\n    if found.decided: break\nfound.kind, found.ranks"
+    )
+    assert found.text == "('standing', (1,))"
+    said = mesh.ok("%mesh hang")
+    assert "time.sleep" not in said.text
+    assert "barrier" in said.text and "rank 1" in said.text
+    assert said.result is not None and "<table>" in said.result["text/html"]
+    mesh.ok("%mesh restart")
+    assert "No rank waits" in mesh.ok("%mesh hang").text
