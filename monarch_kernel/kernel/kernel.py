@@ -10,7 +10,6 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from ipykernel.debugger import Debugger
 from ipykernel.ipkernel import IPythonKernel
 from traitlets import Type
 
@@ -18,28 +17,13 @@ from monarch_kernel._version import __version__
 from monarch_kernel.kernel.faults import FaultNotices
 from monarch_kernel.kernel.interrupts import get_relay
 from monarch_kernel.kernel.mesh_targets import running_meshes
+from monarch_kernel.kernel.mux import MonarchDebugger
 from monarch_kernel.kernel.shell import MonarchShell
 from monarch_kernel.kernel.sigint import SigintHandler, SigintWatch
 
 #: How long the end of the kernel waits for meshes to stop (seconds). jupyter_client kills the kernel after
 #: five; whatever is left then is ended by the host agent, which sees its controller go.
 SHUTDOWN_DEADLINE = 3.0
-
-
-class MonarchDebugger(Debugger):
-    """ipykernel's debugger, without the injection into child processes.
-
-    debugpy makes every Python child wait for a debugger to attach. Jupyter front ends never answer, so
-    subprocesses, and the host agent's ranks, would hang once the bug button has been pressed.
-    """
-
-    def start(self) -> bool:
-        """Start listening. Called on the control thread by the first ``initialize`` request."""
-        if not self.debugpy_initialized:
-            import debugpy
-
-            debugpy.configure(subProcess=False)
-        return bool(super().start())
 
 
 class MonarchKernel(IPythonKernel):
@@ -63,6 +47,7 @@ class MonarchKernel(IPythonKernel):
         self._watch = SigintWatch(self._sigint)
         self.shell.sigint = self._sigint
         self.faults = FaultNotices(self.shell)
+        self._debug_requests: set[asyncio.Task[None]] = set()
 
     @property
     def banner(self) -> str:
@@ -128,20 +113,26 @@ class MonarchKernel(IPythonKernel):
 
     # -- debugger -------------------------------------------------------------------------------------
 
+    async def debug_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """Have a debug request answered. One that may wait for ranks does not keep others from this channel."""
+        answered = super().debug_request(stream, ident, parent)
+        debugger = getattr(self, "debugger", None)  # there is none where debugpy cannot be imported
+        if debugger is None or not debugger.may_wait(parent["content"]):
+            await answered
+            return
+        task = asyncio.get_running_loop().create_task(answered)
+        self._debug_requests.add(task)
+        task.add_done_callback(self._debug_requests.discard)
+
     async def do_debug_request(self, msg: dict[str, Any]) -> dict[str, Any]:
         """Answer the debugger's front end, which waits for ever when an exception ate the reply."""
+        from monarch_kernel.debugger.dap import refusal
+
         try:
-            return await super().do_debug_request(msg) or {}
+            return await super().do_debug_request(msg) or refusal(msg, "the debugger is off")
         except Exception as error:
             self.log.exception("The debug request %r failed", msg.get("command"))
-            return {
-                "type": "response",
-                "request_seq": msg.get("seq", 0),
-                "command": msg.get("command", ""),
-                "success": False,
-                "message": f"{type(error).__name__}: {error}",
-                "body": {},
-            }
+            return refusal(msg, f"{type(error).__name__}: {error}")
 
     # -- end ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,122 @@
+"""Which stopped thread a front end looks at, and which wait for their turn.
+
+JupyterLab shows one thread, the one that the last `stopped` event named; it has no list of threads, and takes a
+`continued` event of whichever thread for the end of the one it shows. So it is told of one stop at a time, and the
+others wait here. A front end with a list of threads (VS Code) is told of every stop at once, and keeps its focus unless
+told otherwise.
+
+The kernel's own threads and those of ranks stand in one queue. Pure: events in, events out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Event = dict[str, Any]
+"""A DAP event: `event` and `body`."""
+
+
+class ShownStop:
+    """The queue of stopped threads, by thread id.
+
+    Args:
+        lists_threads: the front end has a list of threads.
+    """
+
+    def __init__(self, lists_threads: bool = False) -> None:
+        self.lists_threads = lists_threads
+        self.shown: int | None = None
+        """The thread shown, which is stopped."""
+        self.moving: int | None = None
+        """The thread that was shown, makes a step now, and will be shown again."""
+        self._stopped: dict[int, dict[str, Any]] = {}
+
+    def __contains__(self, thread: int) -> bool:
+        return thread in self._stopped
+
+    @property
+    def threads(self) -> list[int]:
+        """The stopped threads: the shown one first, then those that wait, in the order in which they stopped."""
+        return sorted(self._stopped, key=lambda thread: thread != self.shown)
+
+    def stopped(self, thread: int, body: dict[str, Any]) -> list[Event]:
+        """A thread has stopped; `body` is that of its `stopped` event."""
+        self._stopped[thread] = {**body, "threadId": thread, "allThreadsStopped": False}
+        returns = self.moving == thread
+        if returns or (self.shown in (None, thread) and self.moving is None):
+            self.moving = None
+            return self._show(thread)
+        if self.lists_threads:
+            return [{"event": "stopped", "body": {**self._stopped[thread], "preserveFocusHint": True}}]
+        return []
+
+    def resumed(self, thread: int) -> list[Event]:
+        """A thread runs on."""
+        if self._stopped.pop(thread, None) is None:
+            return []
+        if self.shown != thread:
+            return [_continued(thread)] if self.lists_threads else []
+        self.shown = None
+        if self.moving == thread:
+            # What it showed stays on display until it stops again, so that stepping does not flicker.
+            return [_continued(thread)] if self.lists_threads else []
+        return [_continued(thread), *self._next()]
+
+    def gone(self, thread: int) -> list[Event]:
+        """A thread has ended, stopped or not."""
+        events = self.resumed(thread)
+        if self.moving == thread:
+            events += self.overdue()
+        if self.lists_threads:
+            events.append({"event": "thread", "body": {"reason": "exited", "threadId": thread}})
+        return events
+
+    def step(self, thread: int) -> None:
+        """The thread is about to step; it keeps the focus, if it has it."""
+        if self.shown == thread:
+            self.moving = thread
+
+    def hold(self) -> None:
+        """The step was refused."""
+        self.moving = None
+
+    def overdue(self) -> list[Event]:
+        """The step takes long (a collective that waits for the other ranks, say): show another thread meanwhile."""
+        thread, self.moving = self.moving, None
+        if thread is None or thread in self._stopped:
+            return []
+        return [*([] if self.lists_threads else [_continued(thread)]), *self._next()]
+
+    def focus(self, thread: int) -> list[Event]:
+        """Show this thread, which must be stopped."""
+        self.moving = None
+        return self._show(thread)
+
+    def show_again(self) -> list[Event]:
+        """Tell a front end that has just come about the stops there are."""
+        events: list[Event] = []
+        if self.shown is not None:
+            events += self._show(self.shown)
+        if self.lists_threads:
+            others = [thread for thread in self._stopped if thread != self.shown]
+            events += [
+                {"event": "stopped", "body": {**self._stopped[each], "preserveFocusHint": True}} for each in others
+            ]
+        return events
+
+    def _show(self, thread: int) -> list[Event]:
+        self.shown = thread
+        return [{"event": "stopped", "body": dict(self._stopped[thread])}]
+
+    def _next(self) -> list[Event]:
+        waiting = next(iter(self._stopped), None)
+        if waiting is None:
+            return []
+        if self.lists_threads:  # it chooses by itself
+            self.shown = waiting
+            return []
+        return self._show(waiting)
+
+
+def _continued(thread: int) -> Event:
+    return {"event": "continued", "body": {"threadId": thread, "allThreadsContinued": False}}

@@ -1,0 +1,146 @@
+"""`%mesh debugpy`, and which rank a front end's debugger shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from monarch_kernel.kernel import arguments as args_of
+from monarch_kernel.kernel.arguments import parse, usage_error
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.dap.gateway import Gateway
+
+#: Subcommands of `%mesh` that are here.
+SUBCOMMANDS: tuple[str, ...] = ("focus", "debugpy")
+
+
+class DapMagics:
+    """Mixed into `MeshMagics`."""
+
+    _notebook: Any
+    _session: Any
+
+    # -- %mesh focus -----------------------------------------------------------------------------
+
+    @magic_arguments("mesh focus")
+    @argument("rank", nargs="?", type=int, metavar="RANK", help="a stopped rank (default: say who is stopped)")
+    @argument("--on", metavar="NAME", help="its mesh, where several have that rank stopped")
+    def focus(self, line: str) -> None:
+        """Have JupyterLab's debugger show another stopped rank. Works in its "Evaluate Code" box, too."""
+        command = "%mesh focus"
+        found = parse(DapMagics.focus, line)
+        if found is None:
+            return
+        kernel = getattr(self._notebook.shell, "kernel", None)
+        ranks = getattr(getattr(kernel, "debugger", None), "ranks", None)
+        if ranks is None:
+            raise usage_error(command, "the front end's debugger is off; turn it on with the bug button first")
+        from monarch_kernel.debugger.dap import RequestError
+        from monarch_kernel.kernel.mux import stopped_text
+
+        if found.rank is None:
+            print(stopped_text(ranks.state(), self._notebook.place))
+            return
+        try:
+            print(f"{ranks.focus(found.rank, found.on)} is shown")
+        except RequestError as error:
+            raise usage_error(command, str(error)) from None
+
+    # -- %mesh debugpy ---------------------------------------------------------------------------
+
+    @magic_arguments("mesh debugpy")
+    @argument("name", nargs="?", metavar="NAME", help="the mesh (default: the one in use)")
+    @argument("-r", "--ranks", metavar="RANKS", help="ranks, such as 3 or 0-1 (needed to start)")
+    @argument("--stop", action="store_true", help="end it (without -r: on all ranks)")
+    def debugpy(self, line: str) -> None:
+        """Open ranks to any IDE that speaks DAP: a port here for each, and a launch configuration for VS Code."""
+        command = "%mesh debugpy"
+        found = parse(DapMagics.debugpy, line)
+        if found is None:
+            return
+        gateways = self._gateways()
+        if found.ranks is None:
+            if found.stop:
+                self._end_gateways(list(gateways.values()))
+            elif gateways:
+                for gateway in gateways.values():
+                    print(_where(gateway))
+            else:
+                raise usage_error(command, "say which rank: %mesh debugpy -r 3")
+            return
+        mesh = self._session.find(found.name, command)
+        ranks = args_of.select(command, found.ranks, [], mesh.extent, mesh.name)
+        if found.stop:
+            self._end_gateways([gateways[mesh.name, rank] for rank in ranks if (mesh.name, rank) in gateways])
+            return
+        from monarch_kernel.debugger.dap.gateway import Gateway
+        from monarch_kernel.tools import hosts_of
+
+        here = socket.gethostname()
+        for rank in ranks:
+            if (mesh.name, rank) not in gateways:
+                try:
+                    gateways[mesh.name, rank] = Gateway(mesh, rank)
+                except RuntimeError as error:
+                    raise usage_error(command, str(error)) from None
+        opened = [gateways[mesh.name, rank] for rank in ranks]
+        for gateway in opened:
+            print(_where(gateway))
+        hosts = hosts_of(mesh)
+        configurations = [_launch(each, hosts[each.rank]) for each in opened]
+        text = json.dumps({"version": "0.2.0", "configurations": configurations}, indent=4)
+        print(f"\nFor VS Code, in .vscode/launch.json:\n\n{text}\n")
+        ports = " ".join(f"-L {gateway.address[1]}:127.0.0.1:{gateway.address[1]}" for gateway in opened)
+        print(f"From another machine, first: ssh {ports} {here}")
+        print(f"%mesh debugpy --stop ends it.{_cost(opened)}")
+
+    def _gateways(self) -> dict[tuple[str, int], Gateway]:
+        known: dict[tuple[str, int], Gateway] = self.__dict__.setdefault("_open_gateways", {})
+        for key in [key for key, gateway in known.items() if not gateway.is_open]:
+            known.pop(key).close()
+        return known
+
+    def _end_gateways(self, ended: list[Gateway]) -> None:
+        known = self._gateways()
+        for gateway in ended:
+            gateway.close()
+            known.pop((gateway.mesh, gateway.rank), None)
+            slow = gateway.begun.python < (3, 12)
+            said = "; its code stays slower than before until the rank is replaced (Python 3.11)" if slow else ""
+            print(f"rank {gateway.rank} of mesh {gateway.mesh}: debugpy has ended{said}")
+        if not ended:
+            print("debugpy runs on none of them.")
+
+
+def _where(gateway: Gateway) -> str:
+    host, port = gateway.address
+    return f"rank {gateway.rank} of mesh {gateway.mesh} (pid {gateway.begun.pid}): DAP at {host}:{port}, for you alone"
+
+
+def _cost(opened: list[Gateway]) -> str:
+    if all(gateway.begun.python >= (3, 12) for gateway in opened):
+        return ""
+    return (
+        " On Python 3.11 all code of these ranks runs some 4 times slower from now on, until they are replaced, and "
+        "breakpoints of %mesh break do not hold on them meanwhile."
+    )
+
+
+def _launch(gateway: Gateway, host: str) -> dict[str, Any]:
+    address, port = gateway.address
+    made: dict[str, Any] = {
+        "name": f"rank {gateway.rank} of mesh {gateway.mesh} on {host}",
+        "type": "debugpy",
+        "request": "attach",
+        "connect": {"host": address, "port": port},
+        "justMyCode": True,
+        "subProcess": False,
+    }
+    if gateway.begun.folder != os.getcwd():
+        made["pathMappings"] = [{"localRoot": "${workspaceFolder}", "remoteRoot": gateway.begun.folder}]
+    return made

@@ -1,0 +1,276 @@
+"""One debugger for front ends: ipykernel's, for the kernel's own threads, and the mesh debugger, for those of ranks.
+
+`MonarchDebugger` sends each request of the Debug Adapter Protocol to whom it is about, those that are about both to
+both, and puts the stops of both into one queue (`monarch_kernel.debugger.dap`). Requests to ranks run on threads of
+their own: the control channel, on which interrupts and the end of the kernel come in, never waits for a rank.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import linecache
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from ipykernel.debugger import Debugger
+
+import monarch_kernel
+from monarch_kernel.kernel.cellrunner import fallback_bundle
+from monarch_kernel.kernel.interrupts import get_relay
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.dap import RankSession
+
+Message = dict[str, Any]
+
+#: How long ranks may take for one request (seconds). The mesh debugger has shorter deadlines of its own.
+DEADLINE = 10.0
+#: How long debugpy may take to attach to the kernel (seconds).
+ATTACH_DEADLINE = 15.0
+#: Requests that are about the kernel and ranks. They keep their order among themselves.
+_BOTH = ("attach", "threads", "setBreakpoints", "setExceptionBreakpoints", "disconnect", "source")
+_WORKERS = 4
+
+
+class MonarchDebugger(Debugger):
+    """ipykernel's debugger, with ranks, and without the injection into child processes.
+
+    debugpy makes every Python child wait for a debugger to attach. Jupyter front ends never answer, so
+    subprocesses, and the host agent's ranks, would hang once the bug button has been pressed.
+    """
+
+    def __init__(self, log: Any, debugpy_stream: Any, event_callback: Callable[[Message], None], *args: Any) -> None:
+        super().__init__(log, debugpy_stream, self._kernel_event, *args)
+        self._publish = event_callback
+        self.ranks: RankSession | None = None
+        """Ranks, while a front end has the debugger on."""
+        self._spare: Callable[[], None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        # debugpy's replies are told apart by their order, so there is one question at a time.
+        self._asking = asyncio.Lock()
+        self._order = asyncio.Lock()
+
+    def start(self) -> bool:
+        """Start listening. Called on the control thread by the first ``initialize`` request."""
+        if not self.debugpy_initialized:
+            import debugpy
+
+            debugpy.configure(subProcess=False)
+        return bool(super().start())
+
+    async def attach(self, message: Message) -> Message:
+        """Attach debugpy to the kernel, but not to our own threads and files: a kernel that is stopped at a breakpoint
+        must still be able to ask its ranks."""
+        from monarch_kernel.debugger.dap.tunnel import spare_runtime
+
+        self._spare = spare_runtime
+        ours = os.path.join(os.path.dirname(monarch_kernel.__file__), "**")
+        if ours not in self.kernel_modules:
+            self.kernel_modules.append(ours)
+        spare_runtime()
+        return dict(await super().attach(message))
+
+    # -- requests ------------------------------------------------------------------------------------
+
+    def may_wait(self, message: Message) -> bool:
+        """Whether the answer to a request may wait for ranks; the control channel must then go on meanwhile."""
+        if self.ranks is None:
+            return False
+        return message.get("command") in _BOTH or self.ranks.owns(message)
+
+    async def process_request(self, message: Message) -> Message:
+        """Answer one request of a front end. Called on the control thread."""
+        command = str(message.get("command"))
+        if command == "initialize":
+            return await self._initialize(message)
+        if command in _BOTH:
+            async with self._order:
+                return await self._ask_both(command, message)
+        ranks = self.ranks
+        if ranks is not None and command == "evaluate" and _typed(message).startswith("%mesh focus"):
+            return self._typed_focus(ranks, message)
+        if ranks is not None and ranks.owns(message):
+            return await self._from_ranks(ranks.answer, message)
+        if command.startswith("mesh/"):
+            return _refusal(message, "the debugger is off: turn it on in the front end (the bug button) first")
+        if ranks is not None:
+            ranks.kernel_moves(command)
+        reply: Message = await super().process_request(message)
+        if command == "debugInfo" and ranks is not None:
+            reply["body"]["stoppedThreads"] = ranks.stopped_threads
+        if command == "continue" and ranks is not None and reply.get("body"):
+            reply["body"]["allThreadsContinued"] = False  # ranks that are stopped stay so
+        return reply
+
+    def _typed_focus(self, ranks: RankSession, message: Message) -> Message:
+        """`%mesh focus`, typed where the front end evaluates expressions: it works while a cell runs."""
+        words = _typed(message).split()[2:]
+        if not words:
+            return _response(message, {"result": stopped_text(ranks.state()), "variablesReference": 0})
+        mesh = words[2] if words[1:2] == ["--on"] and len(words) == 3 else None
+        if not words[0].isdigit() or (len(words) > 1 and mesh is None):
+            return _refusal(message, f"%mesh focus takes a rank, not {' '.join(words)!r}")
+        reply = ranks.answer({**message, "command": "mesh/focus", "arguments": {"rank": int(words[0]), "mesh": mesh}})
+        if not reply["success"]:
+            return _refusal(message, reply["message"])
+        return _response(message, {"result": f"{reply['body']['shown']} is shown", "variablesReference": 0})
+
+    async def _initialize(self, message: Message) -> Message:
+        message.setdefault("arguments", {}).setdefault("adapterID", "")  # without it debugpy never attaches
+        reply: Message = await super().process_request(message)
+        if not self.is_started:
+            return reply
+        from monarch_kernel.debugger import get_debugger
+        from monarch_kernel.debugger.dap import ERROR_FILTERS, RankSession
+        from monarch_kernel.meshes import list_proc_meshes
+
+        self._loop = asyncio.get_running_loop()
+        if self.ranks is None:
+            self._threads = ThreadPoolExecutor(_WORKERS, "monarch-dap")
+            self.ranks = RankSession(
+                get_debugger(), self._send, self._later, list_proc_meshes, waited_for, fallback_bundle
+            )
+        self.ranks.initialize(message.get("arguments") or {})
+        if reply.get("success", True) and isinstance(reply.get("body"), dict):
+            filters = reply["body"].get("exceptionBreakpointFilters") or []
+            reply["body"]["exceptionBreakpointFilters"] = [*filters, *ERROR_FILTERS]
+        return reply
+
+    async def _ask_both(self, command: str, message: Message) -> Message:
+        ranks = self.ranks
+        if ranks is None:
+            return dict(await super().process_request(message))
+        arguments: Message = message.setdefault("arguments", {})
+        if command == "disconnect":
+            self.ranks = None
+            try:
+                await self._on_thread(ranks.close)
+            except Exception:  # the kernel's own debugger must end all the same
+                self.log.exception("The debugging of ranks could not be ended in order")
+            if self._threads is not None:
+                self._threads.shutdown(wait=False)
+            return dict(await super().process_request(message))
+        if command == "setExceptionBreakpoints":
+            names = arguments.get("filters") or []
+            options = arguments.get("filterOptions") or []  # the same filters, where the front end has conditions
+            asked = [*names, *(each.get("filterId") for each in options)]
+            left = await self._on_thread(ranks.set_exception_filters, asked)
+            arguments["filters"] = [each for each in names if each in left]
+            if options:
+                arguments["filterOptions"] = [each for each in options if each.get("filterId") in left]
+            return dict(await super().process_request(message))
+        reply = await self._from_kernel(message)
+        if command == "attach":
+            await self._on_thread(ranks.attach)
+        elif command == "threads":
+            reply.setdefault("body", {}).setdefault("threads", []).extend(ranks.threads())
+        elif command == "setBreakpoints":
+            return await self._set_breakpoints(ranks, message, reply)
+        elif command == "source" and not reply.get("success"):
+            path = str((arguments.get("source") or {}).get("path") or "")
+            text = "".join(linecache.getlines(path)) or await self._on_thread(ranks.source, path)
+            if text:
+                return _response(message, {"content": text})
+        return reply
+
+    async def _set_breakpoints(self, ranks: RankSession, message: Message, reply: Message) -> Message:
+        worked = reply.get("success")
+        kernel = reply["body"]["breakpoints"] if worked else None
+        made = await self._on_thread(ranks.set_breakpoints, message["arguments"], kernel)
+        path = message["arguments"].get("source", {}).get("path")
+        self.breakpoint_list[path] = [{"line": each["line"]} for each in made]
+        return _response(message, {"breakpoints": made})
+
+    async def _from_kernel(self, message: Message) -> Message:
+        try:
+            return dict(await super().process_request(message) or {})
+        except Exception as error:
+            self.log.exception("The debug request %r failed", message.get("command"))
+            return _refusal(message, f"{type(error).__name__}: {error}")
+
+    async def _from_ranks(self, answer: Callable[[Message], Message], message: Message) -> Message:
+        try:
+            return dict(await self._on_thread(answer, message))
+        except TimeoutError:
+            return _refusal(message, f"no answer within {DEADLINE:.0f} s")
+
+    async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        return await asyncio.wait_for(loop.run_in_executor(self._threads, function, *args), DEADLINE)
+
+    async def _forward_message(self, msg: Message) -> Message:
+        async with self._asking:
+            if msg.get("command") != "attach":
+                return dict(await super()._forward_message(msg))
+            try:
+                return dict(await asyncio.wait_for(super()._forward_message(msg), ATTACH_DEADLINE))
+            except TimeoutError:
+                # debugpy has refused; ipykernel goes on waiting for the events of a debugger that begins.
+                refused: Message = {}
+                while not self.debugpy_client.message_queue.message_queue.empty():
+                    refused = await self.debugpy_client.message_queue.get_message()
+                return _refusal(msg, str(refused.get("message") or "debugpy did not attach"))
+
+    # -- events --------------------------------------------------------------------------------------
+
+    def _kernel_event(self, event: Message) -> None:
+        """debugpy's, on the control thread."""
+        if event.get("event") == "thread" and self._spare is not None:
+            self._spare()  # it may be one of ours
+        if self.ranks is None:
+            self._publish(event)
+        else:
+            self.ranks.kernel_event(event)
+
+    def _send(self, event: Message) -> None:
+        """Publish an event from any thread, in order."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._publish, event)
+
+    def _later(self, seconds: float, function: Callable[[], None]) -> None:
+        """Call a function on the control thread; may be called on any."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.call_later, seconds, function)
+
+
+def waited_for() -> dict[str, list[int]]:
+    """The ranks for which a `%%mesh` cell waits, by mesh."""
+    from monarch_kernel.kernel.cellrun import CellRun
+
+    found: dict[str, list[int]] = {}
+    for target in get_relay().targets:
+        if isinstance(target, CellRun):
+            found.setdefault(target.managed.name, []).extend(target.unanswered())
+    return found
+
+
+def stopped_text(state: Message, place: Callable[[str, int, str], str] | None = None) -> str:
+    """Who is stopped where, a line for each (`RankSession.state`); `place` shortens file, line and function."""
+    lines: list[str] = []
+    for mesh in state["meshes"]:
+        for rank in mesh["ranks"]:
+            for stop in rank.get("stops", ()):
+                where = (stop["file"], stop["line"], stop["name"])
+                text = place(*where) if place is not None else f"line {stop['line']} in {stop['name']}"
+                mark = "*" if stop["shown"] else " "
+                lines.append(f"{mark} mesh {mesh['name']} rank {rank['rank']}: {text} ({stop['reason']})")
+    return "\n".join(lines) or "No rank is stopped."
+
+
+def _typed(message: Message) -> str:
+    return str((message.get("arguments") or {}).get("expression") or "").strip()
+
+
+def _refusal(message: Message, why: str) -> Message:
+    from monarch_kernel.debugger.dap import refusal
+
+    return refusal(message, why)
+
+
+def _response(message: Message, body: Message) -> Message:
+    from monarch_kernel.debugger.dap import response
+
+    return response(message, body)

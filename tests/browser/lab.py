@@ -1,0 +1,258 @@
+"""JupyterLab in a real browser, with this checkout's kernel, and words for what a person does with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from monarch_kernel.kernel.install import KERNEL_NAME, install
+from tests.conftest import alive, children, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+#: No test waits longer than this for one thing to appear (milliseconds).
+PATIENCE = 30_000
+
+# Asking whether the kernel is idle, not the page: that one says so before there is a session at all.
+_BOOK = "Array.from(window.jupyterapp?.shell.widgets('main') ?? []).find(each => each.context?.path === 'book.ipynb')"
+_KERNEL = f"{_BOOK}?.sessionContext?.session?.kernel"
+_READY = f"() => {{ const k = {_KERNEL}; return k?.connectionStatus === 'connected' && k.status === 'idle' }}"
+
+
+def browser_path() -> str:
+    """A Chromium of this machine; on Debian as root it is installed first.
+
+    Raises:
+        LookupError: there is none; the sentence says what to do.
+    """
+    found = subprocess.run([str(Path(__file__).with_name("chromium.sh"))], capture_output=True, text=True)
+    if found.returncode:
+        raise LookupError(found.stderr.strip().splitlines()[-1])
+    return found.stdout.strip()
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[str]:
+    """A server of its own, with nothing of the user's; its address with the token. Ends its kernels first."""
+    prefix, token = folder / "prefix", secrets.token_hex(8)
+    install(prefix=str(prefix))
+    port_file = folder / "runtime"
+    env = {
+        **os.environ,
+        "JUPYTER_PATH": str(prefix / "share" / "jupyter"),
+        "JUPYTER_PREFER_ENV_PATH": "0",
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "JUPYTER_DATA_DIR": str(folder / "data"),
+        "JUPYTER_RUNTIME_DIR": str(port_file),
+        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+        "JUPYTER_TOKEN": token,
+        "IPYTHONDIR": str(folder / "ipython"),
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    root = folder / "work"
+    root.mkdir()
+    quiet = folder / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    quiet.parent.mkdir(parents=True)
+    quiet.write_text('{"checkForUpdates": false, "fetchNews": "false"}')
+    log = (folder / "server.log").open("wb")
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.port=0"),
+            *("--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={root}"),
+            *("--LabApp.expose_app_in_browser=True", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"),
+        ],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        found: list[Path] = []
+
+        def is_up() -> bool:
+            assert process.poll() is None, (folder / "server.log").read_text()
+            found[:] = port_file.glob("jpserver-*.json") if port_file.exists() else []
+            return bool(found) and bool(found[0].read_text().rstrip().endswith("}"))
+
+        wait_until(is_up, "the server has started", 30)
+        url = json.loads(found[0].read_text())["url"]
+        yield f"{url}?token={token}"
+        for kernel in json.loads(_ask(f"{url}api/kernels?token={token}")):
+            _ask(f"{url}api/kernels/{kernel['id']}?token={token}", "DELETE")
+    finally:
+        log.close()
+        left = children(process.pid)
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        for pid in filter(alive, left):  # kernels of a test that has failed
+            os.kill(pid, signal.SIGKILL)
+
+
+def _ask(url: str, method: str = "GET") -> str:
+    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=20) as reply:
+        return str(reply.read().decode())
+
+
+class Lab:
+    """A notebook that is open in a page.
+
+    Args:
+        page: playwright's.
+        url: the server's, with its token.
+        folder: the server's files.
+    """
+
+    def __init__(self, page: Any, url: str, folder: Path) -> None:
+        self.page = page
+        self._url = url
+        self._folder = folder
+        page.set_default_timeout(PATIENCE)
+
+    def open(self, *cells: str) -> None:
+        """Open a new notebook with these cells, and wait for its kernel."""
+        source = [
+            {
+                "cell_type": "code",
+                "id": f"c{at}",
+                "metadata": {},
+                "outputs": [],
+                "execution_count": None,
+                "source": text,
+            }
+            for at, text in enumerate(cells)
+        ]
+        spec = {"name": KERNEL_NAME, "display_name": KERNEL_NAME, "language": "python"}
+        notebook = {"cells": source, "metadata": {"kernelspec": spec}, "nbformat": 4, "nbformat_minor": 5}
+        (self._folder / "work" / "book.ipynb").write_text(json.dumps(notebook))
+        base, _, token = self._url.partition("?")
+        self.page.goto(f"{base}lab/tree/book.ipynb?reset&{token}")
+        self.page.wait_for_function(_READY)
+
+    def cell(self, at: int) -> Any:
+        """A cell."""
+        return self.page.locator(".jp-Notebook .jp-CodeCell").nth(at)
+
+    def start(self, at: int) -> None:
+        """Run a cell, and do not wait for its end."""
+        self.page.evaluate(
+            f"""at => {{
+                const book = {_BOOK};
+                window.jupyterapp.shell.activateById(book.id);
+                book.content.activeCellIndex = at;
+                window.cellEnded = false;
+                window.jupyterapp.commands.execute('notebook:run-cell').then(() => {{ window.cellEnded = true }});
+            }}""",
+            at,
+        )
+
+    def run(self, at: int) -> str:
+        """Run a cell to its end; its output."""
+        self.start(at)
+        self.done()
+        return self.output(at)
+
+    def done(self) -> None:
+        """Wait until the cell that was started has ended."""
+        self.page.wait_for_function("() => window.cellEnded")
+
+    def output(self, at: int) -> str:
+        """All that a cell has put out, as text."""
+        return "\n".join(self.cell(at).locator(".jp-OutputArea-output").all_inner_texts())
+
+    def prints(self, at: int, pattern: str) -> None:
+        """Wait until a cell's output matches."""
+        self.cell(at).locator(".jp-OutputArea").filter(has_text=re.compile(pattern)).first.wait_for()
+
+    # -- its debugger --------------------------------------------------------------------------------
+
+    def debug(self) -> None:
+        """Press the bug button."""
+        self.page.locator("jp-button.jp-DebuggerBugButton[aria-disabled=false]").first.click()
+        self.page.locator(".jp-NotebookPanel[data-jp-debugger=true]").wait_for()
+
+    def break_at(self, at: int, line: int) -> None:
+        """Click into the gutter of a cell, at a line counted from 1."""
+        gutter = self.cell(at).locator(".cm-breakpoint-gutter .cm-gutterElement")
+        gutter.nth(line).click()  # the first element is a spacer
+
+        def is_set() -> bool:
+            known = self.ask_debugger("debugInfo")["body"]["breakpoints"]
+            return any(each["line"] == line for of in known for each in of["breakpoints"])
+
+        wait_until(is_set, f"the breakpoint in line {line} is set")
+
+    def frames(self, wanted: str) -> list[str]:
+        """Wait until the innermost frame is called so (a pattern); the call stack."""
+        names = self.page.locator(".jp-DebuggerCallstackFrame-name")
+        names.first.filter(has_text=re.compile(wanted)).wait_for()
+        return list(names.all_inner_texts())
+
+    def highlighted(self, at: int) -> int:
+        """Wait until a line of a cell is lit up; which one, counted from 1."""
+        self.cell(at).locator(".cm-line.jp-DebuggerEditor-highlight").wait_for()
+        lines = self.cell(at).locator(".cm-line")
+        marks = lines.evaluate_all("lines => lines.map(line => line.classList.contains('jp-DebuggerEditor-highlight'))")
+        return int(marks.index(True)) + 1
+
+    def lit(self, at: int, line: int) -> None:
+        """Wait until that line of a cell is lit up."""
+        self.cell(at).locator(f".cm-line:nth-child({line}).jp-DebuggerEditor-highlight").wait_for()
+
+    def shows(self, name: str, value: str) -> None:
+        """Wait until the side bar shows a variable with that value."""
+        names = self.page.locator(".jp-DebuggerVariables-name").filter(has_text=re.compile(rf"^{name}$"))
+        values = names.locator("xpath=following-sibling::*[contains(@class, 'jp-DebuggerVariables-detail')]")
+        values.filter(has_text=re.compile(rf"^{value}$")).first.wait_for()
+
+    def press(self, title: str) -> None:
+        """Press a button of the call stack: Continue, Next, Step In, Step Out, Evaluate."""
+        self.page.locator(f".jp-DebuggerSidebar [title^={title!r}]").first.click()
+
+    def evaluate(self, expression: str) -> str:
+        """Type an expression into the debugger's console, which the button "Evaluate Code" opens; its answer."""
+        console = self.page.locator(".jp-DebugConsole")
+        if not console.count():
+            self.press("Evaluate Code")
+        before = console.locator(".jp-OutputArea-output").count()
+        prompt = console.locator(".jp-CodeConsole-promptCell .cm-content")
+        prompt.click()
+        self.page.keyboard.insert_text(expression)
+        self.page.keyboard.press("Shift+Enter")
+        answer = console.locator(".jp-OutputArea-output").nth(before)
+        answer.wait_for()
+        return str(answer.inner_text())
+
+    def ask_debugger(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """A debug request of the front end's, as an extension (or our panel) sends it."""
+        return dict(
+            self.page.evaluate(
+                f"""async ([command, args]) => {{
+                    const future = {_KERNEL}.requestDebug({{type: 'request', seq: 900, command, arguments: args}});
+                    const reply = new Promise(resolve => {{ future.onReply = message => resolve(message.content) }});
+                    await future.done;
+                    return await reply;
+                }}""",
+                [command, arguments],
+            )
+        )
+
+    def all_stopped(self, count: int) -> None:
+        """Wait until so many ranks are stopped."""
+
+        def are_stopped() -> bool:
+            meshes = self.ask_debugger("mesh/state")["body"]["meshes"]
+            return sum(rank["state"] == "stopped" for mesh in meshes for rank in mesh["ranks"]) == count
+
+        wait_until(are_stopped, f"{count} ranks are stopped")

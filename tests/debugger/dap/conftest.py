@@ -1,0 +1,5 @@
+"""Kernels for the tests that are front ends."""
+
+from tests.kernel.conftest import jupyter_folders as jupyter_folders
+from tests.kernel.conftest import start_kernel as start_kernel
+from tests.workers import workers as workers
