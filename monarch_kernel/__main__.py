@@ -34,6 +34,10 @@ _COMMANDS = {
         "let controllers of other hosts, or of this one, use this host",
         "monarch_kernel.runtime.host.worker:add_worker_command",
     ),
+    "debug": _Command(
+        "stop, step and look into the ranks of a kernel or script that runs on this machine",
+        "monarch_kernel.debugger.console.terminal:add_debug_command",
+    ),
     "keys": _Command(
         "make the key file that controllers and workers share", "monarch_kernel.protocol.keys:add_keys_command"
     ),

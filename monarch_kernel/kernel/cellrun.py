@@ -13,10 +13,12 @@ from typing import Any
 import cloudpickle
 
 from monarch_kernel.actor import ActorError, SupervisionError, ValueMesh
+from monarch_kernel.debugger.hang import hang
 from monarch_kernel.errors import capture
 from monarch_kernel.kernel.cellrunner import Cell
 from monarch_kernel.kernel.executor import Reply, Whereabouts
 from monarch_kernel.kernel.folding import Source
+from monarch_kernel.kernel.hang_watch import HangWatch
 from monarch_kernel.kernel.progress import Place, Progress
 from monarch_kernel.kernel.router import CellOutput, OutputRouter
 from monarch_kernel.kernel.session import ManagedMesh, Part, monitor_parts_of, parts_of, proc_parts_of
@@ -100,11 +102,13 @@ class CellRun:
         self.replies: dict[int, Reply] = {}
         self.failures: dict[int, Failed] = {}
         self.interrupted = False
+        self.detached = False
         self._output = output
         self._router = router
         self._file_label = file_label
         self._started = time.monotonic()
         self._progress = Progress(self.ranks, self._started)
+        self._hang = HangWatch(lambda: hang(managed.procs), self._started)
         self._sample: deque[Any] = deque()
         self._stuck: dict[int, int] = {}
         self._released: tuple[int, ...] = ()
@@ -139,9 +143,9 @@ class CellRun:
             pressed: called for each KeyboardInterrupt; it does not end the wait, since the ranks that it
                 stops answer.
         """
-        finished = False
+        finished = self.detached = False
         presses = 0
-        while not finished:
+        while not finished and not self.detached:
             try:
                 self._held.release()
                 if presses:
@@ -152,6 +156,15 @@ class CellRun:
             except KeyboardInterrupt:
                 self.interrupted = True
                 presses += 1
+
+    @property
+    def waiting(self) -> set[int]:
+        """The ranks on which it has not ended."""
+        return set(self._progress.waiting)
+
+    def detach(self) -> None:
+        """Have `wait` return before the end; whoever called it sees `detached`, and has another thread wait on."""
+        self.detached = True
 
     def _step(self) -> bool:
         if self._pending:
@@ -168,6 +181,7 @@ class CellRun:
         self._drain()
         self._note_text = self._remark()
         self._output.progress("")
+        self._output.notice("")
         self._output.finish()
         self._output.show(final=True)
         return True
@@ -210,8 +224,16 @@ class CellRun:
         line = self._progress.line(now)
         if line and self.interrupted:
             line += " · interrupted; once more within 2 s kills what does not answer"
+        if line and (said := self._why_still(now)):
+            line += f"\n{said}"
         if self._output.progress(line):
             self._router.touch(self._output)
+
+    def _why_still(self, now: float) -> str:
+        """Who waits for whom, once nothing has moved for a while."""
+        dist = self.managed.options is not None and self.managed.options.dist
+        waits = any(self._stuck.get(rank, 0) >= STUCK for rank in self._progress.waiting)
+        return self._hang.tick(self._progress.standing(), bool(dist or waits or self._progress.silent), now)
 
     def _note(self, slot: Any) -> None:
         if slot.exception() is not None:

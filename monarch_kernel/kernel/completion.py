@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch_kernel.debugger.console.words import COMMANDS
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -99,8 +101,11 @@ class MeshCompleter:
             return ["gpus=", "--procs"]
         if command == "push":
             return [name for name in known.variables if not name.startswith("_")]
-        if command == "pull":
+        if command in ("pull", "diff", "break", "clear", "pm"):
             return []
+        if command == "debug":
+            left = [each for each in _without_values(words, options) if not each.startswith("-")]
+            return [] if left else [each.name for each in COMMANDS]
         given = any(not each.startswith("-") for each in _without_values(words, options))
         if command == "attach":
             return [] if given else list(known.kept)

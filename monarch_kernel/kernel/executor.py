@@ -28,6 +28,7 @@ from monarch_kernel.kernel.rank_env import (
     in_process_group,
     set_up,
 )
+from monarch_kernel.tools import keep_failure
 
 #: A cell's value is sent to the notebook if its pickle is not larger than this (bytes).
 VALUE_LIMIT = 16_000_000
@@ -136,7 +137,10 @@ class CellExecutor(Actor):
             raise KeyboardInterrupt
         self._shell.before_cell()
         outcome = self._runner.run(cell)
-        fault = None if outcome.error is None else _fault_of(outcome.error)
+        fault = None
+        if outcome.error is not None:
+            fault = _fault_of(outcome.error)
+            keep_failure(outcome.error, cell.id)  # a debugger may stop here
         # Its frames hold on to the user's objects, and to us: what they refer to must go when the user lets go.
         outcome.error = None
         try:

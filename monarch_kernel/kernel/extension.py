@@ -7,6 +7,7 @@ from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
+from monarch_kernel.debugger.places import label_files
 from monarch_kernel.kernel import callerrors
 from monarch_kernel.kernel.completion import MeshCompleter
 from monarch_kernel.kernel.interrupts import get_relay
@@ -28,9 +29,11 @@ class _Extension:
         self._unsubscribe: Callable[[], None] = subscribe(self.notebook.router.on_event)
         ip.register_magics(self.magics)
         callerrors.install(ip)
+        label_files(self.notebook.file_label)
         self._events = (("pre_run_cell", self.notebook.before_cell), ("post_run_cell", self.notebook.after_cell))
         for name, callback in self._events:
             ip.events.register(name, callback)
+        self.notebook.stops.install()
         self._matcher = _matcher(self.magics, self.notebook)
         ip.Completer.custom_matchers.append(self._matcher)
         relay = get_relay()
@@ -41,6 +44,8 @@ class _Extension:
         """Undo all of it. The meshes stay."""
         self._unsubscribe()
         callerrors.remove()
+        self.notebook.stops.close()
+        label_files(None)
         self.notebook.router.close()
         for name, callback in self._events:
             self._ip.events.unregister(name, callback)

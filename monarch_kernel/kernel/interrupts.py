@@ -174,6 +174,11 @@ class InterruptRelay:
         finally:
             self.remove(target)
 
+    @property
+    def targets(self) -> tuple[InterruptTarget, ...]:
+        """What a press concerns now, of what was added."""
+        return self._targets
+
     # -- presses -----------------------------------------------------------------------------------
 
     def press(self, cell: object = None, idle: bool = False) -> None:

@@ -14,6 +14,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from monarch_kernel.actor import SupervisionError, ValueMesh
 from monarch_kernel.errors import ActorError
 from monarch_kernel.kernel import arguments as args_of
+from monarch_kernel.kernel import dap_magics, hang_magics, stack_magics, stop_magics, value_magics
 from monarch_kernel.kernel.arguments import parse, usage_error
 from monarch_kernel.kernel.cellrun import CellRun, MeshCell
 from monarch_kernel.kernel.folding import Source
@@ -29,6 +30,11 @@ ASK_TIMEOUT = 2.0
 SUBCOMMANDS = (
     *("up", "ls", "status", "use", "down", "heal", "restart", "attach", "detach"),
     *("push", "pull", "logs"),
+    *stack_magics.SUBCOMMANDS,
+    *value_magics.SUBCOMMANDS,
+    *hang_magics.SUBCOMMANDS,
+    *stop_magics.SUBCOMMANDS,
+    *dap_magics.SUBCOMMANDS,
 )
 
 
@@ -53,7 +59,14 @@ def _mesh_option(function: Any) -> Any:
 
 
 @magics_class
-class MeshMagics(Magics):
+class MeshMagics(
+    stack_magics.StackMagics,
+    value_magics.ValueMagics,
+    hang_magics.HangMagics,
+    stop_magics.StopMagics,
+    dap_magics.DapMagics,
+    Magics,
+):
     """The magics, bound to one shell."""
 
     def __init__(self, notebook: Notebook) -> None:
@@ -412,9 +425,14 @@ class MeshMagics(Magics):
             if not relay.connected:  # a plain ipykernel or IPython: the interrupt came to us alone
                 relay.press(cell.id)
 
-        with relay.active(run):
+        with relay.active(run), notebook.stops.runs(run):
             run.start()
             run.wait(pressed)
+        if run.detached:  # at the prompt, while ranks are stopped
+            handle = _wait_apart(run)
+            if found.out:
+                notebook.shell.user_ns[found.out] = handle
+            return None
         error = run.error()
         if error is not None:
             error.colours = notebook.colours
@@ -428,6 +446,13 @@ class MeshMagics(Magics):
 
 
 def _in_background(run: CellRun) -> MeshCell:
+    get_relay().add(run, background=True)
+    run.start(then_wait=False)
+    return _wait_apart(run)
+
+
+def _wait_apart(run: CellRun) -> MeshCell:
+    """Wait for a cell on a thread of its own; the cell of the notebook is over."""
     relay = get_relay()
     done = threading.Event()
 
@@ -441,8 +466,8 @@ def _in_background(run: CellRun) -> MeshCell:
             relay.remove(run)
             done.set()
 
+    relay.remove(run)
     relay.add(run, background=True)
-    run.start(then_wait=False)
     threading.Thread(target=wait, name="monarch-cell", daemon=True).start()
     return MeshCell(run, done)
 

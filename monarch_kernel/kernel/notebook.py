@@ -11,12 +11,14 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
+from monarch_kernel.debugger.console.words import CommandError
 from monarch_kernel.kernel.cellrunner import Cell, check_syntax, remember_source
 from monarch_kernel.kernel.completion import Known
 from monarch_kernel.kernel.folding import Source
 from monarch_kernel.kernel.publish import Publisher, publisher_for
 from monarch_kernel.kernel.router import CellOutput, OutputRouter
 from monarch_kernel.kernel.session import MeshSession
+from monarch_kernel.kernel.stop_prompt import StopPrompt
 from monarch_kernel.kernel.tracebacks import CellSyntaxError
 from monarch_kernel.meshes import format_points, list_proc_meshes
 from monarch_kernel.output import set_cell
@@ -42,11 +44,14 @@ class Notebook:
     def __init__(self, shell: Any, session: MeshSession) -> None:
         self.shell = shell
         self.session = session
+        self.stops = StopPrompt(self)
         self.router = OutputRouter(self._ordinary_output, self._tooltip)
         self._raw_cell = ""
         # Where the output of each ordinary cell goes, should actors that it called put out something.
         self._publishers: OrderedDict[str, Publisher] = OrderedDict()
+        self._numbers: dict[str, int] = {}  # of the same cells, as In[...] has them
         self._key = ""
+        self.last_cell: tuple[str, str] | None = None  # file and text of the latest `%%mesh` cell
         self._foreign: list[str] = []  # cells of another kernel whose output goes to the cell that runs
 
     @property
@@ -62,8 +67,10 @@ class Notebook:
         self._key = f"{_RUN}-{next(_count)}"
         set_cell(self._key)
         self._publishers[self._key] = publisher_for(self.shell)
+        # Some versions of IPython have counted the cell already, others count it when it has ended.
+        self._numbers[self._key] = min(self.shell.execution_count, len(self.shell.history_manager.input_hist_parsed))
         while len(self._publishers) > _MOST_CELLS:
-            self._publishers.popitem(last=False)
+            self._numbers.pop(self._publishers.popitem(last=False)[0], None)
 
     def after_cell(self, _result: Any) -> None:
         """IPython's `post_run_cell`: what actors printed during an ordinary cell is shown before it ends."""
@@ -86,9 +93,9 @@ class Notebook:
         raw = self._raw_cell if body and self._raw_cell.endswith(body.rstrip("\n")) else ""
         raw = raw or self._containing(body)
         header = self._header_lines(raw, body)
-        blank = next((at for at, line in enumerate(body.split("\n")) if line.strip()), 0)  # IPython drops them
         transformed = self.shell.transform_cell(body)
-        source = "\n" * (header + blank) + transformed
+        dropped = _blank_lines(body) - _blank_lines(transformed)  # IPython does, unless its debugger is on
+        source = "\n" * (header + dropped) + transformed
         compiler = self.shell.compile
         filename = compiler.get_code_name(raw, self.shell.transform_cell(raw), self.shell.execution_count)
         try:
@@ -97,6 +104,7 @@ class Notebook:
             remember_source(filename, raw)
             raise CellSyntaxError(error, self._syntax_lines(error)) from None
         remember_source(filename, raw)
+        self.last_cell = filename, raw
         return Cell(f"{self._key}.{next(_count)}", source, filename, raw, _ends_quietly(transformed))
 
     def _containing(self, body: str) -> str:
@@ -109,12 +117,28 @@ class Notebook:
         at = raw.rfind(body.rstrip("\n"))
         return raw.count("\n", 0, at) if at >= 0 else 1
 
+    def cell_source(self, number: int) -> tuple[str, str]:
+        """The file and the text of the cell with this execution number.
+
+        Raises:
+            CommandError: it has not run in this session.
+        """
+        history = self.shell.history_manager
+        texts: list[str] = history.input_hist_raw if history is not None else []
+        if not 0 < number < len(texts):
+            raise CommandError(f"there is no cell In[{number}]; the last one is In[{len(texts) - 1}]")
+        raw = texts[number]
+        return self.shell.compile.get_code_name(raw, self.shell.transform_cell(raw), number), raw
+
     def _syntax_lines(self, error: SyntaxError) -> list[str]:
         lines: list[str] = self.shell.SyntaxTB.structured_traceback(type(error), error, [])
         return lines
 
     def file_label(self, file: str) -> str | None:
-        """What IPython calls the file of a cell: `Cell In[3]`."""
+        """What IPython calls the file of a cell, or a cell by its identity: `Cell In[3]`."""
+        if file.startswith(_RUN):
+            number = self._numbers.get(file.partition(".")[0])
+            return None if number is None else f"Cell In[{number}]"
         name = self.shell.compile.format_code_name(file)
         return f"{name[0]} {name[1]}" if name else None
 
@@ -123,6 +147,18 @@ class Notebook:
     def output(self, *, raw: bool = False, expected: Any = ()) -> CellOutput:
         """An output area in the cell that runs now."""
         return CellOutput(publisher_for(self.shell), raw=raw, expected=expected)
+
+    @property
+    def cell_key(self) -> str:
+        """Names the cell that runs, or ran last; what ranks do for it has this, or this and a dot, at its beginning."""
+        return self._key
+
+    def output_of(self, cell: str) -> CellOutput | None:
+        """Where the output of a cell is shown; None for one that this notebook does not know."""
+        output = self.router.get(cell)
+        if output is None and cell in self._publishers:
+            output = self.router.open(cell, CellOutput(self._publishers[cell]))
+        return output
 
     def _ordinary_output(self, cell: str) -> tuple[str, CellOutput] | None:
         """Where output goes that is no `%%mesh` cell's: to the cell that called the actor, else to the latest."""
@@ -197,6 +233,11 @@ def _let_output_arrive() -> None:
     for answer in asked:
         with suppress(Exception):  # an agent that is gone or stuck must not keep the cell from ending
             answer.get(max(0.0, deadline - time.monotonic()))
+
+
+def _blank_lines(source: str) -> int:
+    """How many blank lines a cell begins with."""
+    return next((at for at, line in enumerate(source.split("\n")) if line.strip()), 0)
 
 
 def _ends_quietly(source: str) -> bool:

@@ -99,7 +99,8 @@ class TerminalPublisher:
         """See `Publisher`."""
         if not sys.stderr.isatty() or not (line or self._progress):
             return
-        sys.stderr.write(f"\r\x1b[2K{line}")
+        one = line.replace("\n", " · ")  # it is written over the one before
+        sys.stderr.write(f"\r\x1b[2K{one}")
         sys.stderr.flush()
         self._progress = bool(line)
 

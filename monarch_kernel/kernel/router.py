@@ -47,6 +47,7 @@ class CellOutput:
         self._folding = Folding(limits)
         self._active = set(expected)
         self._progress = ""
+        self._notice = ""
         self._names_shown = False
         self._published: set[int] = set()
         self._begun: set[Source] = set()
@@ -93,6 +94,15 @@ class CellOutput:
             changed, self._progress = line != self._progress, line
         return changed
 
+    def notice(self, text: str) -> bool:
+        """Set what stands below the progress line, until it is set to nothing; whether that changed it."""
+        with self._lock:
+            changed, self._notice = text != self._notice, text
+        return changed
+
+    def _footer(self) -> str:
+        return "\n".join(filter(None, (self._progress, self._notice)))
+
     def has_begun(self, source: Source) -> bool:
         """Whether a rank has begun to run this cell."""
         with self._lock:
@@ -133,7 +143,7 @@ class CellOutput:
                 if names and not self._names_shown:
                     self._folding.touch_all()
                 self._names_shown = names
-                views = self._folding.take(self._progress)
+                views = self._folding.take(self._footer())
             for view in views:
                 self._show_view(view.id, view)
             return False
@@ -163,7 +173,7 @@ class CellOutput:
         assert self._raw is not None
         with self._lock:
             items = self._raw.take(final)
-            progress = self._progress
+            progress = self._footer()
         for stream, text, data, metadata in items:
             self._publisher.write(stream, text)
             if data is not None and self._publisher.live:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -259,6 +260,7 @@ class MeshSession:
             try:
                 managed = ManagedMesh(procs, options)
                 managed.get_ready()
+                _join_debugger(procs)
             except BaseException:
                 procs.stop("%mesh up did not succeed")
                 raise
@@ -392,6 +394,14 @@ class MeshSession:
             )
         self.down(found.name)
         return self.up(managed.options)
+
+
+def _join_debugger(procs: ProcMesh) -> None:
+    """Breakpoints that hold everywhere hold on a new mesh before the first cell runs there."""
+    hub = sys.modules.get("monarch_kernel.debugger.hub")
+    debugger = hub.existing_debugger() if hub is not None else None
+    if debugger is not None:
+        debugger.joined(procs)
 
 
 def _remember(managed: ManagedMesh) -> None:

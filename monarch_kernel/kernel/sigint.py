@@ -29,6 +29,8 @@ _MACHINERY = frozenset({"ipykernel", "tornado", "zmq", "jupyter_client"})
 
 #: Where messages are sent and received.
 _MESSAGES = os.path.join(os.path.dirname(monarch_kernel.__file__), "runtime", "node", "")
+#: What runs inside of a wait, and may be left by an exception.
+_PROMPT = os.path.join(os.path.dirname(monarch_kernel.__file__), "kernel", "stop_prompt.py")
 
 #: A handler that has not run after this time is helped (seconds).
 NUDGE_AFTER = 0.05
@@ -153,6 +155,12 @@ class SigintHandler:
         return self._busy
 
     @property
+    def awaiting_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop in which the cell awaits something, if it does."""
+        awaiting = self._awaiting
+        return None if awaiting is None else awaiting[1]
+
+    @property
     def cancelled(self) -> bool:
         """Whether the current cell was cancelled by an interrupt, so its CancelledError is one."""
         return self._cancelled
@@ -274,6 +282,8 @@ def _sends_or_receives(frame: FrameType | None) -> bool:
     while frame is not None:
         if frame.f_code.co_filename.startswith(_MESSAGES):
             return True
+        if frame.f_code.co_filename == _PROMPT:
+            return False  # a wait has called it, and is between two messages
         frame = frame.f_back
     return False
 

@@ -70,8 +70,11 @@ class Cell:
             raise AssertionError(f"nothing came for {PATIENCE} s; so far: {self.outcome}") from None
         if message["msg_type"] == "debug_event":
             self.events.append(message["content"])
-        if message["parent_header"].get("msg_id") != self.msg_id:
-            return
+        if message["parent_header"].get("msg_id") == self.msg_id:
+            self.take(message)
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Note a message that was published for this cell."""
         out, kind, content = self.outcome, message["msg_type"], message["content"]
         out.messages.append(message)
         if kind == "stream":

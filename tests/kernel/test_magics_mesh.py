@@ -295,7 +295,7 @@ def test_completion_in_the_kernel(mesh: Kernel) -> None:
         content = reply["content"]
         return [code[: content["cursor_start"]] + match for match in content["matches"]]
 
-    assert complete("%mesh sta") == ["%mesh status"]
+    assert complete("%mesh stat") == ["%mesh status"]
     assert complete("%%mesh --o") == ["%%mesh --on", "%%mesh --out"]
     assert complete("%%mesh -r g") == ["%%mesh -r gpus="]
     assert complete("%mesh use ") == ["%mesh use m"]

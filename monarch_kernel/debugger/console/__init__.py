@@ -1,0 +1,1 @@
+"""The debugger as people type it: in cells and in terminals."""
