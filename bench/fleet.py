@@ -75,7 +75,7 @@ def url_of(folder: str, host: int) -> str:
     return f"ipc://{folder}/host{host}"
 
 
-def simulate(folder: str, hosts: range, ranks: int, ready: int) -> None:
+def simulate(folder: str, hosts: range, ranks: int, ready: int, kind: type[Rank] = Rank) -> None:
     """Be these hosts, until killed; write a byte to ``ready`` when they listen."""
     poller = Poller(background=False)
     node_module.Poller = lambda _background: poller  # type: ignore[assignment,misc]  # one for all nodes
@@ -85,7 +85,7 @@ def simulate(folder: str, hosts: range, ranks: int, ready: int) -> None:
         agent.listen()
         agent.listen_at(url_of(folder, host))
         kept.append(Relay(agent))
-        kept += [Rank(poller, agent, f"rank-{host}-{k}", host * ranks + k) for k in range(ranks)]
+        kept += [kind(poller, agent, f"rank-{host}-{k}", host * ranks + k) for k in range(ranks)]
     gc.freeze()  # as agents do; these would look through the objects of all hosts
     os.write(ready, b".")
     poller.run(lambda: False)
@@ -94,7 +94,7 @@ def simulate(folder: str, hosts: range, ranks: int, ready: int) -> None:
 class Fleet:
     """The processes that simulate the hosts."""
 
-    def __init__(self, folder: str, hosts: int, ranks: int, processes: int) -> None:
+    def __init__(self, folder: str, hosts: int, ranks: int, processes: int, kind: type[Rank] = Rank) -> None:
         self.pids: list[int] = []
         ready, write = os.pipe()
         for k in range(processes):
@@ -102,7 +102,7 @@ class Fleet:
             if pid == 0:
                 try:
                     os.close(ready)
-                    simulate(folder, range(k, hosts, processes), ranks, write)
+                    simulate(folder, range(k, hosts, processes), ranks, write, kind)
                 finally:
                     os._exit(1)
             self.pids.append(pid)

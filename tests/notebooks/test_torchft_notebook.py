@@ -16,7 +16,7 @@ from tests.notebooks.test_notebooks import ROOT, Run, run  # noqa: F401  # run i
 def test_survivors_go_on_and_the_new_one_catches_up(run: Callable[[Path], Run]) -> None:  # noqa: F811
     for needed in ("torch", "sklearn", "matplotlib", "torchft"):
         pytest.importorskip(needed)
-    trained = run(ROOT / "notebooks" / "05_torchft.ipynb")
+    trained = run(ROOT / "notebooks" / "06_torchft.ipynb")
     assert trained.status == 0, trained.printed
     assert re.search(r"^next step of the survivors +[\d.]+ s after the kill$", trained.printed, re.M)
     back = re.search(r"^first step of the new one +[\d.]+ s after the kill, at step (\d+)$", trained.printed, re.M)
