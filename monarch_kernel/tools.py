@@ -17,7 +17,6 @@ from monarch_kernel.runtime.actor.inspecting import (
     hosts_of,
     keep_failure,
     on_failure,
-    release_failures,
     running_here,
     whole_of,
 )
@@ -43,7 +42,6 @@ __all__ = [
     "keep_failure",
     "on_failure",
     "proc_here",
-    "release_failures",
     "running_here",
     "stacks_from_outside",
     "whole_of",

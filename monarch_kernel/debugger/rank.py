@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.actor import Extent, Point
-from monarch_kernel.tools import failures, home, on_failure, release_failures, running_here
+from monarch_kernel.tools import failures, home, on_failure, running_here
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.stopping.engine import StopEngine
@@ -251,11 +251,6 @@ def post_mortem() -> tuple[int, list[Stop]]:
     return os.getpid(), opened
 
 
-def release(numbers: set[int] | None = None) -> None:
-    """Let go of kept failures."""
-    release_failures(numbers)
-
-
 def _sentence(error: BaseException) -> str:
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -271,7 +266,6 @@ __all__ = [
     "pause",
     "post_mortem",
     "rank_of",
-    "release",
     "resume",
     "scopes",
     "set_variable",

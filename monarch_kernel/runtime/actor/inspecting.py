@@ -142,4 +142,3 @@ def on_failure(callback: Any) -> None:
 
 
 failures = postmortem.failures
-release_failures = postmortem.release

@@ -75,10 +75,10 @@ def failures() -> list[Failure]:
         return list(_kept)
 
 
-def release(numbers: set[int] | None = None) -> None:
-    """Let go of these failures, or of all."""
+def release() -> None:
+    """Let go of all: the runtime ends."""
     with _lock:
-        _kept[:] = [] if numbers is None else [each for each in _kept if each.number not in numbers]
+        _kept.clear()
 
 
 def _drop_old() -> None:
