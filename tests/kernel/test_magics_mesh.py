@@ -397,6 +397,23 @@ def test_ranks_that_wait_for_a_failed_one_are_let_go(torch: Kernel) -> None:
     mesh.ok("%mesh use m")
 
 
+@pytest.mark.torch
+def test_kept_failures_do_not_keep_the_connections_of_a_group(torch: Kernel) -> None:
+    mesh = torch
+    mesh.ok("%mesh up own --procs 4")
+    outcome = mesh.run(
+        "%%mesh\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "def step(i):\n    if rank == 2 and i == 2:\n        raise ValueError('no more')\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+        "for i in range(4):\n    step(i)"
+    )
+    # All have come out of it, though some had waited for ranks that waited themselves.
+    assert "ValueError: no more" in plain(outcome)
+    assert "ValueError: no more" in mesh.ok("%mesh pm -r 2").stdout
+    mesh.ok("%mesh down own")
+    mesh.ok("%mesh use m")
+
+
 # -- interrupts -------------------------------------------------------------------------------
 
 

@@ -9,12 +9,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from types import FrameType
 
 #: How many failures a process keeps, and for how long (seconds; 0: none are kept).
 LIMIT = 4
 LEASE = float(os.environ.get("MONARCH_KERNEL_POST_MORTEM", "300"))
+#: Frames of this part of torch hold collectives, and these the connections of a process group.
+_TORCH = os.path.join("torch", "distributed", "")
+_GROUPS = ("torch._C._distributed_c10d", "torch.distributed.distributed_c10d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,41 @@ def failed(
         _kept[:] = [each for each in _kept if each.actor != actor or each.endpoint != endpoint][1 - LIMIT :]
         _kept.append(Failure(_count, error, actor, endpoint, cell, time.time()))
         _schedule(later)
+    for frame in _frames(error):
+        if _TORCH in frame.f_code.co_filename:
+            _empty(frame)
+
+
+def let_go_of_groups() -> None:
+    """A process group ends: keep none of its work alive, or its connections stay open, and other ranks wait for us."""
+    for failure in failures():
+        for frame in _frames(failure.error):
+            if any(type(value).__module__ in _GROUPS for value in list(frame.f_locals.values())):
+                _empty(frame)
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    """The frames of an exception, and of those behind it."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        waiting += [each.__cause__, each.__context__]
+        traceback = each.__traceback__
+        while traceback is not None:
+            yield traceback.tb_frame
+            traceback = traceback.tb_next
+
+
+def _empty(frame: FrameType) -> None:
+    """Drop the variables of a frame that has ended."""
+    with suppress(RuntimeError):  # it runs still: what it holds is in use
+        frame.clear()
+        # What was read before is kept as a dictionary (Python < 3.13); reading again brings it up to date.
+        _ = frame.f_locals
 
 
 def failures() -> list[Failure]:

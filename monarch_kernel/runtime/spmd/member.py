@@ -25,6 +25,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
+from monarch_kernel.runtime.actor.postmortem import let_go_of_groups
 from monarch_kernel.runtime.spmd.addresses import LOOPBACK, choose_interface, own_address
 
 #: How long a rank may take to reach rank 0's store, which is there before anybody is told of it (seconds).
@@ -166,6 +167,7 @@ def leave() -> None:
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
+        let_go_of_groups()
         gc.collect()  # its connections are closed when the last work of it is gone
 
 
