@@ -6,6 +6,7 @@ Loaded by the debug agent, or by the first `breakpoint()`; until then a rank has
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from types import FrameType
@@ -30,8 +31,21 @@ if TYPE_CHECKING:
 #: of the hub (seconds).
 VOTE_PATIENCE = 5.0
 VOTE_TIMEOUT = 10.0
+#: Passes over a line between two collectives that are told apart.
+MOST_PASSAGES = 1_000_000
 #: What becomes of stopped ranks when their controller is gone: `resume` or `end`.
 ORPHANED = "MONARCH_KERNEL_ORPHANED_STOPS"
+
+
+def _issued() -> int | None:
+    """How many collectives the default group of torch.distributed has issued here; None where nothing counts them."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    try:
+        if distributed is None or not distributed.is_initialized():
+            return None
+        return int(distributed.group.WORLD._get_sequence_number_for_group())
+    except Exception:  # not every build has it, and not every backend counts
+        return None
 
 
 class RankDebugger:
@@ -45,6 +59,7 @@ class RankDebugger:
         self._engine: StopEngine | None = None
         self._lock = threading.Lock()
         self._held: Any = None
+        self._passages: dict[int, tuple[int, int]] = {}  # of each breakpoint: collectives issued, times there since
 
     @property
     def engine(self) -> StopEngine:
@@ -106,6 +121,8 @@ class RankDebugger:
         from monarch_kernel.debugger.values import digest
 
         text = digest(value) if at.differs else ""
+        if at.differs:
+            hit = self._passage(at.id, hit)
         asked = self.hub.vote.call_one(self.uid, self.point.rank, at.id, hit, text)
         try:
             try:
@@ -115,6 +132,21 @@ class RankDebugger:
                 return bool(asked.get(VOTE_TIMEOUT))
         except Exception:  # nobody to ask: it is better to run on than to stop where nobody looks
             return False
+
+    def _passage(self, number: int, hit: int) -> int:
+        """A number that ranks have in common when they come by a breakpoint in the same step.
+
+        Hits are not that where the breakpoint was set while the ranks ran: their first ones may be a step apart.
+        Collectives of the default group are counted alike on all ranks.
+        """
+        issued = _issued()
+        if issued is None:
+            return hit
+        with self._lock:
+            last, before = self._passages.get(number, (-1, 0))
+            again = before + 1 if issued == last else 0
+            self._passages[number] = (issued, again)
+        return issued * MOST_PASSAGES + min(again, MOST_PASSAGES - 1)
 
     def failed(self, error: BaseException) -> None:
         """An endpoint or a cell has failed: stop there if that was asked for."""
