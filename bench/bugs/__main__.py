@@ -1,0 +1,169 @@
+"""`python -m bench.bugs`: how many commands and seconds it takes to find the rank and the line of six seeded bugs.
+
+A session is what a person would type, with each tool at its best as far as we know it, typed by a driver into the real
+tool. The clock is the machine's: it runs from the first command (or, where nothing is typed, from the moment of the
+bug) until the answer is there; a person's reading and typing come on top. The driver also checks that the answer holds
+the guilty rank and a line at which that stands: as a verdict (``named``), or among what all ranks do (``by eye``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.bugs import monarchs, ours, pytorch
+from bench.bugs.cases import BUGS, Case, Session, prepare
+from bench.environments import python_for
+
+BEGIN, END = "<!-- figures: written by python -m bench.bugs --doc -->", "<!-- end of figures -->"
+SHOWN, SHOWN_END = "<!-- sessions: written by python -m bench.bugs --doc -->", "<!-- end of sessions -->"
+#: The bug whose sessions are printed in full, and how many lines of an answer.
+EXAMPLE, MOST_LINES = "loader", 16
+
+Tool = Callable[[Case, Path], Session | None]
+#: What finds the bugs, in the order of the table; tools that need another run for their answer come last.
+TOOLS: dict[str, Tool] = {
+    "ours": lambda case, _: ours.typed(case),
+    "ours (nothing typed)": lambda case, _: ours.waiting(case),
+    "torchmonarch": monarchs.typed,
+    "py-spy": pytorch.spy,
+    "torch.distributed.debug": pytorch.debug_page,
+    "Flight Recorder": pytorch.flight_recorder,
+    "PyTorch (run again)": lambda case, python: pytorch.detail(case, python) or pytorch.pdb(case, python),
+}
+
+
+def session(tool: str, bug: str, ranks: int, seed: int, python: Path, keep: Path | None = None) -> Session | None:
+    """One bug in one tool, in a folder of its own; None where the tool has nothing for such a bug."""
+    with tempfile.TemporaryDirectory(prefix="bug-") as folder:
+        case = prepare(bug, Path(folder) / bug, ranks, seed)
+        try:
+            return TOOLS[tool](case, python)
+        except (TimeoutError, OSError) as error:
+            failed = Session(tool, case)
+            failed.note = str(error)
+            return failed
+        finally:
+            if keep is not None:
+                shutil.copytree(case.folder, keep / f"{bug}-{tool.replace(' ', '-')}-{seed}", dirs_exist_ok=True)
+
+
+def cell(sessions: list[Session]) -> str:
+    """What the table says of one bug in one tool: the worst finding of all rounds, and the medians."""
+    if not sessions:
+        return "–"
+    worst = min(sessions, key=lambda each: ("", "by eye", "named").index(each.found))
+    commands = round(statistics.median(len(each.commands) for each in sessions))
+    lines = round(statistics.median(each.output_lines for each in sessions))
+    if not worst.found:
+        return f"not found ({commands} typed)"
+    seconds = statistics.median(each.seconds for each in sessions)
+    return f"{worst.found}: {commands} typed, {seconds:.1f} s, {lines} lines"
+
+
+def table(results: dict[tuple[str, str], list[Session]], bugs: list[str], tools: list[str]) -> str:
+    """Tools by bugs, in Markdown, with what the ones that found nothing show instead."""
+    rows = [f"| | {' | '.join(bugs)} |", "|---" * (len(bugs) + 1) + "|"]
+    rows += [f"| {tool} | {' | '.join(cell(results.get((tool, bug), [])) for bug in bugs)} |" for tool in tools]
+    notes = [
+        f"* {tool}, {bug}: {notes[0]}"
+        for tool in tools
+        for bug in bugs
+        if (notes := [" ".join(each.note.split()) for each in results.get((tool, bug), []) if each.note])
+    ]
+    return "\n".join([*rows, "", *notes]) if notes else "\n".join(rows)
+
+
+def replaced(text: str, begin: str, end: str, middle: str) -> str:
+    """A page with what is between two marks exchanged.
+
+    Raises:
+        ValueError: it has no such marks.
+    """
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"the page has no place for this: put the lines {begin} and {end} into it")
+    return f"{before}{begin}\n\n{middle}\n\n{end}{after}"
+
+
+def sessions_of(bug: str, results: dict[tuple[str, str], list[Session]], tools: list[str]) -> str:
+    """What was typed and shown for one bug, tool by tool."""
+    parts: list[str] = []
+    for tool in tools:
+        for found in results.get((tool, bug), [])[:1]:
+            parts.append(f"**{found.tool}**\n\n```\n{found.transcript(MOST_LINES)}\n```")
+    return "\n\n".join(parts)
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.bugs", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("bugs", nargs="*", metavar="BUG", help=f"which bugs ({', '.join(BUGS)}; default: all)")
+    parser.add_argument("--tools", help=f"which tools, separated by commas ({', '.join(TOOLS)}; default: all)")
+    parser.add_argument("--ranks", type=int, default=8, help="ranks (8)")
+    parser.add_argument("--seed", type=int, default=1, help="where the bugs are, of the first round (1)")
+    parser.add_argument("--rounds", type=int, default=1, help="each with the bugs elsewhere (1)")
+    parser.add_argument("--python", type=Path, help="of an environment with torchmonarch (default: one is made)")
+    parser.add_argument("--json", type=Path, help="write everything into this file")
+    parser.add_argument("--doc", type=Path, help="put table and sessions into this page, between its marks")
+    parser.add_argument("--keep", type=Path, help="keep the folders of the sessions, with all output, in this one")
+    found = parser.parse_args(argv)
+    found.bugs = found.bugs or list(BUGS)
+    wanted = list(TOOLS) if found.tools is None else found.tools.split(",")
+    found.tools = [tool for tool in TOOLS if tool in wanted]
+    if unknown := [tool for tool in wanted if tool not in TOOLS]:
+        parser.error(f"{', '.join(unknown)}: not one of {', '.join(TOOLS)}")
+    if unknown := [bug for bug in found.bugs if bug not in BUGS]:
+        parser.error(f"{', '.join(unknown)}: not one of {', '.join(BUGS)}")
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; see ``--help``."""
+    args = arguments(argv)
+    foreign = any(not tool.startswith("ours") for tool in args.tools)
+    python = args.python or (python_for("torchmonarch") if foreign else Path(sys.executable))
+    results: dict[tuple[str, str], list[Session]] = {}
+    for seed in range(args.seed, args.seed + args.rounds):
+        for bug in args.bugs:
+            for tool in args.tools:
+                found = session(tool, bug, args.ranks, seed, python, args.keep)
+                if found is not None:
+                    results.setdefault((tool, bug), []).append(found)
+                    print(f"{bug:9} {tool:24} {cell([found])} {found.note}".rstrip(), flush=True)
+    text = table(results, args.bugs, args.tools)
+    print(f"\n{text}")
+    if args.json:
+        rows = [
+            {
+                "tool": tool,
+                "bug": bug,
+                "ranks": each.case.ranks,
+                "guilty": each.case.guilty,
+                "commands": each.commands,
+                "seconds": round(each.seconds, 3),
+                "lines": each.output_lines,
+                "found": each.found,
+                "note": each.note,
+                "session": each.transcript(10_000),
+            }
+            for (tool, bug), sessions in results.items()
+            for each in sessions
+        ]
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if args.doc:
+        page = replaced(args.doc.read_text(), BEGIN, END, text)
+        args.doc.write_text(replaced(page, SHOWN, SHOWN_END, sessions_of(EXAMPLE, results, args.tools)))
+    mine = [each for (tool, _), sessions in results.items() if tool.startswith("ours") for each in sessions]
+    return 0 if all(each.found for each in mine) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
