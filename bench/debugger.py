@@ -30,7 +30,7 @@ from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_host
 from monarch_kernel.debug import diff, get_debugger, stacks
 from monarch_kernel.debugger.stacks.snapshot import snapshot
 from monarch_kernel.debugger.stopping.spec import Bound, Breakpoint, Frame, Stop
-from monarch_kernel.protocol.messages import OK, Call, Create, Reply, Routed, Watch, encode
+from monarch_kernel.protocol.messages import OK, Call, Create, Introduce, Reply, Routed, Watch, encode
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.system import get_system, shutdown
 from monarch_kernel.runtime.mesh.shape import Extent, Region
@@ -109,6 +109,7 @@ class SimulatedRank(fleet.Rank):
     def _do(self, link: Link, function: Any, args: tuple[Any, ...]) -> Any:
         if function.__name__ == greet.__name__:
             self._hub, self._uid = args
+            link.send(encode(Introduce(self._hub[1])))
             return None
         if function.__name__ == "arm":
             if args[0]:
@@ -124,10 +125,10 @@ class SimulatedRank(fleet.Rank):
         stop = Stop(
             self._stops, "breakpoint", "", at.id, 1, "MainThread", frames, "worker", "circle", "", time.time(), True
         )
-        actor, controller, gateway = self._hub
+        actor, controller = self._hub
         call = encode(Call(actor, "stopped", 0, 0, (), (), ""))
         body, _ = dumps(((self._uid, self.number, os.getpid(), stop), {}))
-        routed = encode(Routed(controller, self.id, gateway, -1))
+        routed = encode(Routed(controller.id, self.id, controller.gateway, -1))
         link.send(routed, len(call).to_bytes(4, "little") + call + bytes(body))
 
 
@@ -159,7 +160,7 @@ class Simulated:
 
         hub = get_debugger().actor()
         node = system.node
-        told = ask(self.mesh, greet, (hub._actor, node.id, node.ref.gateway or node.id), uid, timeout=PATIENCE)
+        told = ask(self.mesh, greet, (hub._actor, node.ref), uid, timeout=PATIENCE)
         assert len(told.values) == ranks, "a simulated rank has no agent"
 
     def close(self) -> None:

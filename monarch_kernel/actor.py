@@ -24,6 +24,7 @@ from monarch_kernel.runtime.actor.hosts import (
     this_host,
     this_proc,
 )
+from monarch_kernel.runtime.actor.inspecting import debug_controller
 from monarch_kernel.runtime.actor.life import shutdown_context
 from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
 from monarch_kernel.runtime.actor.ports import Channel, Port, PortReceiver
@@ -71,6 +72,7 @@ __all__ = [
     "current_actor_name",
     "current_rank",
     "current_size",
+    "debug_controller",
     "default_bootstrap_cmd",
     "enable_transport",
     "endpoint",

@@ -102,7 +102,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("orphaned", ["resume", "end"])
-def test_the_end_of_the_controller_strands_nobody(orphaned: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_controller_strands_nobody(orphaned: str, monkeypatch: pytest.MonkeyPatch, faults: Any) -> None:
     folder = tempfile.mkdtemp(prefix="mk-kept-", dir="/tmp")
     monkeypatch.setenv("MONARCH_KERNEL_KEPT_DIR", folder)
     try:

@@ -15,7 +15,6 @@ LATER = {
     "Uid": "not decided",
     "attach": "not decided: controllers behind a firewall attach to workers as all others do",
     "config": "configuration",
-    "debug_controller": "the debugger",
     "get_meter": "telemetry",
     "returns_future": "not decided",
     "span": "telemetry",

@@ -128,6 +128,11 @@ def actors_here(actor: str = "") -> dict[str, Any]:
     return {uid: instance.object for uid, instance in found if hasattr(instance, "object") and actor in ("", uid)}
 
 
+def debug_controller() -> Any:
+    """The actor of the controller that hears of stopped ranks; ``monarch_kernel.debug`` is what to use."""
+    return importlib.import_module("monarch_kernel.debugger.listener").hub_actor()
+
+
 def keep_failure(error: BaseException, cell: str) -> None:
     """A tool's endpoint has caught what the user's code raised: keep it as that of an endpoint would be."""
     from monarch_kernel.runtime.actor.system import get_system
