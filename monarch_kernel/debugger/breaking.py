@@ -18,6 +18,8 @@ from monarch_kernel.meshes import list_proc_meshes
 
 #: How long ranks may take to do what takes no time (seconds). Who takes longer is left out.
 QUICK = 2.0
+#: How often a rank that has begun, and cannot be told what to stop at, is tried again at once.
+TRIES = 20
 
 
 class Breaking(Watching):
@@ -154,7 +156,12 @@ class Breaking(Watching):
         """Meshes were made or stopped, or ranks have died, or were replaced."""
         super().on_meshes_changed()
         with self._lock:
-            again = [(watched, rank) for watched in self._watched.values() for rank in watched.unarmed - watched.dead]
+            again = [
+                (watched, rank)
+                for watched in self._watched.values()
+                for rank in watched.unarmed
+                if rank not in watched.dead
+            ]
         for watched, rank in again:
             self._rank_began(watched, rank)
 
@@ -198,9 +205,11 @@ class Breaking(Watching):
         def done(future: Any) -> None:
             if future.exception() is not None:
                 # A rank that is being replaced may be heard before it can be reached: again when its heal is over.
-                watched.unarmed.add(rank)
+                tries = watched.unarmed[rank] = watched.unarmed.get(rank, 0) + 1
+                if tries <= TRIES and rank not in watched.whole.procs.dead():  # and that it may be already
+                    self.actor().changed.broadcast()
                 return
-            watched.unarmed.discard(rank)
+            watched.unarmed.pop(rank, None)
             self._bound(watched, rank, future.get()[1])
             self._tell(BreakpointsChanged())
 

@@ -39,7 +39,7 @@ class Watched:
     stops: dict[tuple[int, int], RankStop] = field(default_factory=dict[tuple[int, int], RankStop])
     over: dict[int, deque[int]] = field(default_factory=dict[int, "deque[int]"])  # the last stops that are over
     dead: set[int] = field(default_factory=set[int])
-    unarmed: set[int] = field(default_factory=set[int])  # that have an agent, and could not be told what to stop at
+    unarmed: dict[int, int] = field(default_factory=dict[int, int])  # who could not be told what to stop at; tries
     votes: dict[int, Differs | First] = field(default_factory=dict[int, Differs | First])
 
 
