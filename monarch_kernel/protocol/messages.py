@@ -302,6 +302,15 @@ class Watch(msgspec.Struct, array_like=True, tag=37):
     """Tell me when this proc starts, exits, or that it has. Unknown procs are waited for."""
 
     procs: list[str]
+    closed: bool = False  # its connection has ended: say with ``ProcEnding`` whether it is about to
+
+
+class ProcEnding(msgspec.Struct, array_like=True, tag=49):
+    """Of a proc whose connection has ended, before its exit status is known."""
+
+    proc: str
+    ending: bool  # its ``ProcExited`` follows: it was told to end, or the kernel is taking it down
+    asked: str = ""  # why, if it was told to stop
 
 
 class GetStatus(msgspec.Struct, array_like=True, tag=38):
@@ -513,6 +522,7 @@ Message = (
     | SpawnProcs
     | ProcStarted
     | ProcExited
+    | ProcEnding
     | OutputChunk
     | OutputEnd
     | KillProcs

@@ -97,7 +97,7 @@ def _faults() -> Iterator[queue.Queue[Any]]:
 
 def _stop_everything(running: system.System) -> None:
     meshes = list(running.proc_meshes.values())
-    running.tree.killed(ref.id for mesh in meshes for ref in mesh._procs)
+    running.tree.ending(ref.id for mesh in meshes for ref in mesh._procs)
     stopping = [
         mesh._ask_agents(lambda call, procs: StopProcs(call, procs, "the test is over", 0.05), "stop")
         for mesh in meshes

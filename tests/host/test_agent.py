@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 from monarch_kernel.protocol.messages import OutputChunk
+from monarch_kernel.runtime.node.node import CAUSE_GRACE
 
-from .conftest import Host
+from .conftest import DEADLINE, Host
 
 
 def test_ranks_start_and_tell_their_pids(host: Host) -> None:
@@ -193,6 +194,64 @@ def test_stop_lets_ranks_end_by_themselves_and_kills_those_that_do_not(host: Hos
     # A second request for the same is answered as well.
     again = host.stop(names)
     host.wait(lambda: again.done)
+
+
+def _fork_server(host: Host) -> psutil.Process:
+    """Whoever reaps ranks: while it stands still, they have ended and no agent knows how."""
+    return next(p for p in psutil.Process(host.agent.pid).children() if p.name().startswith("monarch-forks"))
+
+
+def test_an_end_that_was_asked_for_is_no_loss_however_late_the_news_of_it(host: Host) -> None:
+    """Of hundreds of ranks that end at once, the connections are gone long before an agent has reaped the last one."""
+    names = host.spawn(4)
+    for name in names:
+        host.call(name, lambda: None)  # so there is a connection to each
+    server = _fork_server(host)
+    server.suspend()
+    try:
+        answer = host.stop(names)
+        host.wait(lambda: all(host.node.links[n].closed for n in names), "their connections end")
+        late = threading.Event()
+        host.node.poller.call_later(3 * CAUSE_GRACE, late.set)
+        assert late.wait(DEADLINE)
+        assert not host.deaths, "guessed, while the agent knew better"
+    finally:
+        server.resume()
+    host.wait(lambda: answer.done)
+    assert {(host.deaths[n].what, host.deaths[n].cause) for n in names} == {("stopped", "stopped: test over")}
+
+
+def test_the_cause_of_a_death_is_waited_for_while_the_kernel_takes_the_process_down(host: Host) -> None:
+    (name,) = host.spawn()
+    host.call(name, lambda: None)
+    server = _fork_server(host)
+    server.suspend()
+    try:
+        os.kill(host.started[name], signal.SIGKILL)
+        late = threading.Event()
+        host.node.poller.call_later(3 * CAUSE_GRACE, late.set)
+        assert late.wait(DEADLINE)
+        assert not host.deaths
+    finally:
+        server.resume()
+    host.wait(lambda: host.deaths)
+    assert (host.deaths[name].what, host.deaths[name].cause) == ("proc", "killed by SIGKILL")
+
+
+def test_a_rank_that_closes_its_connections_and_lives_on_is_lost(host: Host) -> None:
+    (name,) = host.spawn()
+
+    def close_all() -> None:
+        import os
+        import threading
+
+        os.closerange(3, 1000)
+        threading.Event().wait()
+
+    host.run(name, close_all)
+    host.wait(lambda: host.deaths)
+    assert (host.deaths[name].what, host.deaths[name].cause) == ("proc", "its connection was closed")
+    host.kill([name])
 
 
 def test_a_rank_may_be_stopped_while_it_starts(host: Host) -> None:

@@ -94,6 +94,6 @@ def test_what_this_process_has_killed_is_nobodys_failure() -> None:
     tree = Tree()
     tree.spawned_procs(mesh("procs", "root", "p0", "p1"))
     tree.spawned_actors(mesh("a", "root", "p0", "p1"))
-    tree.killed(["p1"])
+    tree.ending(["p1"])
     assert told(tree.proc_died("p1", KILLED)) == []
     assert told(tree.proc_died("p0", KILLED)) == [("root", "a", [0])]

@@ -243,7 +243,7 @@ class Healer:
 
     def _discard(self, ref: ProcRef) -> None:
         """A successor that is not wanted after all."""
-        self._system.tree.killed([ref.id])
+        self._system.tree.ending([ref.id])
         if ref.id not in self._system.node.deaths:
             ask_agent(
                 self._system.node, ref.agent_ref(), "discard", KillProcs, [ref.id], "its mesh could not be healed"

@@ -352,7 +352,7 @@ class HostMesh(MeshTrait):
             if len(there) == len(mesh._procs):
                 mesh._forget()
             else:
-                system.tree.killed(there)
+                system.tree.ending(there)
         asked = [settled(ask_agent(system.node, agent, what, message)) for agent in agents.values()]
         system.changed()
         return gathered(system.node.poller, asked, what).then(nothing)

@@ -346,6 +346,7 @@ class ProcMesh(Inspectable, MeshTrait):
     def _stop(self, reason: str) -> Future[Any]:
         if len(self._shape.ranks()) == len(self._procs) and not self._part:
             self._forget()
+        self._system.tree.ending(ref.id for ref in self._target().procs)
         done = self._ask_agents(lambda call, procs: StopProcs(call, procs, reason, STOP_GRACE), "stop")
         self._system.changed()
         return settled(done)  # where a host agent is dead, its procs are, too
@@ -359,7 +360,7 @@ class ProcMesh(Inspectable, MeshTrait):
 
     def kill(self, reason: str = "") -> Future[None]:
         """SIGKILL these procs, without any cleanup; done when they are gone. No fault, since it was asked for."""
-        self._system.tree.killed(ref.id for ref in self._target().procs)
+        self._system.tree.ending(ref.id for ref in self._target().procs)
         return settled(self._ask_agents(lambda call, procs: KillProcs(call, procs, reason), "kill"))
 
     # -- healing --------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from monarch_kernel.protocol.messages import (
     LogText,
     OutputChunk,
     OutputEnd,
+    ProcEnding,
     ProcExited,
     ProcRef,
     ProcStarted,
@@ -122,6 +123,7 @@ class Agent:
         )
         self._relay = Relay(node)
         self._node.on_hello.append(self._on_hello)
+        self._node.is_ending = self._is_ending
         self._node.on_peer_dead.append(self._on_peer_dead)
 
     # -- life -------------------------------------------------------------------------------
@@ -350,7 +352,7 @@ class Agent:
         link = self._node.links.get(proc.id)
         if link is not None:
             link.drain()  # what it said last, to other sites, goes before the news of its end
-        expected = bool(proc.stopping) and not proc.withdrawn
+        expected = bool(proc.asked)
         proc.state = "stopped" if expected else "dead"
         proc.exit = ProcExited(proc.id, proc.pid, self._node.ref.host, status, cause, expected)
         proc.close_far_ends()
@@ -448,12 +450,21 @@ class Agent:
             proc = self._procs.get(name)
             if proc is None:
                 self._early_watchers.setdefault(name, set()).add(link.peer)
+                if message.closed:
+                    link.send(encode(ProcEnding(name, False)))
             elif proc.exit is not None:
                 link.send(encode(proc.exit))
             else:
                 proc.watchers.add(link.peer)
-                if proc.state == "alive":
+                if message.closed:
+                    link.send(encode(ProcEnding(name, self._is_ending(name), proc.asked)))
+                elif proc.state == "alive":
                     link.send(encode(ProcStarted(proc.id, proc.pid)))
+
+    def _is_ending(self, name: str) -> bool:
+        """Whether this rank's exit status is about to come: it was asked to end, or the kernel is taking it down."""
+        proc = self._procs.get(name)
+        return proc is not None and bool(proc.exit or proc.stopping or proc.killing or proc.is_exiting())
 
     def _on_kill(self, link: Any, message: KillProcs, _body: Any) -> None:
         for proc in self._living(message.procs):

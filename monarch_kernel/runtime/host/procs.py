@@ -100,6 +100,11 @@ class Proc:
         self.logs = {n: OutputLog(os.path.join(logs, f"{spec.id}.{n}.log")) for n in (1, 2)}
         self._cpu_at = (self.started, 0.0)
 
+    @property
+    def asked(self) -> str:
+        """Why its end is nobody's loss: its owner asked for it; "" if that is not so."""
+        return "" if self.withdrawn else self.stopping
+
     def belongs_to(self, process: str) -> bool:
         """Whether it is to end with this process: who started it, or the controller above that."""
         return process in (self.owner, self.root)
@@ -123,6 +128,17 @@ class Proc:
             os.close(fd)
         self.far_ends.clear()
 
+    def is_exiting(self) -> bool:
+        """Whether the kernel is taking it down, or has: what a process holds is closed before its end is reported."""
+        if not self.pid:
+            return False
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return True
+        return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
+
     def usage(self) -> tuple[int, float]:
         """Resident bytes now, and CPU use in percent of one core since the last question."""
         try:
@@ -139,6 +155,7 @@ class Proc:
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_PF_EXITING = 0x4
 
 
 # -- causes of death --------------------------------------------------------------------------

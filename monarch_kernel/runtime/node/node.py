@@ -25,6 +25,7 @@ from monarch_kernel.protocol.messages import (
     Death,
     Forget,
     Hello,
+    ProcEnding,
     ProcExited,
     ProcRef,
     ProcResponds,
@@ -41,7 +42,7 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.serialize import Apart
 from monarch_kernel.runtime.node.link import Link, connect_unix, listen_unix, peer_of
-from monarch_kernel.runtime.node.poller import FORKED, Poller
+from monarch_kernel.runtime.node.poller import FORKED, Poller, Timer
 from monarch_kernel.runtime.node.remote import Done, RemoteLink, Routes, local_site, make_hello
 from monarch_kernel.runtime.node.segments import THRESHOLD, Segments
 
@@ -50,8 +51,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How long an end-of-file waits for the agent to tell the cause (seconds).
+#: How long the end of a proc's connection waits for news of the proc's end, once its agent knows of none (seconds).
 CAUSE_GRACE = 0.25
+#: How long it waits for its agent to say anything, and then for an end that the agent expects (seconds).
+AGENT_GRACE = 30.0
 #: How long nobody new is accepted when the process has no descriptor left (seconds).
 ACCEPT_PAUSE = 1.0
 
@@ -160,6 +163,7 @@ class Node:
             Forget: lambda link, message, _body: self.segments.forget(link.peer, message.number),
             ProcStarted: self._on_proc_started,
             ProcExited: self._on_proc_exited,
+            ProcEnding: self._on_proc_ending,
             ProcUnresponsive: self._on_unresponsive,
             ProcResponds: self._on_responds,
         }
@@ -182,6 +186,10 @@ class Node:
         self._call_ids = itertools.count(1)
         self._expected: set[str] = set()
         self._listener: socket.socket | None = None
+        #: Procs whose connection has ended, until their agents tell why: what happens if those never do.
+        self._unexplained: dict[str, Timer] = {}
+        #: Whether the end of a proc is about to be told; an agent knows it of its ranks.
+        self.is_ending: Callable[[str], bool] = lambda _proc: False
         #: Procs that live, but do not answer their agent.
         self.unresponsive: dict[str, ProcUnresponsive] = {}
         #: Called with a proc's id and what is known when it does not answer, and with None when it does again.
@@ -452,14 +460,38 @@ class Node:
         if ref is not None and ref.agent in self.deaths:
             self.declare_dead(peer, Death("its host agent died", "proc", peer, ref.host))
             return
-        if ref is not None and ref.agent != self.id:
-            self.watch([peer])
+        if ref is None or ref.agent == self.id:
+            self.poller.call_later(CAUSE_GRACE, lambda: None if self.is_ending(peer) else self._give_up(peer))
+            return
+        # The agent knows whom it was told to stop, and whom the kernel takes down; to guess would make a failure of an
+        # end that somebody asked for.
+        self._unexplained[peer] = self.poller.call_later(
+            AGENT_GRACE, lambda: self._give_up(peer, "its connection was closed, and its host agent says nothing")
+        )
+        if ref.agent not in self.refs:
+            self.learn(ref.agent_ref())
+        if not self.send(ref.agent, Watch([peer], closed=True)):
+            self.declare_dead(peer, Death("its host agent died", "proc", peer, ref.host))
+
+    def _on_proc_ending(self, _link: Any, message: ProcEnding, _body: Any) -> None:
+        proc = message.proc
+        waiting = self._unexplained.pop(proc, None)
+        if waiting is None or proc in self.deaths:
+            return
+        waiting.cancel()
 
         def give_up() -> None:
-            host = ref.host if ref else ""
-            self.declare_dead(peer, Death("its connection was closed", "proc", peer, host, self.pids.get(peer, 0)))
+            if message.asked:
+                self._give_up(proc, f"stopped: {message.asked}", "stopped")
+            else:
+                self._give_up(proc)
 
-        self.poller.call_later(CAUSE_GRACE, give_up)
+        self.poller.call_later(AGENT_GRACE if message.ending else CAUSE_GRACE, give_up)
+
+    def _give_up(self, proc: str, cause: str = "its connection was closed", what: str = "proc") -> None:
+        ref = self.refs.get(proc)
+        self._unexplained.pop(proc, None)
+        self.declare_dead(proc, Death(cause, what, proc, ref.host if ref else "", self.pids.get(proc, 0)))
 
     def _agent_dead(self, agent: str, ref: ProcRef, why: str = "") -> None:
         what = "the controller" if agent.startswith("controller-") else "the host agent"
@@ -538,6 +570,9 @@ class Node:
         self.links.pop(proc, None)
         self._expected.discard(proc)
         self.unresponsive.pop(proc, None)
+        unexplained = self._unexplained.pop(proc, None)
+        if unexplained is not None:
+            unexplained.cancel()
         for sink in list(self.calls.values()):
             sink.on_peer_dead(proc, death)
         for callback in list(self.on_peer_dead):

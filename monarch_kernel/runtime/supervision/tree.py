@@ -58,7 +58,7 @@ class Tree:
         self._procs: dict[str, OwnedMesh] = {}
         self._on_proc: dict[str, list[OwnedMesh]] = {}
         self._of_proc: dict[str, list[OwnedMesh]] = {}
-        self._killed: set[str] = set()
+        self._ending: set[str] = set()
 
     def spawned_actors(self, mesh: OwnedMesh) -> None:
         """An actor mesh was spawned by an actor (or the client) of this process."""
@@ -81,9 +81,9 @@ class Tree:
                     if not index[proc]:
                         del index[proc]
 
-    def killed(self, procs: Iterable[str]) -> None:
-        """This process has these procs killed: their ends are no failures that anybody here has to handle."""
-        self._killed.update(procs)
+    def ending(self, procs: Iterable[str]) -> None:
+        """This process has asked for the end of these procs: it is no failure that anybody here has to handle."""
+        self._ending.update(procs)
 
     def replaced(self, proc: str, ref: ProcRef) -> None:
         """A dead proc of these meshes has a successor, with actors made anew: it may die again."""
@@ -117,7 +117,9 @@ class Tree:
 
         A proc that was stopped or killed on purpose is nobody's failure.
         """
-        if death.what == "stopped" or proc in self._killed:
+        asked = proc in self._ending
+        self._ending.discard(proc)
+        if death.what == "stopped" or asked:
             return []
         on_it = [mesh for mesh in self._on_proc.get(proc, []) if not mesh.tool]
         return [
