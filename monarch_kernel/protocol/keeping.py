@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from monarch_kernel.protocol.refs import Death, ProcRef
+from monarch_kernel.protocol.refs import Death, ProcRef, Seconds
 
 #: How the keys begin of parts that tell of procs: without any of them there is nothing to keep.
 PROCS = "procs:"
@@ -74,7 +74,7 @@ class Held(msgspec.Struct, array_like=True):
     record: dict[str, bytes] = {}
     deaths: dict[str, Death] = {}
     pids: dict[str, int] = {}
-    idle: float = 0.0
+    idle: Seconds = 0.0
 
 
 class KeptMesh(msgspec.Struct):
@@ -101,8 +101,8 @@ class KeptInfo(msgspec.Struct):
     pid: int
     url: str
     host: str
-    since: float
+    since: Seconds
     held_by: int = 0
-    free_since: float = 0.0
-    idle: float = 0.0
+    free_since: Seconds = 0.0
+    idle: Seconds = 0.0
     meshes: list[KeptMesh] = []

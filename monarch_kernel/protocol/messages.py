@@ -15,7 +15,7 @@ import msgspec
 
 from monarch_kernel.protocol.casting import Cast, CastDrop, CastGroup, CastLost, CastReplies, CastsOver
 from monarch_kernel.protocol.keeping import Adopt, Hear, Keep, LetGo, Taken, TakeOver
-from monarch_kernel.protocol.refs import Death, ProcRef, SegmentRef
+from monarch_kernel.protocol.refs import Death, ProcRef, Seconds, SegmentRef
 
 #: Raised whenever a header changes its shape; two sides must agree, and say so if they do not.
 WIRE_VERSION = 3
@@ -295,7 +295,7 @@ class StopProcs(msgspec.Struct, array_like=True, tag=36):
     call: int
     procs: list[str] | None  # None: all that the sender, and whatever it has started elsewhere, has started here
     reason: str
-    grace: float
+    grace: Seconds
 
 
 class Watch(msgspec.Struct, array_like=True, tag=37):
@@ -330,7 +330,7 @@ class ProcStatus(msgspec.Struct, array_like=True, frozen=True):
     cause: str = ""
     rss_bytes: int = 0
     cpu_percent: float = 0.0
-    uptime_s: float = 0.0
+    uptime_s: Seconds = 0.0
 
 
 class GetLogs(msgspec.Struct, array_like=True, tag=39):
@@ -353,7 +353,7 @@ class Shutdown(msgspec.Struct, array_like=True, tag=40):
     """The agent stops every proc, drains their output, answers with a Reply, and exits."""
 
     call: int
-    grace: float
+    grace: Seconds
 
 
 class ProcUnresponsive(msgspec.Struct, array_like=True, tag=45):
@@ -362,7 +362,7 @@ class ProcUnresponsive(msgspec.Struct, array_like=True, tag=45):
     proc: str
     pid: int
     host: str
-    seconds: float  # since it was asked
+    seconds: Seconds  # since it was asked
     why: str
     stack: str = ""
 
@@ -371,7 +371,7 @@ class ProcResponds(msgspec.Struct, array_like=True, tag=46):
     """The proc that did not answer has answered."""
 
     proc: str
-    seconds: float  # how long it took
+    seconds: Seconds  # how long it took
 
 
 class AskStacks(msgspec.Struct, array_like=True, tag=47):
@@ -380,7 +380,7 @@ class AskStacks(msgspec.Struct, array_like=True, tag=47):
     call: int
     procs: list[str]
     native: bool  # with the frames of native code
-    timeout: float  # for all of them (seconds)
+    timeout: Seconds  # for all of them (seconds)
 
 
 class StackRead(msgspec.Struct, array_like=True, frozen=True):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+#: A time that one process tells another. One that is negative, infinite or no number at all is refused where it is
+#: decoded, as a timer that was set by it would end the process that runs it, or never run.
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 
 
 class ProcRef(msgspec.Struct, array_like=True, frozen=True):

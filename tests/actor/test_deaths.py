@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from typing import Any
 
@@ -234,6 +235,30 @@ def test_a_process_that_exits_in_its_bootstrap(faults: Any) -> None:
 
 def _exit_at_once() -> None:
     os._exit(9)
+
+
+class Poor(Actor):
+    """An actor whose process runs short of memory."""
+
+    @endpoint
+    def limit(self, more: int) -> None:
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + more, used + more))
+
+    @endpoint
+    def length(self, text: bytes) -> int:
+        return len(text)
+
+
+def test_a_rank_without_the_memory_for_a_message(procs: Procs, faults: Any) -> None:
+    poor = procs(2).spawn("poor", Poor)
+    poor.slice(gpus=1).limit.call_one(100_000_000).get(PATIENCE)
+    for body in (bytes(300_000_000), b"small"):
+        with pytest.raises(SupervisionError, match=r"gave it up: there is no memory for a message \(300,") as caught:
+            poor.length.call(body).get(PATIENCE)
+        assert caught.value.ranks == (1,)
+    assert poor.slice(gpus=0).length.call_one(b"small").get(PATIENCE) == 5
 
 
 @pytest.mark.own_runtime

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import resource
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monarch_kernel.protocol.messages import PREFIX, ProcStarted, encode
+from monarch_kernel.protocol.messages import PREFIX, ProcResponds, ProcStarted, StopProcs, encode
 from monarch_kernel.runtime.node.future import Future
-from monarch_kernel.runtime.node.link import Link
+from monarch_kernel.runtime.node.link import MAX_HEADER, Link, memory_left
 from monarch_kernel.runtime.node.poller import Poller
 
 
@@ -46,6 +48,11 @@ def header(name: str) -> bytes:
 def framed(name: str, body: bytes) -> bytes:
     head = header(name)
     return PREFIX.pack(len(head), len(body)) + head + body
+
+
+def encoded(message: Any) -> bytes:
+    head = encode(message)
+    return PREFIX.pack(len(head), 0) + head
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -155,3 +162,114 @@ def test_what_could_wait_goes_ahead_of_the_next_message_to_that_peer(poller: Pol
     assert receiver.got == [("early", b""), ("late", b"x" * 10), ("early", b""), ("late", b"x" * 100_000)]
     sender.link.close()
     receiver.link.close()
+
+
+# -- what cannot be taken ---------------------------------------------------------------------------
+
+
+WORDS = {
+    "no message": (PREFIX.pack(40, 0) + b"\xc1" * 40, "no message of this version"),
+    "an unknown word": (PREFIX.pack(0, 3) + b"\x7fxx", "no link says"),
+    "a large header": (PREFIX.pack(MAX_HEADER + 1, 0), "header of 67,108,865 bytes"),
+    "the largest lengths": (PREFIX.pack(2**32 - 1, 2**64 - 1), "header of 4,294,967,295 bytes"),
+    "a body for which there is no memory": (PREFIX.pack(20, 2**62), "no memory for a message"),
+    "a body that no address space holds": (PREFIX.pack(20, 2**64 - 1), "no memory for a message"),
+    "a time that never comes": (encoded(StopProcs(1, None, "", 1e300)), "Expected `float` <= "),
+    "a time that is none": (encoded(StopProcs(1, None, "", math.nan)), "Expected `float`"),
+    "a time before now": (encoded(ProcResponds("x", -1.0)), "Expected `float` >= "),
+}
+
+
+@pytest.mark.parametrize("said", WORDS)
+def test_what_cannot_be_taken_ends_the_link_with_its_cause_at_both_ends(
+    poller: Poller, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, why = WORDS[said]
+    left, right, friend, other = End(poller), End(poller), End(poller), End(poller)
+    for one, another in ((left, right), (friend, other)):
+        ours, theirs = socket.socketpair()
+        one.link.attach(ours)
+        another.link.attach(theirs)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    left.link._sock.sendall(data)
+    right.closed.get(5)
+    left.closed.get(5)
+    assert why in right.link.ended
+    assert left.link.ended == f"the other side gave it up: {right.link.ended}"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    other.wanted = 1
+    friend.link.send(header("still there"))
+    other.all.get(5)
+    for end in (friend, other):
+        end.link.close()
+
+
+@pytest.mark.parametrize("size", [10, 200_000, 9_000_000])
+def test_a_handler_that_raises_ends_its_link_and_no_other(
+    poller: Poller, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, theirs = socket.socketpair()
+    left, right = End(poller), End(poller)
+    left.link.attach(ours)
+    right.link.attach(theirs)
+    said: list[str] = []
+
+    def stumble(_link: Link, message: Any, _body: Any) -> None:
+        said.append(message.proc)
+        raise LookupError("over a stone")
+
+    right.link.on_message = stumble
+    left.link.send(header("1"), b"x" * size)
+    left.link.send(header("2"))
+    left.closed.get(5)
+    right.closed.get(5)
+    assert said == ["1"]
+    assert left.link.ended.endswith("a message could not be handled (LookupError: over a stone)")
+    assert "this is a bug in monarch_kernel" in caplog.text
+
+
+def test_a_message_that_announces_more_than_it_sends_takes_no_memory(poller: Poller) -> None:
+    ours, theirs = socket.socketpair()
+    end = End(poller)
+    end.link.attach(ours)
+    before = resident()
+    theirs.sendall(PREFIX.pack(20, memory_left() // 2))
+    assert end.link.receive()
+    assert resident() - before < 50_000_000
+    theirs.close()
+    end.closed.get(5)
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def test_a_header_that_no_receiver_takes_is_refused_where_it_is_sent(poller: Poller) -> None:
+    with pytest.raises(ValueError, match="67,108,864 at most"):
+        End(poller).link.send(bytes(MAX_HEADER + 1))
+
+
+def test_a_link_that_is_drained_by_its_own_handler_keeps_its_framing(poller: Poller) -> None:
+    ours, theirs = socket.socketpair()
+    end = End(poller)
+    end.link.attach(ours)
+    end.wanted = 3
+    collect = end.link.on_message
+
+    def drain_and_collect(link: Link, message: Any, body: Any) -> None:
+        if message.proc == "1":
+            theirs.sendall(rest)
+            link.drain()
+        collect(link, message, body)
+
+    end.link.on_message = drain_and_collect
+    data = b"".join(framed(name, b"x" * 1000) for name in "123")
+    cut = len(data) - 500
+    rest = data[cut:]
+    theirs.sendall(data[:cut])
+    end.all.get(5)
+    assert [name for name, _ in end.got] == ["1", "2", "3"]
+    theirs.close()
+    end.closed.get(5)

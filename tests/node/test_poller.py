@@ -203,6 +203,15 @@ def test_timers_run_in_order_and_can_be_cancelled(poller: Poller) -> None:
     assert seen == ["first", "second"]
 
 
+def test_a_timer_that_is_years_away_is_in_nobodys_way(poller: Poller, pipe: Pipe) -> None:
+    timers = [poller.call_later(far, lambda: None) for far in (1e10, 1e300)]
+    future: Future[None] = Future(poller)
+    poller.call_later(0.01, lambda: future._resolve(None))
+    future.get(5)
+    for timer in timers:
+        timer.cancel()
+
+
 def test_an_event_loop_polls_while_it_sleeps(poller: Poller, pipe: Pipe) -> None:
     loop = new_loop(poller)
 

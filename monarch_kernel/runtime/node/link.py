@@ -1,7 +1,15 @@
-"""A link: one Unix stream socket between two processes, with framing in both directions."""
+"""A link: one stream socket between two processes, with framing in both directions.
+
+On the wire: ``<u32 header length><u64 body length>``, header, body. A message without a header is a *word* of the link
+itself: its first byte says which. A link that cannot go on (a length that no memory is there for, bytes that are no
+message, a handler that raises) says ``FAILED`` with the cause, and ends: what had come in between would be lost, or
+be taken for something else. Only that link ends.
+"""
 
 from __future__ import annotations
 
+import logging
+import mmap
 import os
 import select
 import socket
@@ -11,8 +19,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from monarch_kernel.protocol.messages import PREFIX, decode, encode
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
+
+log = logging.getLogger(__name__)
 
 _HEAD = PREFIX.size
 _pack = PREFIX.pack
@@ -21,10 +33,28 @@ _unpack_from = PREFIX.unpack_from
 _CHUNK = 64 * 1024
 #: Messages up to this size are joined into one piece before sending.
 _JOIN = 32 * 1024
+#: The longest header. (The longest body is what memory there is for.)
+MAX_HEADER = 64 * 1024 * 1024
+#: From this size on a message is looked at against the memory that is left, before any is taken for it.
+_CHECKED = 64 * 1024 * 1024
+#: What is at least this large gets huge pages, and takes no memory before its bytes come.
+_HUGE = 4 * 1024 * 1024
+#: How much is sent or received until other links get their turn.
+_TURN = 4 * 1024 * 1024
+
+#: Words of a link.
+FAILED = 1
+#: How much of a cause is told.
+_LONGEST_CAUSE = 2000
+
 _UCRED = struct.Struct("3i")
 _HANGUP = select.EPOLLHUP | select.EPOLLERR
 
 Pieces = list[Any]
+
+
+class LinkError(Exception):
+    """What came over a link cannot be taken; the message says why."""
 
 
 class Link:
@@ -32,7 +62,8 @@ class Link:
 
     A link made before the peer has connected queues what is sent, and flushes when ``attach`` gives it
     its socket. ``send`` may be called from any thread. ``on_message(link, header, body)`` and
-    ``on_close(link)`` are called by the thread that polls.
+    ``on_close(link)`` are called by the thread that polls. ``ended`` says in one clause why it was closed, where there
+    is more to say than that the other side has closed it.
     """
 
     __slots__ = (
@@ -43,9 +74,11 @@ class Link:
         "_moved",
         "_out",
         "_poller",
+        "_receiving",
         "_rest",
         "_sock",
         "closed",
+        "ended",
         "on_close",
         "on_message",
         "peer",
@@ -66,15 +99,17 @@ class Link:
         self.on_message = on_message
         self.on_close = on_close
         self.closed = False
+        self.ended = ""
         self.queued = 0  # bytes not yet accepted by the kernel
-        self._sock: socket.socket | None = None
+        self._sock: Any = None
         self._out: deque[Any] = deque()
         self._lock = threading.RLock()
         self._moved: Link | None = None
         self._rest = b""
-        self._big: bytearray | None = None
+        self._receiving = False
+        self._big: memoryview | None = None
         self._big_at = 0
-        self._big_header: Any = None
+        self._big_header = 0
 
     def attach(self, sock: socket.socket) -> None:
         """Take the socket, send what was queued, and begin to receive."""
@@ -107,7 +142,12 @@ class Link:
         """Queue or send one message. ``body`` is bytes-like, or a list of bytes-like pieces.
 
         The pieces are not kept after this returns: what the kernel did not take is copied.
+
+        Raises:
+            ValueError: the header is longer than any receiver takes.
         """
+        if len(header) > MAX_HEADER:
+            raise ValueError(f"a message with a header of {len(header):,} bytes cannot be sent: {MAX_HEADER:,} at most")
         if type(body) is list:
             size = sum(memoryview(piece).nbytes for piece in body)
             self._send_pieces([_pack(len(header), size) + header, *body], size)
@@ -174,15 +214,19 @@ class Link:
                     return
                 self._poller.modify(self._sock.fileno(), EPOLLIN | EPOLLOUT)
             for view in views:
-                self._queue(bytes(view))
+                self._queue(view if type(view.obj) is bytes else bytes(view))
 
     def _flush(self) -> None:
-        """Send what is queued; the lock is held."""
+        """Send what is queued, as much as one turn allows; the lock is held."""
         sock = self._sock
         if sock is None:
             return
         out = self._out
+        before = self.queued
         while out:
+            if before - self.queued >= _TURN:
+                self._poller.modify(sock.fileno(), EPOLLIN | EPOLLOUT)
+                return
             try:
                 sent = sock.sendmsg([out[i] for i in range(min(len(out), 64))])
             except BlockingIOError:
@@ -210,18 +254,30 @@ class Link:
     def receive(self) -> bool:
         """Handle what one ``recv`` gives. False at the end of the link or when nothing was there."""
         sock = self._sock
-        if sock is None or self.closed:
+        if sock is None or self.closed or self._receiving:
             return False
-        if self._big is not None:
-            return self._receive_big(sock)
+        self._receiving = True
+        try:
+            return self._receive(sock) if self._big is None else self._receive_big(sock)
+        except Exception as e:
+            try:
+                self._fail(e)
+            finally:  # even if there is no memory for the words
+                self.close()
+            return False
+        finally:
+            self._receiving = False
+
+    def _receive(self, sock: Any) -> bool:
         try:
             data = sock.recv(_CHUNK)
         except BlockingIOError:
             return False
-        except OSError:
-            data = b""
+        except OSError as e:
+            self._at_end(e)
+            return False
         if not data:
-            self.close()
+            self._at_end(None)
             return False
         if self._rest:
             data = self._rest + data
@@ -235,42 +291,95 @@ class Link:
             body_at = at + _HEAD + header_size
             after = body_at + body_size
             if after > end:
-                if after - at > _CHUNK and body_at <= end:
-                    self._begin_big(decode(view[at + _HEAD : body_at]), view[body_at:], body_size)
+                if after - at > _CHUNK:
+                    self._begin_big(header_size, body_size, view[at + _HEAD :])
                     return True
                 break
-            header = decode(view[at + _HEAD : body_at])
-            at = after
-            on_message(self, header, view[body_at:after])
+            at, head_at = after, at + _HEAD
+            if header_size:
+                on_message(self, decode(view[head_at:body_at]), view[body_at:after])
+            else:
+                self._on_word(view[body_at:after])
             if self.closed:
                 return False
         if at < end:
             self._rest = data[at:]
         return True
 
-    def _begin_big(self, header: Any, have: memoryview, size: int) -> None:
-        big = bytearray(size)
-        big[: len(have)] = have
-        self._big, self._big_at, self._big_header = big, len(have), header
+    def _begin_big(self, header_size: int, body_size: int, have: memoryview) -> None:
+        if header_size > MAX_HEADER:
+            raise LinkError(f"a header of {header_size:,} bytes was announced, where {MAX_HEADER:,} is the most")
+        gap = -header_size % 64  # so that the body begins where any array in it is aligned
+        size = header_size + body_size
+        self._big = _memory(gap + size)[gap:]
+        self._big[: len(have)] = have
+        self._big_at, self._big_header = len(have), header_size
 
-    def _receive_big(self, sock: socket.socket) -> bool:
+    def _receive_big(self, sock: Any) -> bool:
         big = self._big
         assert big is not None
-        with memoryview(big) as view:
-            while self._big_at < len(big):
-                try:
-                    got = sock.recv_into(view[self._big_at :])
-                except BlockingIOError:
-                    return False
-                except OSError:
-                    got = 0
-                if not got:
-                    self.close()
-                    return False
-                self._big_at += got
-        header, self._big, self._big_header = self._big_header, None, None
-        self.on_message(self, header, memoryview(big))
+        stop = min(len(big), self._big_at + _TURN)
+        while self._big_at < stop:
+            try:
+                got = sock.recv_into(big[self._big_at :])
+            except BlockingIOError:
+                return False
+            except OSError as e:
+                self._at_end(e)
+                return False
+            if not got:
+                self._at_end(None)
+                return False
+            self._big_at += got
+        if stop < len(big):
+            return True
+        self._big = None
+        body = big[self._big_header :]
+        if self._big_header:
+            self.on_message(self, decode(big[: self._big_header]), body)
+        else:
+            self._on_word(body)
         return True
+
+    def _on_word(self, word: memoryview) -> None:
+        """The other end of the link itself says something."""
+        if len(word) and word[0] == FAILED:
+            self.ended = f"the other side gave it up: {_text(word[1:])}"
+            self.close()
+        else:
+            raise LinkError("something was said that no link says")
+
+    def _at_end(self, error: OSError | None) -> None:
+        """Nothing more will come: the other side has closed the link, or it has failed."""
+        self.close()
+
+    def _fail(self, error: Exception) -> None:
+        """What came cannot be handled: tell the other side, and end the link."""
+        why = describe(error)
+        peer = self.peer or "a process that has not said who it is"
+        if is_peers_fault(error) or isinstance(error, MemoryError):
+            log.warning("the link to %s ends: %s", peer, why)
+        else:
+            bug = "the link to %s ends, as a message handler failed; this is a bug in monarch_kernel"
+            log.error(bug, peer, exc_info=error)
+        self.give_up(why)
+
+    def give_up(self, why: str) -> None:
+        """End the link, and tell the other side why."""
+        self._big = None
+        self._say(FAILED, why.encode(errors="replace")[:_LONGEST_CAUSE])
+        if not self.ended:
+            self.ended = why
+        self.close()
+
+    def _say(self, word: int, text: bytes = b"") -> None:
+        """Send a word of the link itself, behind what is queued."""
+        data = _pack(0, 1 + len(text)) + bytes([word]) + text
+        with self._poller.shielded(), self._lock:
+            if self.closed or self._sock is None:
+                return
+            self._queue(data)
+            self._flush()
 
     def drain(self) -> None:
         """Handle everything that has already arrived; for a peer known to be dead."""
@@ -307,6 +416,70 @@ class Link:
     def __repr__(self) -> str:
         state = "closed" if self.closed else "up" if self._sock is not None else "waiting"
         return f"<Link to {self.peer or '?'} {state}>"
+
+
+def is_peers_fault(error: Exception) -> bool:
+    """Whether what came could not be handled by anybody."""
+    return isinstance(error, LinkError | msgspec.MsgspecError)
+
+
+def describe(error: Exception) -> str:
+    """What went wrong with a message, in one clause."""
+    if isinstance(error, MemoryError):
+        return f"there is no memory for a message ({error})" if str(error) else "there is no memory for a message"
+    if isinstance(error, LinkError):
+        return str(error)
+    if isinstance(error, msgspec.MsgspecError):
+        return f"what came is no message of this version ({error})"
+    return f"a message could not be handled ({type(error).__name__}: {error})"
+
+
+def _text(word: memoryview) -> str:
+    """What the other side says, fit for a terminal."""
+    said = bytes(word[:_LONGEST_CAUSE]).decode(errors="replace")
+    return "".join(c if c.isprintable() else " " for c in said)
+
+
+def _memory(size: int) -> memoryview:
+    """Writable memory; from huge pages where that is possible, as touching that much anew costs more than a copy.
+
+    Raises:
+        MemoryError: there is not so much.
+    """
+    if size < _HUGE:
+        return memoryview(bytearray(size))
+    if size >= _CHECKED and size > (left := memory_left()):
+        raise MemoryError(f"{size:,} bytes, and {left:,} are left")
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as e:
+        raise MemoryError(f"{size:,} bytes") from e
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:  # a kernel without them
+        pass
+    return memoryview(memory)
+
+
+def memory_left() -> int:
+    """How many bytes this machine and this process's control group have left."""
+    left = [1 << 62]
+    try:
+        with open("/proc/meminfo") as file:
+            left.append(
+                sum(int(line.split()[1]) << 10 for line in file if line.startswith(("MemAvailable:", "SwapFree:")))
+            )
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        with open("/sys/fs/cgroup/memory.max") as most, open("/sys/fs/cgroup/memory.current") as used:
+            room = int(most.read()) - int(used.read())
+        with open("/sys/fs/cgroup/memory.stat") as file:  # what caches files is given back when it is needed
+            rows = (line.split() for line in file)
+            left.append(room + sum(int(row[1]) for row in rows if row[0] in ("active_file", "inactive_file")))
+    except (OSError, ValueError, IndexError):  # no control group, or one without a limit
+        pass
+    return min(left)
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:

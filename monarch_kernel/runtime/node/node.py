@@ -460,6 +460,9 @@ class Node:
         if ref is not None and ref.agent in self.deaths:
             self.declare_dead(peer, Death("its host agent died", "proc", peer, ref.host))
             return
+        if why := getattr(link, "ended", ""):  # the link itself has failed, and the proc may live
+            self._give_up(peer, f"the connection to it was given up: {why}")
+            return
         if ref is None or ref.agent == self.id:
             self.poller.call_later(CAUSE_GRACE, lambda: None if self.is_ending(peer) else self._give_up(peer))
             return

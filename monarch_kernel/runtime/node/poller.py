@@ -34,6 +34,8 @@ TICK = 0.005
 #: How long the main thread sleeps at most. A signal that arrives after the interpreter has looked for one, but before
 #: the system call, does not end that call; so Ctrl-C is heard after this time at the latest (seconds).
 LOOK_UP = 0.2
+#: The longest sleep (seconds): the kernel counts milliseconds in 32 bits.
+_LONGEST = 1e6
 #: Ticks with a leader present after which the background thread sleeps until it is needed.
 QUIET_TICKS = 20
 
@@ -328,6 +330,8 @@ class Poller:
             if timeout < 0 or left < timeout:
                 timeout = left
         if timeout != 0:
+            if timeout > _LONGEST:
+                timeout = _LONGEST
             # In this order: what is said between the two lines finds us asleep.
             self._asleep = True
             if self.late:

@@ -41,7 +41,7 @@ from monarch_kernel.protocol.messages import (
     encode,
     encode_death,
 )
-from monarch_kernel.runtime.node.link import Link, connect_unix, listen_unix
+from monarch_kernel.runtime.node.link import Link, connect_unix, describe, is_peers_fault, listen_unix
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.node.node import Node
@@ -381,6 +381,20 @@ class Routes:
         link.send(encode(Routed(message.source, self._node.id, link.peer, -1)), prefix + encode_death(death))
 
     def _arrived(self, message: Routed, body: Any) -> None:
+        """A message for this process. What cannot be handled ends the link to its sender, not that to our gateway."""
+        try:
+            self._take(message, body)
+        except Exception as e:
+            node = self._node
+            why = describe(e)
+            log.error("the link to %s ends: %s", message.source, why, exc_info=None if is_peers_fault(e) else e)
+            cause = f"the connection to it was given up: {why}"
+            via = node.links.get(message.source)
+            if via is not None:
+                via.send(encode(Unreachable(node.id)), encode_death(Death(cause, "proc", node.id, node.ref.host)))
+            node.declare_dead(message.source, Death(cause, "proc", message.source))
+
+    def _take(self, message: Routed, body: Any) -> None:
         node = self._node
         view = memoryview(body)
         at = 4 + int.from_bytes(view[:4], "little")
