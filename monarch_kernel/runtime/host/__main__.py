@@ -22,6 +22,7 @@ import msgspec
 from monarch_kernel.runtime.host import forkserver, leftovers
 from monarch_kernel.runtime.host.config import AgentConfig
 from monarch_kernel.runtime.host.recipe import RANK_ENTRY
+from monarch_kernel.runtime.node import descriptors
 
 #: So long a killed agent may take to be gone (seconds).
 _END_TIME = 5.0
@@ -45,6 +46,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     restore_python_path(config.python_path)
+    descriptors.raise_limit(config.descriptors)
     ours, theirs = forkserver.make_pair()
     pid = os.fork()
     if pid == 0:

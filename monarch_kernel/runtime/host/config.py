@@ -22,3 +22,4 @@ class AgentConfig(msgspec.Struct, array_like=True):
     lock_fd: int  # the run folder's lock, inherited
     python_path: str | None  # PYTHONPATH as the controller has it; the agent itself runs with another
     sys_path: list[str]
+    descriptors: int  # how many a process of the user's may have open

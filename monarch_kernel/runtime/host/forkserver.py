@@ -39,6 +39,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from monarch_kernel.runtime.host import leftovers
+from monarch_kernel.runtime.node import descriptors
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -215,6 +216,7 @@ class ForkServer:
         self._epoll.register(sock.fileno(), select.EPOLLIN)
         self._children: dict[int, tuple[str, int]] = {}  # pidfd -> (proc, pid)
         self._retiring = False
+        descriptors.raise_limit()  # one for each rank
 
     def serve(self) -> Rank | None:
         """Serve until the agent closes the socket (None), or, in a forked child, what it has to do."""
@@ -329,14 +331,14 @@ class ForkServer:
             config = fcntl.fcntl(memfd("config", request.config), fcntl.F_DUPFD_CLOEXEC, 10)
             os.dup2(config, 3)
             os.dup2(failure, 4, inheritable=False)
-            os.closerange(5, _max_fd())
+            _close_from(5)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             argv = [argument.replace("{fd}", "3") for argument in request.argv]
             try:
                 os.execvpe(argv[0], argv, dict(env))
             except OSError as e:
                 _give_up(4, f"cannot execute {argv[0]}: {e.strerror}")
-        os.closerange(3, _max_fd())
+        _close_from(3)
         sys.path[:] = request.sys_path
         _forget_missing_folders()
         _reseed()
@@ -461,8 +463,9 @@ def _forget_missing_folders() -> None:
             del sys.path_importer_cache[folder]
 
 
-def _max_fd() -> int:
-    return os.sysconf("SC_OPEN_MAX")
+def _close_from(first: int) -> None:
+    # The limit says nothing of how high the numbers go: they may have been opened under a higher one.
+    os.closerange(first, max(map(int, os.listdir("/proc/self/fd"))) + 1)
 
 
 def _reseed() -> None:

@@ -18,6 +18,7 @@ from monarch_kernel.protocol.messages import Death, ProcRef
 from monarch_kernel.runtime.host import leftovers
 from monarch_kernel.runtime.host.config import AgentConfig
 from monarch_kernel.runtime.host.procs import describe_exit
+from monarch_kernel.runtime.node import descriptors
 from monarch_kernel.runtime.node.node import Node
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,15 @@ def launch_local_agent(node: Node) -> AgentProcess:
     }
     path = [entry or os.getcwd() for entry in sys.path]  # "" would be the agent's own folder
     config = AgentConfig(
-        agent_id, node.run_dir, node.ref.host, node.ref, os.getpid(), run_dir.lock_fd, python_path, path
+        agent_id,
+        node.run_dir,
+        node.ref.host,
+        node.ref,
+        os.getpid(),
+        run_dir.lock_fd,
+        python_path,
+        path,
+        descriptors.users_limit(),
     )
     lifeline, far_end = socket.socketpair()
     node.expect(ref)

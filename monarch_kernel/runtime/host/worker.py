@@ -28,6 +28,7 @@ from monarch_kernel.runtime.host.__main__ import restore_python_path, serve_fork
 from monarch_kernel.runtime.host.agent import ORPHAN_GRACE, Agent
 from monarch_kernel.runtime.host.launch import interpreter_command
 from monarch_kernel.runtime.host.recipe import package_root
+from monarch_kernel.runtime.node import descriptors
 from monarch_kernel.runtime.node.link import connect_unix
 from monarch_kernel.runtime.node.node import Node
 
@@ -350,6 +351,7 @@ def main() -> None:
     for number in heard:
         signal.signal(number, signal.SIG_IGN)
     restore_python_path(config.python_path)
+    descriptors.raise_limit()
     ours, theirs = forkserver.make_pair()
     pid = os.fork()
     if pid == 0:

@@ -41,6 +41,7 @@ from monarch_kernel.protocol.messages import (
     encode,
 )
 from monarch_kernel.protocol.serialize import Apart
+from monarch_kernel.runtime.node import descriptors
 from monarch_kernel.runtime.node.link import Link, connect_unix, listen_unix, peer_of
 from monarch_kernel.runtime.node.poller import FORKED, Poller, Timer
 from monarch_kernel.runtime.node.remote import Done, RemoteLink, Routes, local_site, make_hello
@@ -248,6 +249,8 @@ class Node:
             try:
                 sock, _ = listener.accept()
             except OSError as e:
+                if e.errno == errno.EMFILE and descriptors.raise_limit():
+                    continue
                 if e.errno in (errno.EMFILE, errno.ENFILE):
                     log.error("%s cannot accept more connections: %s (see ulimit -n)", self.id, e.strerror)
                     self.poller.unregister(listener.fileno())  # it would be called again at once, and again

@@ -27,6 +27,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
+from monarch_kernel.runtime.node import descriptors
+
 log = logging.getLogger(__name__)
 
 #: Nobody led for this long: the background thread takes over (seconds).
@@ -111,6 +113,8 @@ class Poller:
 
     def register(self, fd: int, handler: Callable[[int], None], events: int = EPOLLIN) -> None:
         """Call ``handler(events)`` from whichever thread leads, when ``fd`` is ready."""
+        if fd >= descriptors.near:
+            descriptors.raise_limit()
         self._handlers[fd] = handler
         self._epoll.register(fd, events)
 
