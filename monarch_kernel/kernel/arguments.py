@@ -39,7 +39,7 @@ def parse(function: Any, line: str) -> argparse.Namespace | None:
     parser: argparse.ArgumentParser = function.parser
     command = command_of(function)
     try:
-        words = shlex.split(line)
+        words = shlex.split(without_comment(line))
     except ValueError:
         raise usage_error(command, f"a quote is opened and never closed in {line.strip()!r}") from None
     if "--help" in words or "-h" in words:
@@ -52,6 +52,19 @@ def parse(function: Any, line: str) -> argparse.Namespace | None:
     if unknown:
         raise usage_error(command, f"{_unknown(parser, unknown)}; see {command} --help")
     return arguments
+
+
+def without_comment(line: str) -> str:
+    """`line` up to a `#` that begins a word outside of quotes."""
+    quote = ""
+    for at, char in enumerate(line):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char == "#" and (at == 0 or line[at - 1].isspace()):
+            return line[:at]
+    return line
 
 
 def command_of(function: Any) -> str:

@@ -356,6 +356,14 @@ class CellRun:
         waiting = sorted(self._progress.waiting)
         return [part.mesh.interrupt_cell.call(self.cell.id) for part in monitor_parts_of(self.managed, waiting)]
 
+    def drop(self, ranks: Iterable[int]) -> None:
+        """Have it not begin on those of `ranks` where it has not; what already runs is the caller's to interrupt."""
+        waiting = sorted(self.waiting & set(ranks))
+        if waiting:
+            self.interrupted = True
+        for part in monitor_parts_of(self.managed, waiting):
+            part.mesh.drop_cell.call(self.cell.id)
+
     def unanswered(self) -> Iterable[int]:
         """See `InterruptTarget`."""
         return sorted(self._progress.waiting)

@@ -19,9 +19,12 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+from monarch_kernel.kernel.value_size import size_at_least
+
 _FUTURES = {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
 
 _LINE = 79
+_SMALL = 10_000
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _RICH = (
@@ -150,6 +153,8 @@ def plain_text(value: Any) -> str | None:
     if kind in _PLAIN:
         return repr(value)
     if kind in _CONTAINERS:
+        if size_at_least(value, _SMALL) > _SMALL:  # its repr is not one line, and may be huge
+            return None
         text = repr(value)
         return text if len(text) <= _LINE and "\n" not in text else None
     if isinstance(value, type) or any(_has(value, name) for name in _RICH):

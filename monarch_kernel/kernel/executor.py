@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import io
 import os
 import signal
 import sys
@@ -28,10 +29,15 @@ from monarch_kernel.kernel.rank_env import (
     in_process_group,
     set_up,
 )
+from monarch_kernel.kernel.value_size import shortened, size_at_least, text_at_least
 from monarch_kernel.tools import keep_failure
 
 #: A cell's value is sent to the notebook if its pickle is not larger than this (bytes).
 VALUE_LIMIT = 16_000_000
+#: A string (or bytes) that is longer than this is shown by its beginning (characters).
+TEXT_LIMIT = 100_000
+#: How much of it (characters).
+SHOWN = 1_000
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(_HERE)) + os.sep
@@ -168,6 +174,9 @@ class CellExecutor(Actor):
         return Reply(self._rank, value, has_value, unsent, shown, fault, time.perf_counter() - started)
 
     def _show(self, value: Any) -> None:
+        if text_at_least(value, TEXT_LIMIT) > TEXT_LIMIT:
+            rank_output.emit_display({"text/plain": shortened(value, SHOWN)}, {}, result=True)
+            return
         text = None if self._shell.existing is not None else plain_text(value)
         bundle = ({"text/plain": text}, {}) if text is not None else self._shell.bundle(value)
         data, metadata = bundle or fallback_bundle(value)
@@ -223,6 +232,11 @@ class Monitor(Actor):
         if _Activity.cell == cell:
             os.kill(os.getpid(), signal.SIGINT)
 
+    @endpoint
+    def drop_cell(self, cell: str) -> None:
+        """If that cell has not begun, raise KeyboardInterrupt in it as soon as it does."""
+        _Activity.stopped.add(cell)
+
     def _waits(self) -> bool:
         """Whether the main thread is in torch, in a process group, and has not computed since it was last asked."""
         ticks, self._ticks = self._ticks, cpu_ticks(os.getpid())
@@ -255,26 +269,38 @@ def _ipython() -> tuple[str, ...]:
 
 
 def _pickled(value: Any) -> tuple[bytes | None, str]:
-    size = getattr(value, "nbytes", 0)
-    if isinstance(size, int) and size > VALUE_LIMIT:
+    size = size_at_least(value, VALUE_LIMIT)
+    if size > VALUE_LIMIT:
         return None, _too_large(size)
+    written = _Limited()
     try:
-        pickled = cloudpickle.dumps(value, protocol=5)
+        cloudpickle.Pickler(written, protocol=5).dump(value)
+    except _Full:
+        return None, _too_large(VALUE_LIMIT)
     except Exception as error:  # pickling runs user code
         return None, f"it cannot be pickled ({type(error).__name__}: {error})"
-    return (pickled, "") if len(pickled) <= VALUE_LIMIT else (None, _too_large(len(pickled)))
+    return written.getvalue(), ""
+
+
+class _Full(Exception):
+    """A pickle has grown too large to be sent."""
+
+
+class _Limited(io.BytesIO):
+    """Takes a pickle until it is larger than what a cell sends; the rest is never made."""
+
+    def write(self, data: Any, /) -> int:
+        if self.tell() + len(data) > VALUE_LIMIT:
+            raise _Full
+        return super().write(data)
 
 
 def _too_large(size: int) -> str:
-    return f"it is larger than a cell sends by itself ({size / 1e6:.0f} MB); use %mesh pull"
+    return f"it is larger than a cell sends by itself (at least {size / 1e6:.0f} MB); use %mesh pull"
 
 
 def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception as error:  # user code
-        return f"<{type(value).__qualname__} whose repr raised {type(error).__name__}>"
-    return text if len(text) <= 200 else f"{text[:199]}…"
+    return shortened(value, 200)
 
 
 def _surely(action: Any, *args: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from monarch_kernel.debugger.places import label_files
-from monarch_kernel.kernel import callerrors
+from monarch_kernel.kernel import callerrors, formatters
 from monarch_kernel.kernel.completion import MeshCompleter
 from monarch_kernel.kernel.interrupts import get_relay
 from monarch_kernel.kernel.magics import SUBCOMMANDS, MeshMagics
@@ -29,11 +29,13 @@ class _Extension:
         self._unsubscribe: Callable[[], None] = subscribe(self.notebook.router.on_event)
         ip.register_magics(self.magics)
         callerrors.install(ip)
+        formatters.install(ip)
         label_files(self.notebook.file_label)
         self._events = (("pre_run_cell", self.notebook.before_cell), ("post_run_cell", self.notebook.after_cell))
         for name, callback in self._events:
             ip.events.register(name, callback)
         self.notebook.stops.install()
+        ip.input_transformers_cleanup.append(_keep_options)
         self._matcher = _matcher(self.magics, self.notebook)
         ip.Completer.custom_matchers.append(self._matcher)
         relay = get_relay()
@@ -44,6 +46,7 @@ class _Extension:
         """Undo all of it. The meshes stay."""
         self._unsubscribe()
         callerrors.remove()
+        formatters.remove(self._ip)
         self.notebook.stops.close()
         label_files(None)
         self.notebook.router.close()
@@ -51,6 +54,8 @@ class _Extension:
             self._ip.events.unregister(name, callback)
         if self._matcher in self._ip.Completer.custom_matchers:
             self._ip.Completer.custom_matchers.remove(self._matcher)
+        if _keep_options in self._ip.input_transformers_cleanup:
+            self._ip.input_transformers_cleanup.remove(_keep_options)
         for kind in ("line", "cell"):
             self._ip.magics_manager.magics[kind].pop("mesh", None)
         if get_relay().notify is _notify:
@@ -69,6 +74,12 @@ def unload(ip: Any) -> None:
     if extension is not None:
         extension.remove()
         delattr(ip, _ATTRIBUTE)
+
+
+def _keep_options(lines: list[str]) -> list[str]:
+    """An input transformer: IPython refuses a cell magic without a body before that has seen its options."""
+    alone = len(lines) == 1 and lines[0].startswith("%%mesh") and lines[0].split()[0] == "%%mesh"
+    return [*(line.rstrip("\n") + "\n" for line in lines), "\n"] if alone else lines
 
 
 def _matcher(magics: MeshMagics, notebook: Notebook) -> Any:

@@ -127,7 +127,10 @@ class Folding:
             return
         state.rich += 1
         state.rich_bytes += size
+        count = len(self._sections)
         row = self._join(source, state, _rich_key(data), data, metadata or {})
+        if len(self._sections) > count:
+            self._by_rank(source, row)
         if display_id is not None:
             state.shown[display_id] = row
 
@@ -354,6 +357,60 @@ class Folding:
         at = target.section.rows.index(target)
         target.section.rows[at:at] = rows
         target.section.dirty = True
+
+    def _by_rank(self, source: Source, new: Row) -> None:
+        """Have rich results that ranks show at about the same time stand by rank, not by who was first.
+
+        `new` is the last row. The results that it may precede trade places: the first of each rank in rank order, then
+        the second of each. None passes a line of a rank that showed it.
+        """
+        run = self._movable()
+        counts: dict[Source, int] = {}
+        keys: list[tuple[int, Source]] = []
+        for row in run:
+            first = min(row.sources)
+            keys.append((counts.get(first, 0), first))
+            for each in row.sources:
+                counts[each] = counts.get(each, 0) + 1
+        mine = (counts.get(source, 0), source)
+        own = max((at for at, row in enumerate(run) if source in row.sources), default=-1)
+        at = next((at for at, key in enumerate(keys) if key > mine and at > own), len(run))
+        if at == len(run):
+            return
+        lines = [row for section in self._sections[run[at].section.id :] for row in section.rows]
+        last = max((row for row in lines if row.data is None and source in row.sources), key=_order_of, default=None)
+        if last is not None and not self._moved_before(run[at], last):
+            return
+        places = [(row.section, row.label, row.order) for row in (*run[at:], new)]
+        for row, (section, label, order) in zip((new, *run[at:]), places, strict=True):
+            known = row in self._alike.get(row.key, ())
+            if known:
+                self._forget(row)
+            row.section, row.label, row.order = section, label, order
+            section.rows = [row]
+            if label is not None:
+                label.target = row
+            if known:
+                self._remember(row)
+            self._touch(row)
+
+    def _movable(self) -> list[Row]:
+        """The rich rows at the end, without the very last, that may move back: no rank of theirs wrote lines after."""
+        found: list[Row] = []
+        wrote: set[Source] = set()
+        seen = 0
+        for section in reversed(self._sections[:-1]):
+            for row in reversed(section.rows):
+                seen += 1
+                if row.target is not None:
+                    continue
+                if row.data is None:
+                    wrote |= row.sources
+                elif not row.sources or row.sources & wrote or seen > _WINDOW:
+                    return found[::-1]
+                else:
+                    found.append(row)
+        return found[::-1]
 
     def _order_before(self, target: Row) -> float:
         at = target.section.rows.index(target)

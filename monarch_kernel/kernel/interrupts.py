@@ -179,6 +179,11 @@ class InterruptRelay:
         """What a press concerns now, of what was added."""
         return self._targets
 
+    @property
+    def background(self) -> tuple[InterruptTarget, ...]:
+        """What goes on though the cells that started it have ended."""
+        return self._background
+
     # -- presses -----------------------------------------------------------------------------------
 
     def press(self, cell: object = None, idle: bool = False) -> None:

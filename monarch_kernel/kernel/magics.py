@@ -28,7 +28,7 @@ from monarch_kernel.meshes import format_ranks, held, kept_host_of
 ASK_TIMEOUT = 2.0
 
 SUBCOMMANDS = (
-    *("up", "ls", "status", "use", "down", "heal", "restart", "attach", "detach"),
+    *("up", "ls", "status", "use", "down", "interrupt", "heal", "restart", "attach", "detach"),
     *("push", "pull", "logs"),
     *stack_magics.SUBCOMMANDS,
     *value_magics.SUBCOMMANDS,
@@ -106,6 +106,8 @@ class MeshMagics(
     @argument("--env", action="append", default=[], metavar="K=V", help="an environment variable; repeatable")
     @argument("--dist", choices=["gloo", "nccl"], help="join all ranks in a torch.distributed process group")
     @argument("--preload", action="append", default=[], metavar="MODULE", help="import it once, for all ranks")
+    @argument("--reuse", action="store_true", help="use the mesh of that name if there is one like this")
+    @argument("--replace", action="store_true", help="end the mesh of that name first, if there is one")
     @argument("--keep", action="store_true", help="it stays when this kernel ends; %%mesh attach finds it again")
     @argument("--idle", type=float, metavar="HOURS", help="with --keep: it ends after so long without a kernel (12)")
     def up(self, line: str) -> None:
@@ -117,8 +119,12 @@ class MeshMagics(
         env = args_of.env_arguments("%mesh up", found.env)
         preload = tuple(word for item in found.preload for word in item.split(",") if word)
         idle = args_of.idle_argument("%mesh up", found.idle, found.keep)
+        if found.reuse and found.replace:
+            raise usage_error("%mesh up", "give either --reuse or --replace, not both")
         options = UpOptions(name, dims, env, found.dist or "", preload, found.keep, idle)
-        print(self._session.up(options))
+        if found.replace and (ended := self._session.make_room(options)):
+            print(ended)
+        print((found.reuse and self._session.reuse(options)) or self._session.up(options))
 
     @magic_arguments("mesh ls")
     def ls(self, line: str) -> Table | None:
@@ -219,6 +225,22 @@ class MeshMagics(
             print(self._session.down(name))
         if not names:
             print("No mesh is up.")
+
+    @magic_arguments("mesh interrupt")
+    @argument("name", nargs="?", metavar="NAME", help="the mesh (default: the one in use)")
+    @_ranks_option
+    def interrupt(self, line: str) -> None:
+        """Raise KeyboardInterrupt in what runs on a mesh: cells that were started with -a, and calls of actors."""
+        found = parse(MeshMagics.interrupt, line)
+        if found is None:
+            return
+        command = "%mesh interrupt"
+        mesh = self._session.find(found.name, command)
+        ranks = args_of.select(command, found.ranks, [], mesh.extent, mesh.name)
+        for run in get_relay().background:
+            if isinstance(run, CellRun) and run.managed.procs is mesh:
+                run.drop(ranks)  # a cell that waits behind another one must not begin
+        print(self._session.interrupt(mesh, ranks))
 
     @magic_arguments("mesh heal")
     @argument("name", nargs="?", metavar="NAME", help="the mesh (default: the one in use)")

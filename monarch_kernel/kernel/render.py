@@ -20,6 +20,7 @@ _BOX = f"{_FONT};font-size:var(--jp-code-font-size,13px);line-height:1.35"
 _ROW = "display:flex;gap:1ch"
 _LABEL = "all:unset;display:block;flex:none;user-select:none;opacity:.6"
 _PRE = f"all:unset;display:block;white-space:pre-wrap;overflow-wrap:anywhere;{_FONT}"
+_CELL = "vertical-align:top;white-space:pre-wrap"
 _STREAMS = {"stderr": ";color:#c0392b", "notice": ";opacity:.7;font-style:italic", "progress": ";opacity:.7"}
 
 Tooltip = Callable[[frozenset[Source]], str]
@@ -119,7 +120,7 @@ class Table:
     def _repr_html_(self) -> str:
         def cells(tag: str, row: Sequence[str]) -> str:
             return "".join(
-                f'<{tag} style="text-align:{"right" if at in self.right else "left"}">{escape(cell)}</{tag}>'
+                f'<{tag} style="text-align:{"right" if at in self.right else "left"};{_CELL}">{escape(cell)}</{tag}>'
                 for at, cell in enumerate(row)
             )
 

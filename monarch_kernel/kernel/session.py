@@ -11,7 +11,16 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from monarch_kernel.actor import ActorMesh, Extent, Healed, HealError, MeshFailure, ProcMesh, this_host
+from monarch_kernel.actor import (
+    ActorMesh,
+    Extent,
+    Healed,
+    HealError,
+    MeshFailure,
+    ProcMesh,
+    SupervisionError,
+    this_host,
+)
 from monarch_kernel.kernel.arguments import boxed, nearest, runs
 from monarch_kernel.kernel.executor import CellExecutor, Monitor
 from monarch_kernel.kernel.render import seconds
@@ -21,6 +30,7 @@ from monarch_kernel.meshes import (
     KeptInfo,
     attach,
     end_kept,
+    format_ranks,
     held,
     keep,
     kept,
@@ -31,6 +41,8 @@ from monarch_kernel.meshes import (
 
 #: How long `up` waits for all ranks (seconds); importing torch on a busy machine takes its time.
 UP_TIMEOUT = 300.0
+#: How long ranks may take to say what an interrupt has stopped (seconds).
+INTERRUPT_TIMEOUT = 2.0
 
 
 @dataclass(frozen=True)
@@ -244,8 +256,8 @@ class MeshSession:
         taken = self.proc_meshes().get(options.name)
         if taken is not None:
             raise UsageError(
-                f"%mesh up: there is a mesh {options.name!r} already ({len(taken)} ranks); end it with "
-                f"%mesh down {options.name}, or give another name"
+                f"%mesh up: there is a mesh {options.name!r} already ({len(taken)} ranks); --reuse takes it as it is, "
+                f"--replace ends it first; or give another name"
             )
         preload = options.preload
         if options.dist and "torch" not in preload:
@@ -277,6 +289,41 @@ class MeshSession:
         group = f", torch.distributed over {options.dist}" if options.dist else ""
         stays = ", kept when this kernel ends" if host is not None else ""
         return f"mesh {options.name}: {managed.describe()} on this host{group}{stays}, ready in {took}"
+
+    def reuse(self, options: UpOptions) -> str | None:
+        """Use the mesh of that name, a kept one that no kernel holds included; None if there is none.
+
+        Returns:
+            One line that says what is used.
+
+        Raises:
+            UsageError: there is one, and it is another kind of mesh.
+        """
+        name = options.name
+        if name not in self.proc_meshes():
+            if not (options.keep and any(info.name == name for info in self.kept_elsewhere())):
+                return None
+            self.attach(name)
+        managed = self.get(name, "%mesh up")
+        differs = _differences(managed, options)
+        if differs:
+            raise UsageError(
+                f"%mesh up: mesh {name!r} is there, but {'; '.join(differs)}; --replace ends it and starts the one you "
+                "ask for"
+            )
+        self._current = name
+        dead = sorted(deaths_of(managed.procs))
+        rest = f"; dead: {format_ranks(dead, limit=6)}, %mesh heal {name} replaces them" if dead else ""
+        return f"mesh {name}: {managed.describe()}, reused with its variables{rest}"
+
+    def make_room(self, options: UpOptions) -> str:
+        """End the mesh of that name, if there is one.
+
+        Returns:
+            One line that says what was ended; empty if nothing was.
+        """
+        kept_one = options.keep and any(info.name == options.name for info in self.kept_elsewhere())
+        return self.down(options.name) if kept_one or options.name in self.proc_meshes() else ""
 
     def down(self, name: str | None, force: bool = False) -> str:
         """Stop a mesh; the newest of those left is in use then.
@@ -358,6 +405,34 @@ class MeshSession:
         limit = f" within {_hours(host.idle)}" if host.idle else ""
         return f"mesh {host.name}: let go; %mesh attach {host.name} finds it again{limit}"
 
+    def interrupt(self, mesh: ProcMesh, ranks: Sequence[int]) -> str:
+        """Raise KeyboardInterrupt in whatever runs on these ranks.
+
+        Returns:
+            What was interrupted where, in one line.
+        """
+        asked = [(part, part.mesh.interrupt()) for part in _parts(mesh, mesh.flatten("ranks"), mesh.extent, ranks)]
+        deadline = time.monotonic() + INTERRUPT_TIMEOUT
+        stopped: dict[str, list[int]] = {}
+        silent: list[int] = []
+        for part, call in asked:
+            try:
+                names = dict(zip(part.ranks, call.get(max(0.0, deadline - time.monotonic())).values(), strict=True))
+            except TimeoutError:
+                silent += part.ranks
+                continue
+            except SupervisionError as error:  # the dead run nothing; the others have been told
+                names = {part.ranks[rank]: found for rank, found in error.values.items()}
+            for rank, found in names.items():
+                for name in found:
+                    stopped.setdefault("a cell" if name == "cells.run" else name, []).append(rank)
+        told = [f"{what} on {_ranks(who)}" for what, who in stopped.items()]
+        text = f"mesh {mesh.name}: interrupted {', '.join(told)}" if told else f"mesh {mesh.name}: nothing runs there"
+        if silent:
+            who = _ranks(silent)
+            text += f"; no answer from {who} within {INTERRUPT_TIMEOUT:g} s, %mesh stacks shows where its code is"
+        return text
+
     def heal(self, mesh: ProcMesh, ranks: Sequence[int]) -> str:
         """Replace what died among these ranks; all ranks then meet anew, as at the start.
 
@@ -396,6 +471,26 @@ class MeshSession:
         return self.up(managed.options)
 
 
+def _differences(managed: ManagedMesh, options: UpOptions) -> list[str]:
+    """How a mesh differs from the one that was asked for, in the words of `%mesh up`."""
+    found: list[str] = []
+    if dict(managed.extent) != options.dims:
+        asked = ", ".join(f"{label}={size}" for label, size in options.dims.items())
+        found.append(f"it has {managed.describe()}, not {asked}")
+    had = managed.options
+    if had is None:
+        return [*found, "it was not started by %mesh up"] if options != UpOptions(options.name, options.dims) else found
+    if had.dist != options.dist:
+        found.append(f"its --dist is {had.dist or 'not given'}, not {options.dist or 'left out'}")
+    if had.env != options.env:
+        found.append("its --env differs")
+    if had.preload != options.preload:
+        found.append("its --preload differs")
+    if had.keep != options.keep:
+        found.append("it is kept" if had.keep else "it is not kept")
+    return found
+
+
 def _join_debugger(procs: ProcMesh) -> None:
     """Breakpoints that hold everywhere hold on a new mesh before the first cell runs there."""
     hub = sys.modules.get("monarch_kernel.debugger.hub")
@@ -419,6 +514,10 @@ def _remembered(procs: ProcMesh) -> ManagedMesh | None:
         return None
     options, executor, monitor = found
     return ManagedMesh(procs, options, (executor, monitor))
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks, limit=6)}"
 
 
 def _hint(error: str) -> str:

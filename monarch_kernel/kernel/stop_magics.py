@@ -12,7 +12,7 @@ from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.console import arming
 from monarch_kernel.debugger.console.words import CommandError
 from monarch_kernel.kernel import arguments as args_of
-from monarch_kernel.kernel.arguments import help_text, usage_error
+from monarch_kernel.kernel.arguments import help_text, usage_error, without_comment
 from monarch_kernel.kernel.stop_notices import live
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class StopMagics:
     def clear(self, line: str) -> None:
         """Remove breakpoints."""
         if not _asks_for_help(line, StopMagics.clear):
-            print(_refused(arming.clear, get_debugger(), line.strip(), "%mesh clear"))
+            print(_refused(arming.clear, get_debugger(), without_comment(line).strip(), "%mesh clear"))
 
     @magic_arguments("mesh debug")
     @argument("-r", "--ranks", metavar="RANKS", help=_RANKS)

@@ -339,3 +339,68 @@ def test_settled_rich_results_are_their_text() -> None:
     folding = Folding(clock=Clock())
     folding.display(source(0), {"text/html": "<b>", "text/plain": "bold"})
     assert blocks(folding.take_settled(hold=0)) == [("0", ("bold",))]
+
+
+def _figure(rank: int, name: str) -> dict[str, str]:
+    return {"image/png": f"{name}{rank}"}
+
+
+def _figures(screen: Screen) -> list[str]:
+    views = [view for _, view in sorted(screen.refresh().sections.items())]
+    return [view.data["image/png"] for view in views if isinstance(view, RichView) and view.data]
+
+
+def test_figures_stand_in_rank_order_whoever_is_first() -> None:
+    folding = Folding()
+    screen = Screen(folding)
+    for rank in (3, 1, 0, 2):
+        folding.text(source(rank), "stdout", f"loss of {rank}\n")
+        folding.display(source(rank), _figure(rank, "a"))
+    assert _figures(screen) == ["a0", "a1", "a2", "a3"]
+    assert [line for who, line in screen.refresh().lines() if who == "0"] == ["loss of 0", "", "<image/png>"]
+    for rank in (2, 0):
+        folding.display(source(rank), _figure(rank, "b"))
+    assert _figures(screen) == ["a0", "a1", "a2", "a3", "b0", "b2"]
+
+
+def test_a_figure_never_passes_what_its_rank_wrote() -> None:
+    folding = Folding()
+    screen = Screen(folding)
+    folding.display(source(2), _figure(2, "a"))
+    folding.text(source(2), "stdout", "after it\n")
+    folding.display(source(0), _figure(0, "a"))
+    assert [line for who, line in screen.refresh().lines() if who == "2"] == ["", "<image/png>", "after it"]
+    assert _figures(screen) == ["a2", "a0"]
+
+
+def test_every_rank_keeps_its_order_of_lines_and_figures() -> None:
+    for seed in range(300):
+        chance = random.Random(seed)
+        scripts = {
+            rank: [chance.choice(["line", "figure", "common", "shared figure"]) for _ in range(6)] for rank in range(4)
+        }
+        folding = Folding()
+        screen = Screen(folding)
+        wrote: dict[int, list[str]] = {rank: [] for rank in scripts}
+        while any(scripts.values()):
+            rank = chance.choice([rank for rank, left in scripts.items() if left])
+            kind = scripts[rank].pop(0)
+            what = f"{len(wrote[rank])}" if "o" in kind[:2] or "shared" in kind else f"{rank}.{len(wrote[rank])}"
+            wrote[rank].append(what)
+            if "figure" in kind:
+                folding.display(source(rank), {"image/png": what})
+            else:
+                folding.text(source(rank), "stdout", what + "\n")
+            if chance.random() < 0.3:
+                screen.refresh()
+        screen.refresh()
+        for rank, said in wrote.items():
+            found: list[str] = []
+            for _, view in sorted(screen.sections.items()):
+                if isinstance(view, RichView):
+                    found += [view.data["image/png"]] * (source(rank) in view.sources)
+                    continue
+                for block in view.blocks:
+                    if source(rank) in block.sources and block.stream != "label":
+                        found += block.lines
+            assert found == said, f"seed {seed}, rank {rank}"

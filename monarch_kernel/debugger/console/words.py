@@ -65,6 +65,9 @@ COMMANDS: tuple[Command, ...] = (
     Command("help", ("h", "?"), "[COMMAND]", "this list, or more about one command"),
 )
 
+#: What must follow the word `rank` for it to be the command.
+_SOME_RANKS = re.compile(r"\s+(\d|[a-zA-Z_]\w*=(?!=))")
+
 _BY_NAME = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}
 
 BREAK_HELP = """\
@@ -84,7 +87,7 @@ def read_command(line: str) -> tuple[Command | None, str]:
     """The command at the beginning of a line, and what follows it.
 
     As in pdb, whatever begins with no command is Python, and so are assignments to a command's name: then the first is
-    None, and the second is the source. `!SOURCE` is always Python.
+    None, and the second is the source. `!SOURCE` is always Python. `rank` is Python unless ranks follow it.
     """
     text = line.strip()
     if text.startswith("!"):
@@ -94,6 +97,8 @@ def read_command(line: str) -> tuple[Command | None, str]:
     if match is None or command is None:
         return None, text
     rest = text[match.end() :]
+    if match[0] == "rank" and not _SOME_RANKS.match(rest):
+        return None, text  # the variable that every rank has
     if (rest and not rest[0].isspace()) or re.match(r"\s*(?:[-+*/%&|^@]|//|\*\*|<<|>>)?=(?!=)", rest):
         return None, text  # print(x), next.y, list = 3
     return command, rest.strip()

@@ -70,6 +70,11 @@ def four(lines: dict[int, list[int]] | None = None, **values: Any) -> Scripted:
         ("step += 1", None, "step += 1"),
         ("p == 3", "print", "== 3"),
         ("loss.mean()", None, "loss.mean()"),
+        ("rank", None, "rank"),
+        ("rank in (1, 2)", None, "rank in (1, 2)"),
+        ("rank == 3", None, "rank == 3"),
+        ("rank 3", "ranks", "3"),
+        ("rank gpus=0:2", "ranks", "gpus=0:2"),
     ],
 )
 def test_what_is_a_command_and_what_is_python(line: str, name: str | None, rest: str) -> None:

@@ -1,0 +1,131 @@
+"""How the runtime's own objects are shown as results of cells: tables for meshes and their values, futures that tell.
+
+The runtime knows nothing of IPython, so that its types are registered with the shell's formatters here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch_kernel.actor import ActorMesh, Future, HostMesh, ProcMesh, ValueMesh
+from monarch_kernel.kernel.render import Table
+from monarch_kernel.meshes import format_points, format_ranks
+
+#: How long a future that is the result of a cell may take to be shown with its value (seconds).
+PATIENCE = 0.3
+#: How many rows of a table are shown.
+MOST_ROWS = 64
+#: How much of a value is shown (characters).
+LONGEST = 2_000
+#: How long a table waits for the states of processes (seconds).
+STATUS_TIMEOUT = 1.0
+
+
+def install(ip: Any) -> None:
+    """Register all of it with this shell."""
+    formatters = ip.display_formatter.formatters
+    formatters["text/plain"].for_type(Future, _future)
+    for kind, show in _HTML.items():
+        formatters["text/html"].for_type(kind, show)
+
+
+def remove(ip: Any) -> None:
+    """Undo `install`."""
+    formatters = ip.display_formatter.formatters
+    formatters["text/plain"].pop(Future, None)
+    for kind in _HTML:
+        formatters["text/html"].pop(kind, None)
+
+
+def _future(future: Future[Any], printer: Any, _cycle: bool) -> None:
+    """What came of it, if that is known soon: whoever ends a cell with a call wants to see its answer."""
+    if future.what == "recv()":  # asking for it takes the message
+        printer.text(repr(future))
+        return
+    try:
+        error = future.exception(PATIENCE)
+    except TimeoutError:
+        printer.text(f"{future!r} (await it, or .get() it)")
+        return
+    printer.text(repr(future))
+    if error is not None:
+        printer.text(f"\n{type(error).__name__}: {error}")
+    elif (value := future.get()) is not None:
+        printer.text("\n")
+        printer.pretty(value)
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def _value_mesh(values: ValueMesh[Any]) -> str:
+    """One row for each distinct value, with the ranks that have it."""
+    extent = values.extent
+    alike: dict[str, list[int]] = {}
+    for rank, value in enumerate(values.values()):
+        alike.setdefault(repr(value), []).append(rank)
+    rows = [
+        [format_ranks(ranks, limit=6), format_points(ranks, extent, limit=6), _cut(text)]
+        for text, ranks in alike.items()
+    ]
+    return _table(f"ValueMesh {_sizes(values)}", ["rank", "at", "value"], rows, "different values")
+
+
+def _proc_mesh(mesh: ProcMesh) -> str:
+    """One row for each process."""
+    title = f"ProcMesh {mesh.name} {_sizes(mesh)}"
+    points = _points(mesh)
+    try:
+        states = mesh.status().get(STATUS_TIMEOUT)
+    except Exception:  # stopped, or its host does not answer: what is known here is shown
+        return _table(title, ["rank", "at"], points, "ranks")
+    told = [[one.state, str(one.pid or ""), one.host, one.cause] for one in states.values()]
+    rows = [[*point, *rest] for point, rest in zip(points, told, strict=True)]
+    return _table(title, ["rank", "at", "state", "pid", "host", ""], rows, "ranks")
+
+
+def _actor_mesh(mesh: ActorMesh[Any]) -> str:
+    """The endpoints, with their signatures."""
+    spec = mesh._spec
+    rows = [[name, _first_line(getattr(spec.cls, name, None))] for name in sorted(spec.endpoints)]
+    title = f"ActorMesh {mesh._name} {_sizes(mesh)}: {spec.cls.__name__} on mesh {mesh._mesh_name}"
+    return _table(title, ["endpoint", ""], rows, "endpoints")
+
+
+def _host_mesh(mesh: HostMesh) -> str:
+    """One row for each host."""
+    hosts = [mesh._hosts[rank] for rank in mesh._region.ranks()]
+    rows = [[*point, host.name] for point, host in zip(_points(mesh), hosts, strict=True)]
+    return _table(f"HostMesh {_sizes(mesh)}", ["rank", "at", "host"], rows, "hosts")
+
+
+def _points(mesh: Any) -> list[list[str]]:
+    extent = mesh.extent
+    return [[str(rank), format_points([rank], extent)] for rank in range(extent.nelements)]
+
+
+def _sizes(mesh: Any) -> str:
+    sizes = ", ".join(f"{label}={size}" for label, size in mesh.extent.items())
+    return f"({sizes})" if sizes else "(one)"
+
+
+def _first_line(method: Any) -> str:
+    return (getattr(method, "__doc__", None) or "").strip().split("\n", 1)[0]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _table(title: str, headings: list[str], rows: list[list[str]], what: str) -> str:
+    html = Table(headings, rows[:MOST_ROWS], caption=title)._repr_html_()
+    more = len(rows) - MOST_ROWS
+    return html + (f'<div style="opacity:.7">… and {more:,} more {what}</div>' if more > 0 else "")
+
+
+_HTML: dict[type, Any] = {
+    ValueMesh: _value_mesh,
+    ProcMesh: _proc_mesh,
+    ActorMesh: _actor_mesh,
+    HostMesh: _host_mesh,
+}
