@@ -94,6 +94,7 @@ class Create(msgspec.Struct, array_like=True, tag=12):
     owner_proc: ProcRef
     buffers: tuple[int, ...] = ()
     cell: str = ""  # as in Call
+    inner: bool = False  # spawned on the this_proc() of that process: does not wait for its bootstrap
 
 
 class StopActor(msgspec.Struct, array_like=True, tag=13):

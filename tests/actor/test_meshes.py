@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -411,6 +412,86 @@ def test_a_busy_bootstrap_holds_back_only_its_rank() -> None:
     assert not late.done()
     go.send(None)
     assert late.get(PATIENCE) == 2
+
+
+class Greeter(Actor):
+    @endpoint
+    def greet(self) -> str:
+        return threading.current_thread().name
+
+
+class AsyncGreeter(Actor):
+    @endpoint
+    async def greet(self) -> str:
+        return threading.current_thread().name
+
+
+def test_a_bootstrap_may_spawn_actors_and_call_them(procs: Procs) -> None:
+    port, receiver = Channel.open()
+
+    def setup() -> None:
+        made = [this_proc().spawn("greeter", kind) for kind in (Greeter, AsyncGreeter)]
+        port.send([mesh.greet.call_one().get(PATIENCE) for mesh in made])
+
+    async def async_setup() -> None:
+        port.send([await this_proc().spawn("greeter", kind).greet.call_one() for kind in (Greeter, AsyncGreeter)])
+
+    for bootstrap in (setup, async_setup):
+        world = this_host().spawn_procs(per_host={"gpus": 1}, bootstrap=bootstrap)
+        assert receiver.recv().get(PATIENCE) == ["monarch-actor-driver"] * 2
+        # The main thread is for the first actor of the proc's owner, as without a bootstrap.
+        assert world.spawn("greeter", Greeter).greet.call_one().get(PATIENCE) == "MainThread"
+
+
+def test_what_a_bootstrap_makes_is_reached_from_elsewhere_while_it_runs(procs: Procs) -> None:
+    """A third process spawns on the proc as well, and the owner's own actors wait all the same."""
+    port, receiver = Channel.open()
+    helper = procs(1).spawn("basic", Basic)
+
+    class Spawns(Actor):
+        @endpoint
+        def on(self, proc: Any) -> Any:
+            mesh = proc.spawn("greeter", Greeter)
+            return mesh.greet.call_one().get(PATIENCE)
+
+    there = procs(1).spawn("spawns", Spawns)
+
+    def setup() -> None:
+        mine, gate = Channel.open()
+        made = this_proc().spawn("greeter", Greeter)
+        port.send((made, there.on.call_one(this_proc()).get(PATIENCE), mine))
+        gate.recv().get(PATIENCE)
+
+    world = this_host().spawn_procs(per_host={"gpus": 1}, bootstrap=setup)
+    late = world.spawn("basic", Basic)
+    first, second = late.echo.call_one(1), late.echo.call_one(2)
+    made, told, go = receiver.recv().get(PATIENCE)
+    assert told == made.greet.call_one().get(PATIENCE) == "monarch-actor-driver"
+    assert helper.echo.call_one(3).get(PATIENCE) == 3
+    assert not first.done()
+    go.send(None)
+    assert [first.get(PATIENCE), second.get(PATIENCE)] == [1, 2]
+    assert made.greet.call_one().get(PATIENCE) == "monarch-actor-driver"
+
+
+def test_a_constructor_that_never_returns_keeps_nobody_from_working() -> None:
+    port, receiver = Channel.open()
+
+    class Serves(Actor):
+        def __init__(self) -> None:
+            inside = [this_proc().spawn("greeter", kind) for kind in (Greeter, AsyncGreeter)]
+            port.send([*inside, this_host().spawn_procs().spawn("greeter", Greeter)])
+            threading.Event().wait()
+
+        @endpoint
+        def nothing(self) -> None: ...
+
+    world = this_host().spawn_procs(per_host={"gpus": 1})
+    world.spawn("serves", Serves)
+    children = receiver.recv().get(PATIENCE)
+    names = [mesh.greet.call_one().get(PATIENCE) for mesh in children]
+    assert names == ["monarch-actor-driver", "monarch-actor-driver", "MainThread"]
+    assert world.spawn("later", Basic).echo.call_one(1).get(PATIENCE) == 1
 
 
 def test_bootstrap_command(procs: Procs) -> None:

@@ -312,6 +312,7 @@ class ProcMesh(Inspectable, MeshTrait):
             node.ref,
             buffers,
             calling_cell(),
+            self._uid == target.procs[0].id,
         )
         send_to_all(system, target, message, body, call)
         if self._uid not in system.proc_meshes:  # somebody else's procs: their agents do not tell us by themselves

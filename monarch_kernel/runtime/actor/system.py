@@ -49,6 +49,7 @@ from monarch_kernel.runtime.actor.calls import Reported, acknowledge, ask_agent,
 from monarch_kernel.runtime.actor.casting import Caster
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.healing import Healer
+from monarch_kernel.runtime.actor.holding import Hold
 from monarch_kernel.runtime.actor.instance import ActorInstance, Client, Instance
 from monarch_kernel.runtime.actor.portbook import PortBook, arrived
 from monarch_kernel.runtime.actor.ports import ReplyPort
@@ -103,9 +104,8 @@ class System:
         self.sigints = 0  # how often the main thread's handler has run
         self.bootstrap_error: bytes | None = None
         self.on_end_proc: Callable[[str], None] = lambda _reason: None
-        self._held: list[Any] | None = None
+        self._hold: Hold | None = None  # while the bootstrap runs
         self._early: dict[str, list[tuple[Any, Call, Any]]] = {}
-        self._hold_lock = threading.Lock()
         self._this_proc: Any = None
         self._this_host: Any = None
         self._closed = False
@@ -131,20 +131,15 @@ class System:
     # -- messages for actors ---------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Keep messages for actors back until ``release``."""
-        self._held = []
+        """Keep messages for the actors of others back until ``release``: a bootstrap is going to run."""
+        self._hold = Hold(self._handle_now, lambda actor: actor in self.actors or actor in self.ended)
 
     def release(self) -> None:
         """Handle what was held back, in order, and hold no more."""
-        while True:
-            with self._hold_lock:
-                held = self._held
-                if not held:
-                    self._held = None
-                    return
-                self._held = []
-            for link, message, body in held:
-                self._handle_now(link, message, body)
+        hold = self._hold
+        if hold is not None:
+            hold.release()
+            self._hold = None
 
     def _handle_now(self, link: Any, message: Any, body: Any) -> None:
         if isinstance(message, Call):
@@ -154,25 +149,21 @@ class System:
         else:
             self._stop_actor(link, message)
 
-    def _is_held(self, link: Any, message: Any, body: Any) -> bool:
-        with self._hold_lock:
-            if self._held is None:
-                return False
-            self._held.append((link, message, bytes(body) if isinstance(body, memoryview) else body))
-            return True
-
     def _on_call(self, link: Any, message: Call, body: Any) -> None:
         if message.segment is not None:
             body = self.node.apart(message.segment, body)
-        if self._held is None or not self._is_held(link, message, body):
+        hold = self._hold
+        if hold is None or not hold.takes(link, message, body):
             self._call(link, message, body)
 
     def _on_create(self, link: Any, message: Create, body: Any) -> None:
-        if self._held is None or not self._is_held(link, message, body):
+        hold = self._hold
+        if hold is None or not hold.takes(link, message, body):
             self._create(link, message, body)
 
     def _on_stop_actor(self, link: Any, message: StopActor, body: Any) -> None:
-        if self._held is None or not self._is_held(link, message, body):
+        hold = self._hold
+        if hold is None or not hold.takes(link, message, body):
             self._stop_actor(link, message)
 
     def _call(self, link: Any, message: Call, body: Any) -> None:

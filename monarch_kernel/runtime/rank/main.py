@@ -147,8 +147,10 @@ class Rank:
         if not len(body):
             acknowledge(link, message.call, message.rank)
             return
-        # What comes behind it on the wire has to wait: nothing of a proc runs before its bootstrap has returned.
+        # What comes behind it on the wire has to wait: nothing of a proc runs before its bootstrap has returned, but for
+        # actors that the bootstrap makes. These get threads of their own, as the main thread is taken.
         self.system.hold()
+        self._main_taken = True
         data = bytes(body)
         self._main_work.append(lambda: self._bootstrap(link, message, data))
         self._notify()
@@ -167,6 +169,7 @@ class Rank:
         finally:
             self._bootstrapping = False
             current.reset(token)
+        self._main_taken = False
         self.system.release()
         link.send(encode_header(Reply(message.call, message.rank, status)), answer)
 

@@ -1,0 +1,66 @@
+"""What a process keeps back while its bootstrap runs.
+
+Actors that the owner of a proc spawns there wait until the bootstrap has returned, and so does all that is for them. An
+actor that the bootstrap itself makes, on ``this_proc()``, must not wait: the bootstrap may call it, or wait for another
+process that does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from monarch_kernel.protocol.messages import Create
+
+
+class Hold:
+    """The messages for actors that have to wait for the bootstrap, in the order in which they came.
+
+    Args:
+        handle: handles one message, now.
+        is_known: whether an actor of that id is here, or was.
+    """
+
+    def __init__(self, handle: Callable[[Any, Any, Any], None], is_known: Callable[[str], bool]) -> None:
+        self._handle = handle
+        self._is_known = is_known
+        self._lock = threading.RLock()
+        self._kept: list[tuple[Any, Any, Any]] = []
+        self._releasing = False
+        self._over = False
+
+    def takes(self, link: Any, message: Any, body: Any) -> bool:
+        """Whether this message is taken care of here; False: it is to be handled now, by the caller."""
+        with self._lock:
+            if self._over:
+                return False
+            if not self._releasing:
+                if self._is_known(message.actor):
+                    return False
+                if type(message) is Create and message.inner:
+                    self._create(link, message, body)
+                    return True
+            self._kept.append((link, message, bytes(body) if isinstance(body, memoryview) else body))
+            return True
+
+    def _create(self, link: Any, create: Create, body: Any) -> None:
+        """Make an actor now, and give it what came for it before."""
+        mine = [entry for entry in self._kept if entry[1].actor == create.actor]
+        self._kept = [entry for entry in self._kept if entry[1].actor != create.actor]
+        self._handle(link, create, body)
+        for entry in mine:
+            self._handle(*entry)
+
+    def release(self) -> None:
+        """Handle what was kept, in order, and keep no more."""
+        while True:
+            with self._lock:
+                # What comes from now on is behind what waits already, whoever it is for.
+                self._releasing = True
+                kept, self._kept = self._kept, []
+                if not kept:
+                    self._over = True
+                    return
+            for entry in kept:
+                self._handle(*entry)
