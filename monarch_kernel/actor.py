@@ -4,6 +4,7 @@ This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
 """
 
 from monarch_kernel.runtime.actor.base import Actor, concurrent_endpoint, endpoint
+from monarch_kernel.runtime.actor.commands import BootstrapCommand, default_bootstrap_cmd
 from monarch_kernel.runtime.actor.context import (
     Context,
     context,
@@ -15,15 +16,7 @@ from monarch_kernel.runtime.actor.controllers import get_or_spawn_controller
 from monarch_kernel.runtime.actor.endpoint import Accumulator, Endpoint, as_endpoint, send
 from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, SupervisionError
 from monarch_kernel.runtime.actor.faultline import default_hook as unhandled_fault_hook
-from monarch_kernel.runtime.actor.hosts import (
-    BootstrapCommand,
-    HostMesh,
-    default_bootstrap_cmd,
-    local_proc_mesh,
-    proc_mesh,
-    this_host,
-    this_proc,
-)
+from monarch_kernel.runtime.actor.hosts import HostMesh, local_proc_mesh, proc_mesh, this_host, this_proc
 from monarch_kernel.runtime.actor.inspecting import debug_controller
 from monarch_kernel.runtime.actor.life import shutdown_context
 from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh

@@ -18,7 +18,7 @@ from monarch_kernel.protocol.keeping import Adopt, Hear, Keep, LetGo, Taken, Tak
 from monarch_kernel.protocol.refs import Death, ProcRef, Seconds, SegmentRef
 
 #: Raised whenever a header changes its shape; two sides must agree, and say so if they do not.
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 
 PREFIX = struct.Struct("<IQ")
 
@@ -233,6 +233,14 @@ class ProcSpec(msgspec.Struct, array_like=True, frozen=True):
     rank: int
 
 
+class Launch(msgspec.Struct, array_like=True, frozen=True):
+    """How one proc is started differently from the others of its mesh."""
+
+    argv: list[str] | None  # the command line of another interpreter; None: as the mesh says
+    env: dict[str, str | None]  # over the mesh's; None removes a variable
+    inherit_env: bool = True
+
+
 class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
     """Start procs. Each connects to ``owner`` by itself; failures come back as ProcExited."""
 
@@ -240,15 +248,14 @@ class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
     procs: list[ProcSpec]
     owner: ProcRef
     root: ProcRef
-    env: dict[str, str]
+    env: dict[str, str | None]  # None removes a variable
     cwd: str
     sys_path: list[str]
     labels: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
     preload: list[str] = []
-    command: list[str] | None = None  # argv of another interpreter; None: fork
-    inherit_env: bool = True
-    per_proc: list[tuple[list[str] | None, dict[str, str], bool]] = []  # command, env, inherit
+    per_proc: list[Launch] = []  # one for each proc, or nothing
+    cpus: list[str] = []  # on which processors each proc may run, or nothing
 
 
 class ProcStarted(msgspec.Struct, array_like=True, tag=31):
@@ -579,3 +586,5 @@ class RankConfig(msgspec.Struct, array_like=True, frozen=True):
     run_dir: str
     sys_path: list[str]
     kept: bool = False  # it outlives its controller
+    launch: Launch | None = None  # what it starts itself is started in the same way
+    cpus: str = ""  # the processors on which it may run; all: ""

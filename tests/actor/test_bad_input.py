@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
 import pytest
 
-from monarch_kernel.actor import Actor, endpoint, this_host
+from monarch_kernel.actor import Actor, BootstrapCommand, endpoint, this_host
 from monarch_kernel.meshes import list_proc_meshes
 from tests.actor.actors import Basic
 from tests.actor.conftest import Procs
@@ -55,7 +56,21 @@ def test_labels_that_overlap(procs: Procs) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"env": {"A": 1}}, TypeError, "env: A=1 must be a string"),
+        ({"env": {"A": 1}}, TypeError, "env: A=1 must be a string, or None to remove it"),
+        ({"env": {"A": "x\0"}}, ValueError, "env: A='x.x00' holds a NUL character"),
+        ({"name": 5}, TypeError, "name=5 must be a string"),
+        ({"preload": "json"}, TypeError, "preload='json' must be a sequence of names of modules"),
+        ({"preload": [json]}, TypeError, "preload=.* must be a sequence of names of modules"),
+        ({"bootstrap_command": "python"}, TypeError, "'python' is no BootstrapCommand: use default_bootstrap_cmd"),
+        ({"bootstrap_command": lambda _point: None}, TypeError, "None is no BootstrapCommand"),
+        ({"bootstrap_command": BootstrapCommand("sh", args="-c")}, TypeError, "args='-c' must be a sequence"),
+        ({"bootstrap_command": BootstrapCommand("sh", args=(1,))}, TypeError, "1 in its command line must be a string"),
+        ({"bootstrap_command": BootstrapCommand(5)}, TypeError, "5 in its command line must be a string"),
+        (
+            {"bootstrap_command": BootstrapCommand("sh", env={"A": 1})},
+            TypeError,
+            "bootstrap_command: env: A=1 must be a string, or None",
+        ),
         ({"env": {"A=B": "1"}}, ValueError, "env: 'A=B' cannot name an environment variable"),
         ({"env": {"": "1"}}, ValueError, "env: '' cannot name an environment variable"),
         ({"bootstrap": 5}, TypeError, "bootstrap must be callable, not int"),

@@ -513,6 +513,66 @@ def test_bootstrap_command(procs: Procs) -> None:
     ]
 
 
+class Surroundings(Actor):
+    """Tells of its environment, and of that of a proc that it starts itself."""
+
+    @endpoint
+    def look(self, *names: str) -> list[str | None]:
+        return [*map(os.environ.get, names)]
+
+    @endpoint
+    def look_below(self, *names: str) -> list[str | None]:
+        below = this_host().spawn_procs().spawn("below", Surroundings)
+        return below.look.call_one(*names).get(PATIENCE)
+
+    @endpoint
+    def look_far_below(self, *names: str) -> list[str | None]:
+        below = this_host().spawn_procs().spawn("below", Surroundings)
+        return below.look_below.call_one(*names).get(PATIENCE)
+
+
+@pytest.mark.own_runtime
+def test_none_removes_a_variable(procs: Procs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MK_GONE", "1")
+    monkeypatch.setenv("MK_LATER_GONE", "1")
+    procs(1).initialized.get(PATIENCE)  # the agent has both
+    monkeypatch.delenv("MK_LATER_GONE")
+    names = ("MK_GONE", "MK_LATER_GONE", "HOME")
+    command = default_bootstrap_cmd().with_env({"MK_GONE": None, "MK_OTHER": None})
+    for options in ({"bootstrap_command": command}, {"env": {"MK_GONE": None}}, {"env": {"LC_X": None}}):
+        mesh = this_host().spawn_procs(**options).spawn("looks", Surroundings)  # type: ignore[arg-type]
+        gone = None if "LC_X" not in options.get("env", {}) else "1"
+        assert mesh.look.call_one(*names).get(PATIENCE) == [gone, None, os.environ["HOME"]]
+
+
+def test_what_a_rank_starts_is_started_as_it_was(procs: Procs, tmp_path: Path) -> None:
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\nMK_WRAPPED=$((MK_WRAPPED + 1)) exec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    mesh = this_host().with_python_executable(str(wrapper)).spawn_procs().spawn("looks", Surroundings)
+    assert mesh.look.call_one("MK_WRAPPED").get(PATIENCE) == ["1"]
+    assert mesh.look_far_below.call_one("MK_WRAPPED").get(PATIENCE) == ["1"]
+    command = default_bootstrap_cmd()
+    world = this_host().spawn_procs(
+        per_host={"gpus": 2}, bootstrap_command=lambda point: command.with_env({"MK_POINT": str(point.rank)})
+    )
+    mesh = world.spawn("looks", Surroundings)
+    for look in (mesh.look, mesh.look_below, mesh.look_far_below):
+        assert list(look.call("MK_POINT").get(PATIENCE).values()) == [["0"], ["1"]]
+
+
+@pytest.mark.own_runtime
+def test_a_command_that_never_comes_up(faults: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONARCH_KERNEL_START_LIMIT", "0.5")
+    command = BootstrapCommand("sh", args=("-c", "sleep 1000"))
+    world = this_host().spawn_procs(bootstrap_command=command, name="mute")
+    with pytest.raises(SupervisionError, match=r"did not come up within 0.5 s .*is its command a Python that has"):
+        world.spawn("basic", Basic).echo.call_one(1).get(PATIENCE)
+    with pytest.raises(SupervisionError, match=r"did not come up within 0.5 s"):
+        world.initialized.get(PATIENCE)
+    assert "did not come up" in faults.get(timeout=PATIENCE).report()
+
+
 def test_proc_bind(procs: Procs) -> None:
     class Looks(Actor):
         @endpoint

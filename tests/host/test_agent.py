@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from monarch_kernel.protocol.messages import OutputChunk
+from monarch_kernel.protocol.messages import Launch, OutputChunk
 from monarch_kernel.runtime.node.node import CAUSE_GRACE
 
 from .conftest import DEADLINE, Host
@@ -343,8 +343,8 @@ def test_a_command_of_ones_own_and_one_that_does_not_exist(host: Host) -> None:
     good, bad = host.spawn(
         2,
         per_proc=[
-            ([sys.executable, "-X", "dev"], {"MINE": "1"}, True),
-            (["/no/such/python"], {}, True),
+            Launch([sys.executable, "-X", "dev"], {"MINE": "1"}),
+            Launch(["/no/such/python"], {}),
         ],
     )
     assert "cannot execute /no/such/python: No such file" in host.exit_of(bad).cause
@@ -360,7 +360,7 @@ def test_a_command_of_ones_own_and_one_that_does_not_exist(host: Host) -> None:
 
 
 def test_an_environment_of_its_own(host: Host) -> None:
-    (name,) = host.spawn(env={"ONLY": "this", "PATH": os.environ["PATH"]}, inherit_env=False)
+    (name,) = host.spawn(env={"ONLY": "this", "PATH": os.environ["PATH"]}, per_proc=[Launch(None, {}, False)])
 
     def look() -> None:
         import os

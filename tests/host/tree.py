@@ -11,6 +11,8 @@ import threading
 
 import psutil
 
+from monarch_kernel.protocol.messages import Launch
+
 from .conftest import Host
 
 
@@ -31,7 +33,7 @@ def main() -> None:
     host = Host()
     forked = host.spawn(2)
     warm = host.spawn(1, preload=["decimal"])
-    own = host.spawn(1, per_proc=[([sys.executable], {}, True)])
+    own = host.spawn(1, per_proc=[Launch([sys.executable], {})])
     users: list[int] = []
     for name in (*forked, *warm, *own):
         host.call(name, family)

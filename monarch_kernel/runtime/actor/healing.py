@@ -212,7 +212,10 @@ class Healer:
             ref = agent.beside(proc, os.path.join(os.path.dirname(agent.address), proc + ".sock"))
             template, at = recipe.messages[rank]
             message = msgspec.structs.replace(
-                template, procs=[ProcSpec(ref.id, ref.address, rank)], per_proc=template.per_proc[at : at + 1]
+                template,
+                procs=[ProcSpec(ref.id, ref.address, rank)],
+                per_proc=template.per_proc[at : at + 1],
+                cpus=template.cpus[at : at + 1],
             )
             new[rank] = ref
             messages.append((agent, message))

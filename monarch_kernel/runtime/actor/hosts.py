@@ -6,14 +6,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel import aliases
-from monarch_kernel.protocol.messages import Bootstrap, ProcRef, ProcSpec, Shutdown, SpawnProcs, StopProcs
+from monarch_kernel.protocol.messages import Bootstrap, Launch, ProcRef, ProcSpec, Shutdown, SpawnProcs, StopProcs
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps
 from monarch_kernel.runtime.actor.calls import ManyCall, Target, ask_agent
+from monarch_kernel.runtime.actor.commands import BootstrapCommand, checked_env, command_of, launch_of
 from monarch_kernel.runtime.actor.context import current
 from monarch_kernel.runtime.actor.meshes import _NO_EXTENT, STOP_GRACE, ProcMesh, settled
 from monarch_kernel.runtime.actor.names import unique
@@ -22,9 +23,6 @@ from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Point, Region
 from monarch_kernel.runtime.node.future import Future, gathered, nothing, resolved
 from monarch_kernel.runtime.supervision.restarts import RestartPolicy
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
-
-#: Command line, environment, and whether the environment is inherited, of one proc.
-PerProc = tuple[list[str] | None, dict[str, str], bool]
 
 #: More procs than this on one host is taken for a mistake.
 MAX_PROCS_PER_HOST = 4096
@@ -40,34 +38,6 @@ class HostRef:
     name: str
 
 
-@dataclass(frozen=True)
-class BootstrapCommand:
-    """How to start a proc in an interpreter of its own instead of forking it.
-
-    Attributes:
-        program: path of the interpreter; ``-m monarch_kernel.runtime.rank`` is added.
-        arg0: accepted as Monarch does; processes are always called by the program's own name.
-        args: interpreter options that come before ``-m``.
-        env: environment variables to set.
-        inherit_env: whether the rest of the environment is kept.
-    """
-
-    program: str
-    arg0: str | None = None
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    inherit_env: bool = True
-
-    def with_env(self, env: Mapping[str, str]) -> BootstrapCommand:
-        """The same command with more environment variables."""
-        return BootstrapCommand(self.program, self.arg0, self.args, {**self.env, **env}, self.inherit_env)
-
-
-def default_bootstrap_cmd() -> BootstrapCommand:
-    """The interpreter that runs here."""
-    return BootstrapCommand(sys.executable)
-
-
 class HostMesh(MeshTrait):
     """A mesh of hosts. ``this_host()`` gives the one of this machine, ``attach_to_workers`` one of many."""
 
@@ -76,14 +46,14 @@ class HostMesh(MeshTrait):
         system: System,
         hosts: tuple[HostRef, ...],
         region: Region,
-        python: str | None = None,
+        command: BootstrapCommand | None = None,
         shared: dict[str, bool] | None = None,
         name: str = "",
     ) -> None:
         self._system = system
         self._hosts = hosts
         self._shape = region
-        self._python = python
+        self._command = command  # with which procs are started, unless ``spawn_procs`` says another
         # Of the mesh and all its views; None for a reference that came from elsewhere.
         self._shared = shared
         self._name = name
@@ -93,7 +63,7 @@ class HostMesh(MeshTrait):
         return self._shape
 
     def _new_with_region(self, region: Region) -> HostMesh:
-        return HostMesh(self._system, self._hosts, region, self._python, self._shared, self._name)
+        return HostMesh(self._system, self._hosts, region, self._command, self._shared, self._name)
 
     @property
     def _is_local(self) -> bool:
@@ -115,7 +85,7 @@ class HostMesh(MeshTrait):
         proc_bind: Sequence[Mapping[str, str]] | None = None,
         bootstrap_command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None = None,
         *,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | None] | None = None,
         preload: Sequence[str] = (),
         restart: RestartPolicy | str = "never",
         spares: HostMesh | None = None,
@@ -130,7 +100,8 @@ class HostMesh(MeshTrait):
             name: for people; any string.
             proc_bind: for each process of a host, a mapping with ``cpus`` (or ``physcpubind``): where it may run.
             bootstrap_command: start an interpreter with this command instead of forking; a function gives one for
-            each point. env: environment variables to set in the processes.
+            each point. What the processes start themselves with ``this_host()`` is started in the same way.
+            env: environment variables to set in the processes; None removes one.
             preload: modules to import before forking, once for all ranks (those that this process has imported of torch
                 and numpy are preloaded anyway).
             restart: "on_failure" replaces procs that die, as ``heal`` does; a ``RestartPolicy`` says how often, after
@@ -143,6 +114,10 @@ class HostMesh(MeshTrait):
         """
         if self._down:
             raise RuntimeError("HostMesh has already been shut down")
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name={name!r} must be a string")
+        if isinstance(preload, str) or not all(isinstance(module, str) for module in preload):
+            raise TypeError(f"preload={preload!r} must be a sequence of names of modules")
         per_host = {} if per_host is None else per_host
         labels, sizes = _checked(per_host, self._shape.labels)
         count = 1
@@ -156,9 +131,9 @@ class HostMesh(MeshTrait):
             raise ValueError(
                 f"proc_bind has {len(proc_bind)} entries, but per_host={per_host} makes {count} processes on each host"
             )
-        checked_env = _checked_env(env)
+        extra = checked_env(env)
         if aliases.enabled():
-            checked_env.setdefault(aliases.VARIABLE, "1")
+            extra.setdefault(aliases.VARIABLE, "1")
         body: Any = b""
         buffers: tuple[int, ...] = ()
         if bootstrap is not None:
@@ -176,9 +151,10 @@ class HostMesh(MeshTrait):
                     f"host {host.name} is gone ({death.cause}): slice the host mesh without it, or attach to it again"
                 )
         extent = Extent(self._shape.labels + labels, self._shape.sizes + sizes)
-        per_proc = self._per_proc(bootstrap_command, proc_bind, extent, count)
+        per_proc = self._per_proc(bootstrap_command, extent)
+        cpus = [_checked_cpus(index, bind) for index, bind in enumerate(proc_bind or ())]
         policy = RestartPolicy(restart) if isinstance(restart, str) else restart
-        mesh = self._spawn(name, hosts, count, extent, checked_env, (body, buffers), per_proc, preload, policy)
+        mesh = self._spawn(name, hosts, count, extent, extra, (body, buffers), per_proc, cpus, preload, policy)
         if spares is not None:
             self._system.healer.add_spares(mesh, [host.agent for host in spares._selected()])
         return mesh
@@ -189,9 +165,10 @@ class HostMesh(MeshTrait):
         hosts: list[HostRef],
         count: int,
         extent: Extent,
-        env: dict[str, str],
+        env: dict[str, str | None],
         bootstrap: tuple[Any, tuple[int, ...]],
-        per_proc: list[PerProc],
+        per_proc: list[Launch],
+        cpus: list[str],
         preload: Sequence[str],
         policy: RestartPolicy,
     ) -> ProcMesh:
@@ -236,11 +213,12 @@ class HostMesh(MeshTrait):
                 root=system.root,
                 env=_inherited_env(system, host) | env,
                 cwd=os.getcwd(),
-                sys_path=list(sys.path),
+                sys_path=[entry for entry in sys.path if isinstance(entry, str)],  # as the import system does
                 labels=extent.labels,
                 sizes=extent.sizes,
                 preload=modules,
                 per_proc=per_proc[at * count : (at + 1) * count],
+                cpus=cpus,
             )
             messages.append(message)
             if not node.send(host.agent.id, message):
@@ -260,31 +238,14 @@ class HostMesh(MeshTrait):
         return mesh
 
     def _per_proc(
-        self,
-        command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None,
-        bind: Sequence[Mapping[str, str]] | None,
-        extent: Extent,
-        count: int,
-    ) -> list[PerProc]:
-        """How each proc differs from the others; nothing if none does."""
-        if command is None and self._python is not None:
-            command = BootstrapCommand(self._python)
-        if command is None and bind is None:
+        self, command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent
+    ) -> list[Launch]:
+        """How each proc is started; nothing if all are forked."""
+        if command is None:
+            command = self._command
+        if command is None:
             return []
-        per_proc: list[PerProc] = []
-        for point in extent.points():
-            chosen = command(point) if callable(command) else command
-            env: dict[str, str] = {}
-            argv: list[str] | None = None
-            inherit = True
-            if chosen is not None:
-                argv = [chosen.program, *chosen.args]
-                env.update(chosen.env)
-                inherit = chosen.inherit_env
-            if bind is not None:
-                env["MONARCH_KERNEL_CPUS"] = _checked_cpus(point.rank % count, bind[point.rank % count])
-            per_proc.append((argv, env, inherit))
-        return per_proc
+        return [launch_of(command(point) if callable(command) else command) for point in extent.points()]
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -299,8 +260,13 @@ class HostMesh(MeshTrait):
         return self
 
     def with_python_executable(self, python: str) -> HostMesh:
-        """The same hosts, where procs run in this interpreter (which must have monarch_kernel installed)."""
-        return HostMesh(self._system, self._hosts, self._shape, python, self._shared, self._name)
+        """The same hosts, where procs run in this interpreter (which must have monarch_kernel installed).
+
+        So do those that they start themselves with ``this_host()``.
+        """
+        command = BootstrapCommand(python)
+        launch_of(command)  # raises what is wrong with it
+        return HostMesh(self._system, self._hosts, self._shape, command, self._shared, self._name)
 
     def stop(self, reason: str = "host mesh stopped") -> Future[None]:
         """Stop all that this process has started on these hosts; the hosts stay, and can be used again.
@@ -366,7 +332,7 @@ class HostMesh(MeshTrait):
 
     def __reduce__(self) -> Any:
         self.initialized.get(START_TIMEOUT)  # a reference must not be there before what it names
-        return (_rebuild_host_mesh, (self._hosts, self._shape, self._python, self._name))
+        return (_rebuild_host_mesh, (self._hosts, self._shape, self._command, self._name))
 
     def _selected(self) -> list[HostRef]:
         return [self._hosts[rank] for rank in self._shape.ranks()]
@@ -379,11 +345,13 @@ class HostMesh(MeshTrait):
         return f"<HostMesh {shown}{f' ({sizes})' if sizes else ''}>"
 
 
-def _rebuild_host_mesh(hosts: tuple[HostRef, ...], region: Region, python: str | None, name: str) -> HostMesh:
-    return HostMesh(get_system(), hosts, region, python, name=name)
+def _rebuild_host_mesh(
+    hosts: tuple[HostRef, ...], region: Region, command: BootstrapCommand | None, name: str
+) -> HostMesh:
+    return HostMesh(get_system(), hosts, region, command, name=name)
 
 
-def _inherited_env(system: System, host: HostRef) -> dict[str, str]:
+def _inherited_env(system: System, host: HostRef) -> dict[str, str | None]:
     """What ranks of a host get of this process's environment: they are forked by an agent that has its own.
 
     This process's agent has the environment that this process had then; what has changed since goes along. A worker
@@ -393,7 +361,10 @@ def _inherited_env(system: System, host: HostRef) -> dict[str, str]:
         return {}
     own = system.agent is not None and host.agent.id == system.agent.id
     known = system.agent_env if own else _environment_at_start()
-    return {key: value for key, value in os.environ.items() if known.get(key) != value}
+    changed: dict[str, str | None] = {key: value for key, value in os.environ.items() if known.get(key) != value}
+    if own:
+        changed.update((key, None) for key in known if key not in os.environ)
+    return changed
 
 
 def _environment_at_start() -> dict[str, str]:
@@ -427,17 +398,6 @@ def _checked_cpus(index: int, bind: Mapping[str, str]) -> str:
     return cpus
 
 
-def _checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
-    checked: dict[str, str] = {}
-    for key, value in (env or {}).items():
-        if not isinstance(key, str) or not key or "=" in key or "\0" in key:
-            raise ValueError(f"env: {key!r} cannot name an environment variable")
-        if not isinstance(value, str):
-            raise TypeError(f"env: {key}={value!r} must be a string")
-        checked[key] = value
-    return checked
-
-
 def this_host() -> HostMesh:
     """This machine, as a mesh of one host."""
     return get_system().this_host()
@@ -451,10 +411,13 @@ def this_proc() -> ProcMesh:
 def host_mesh_of_this_host(system: System) -> HostMesh:
     """The mesh behind ``this_host()``."""
     agent = system.ensure_agent()
-    return HostMesh(system, (HostRef(agent, agent.host),), Region.from_extent(_NO_EXTENT), shared={"down": False})
+    region = Region.from_extent(_NO_EXTENT)
+    return HostMesh(system, (HostRef(agent, agent.host),), region, command_of(system.launch), {"down": False})
 
 
-def proc_mesh(env: Mapping[str, str] | None = None, setup: Callable[[], Any] | None = None, **sizes: int) -> ProcMesh:
+def proc_mesh(
+    env: Mapping[str, str | None] | None = None, setup: Callable[[], Any] | None = None, **sizes: int
+) -> ProcMesh:
     """Processes on this host: ``proc_mesh(gpus=4, env={...})``. Awaitable, as all handles."""
     return this_host().spawn_procs(per_host=sizes, env=env, bootstrap=setup)
 

@@ -28,6 +28,7 @@ from monarch_kernel.protocol.messages import (
     Death,
     EndProc,
     Interrupt,
+    Launch,
     OutputChunk,
     OutputEnd,
     Ping,
@@ -86,6 +87,7 @@ class System:
         self.ended: dict[str, Death] = {}
         self.client = Client(self, "root" if self.is_root else f"client-{node.id}")
         self.agent: ProcRef | None = None
+        self.launch: Launch | None = None  # how this proc was started, if not forked: so is what it starts
         self.agent_process: Any = None
         self.own_agents: set[str] = set()  # that this process has started, one after the other
         self.agent_answers: Future[None] | None = None  # done when others can reach the agent, too

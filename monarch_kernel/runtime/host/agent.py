@@ -58,6 +58,8 @@ log = logging.getLogger(__name__)
 
 #: How long ranks may take for their cleanup when the process that started them has ended (seconds).
 ORPHAN_GRACE = 2.0
+#: How long a process may take from its start until it says hello (seconds); 0: for ever.
+START_LIMIT = float(os.environ.get("MONARCH_KERNEL_START_LIMIT", "120"))
 #: Templates kept; each holds its modules in memory.
 MAX_TEMPLATES = 3
 #: Dead ranks whose output is kept.
@@ -195,18 +197,18 @@ class Agent:
             self._procs[spec.id] = proc
             ref = self._ref_of(spec.id, spec.address, message)
             node.expect(ref)
-            proc.request = fork_request(message, index, ref, node.run_dir, cwd, sys_path, self._keeps(message))
             try:
+                proc.request = fork_request(message, index, ref, node.run_dir, cwd, sys_path, self._keeps(message))
                 if not os.path.isdir(cwd):
                     raise OSError(f"its working directory {cwd} is gone")
                 proc.open_pipes()
-            except OSError as e:
-                self._exited(proc, 127, f"could not be started: {e.strerror or e}")
-                continue
-            for stream in proc.pipes:
-                self._listen(proc, stream)
-            preload = [] if proc.request.argv else message.preload
-            self._start(proc, self._server_for(preload, proc.request.env, sys_path))
+                for stream in proc.pipes:
+                    self._listen(proc, stream)
+                preload = [] if proc.request.argv else message.preload
+                self._start(proc, self._server_for(preload, proc.request.env, sys_path))
+            except Exception as e:  # whatever it is, its owner must not wait for ever
+                reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e) or type(e).__name__
+                self._exited(proc, 127, f"could not be started: {reason}")
         if message.owner.agent not in (message.owner.id, node.id):
             node.watch([message.owner.id])  # a rank of another agent, which tells of its end
 
@@ -231,7 +233,7 @@ class Agent:
         proc.server = server
         server.send(proc.request, proc.far_ends)
 
-    def _server_for(self, preload: list[str], env: dict[str, str], sys_path: list[str]) -> ForkClient:
+    def _server_for(self, preload: list[str], env: dict[str, str | None], sys_path: list[str]) -> ForkClient:
         """The fork server, or a template with these modules and what they read when they are loaded."""
         if not preload:
             return self._base
@@ -249,7 +251,7 @@ class Agent:
         self._templates[key] = (name, client)
         return client
 
-    def _template_key(self, preload: list[str], load_time: dict[str, str], sys_path: list[str]) -> Any:
+    def _template_key(self, preload: list[str], load_time: dict[str, str | None], sys_path: list[str]) -> Any:
         """What ranks must have in common to be forked from one template."""
         return (tuple(preload), tuple(sorted(load_time.items())))
 
@@ -274,6 +276,8 @@ class Agent:
             proc.close_far_ends()
             if proc.killing:
                 leftovers.kill_group(proc.pid)
+            elif START_LIMIT > 0:
+                self._poller.call_later(START_LIMIT, functools.partial(self._check_started, proc))
         elif isinstance(event, forkserver.ForkFailed):
             self._exited(self._procs[event.proc], 127, f"could not be started: {event.reason}")
         elif isinstance(event, forkserver.Exited):
@@ -286,6 +290,12 @@ class Agent:
         else:
             native = event.native_threads
             log.info("%s is ready after %.3f s (%d native threads)", event.template, event.seconds, native)
+
+    def _check_started(self, proc: Proc) -> None:
+        """Its process has had time enough to say hello."""
+        if proc.state == "starting" and proc.exit is None:
+            limit = f"{START_LIMIT:g} s (MONARCH_KERNEL_START_LIMIT)"
+            self._kill(proc, f"it did not come up within {limit}: is its command a Python that has monarch_kernel?")
 
     def _on_template_gone(self, server: ForkClient) -> None:
         for key, (_name, client) in list(self._templates.items()):

@@ -56,13 +56,13 @@ _FD_SIZE = array.array("i").itemsize
 class Fork(msgspec.Struct, array_like=True, tag=1):
     """Start a rank. Descriptors: stdout's and stderr's pipes, to write to.
 
-    ``env`` is laid over the server's (``clean_env``: replaces it). With ``argv`` that command is executed
-    instead; the argument "{fd}" in it becomes the number of the descriptor that holds ``config``.
+    ``env`` is laid over the server's (None removes a variable; ``clean_env``: replaces it). With ``argv`` that command
+    is executed instead; the argument "{fd}" in it becomes the number of the descriptor that holds ``config``.
     """
 
     proc: str
     config: bytes
-    env: dict[str, str]
+    env: dict[str, str | None]
     cwd: str
     sys_path: list[str]
     argv: list[str] | None = None
@@ -74,7 +74,7 @@ class MakeTemplate(msgspec.Struct, array_like=True, tag=2):
 
     template: str
     modules: list[str]
-    env: dict[str, str]
+    env: dict[str, str | None]
     sys_path: list[str]
 
 
@@ -322,7 +322,7 @@ class ForkServer:
             markers = {name: env[name] for name in (leftovers.MARKER, leftovers.AGENT_MARKER) if name in env}
             env.clear()
             env.update(markers)
-        env.update(request.env)
+        set_environment(request.env)
         time.tzset()
         os.chdir(request.cwd)
         if request.argv is not None:
@@ -362,7 +362,7 @@ class ForkServer:
         for fd in fds:
             os.close(fd)
         fds.clear()
-        os.environ.update(request.env)
+        set_environment(request.env)
         sys.path[:] = request.sys_path
         set_name("monarch-template")
         sock = socket.socket(fileno=keep)
@@ -427,6 +427,15 @@ def set_name(name: str) -> None:
 def become_subreaper() -> None:
     """Orphans below this process become its children instead of init's."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def set_environment(env: dict[str, str | None]) -> None:
+    """Lay this over the environment; None removes a variable."""
+    for name, value in env.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def reset_signals() -> None:

@@ -34,11 +34,10 @@ def fork_request(
         kept: the proc outlives its controller.
     """
     spec: ProcSpec = message.procs[index]
-    command, own_env, inherit = message.command, {}, message.inherit_env
-    if message.per_proc:
-        command, own_env, inherit = message.per_proc[index]
-    env = {**message.env, **own_env}
-    argv = _argv(command, env, inherit)
+    launch = message.per_proc[index] if message.per_proc else None
+    inherit = launch is None or launch.inherit_env
+    env = message.env if launch is None else {**message.env, **launch.env}
+    argv = _argv(launch and launch.argv, env, inherit)
     if argv is not None:
         env = _with_package(env, inherit)
     config = RankConfig(
@@ -53,6 +52,8 @@ def fork_request(
         run_dir=run_dir,
         sys_path=sys_path,
         kept=kept,
+        launch=launch,
+        cpus=message.cpus[index] if message.cpus else "",
     )
     return forkserver.Fork(
         proc=spec.id,
@@ -65,12 +66,12 @@ def fork_request(
     )
 
 
-def load_env(env: dict[str, str]) -> dict[str, str]:
+def load_env(env: dict[str, str | None]) -> dict[str, str | None]:
     """The part of an environment that libraries read when they are loaded."""
     return {key: value for key, value in env.items() if key.startswith(_LOAD_TIME)}
 
 
-def _argv(command: list[str] | None, env: dict[str, str], inherit: bool) -> list[str] | None:
+def _argv(command: list[str] | None, env: dict[str, str | None], inherit: bool) -> list[str] | None:
     """What to execute for a rank; None if it can be forked."""
     if command is None:
         if inherit and "LANG" not in env and not any(key.startswith(_EXEC_TIME) for key in env):
@@ -79,7 +80,7 @@ def _argv(command: list[str] | None, env: dict[str, str], inherit: bool) -> list
     return [*command, "-m", RANK_MODULE, "{fd}"]
 
 
-def _with_package(env: dict[str, str], inherit: bool) -> dict[str, str]:
+def _with_package(env: dict[str, str | None], inherit: bool) -> dict[str, str | None]:
     """``env`` with which another interpreter finds this package, if it is a checkout and not installed."""
     root = package_root()
     if os.path.basename(root) in ("site-packages", "dist-packages"):

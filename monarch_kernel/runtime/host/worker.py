@@ -182,7 +182,7 @@ class Worker(Agent):
         """Make what these procs leave behind known as theirs."""
         message.env[leftovers.ROOT_MARKER] = message.root.id
 
-    def _template_key(self, preload: list[str], load_time: dict[str, str], sys_path: list[str]) -> Any:
+    def _template_key(self, preload: list[str], load_time: dict[str, str | None], sys_path: list[str]) -> Any:
         # Each controller has its own idea of where modules are.
         return (super()._template_key(preload, load_time, sys_path), tuple(sys_path))
 

@@ -49,6 +49,7 @@ class Rank:
         self.node.refs.update({r.id: r for r in (config.agent, config.owner, config.root)})
         self.system = System(self.node, config.root, config.mesh)
         self.system.agent = config.agent
+        self.system.launch = config.launch
         self.system.main_driver = self._take_main
         self.system.on_end_proc = self._end
         self.node.handlers[Bootstrap] = self._on_bootstrap
@@ -147,7 +148,7 @@ class Rank:
         if not len(body):
             acknowledge(link, message.call, message.rank)
             return
-        # What comes behind it on the wire has to wait: nothing of a proc runs before its bootstrap has returned, but for
+        # What comes behind it on the wire has to wait: nothing of a proc runs before its bootstrap has returned, except
         # actors that the bootstrap makes. These get threads of their own, as the main thread is taken.
         self.system.hold()
         self._main_taken = True
@@ -206,9 +207,8 @@ def _flush() -> None:
 def main(config: bytes) -> None:
     """Run a rank in this process, and exit with its code. Called in a fresh fork, or by ``python -m``."""
     decoded: RankConfig = _decode_config(config)
-    cpus = os.environ.pop("MONARCH_KERNEL_CPUS", None)
-    if cpus:
-        os.sched_setaffinity(0, _cpu_set(cpus))
+    if decoded.cpus:
+        os.sched_setaffinity(0, _cpu_set(decoded.cpus))
     if os.environ.pop(aliases.VARIABLE, None):
         aliases.enable_monarch_imports()
     sys.argv = [f"monarch rank {decoded.rank} of {decoded.mesh}"]

@@ -1,0 +1,90 @@
+"""With which command a proc is started, and in which environment, as the user says it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch_kernel.protocol.messages import Launch
+
+
+@dataclass(frozen=True)
+class BootstrapCommand:
+    """How to start a proc in an interpreter of its own instead of forking it.
+
+    What such a proc starts with its own ``this_host().spawn_procs()`` is started in the same way.
+
+    Attributes:
+        program: path of the interpreter; ``-m monarch_kernel.runtime.rank`` is added.
+        arg0: accepted as Monarch does; processes are always called by the program's own name.
+        args: interpreter options that come before ``-m``.
+        env: environment variables to set; None removes one.
+        inherit_env: whether the rest of the environment is kept.
+    """
+
+    program: str
+    arg0: str | None = None
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    inherit_env: bool = True
+
+    def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
+        """The same command with more environment variables; None removes one."""
+        return BootstrapCommand(self.program, self.arg0, self.args, {**self.env, **env}, self.inherit_env)
+
+
+def default_bootstrap_cmd() -> BootstrapCommand:
+    """The interpreter that runs here."""
+    return BootstrapCommand(sys.executable)
+
+
+def launch_of(command: Any) -> Launch:
+    """A command as it is sent.
+
+    Raises:
+        TypeError: it is no ``BootstrapCommand``, or some part of it has the wrong type.
+        ValueError: a variable cannot have that name or value.
+    """
+    if not isinstance(command, BootstrapCommand):
+        raise TypeError(
+            f"bootstrap_command: {command!r} is no BootstrapCommand: use default_bootstrap_cmd().with_env({{...}}), or "
+            "BootstrapCommand(program)"
+        )
+    if isinstance(command.args, str):
+        raise TypeError(f"bootstrap_command: args={command.args!r} must be a sequence of strings")
+    argv = [command.program, *command.args]
+    for part in argv:
+        if not isinstance(part, str | os.PathLike):
+            raise TypeError(f"bootstrap_command: {part!r} in its command line must be a string")
+    env = checked_env(command.env, "bootstrap_command: env")
+    return Launch([os.fsdecode(part) for part in argv], env, bool(command.inherit_env))
+
+
+def command_of(launch: Launch | None) -> BootstrapCommand | None:
+    """The command that a proc was started with; None for one that was forked."""
+    if launch is None or launch.argv is None:
+        return None
+    program, *args = launch.argv
+    return BootstrapCommand(program, None, tuple(args), launch.env, launch.inherit_env)
+
+
+def checked_env(env: Mapping[str, str | None] | None, what: str = "env") -> dict[str, str | None]:
+    """An environment that can be sent; ``what`` names it in errors.
+
+    Raises:
+        TypeError: a value is neither a string nor None.
+        ValueError: a name or value that no environment can have.
+    """
+    checked: dict[str, str | None] = {}
+    for key, value in (env or {}).items():
+        if not isinstance(key, str) or not key or "=" in key or "\0" in key:
+            raise ValueError(f"{what}: {key!r} cannot name an environment variable")
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{what}: {key}={value!r} must be a string, or None to remove it")
+        if value is not None and "\0" in value:
+            raise ValueError(f"{what}: {key}={value!r} holds a NUL character, which no environment variable can")
+        checked[key] = value
+    return checked
