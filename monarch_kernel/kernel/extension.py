@@ -47,9 +47,8 @@ class _Extension:
         self._unsubscribe()
         callerrors.remove()
         formatters.remove(self._ip)
-        self.notebook.stops.close()
+        self.notebook.close()
         label_files(None)
-        self.notebook.router.close()
         for name, callback in self._events:
             self._ip.events.unregister(name, callback)
         if self._matcher in self._ip.Completer.custom_matchers:

@@ -152,6 +152,13 @@ class Folding:
             if source is None or known == source:
                 self._finish_lines(known, state)
 
+    def divide(self) -> None:
+        """Something else is shown now: what ranks write from here on stands below it, and folds only with its like."""
+        self.finish()
+        self._alike.clear()
+        if self._sections:
+            self._sections[-1].closed = True
+
     # -- what to show ------------------------------------------------------------------------
 
     def take(self, progress: str = "") -> list[View]:
@@ -400,6 +407,8 @@ class Folding:
         wrote: set[Source] = set()
         seen = 0
         for section in reversed(self._sections[:-1]):
+            if section.closed:
+                break
             for row in reversed(section.rows):
                 seen += 1
                 if row.target is not None:
@@ -451,7 +460,7 @@ class Folding:
     def _text_section(self) -> Section:
         last = self._sections[-1] if self._sections else None
         full = last is not None and (len(last.rows) >= _SECTION_ROWS or last.size >= _SECTION_BYTES)
-        if last is None or last.rich or full:
+        if last is None or last.rich or last.closed or full:
             return self._new_section(rich=False)
         return last
 

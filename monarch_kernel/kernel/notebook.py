@@ -15,6 +15,7 @@ from monarch_kernel.debugger.console.words import CommandError
 from monarch_kernel.kernel.cellrunner import Cell, check_syntax, remember_source
 from monarch_kernel.kernel.completion import Known
 from monarch_kernel.kernel.folding import Source
+from monarch_kernel.kernel.own_output import OwnOutput
 from monarch_kernel.kernel.publish import Publisher, publisher_for
 from monarch_kernel.kernel.router import CellOutput, OutputRouter
 from monarch_kernel.kernel.session import MeshSession
@@ -46,6 +47,7 @@ class Notebook:
         self.session = session
         self.stops = StopPrompt(self)
         self.router = OutputRouter(self._ordinary_output, self._tooltip)
+        self._own_output = OwnOutput(self._make_way)
         self._raw_cell = ""
         # Where the output of each ordinary cell goes, should actors that it called put out something.
         self._publishers: OrderedDict[str, Publisher] = OrderedDict()
@@ -67,6 +69,7 @@ class Notebook:
         self._key = f"{_RUN}-{next(_count)}"
         set_cell(self._key)
         self._publishers[self._key] = publisher_for(self.shell)
+        self._own_output.watch()
         # Some versions of IPython have counted the cell already, others count it when it has ended.
         self._numbers[self._key] = min(self.shell.execution_count, len(self.shell.history_manager.input_hist_parsed))
         while len(self._publishers) > _MOST_CELLS:
@@ -81,6 +84,18 @@ class Notebook:
             if output is not None:
                 output.show()
         self._foreign.clear()
+        self._own_output.stop()
+
+    def close(self) -> None:
+        """Let go of the shell."""
+        self._own_output.stop()
+        self.stops.close()
+        self.router.close()
+
+    def _make_way(self) -> None:
+        output = self.router.get(self._key)
+        if output is not None:
+            output.make_way()
 
     # -- cells ---------------------------------------------------------------------------------
 

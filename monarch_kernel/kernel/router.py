@@ -52,6 +52,7 @@ class CellOutput:
         self._published: set[int] = set()
         self._begun: set[Source] = set()
         self._ended: dict[Source, set[str]] = {}
+        self._undivided = False  # something was filed since the last `make_way`
         self._lock = threading.Lock()
         self._publishing = threading.RLock()
         self.tooltip: Tooltip | None = None
@@ -86,7 +87,17 @@ class CellOutput:
                 self._folding.clear(source, bool(data.get("wait")))
             else:
                 return False
+            self._undivided = True
             return True
+
+    def make_way(self) -> None:
+        """The cell is about to show something of its own: what came before stands above it, the rest below."""
+        if not self._undivided:
+            return
+        with self._lock:
+            self._undivided = False
+            self._folding.divide()
+        self.show(final=True)
 
     def progress(self, line: str) -> bool:
         """Set the progress line; whether that changed it."""

@@ -71,6 +71,7 @@ class Section:
     rows: list[Row] = field(default_factory=list)
     size: int = 0
     dirty: bool = True
+    closed: bool = False  # the cell's own output stands below it: nothing is added any more
 
 
 def blocks_of(rows: Iterable[Row], *, rich_text: bool = False) -> list[Block]:

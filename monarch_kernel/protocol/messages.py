@@ -79,6 +79,7 @@ class Reply(msgspec.Struct, array_like=True, tag=11):
     status: int
     buffers: tuple[int, ...] = ()
     segment: SegmentRef | None = None  # where the buffers are, if not in the body
+    written: int = 0  # the mark that follows what the rank had put out before (``protocol.output``); 0: nothing new
 
 
 class Create(msgspec.Struct, array_like=True, tag=12):

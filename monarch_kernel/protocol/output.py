@@ -35,6 +35,8 @@ __all__ = [
     "OutputDecoder",
     "OutputEvent",
     "Stream",
+    "decode_answer",
+    "encode_answer",
     "encode_begin",
     "encode_end",
     "encode_flush",
@@ -133,6 +135,17 @@ def encode_end(cell: str, stream: Stream) -> bytes:
 def encode_flush(token: str, stream: Stream) -> bytes:
     """A mark in the pipe: whoever reads ``token`` has read all that was written before."""
     return _encode(_FLUSH, _NUMBERS[stream], b"", token.encode()[: MAX_RECORD - _HEADER.size])
+
+
+def encode_answer(number: int, both: bool) -> bytes:
+    """The mark on stdout's pipe before an answer; ``both``: the one on stderr's pipe has to be read, too."""
+    return encode_flush(f"{number}+" if both else str(number), "stdout")
+
+
+def decode_answer(token: str) -> tuple[int, bool]:
+    """The number of such a mark, and whether there is one on stderr's pipe, too; 0 for one of another kind."""
+    number = token.removesuffix("+")
+    return (int(number), token != number) if number.isdigit() else (0, False)
 
 
 def encode_message(kind: Kind, cell: str, number: int, data: dict[str, Any]) -> list[bytes]:

@@ -531,3 +531,24 @@ mesh.say.call().get()
     code, out, err = run.finish()
     assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == ["said at the end"] * 2 + ["said by a rank"] * 2
+
+
+def test_what_ranks_print_stands_between_what_the_script_prints(script: Start) -> None:
+    run = script(
+        """
+from monarch_kernel.actor import *
+
+class Prints(Actor):
+    @endpoint
+    def say(self, n):
+        print("rank", n)
+
+mesh = this_host().spawn_procs(per_host={"gpus": 2}).spawn("p", Prints)
+for n in range(20):
+    print("script", n, flush=True)
+    mesh.say.call(n).get()
+"""
+    )
+    code, out, err = run.finish()
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [line for n in range(20) for line in (f"script {n}", f"rank {n}", f"rank {n}")]

@@ -28,3 +28,24 @@ def text(outcome: Outcome) -> str:
 def ever(outcome: Outcome) -> str:
     """All that the cell has shown at any time."""
     return "\n".join(bundle.get("text/plain", "") for bundle in [*outcome.displays, *outcome.updates])
+
+
+def lines(outcome: Outcome) -> list[str]:
+    """What the cell shows in the end, line by line, in the order in which it stands there."""
+    found: list[str] = []
+    places: dict[str, int] = {}
+    for message in outcome.messages:
+        kind, content = message["msg_type"], message["content"]
+        if kind == "stream":
+            found.append(content["text"])
+        elif kind in ("display_data", "execute_result", "update_display_data"):
+            shown = content["data"]["text/plain"] + "\n"
+            key = content.get("transient", {}).get("display_id", "")
+            if kind == "update_display_data":
+                found[places[key]] = shown
+                continue
+            places[key] = len(found)
+            found.append(shown)
+        elif kind == "error":
+            found.append(content["ename"] + "\n")
+    return [line for line in "".join(found).split("\n") if line]

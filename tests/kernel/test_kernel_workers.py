@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kernel.harness import start_kernel, stop_kernel
+from tests.kernel.screen import lines
 from tests.workers import team
 
 
@@ -32,6 +33,10 @@ def test_ranks_on_workers_end_with_the_kernel(end: str, transport: str) -> None:
             )
             told = kernel.ok("sorted((await here.pid.call()).values())")
             assert "hello from a worker" in str([*told.displays, *told.updates])
+            looped = kernel.ok("for n in range(3):\n    print('---', n)\n    await here.pid.call()\nprint('end')")
+            assert lines(looped) == [line for n in range(3) for line in (f"--- {n}", "[0-1] hello from a worker")] + [
+                "end"
+            ]
             assert told.text == str(sorted(worker.ranks()))
             if end == "restart":
                 kernel.manager.restart_kernel()

@@ -404,3 +404,24 @@ def test_every_rank_keeps_its_order_of_lines_and_figures() -> None:
                     if source(rank) in block.sources and block.stream != "label":
                         found += block.lines
             assert found == said, f"seed {seed}, rank {rank}"
+
+
+def test_after_a_division_nothing_joins_what_stands_above() -> None:
+    folding = Folding()
+    screen = Screen(folding)
+    folding.text(source(0), "stdout", "same\nhalf")
+    folding.divide()
+    folding.text(source(1), "stdout", "same\n")
+    folding.text(source(0), "stdout", "rest\n")
+    assert screen.refresh().lines() == [("0", "same"), ("0", "half"), ("0", "rest"), ("1", "same")]
+    assert [len(view.blocks) for _, view in sorted(screen.sections.items())] == [1, 2]
+
+
+def test_figures_trade_places_below_a_division_only() -> None:
+    folding = Folding()
+    screen = Screen(folding)
+    folding.display(source(2), _figure(2, "a"))
+    folding.divide()
+    for rank in (1, 0):
+        folding.display(source(rank), _figure(rank, "b"))
+    assert _figures(screen) == ["a2", "b0", "b1"]

@@ -17,6 +17,7 @@ import msgspec
 
 from monarch_kernel.protocol.messages import GetLogs, LogText
 from monarch_kernel.protocol.output import OutputDecoder, plain_text
+from monarch_kernel.runtime.actor.answer_gate import AnswerGate
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.rankset import format_ranks
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
@@ -62,6 +63,7 @@ class OutputHub:
         self.subscribers: list[Subscriber] = []
         self.terminal = Terminal(system)
         self.options: dict[str, _Option] = {}
+        self._gate = AnswerGate(system.node)
         system.output_sinks.append(self.on_chunk)
 
     def on_chunk(self, proc: str, stream: int, data: bytes | None) -> None:
@@ -77,7 +79,11 @@ class OutputHub:
         decoder = self._decoders.get((proc, stream))
         if decoder is None:
             decoder = self._decoders[proc, stream] = OutputDecoder("stdout" if stream == 1 else "stderr")
-        self._publish(proc, decoder.feed(data))
+        events = decoder.feed(data)
+        self._publish(proc, events)
+        for event in events:
+            if event.kind == "flush":
+                self._gate.mark(proc, stream, event.data)
 
     def _place(self, proc: str) -> tuple[str, str, int, dict[str, int], str]:
         place = self._where.get(proc)

@@ -93,6 +93,8 @@ class System:
         self.agent_answers: Future[None] | None = None  # done when others can reach the agent, too
         self.agent_env: dict[str, str] = {}  # this process's environment when the agent was started
         self.workers: dict[str, ProcRef] = {}  # the agents of other hosts that this controller is attached to
+        #: In a rank: marks the end of its output before an answer to a process, on behalf of a cell.
+        self.mark_output: Callable[[str, str], int] | None = None
         self.output_sinks: list[Callable[[str, int, bytes | None], None]] = []
         self.tree = Tree()
         self.proc_meshes: dict[str, Any] = {}  # by unique id, in order of birth
@@ -214,7 +216,8 @@ class System:
         segment = None
         if buffers:
             body, segment = self.node.pack(body, buffers, [link.peer])
-        link.send(encode_header(Reply(message.call, message.rank, status, buffers, segment)), body)
+        written = self.mark_output(link.peer, message.cell) if self.mark_output is not None else 0
+        link.send(encode_header(Reply(message.call, message.rank, status, buffers, segment, written)), body)
 
     def reply_port(self, link: Any, message: Call, instance: ActorInstance) -> ReplyPort[Any]:
         """The port for a call to an endpoint with an explicit response port."""

@@ -97,6 +97,7 @@ class Proc:
         self.server: ForkClient | None = None
         self.pipes: dict[int, int] = {}  # stream -> descriptor to read from
         self.far_ends: list[int] = []  # to write to, kept until the rank has them
+        self.marked = 0  # the last mark in its output that an answer has named
         self.logs = {n: OutputLog(os.path.join(logs, f"{spec.id}.{n}.log")) for n in (1, 2)}
         self._cpu_at = (self.started, 0.0)
 

@@ -77,6 +77,17 @@ class Sink(Protocol):
         """A proc died; fails whatever this call still expects from it."""
 
 
+class ReplyGate(Protocol):
+    """Keeps replies of ranks back until what these had put out before is here."""
+
+    def holds(self, proc: str, reply: Reply, body: Any) -> bool:
+        """Whether this reply will be given to ``Node.settle`` later."""
+        ...
+
+    def release(self, proc: str) -> None:
+        """Give out what is held of a proc: it is dead."""
+
+
 class Loopback:
     """A link to oneself."""
 
@@ -183,6 +194,7 @@ class Node:
         self.directs_to: dict[str, int] = {}
         self.order_lock = threading.RLock()
         self.gate: Gate | None = None
+        self.reply_gate: ReplyGate | None = None
         self.pids: dict[str, int] = {}
         self._call_ids = itertools.count(1)
         self._expected: set[str] = set()
@@ -426,9 +438,15 @@ class Node:
         """No more replies are expected; late ones are dropped."""
         self.calls.pop(number, None)
 
-    def _on_reply(self, _link: Any, reply: Reply, body: Any) -> None:
+    def _on_reply(self, link: Any, reply: Reply, body: Any) -> None:
         if reply.segment is not None:
             body = self.apart(reply.segment, body)
+        if reply.written and self.reply_gate is not None and self.reply_gate.holds(link.peer, reply, body):
+            return
+        self.settle(reply, body)
+
+    def settle(self, reply: Reply, body: Any) -> None:
+        """Hand a reply to the call that waits for it."""
         sink = self.calls.get(reply.call)
         if sink is not None:
             sink.on_reply(reply.rank, reply.status, body, reply.buffers)
@@ -579,6 +597,8 @@ class Node:
         unexplained = self._unexplained.pop(proc, None)
         if unexplained is not None:
             unexplained.cancel()
+        if self.reply_gate is not None:
+            self.reply_gate.release(proc)  # it has answered these
         for sink in list(self.calls.values()):
             sink.on_peer_dead(proc, death)
         for callback in list(self.on_peer_dead):

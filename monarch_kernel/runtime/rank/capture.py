@@ -18,12 +18,14 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
+import fcntl
 import functools
 import io
 import itertools
 import os
 import select
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterable
@@ -43,7 +45,7 @@ __all__ = [
     "flush",
     "install",
     "installed",
-    "mark",
+    "mark_answer",
     "set_cell",
 ]
 
@@ -56,6 +58,9 @@ _begun: list[str] = []
 _fds: dict[str, int] = {}
 _local = threading.local()
 _counter = itertools.count(1)
+_wrote = False  # a record, since the last mark
+_last_mark = 0
+_mark_lock = threading.Lock()
 _installed = False
 _libc: Any = None
 
@@ -141,11 +146,39 @@ def flush() -> None:
     _flush_c()
 
 
-def mark(token: str) -> None:
-    """Put a mark into both pipes: who reads it there has read all that was written before."""
-    flush()
-    _put("stdout", (output.encode_flush(token, "stdout"),))
-    _put("stderr", (output.encode_flush(token, "stderr"),))
+def mark_answer(raw: bool) -> int:
+    """The calling thread is about to answer: mark the end of what was written since the last mark, if anything was.
+
+    Args:
+        raw: look for plain bytes of C code and subprocesses, too; costs two system calls.
+
+    Returns:
+        The number of the last mark, for the answer to name; 0 if there is none.
+    """
+    global _wrote, _last_mark
+    if _dirty:
+        _pending().flush()
+    errors = raw and _unread(_fds.get("stderr"))
+    if not (_wrote or errors or (raw and _unread(_fds.get("stdout")))):
+        return _last_mark
+    with _mark_lock:  # they lie in the pipe in the order of their numbers
+        _last_mark += 1
+        _wrote = False  # first: what another thread writes now may lie behind the mark
+        _write_mark("stdout", output.encode_answer(_last_mark, errors))
+        if errors:
+            _write_mark("stderr", output.encode_flush(str(_last_mark), "stderr"))
+        return _last_mark
+
+
+def _write_mark(pipe: output.Stream, record: bytes) -> None:
+    fd = _fds.get(pipe)
+    if fd is not None:
+        _write_whole(fd, record)
+
+
+def _unread(fd: int | None) -> bool:
+    """Whether the host agent has not read all of a pipe yet."""
+    return fd is not None and fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0") != b"\0\0\0\0"
 
 
 # -- writing ----------------------------------------------------------------------------------
@@ -160,6 +193,12 @@ def _put(pipe: output.Stream, records: Iterable[bytes]) -> None:
 
 
 def _write(fd: int, record: bytes) -> None:
+    global _wrote
+    _write_whole(fd, record)
+    _wrote = True  # after it: see `mark_answer`
+
+
+def _write_whole(fd: int, record: bytes) -> None:
     while True:
         try:
             os.write(fd, record)
