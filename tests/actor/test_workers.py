@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,22 @@ def test_stop_drops_everything_and_keeps_the_workers(pair: Team) -> None:
         mesh.pid.call().get(PATIENCE)
     again = hosts.spawn_procs().spawn("basic", Basic)
     assert list(again.echo.call(1).get(PATIENCE).values()) == [1, 1]
+
+
+def test_stop_is_for_what_was_spawned_through_that_mesh(pair: Team) -> None:
+    first, second = pair.attach(), pair.attach()
+    ours = [
+        hosts.spawn_procs().spawn("basic", Basic)
+        for hosts in (first, first.slice(hosts=0), first.with_python_executable(sys.executable))
+    ]
+    theirs = second.spawn_procs().spawn("basic", Basic)
+    for mesh in (*ours, theirs):
+        mesh.pid.call().get(PATIENCE)
+    first.stop("enough").get(PATIENCE)
+    for mesh in ours:
+        with pytest.raises(SupervisionError, match="stopped: enough"):
+            mesh.pid.call().get(PATIENCE)
+    assert list(theirs.echo.call(1).get(PATIENCE).values()) == [1, 1]
 
 
 def test_shutdown_ends_the_workers(pair: Team) -> None:

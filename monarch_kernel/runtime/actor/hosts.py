@@ -38,6 +38,19 @@ class HostRef:
     name: str
 
 
+class HostUse:
+    """What a host mesh has in common with its slices and other views.
+
+    Attributes:
+        down: it was shut down.
+        spawned: the ids of the proc meshes that were spawned through any of them, as far as they run.
+    """
+
+    def __init__(self) -> None:
+        self.down = False
+        self.spawned: set[str] = set()
+
+
 class HostMesh(MeshTrait):
     """A mesh of hosts. ``this_host()`` gives the one of this machine, ``attach_to_workers`` one of many."""
 
@@ -47,15 +60,14 @@ class HostMesh(MeshTrait):
         hosts: tuple[HostRef, ...],
         region: Region,
         command: BootstrapCommand | None = None,
-        shared: dict[str, bool] | None = None,
+        use: HostUse | None = None,
         name: str = "",
     ) -> None:
         self._system = system
         self._hosts = hosts
         self._shape = region
         self._command = command  # with which procs are started, unless ``spawn_procs`` says another
-        # Of the mesh and all its views; None for a reference that came from elsewhere.
-        self._shared = shared
+        self._use = use  # None for a reference that came from elsewhere
         self._name = name
 
     @property
@@ -63,7 +75,7 @@ class HostMesh(MeshTrait):
         return self._shape
 
     def _new_with_region(self, region: Region) -> HostMesh:
-        return HostMesh(self._system, self._hosts, region, self._command, self._shared, self._name)
+        return HostMesh(self._system, self._hosts, region, self._command, self._use, self._name)
 
     @property
     def _is_local(self) -> bool:
@@ -73,7 +85,7 @@ class HostMesh(MeshTrait):
 
     @property
     def _down(self) -> bool:
-        return self._shared is not None and self._shared["down"]
+        return self._use is not None and self._use.down
 
     # -- procs ----------------------------------------------------------------------------------
 
@@ -200,6 +212,9 @@ class HostMesh(MeshTrait):
             call.then(nothing),
         )
         system.proc_meshes[uid] = mesh
+        if self._use is not None:
+            self._use.spawned &= system.proc_meshes.keys()
+            self._use.spawned.add(uid)
         system.tree.spawned_procs(OwnedMesh(uid, name, owner.actor_id, extent, tuple(refs)))
         owner.owned.append(mesh)
         messages: list[SpawnProcs] = []
@@ -266,16 +281,22 @@ class HostMesh(MeshTrait):
         """
         command = BootstrapCommand(python)
         launch_of(command)  # raises what is wrong with it
-        return HostMesh(self._system, self._hosts, self._shape, command, self._shared, self._name)
+        return HostMesh(self._system, self._hosts, self._shape, command, self._use, self._name)
 
     def stop(self, reason: str = "host mesh stopped") -> Future[None]:
-        """Stop all that this process has started on these hosts; the hosts stay, and can be used again.
+        """Stop what was spawned through this mesh and its slices; the hosts stay, and can be used again.
+
+        Other meshes of the same hosts, from another ``attach_to_workers`` or ``job.state()``, keep what they have.
 
         Raises:
             RuntimeError: this is a slice, or a reference from another process.
         """
         self._must_be_whole("stop")
-        return self._everywhere("host mesh stop", reason, lambda call: StopProcs(call, None, reason, STOP_GRACE))
+        assert self._use is not None
+        meshes = self._system.proc_meshes
+        stopping = [meshes[uid]._stop(reason) for uid in self._use.spawned if uid in meshes]
+        self._use.spawned.clear()
+        return gathered(self._system.node.poller, stopping, "host mesh stop").then(nothing)
 
     def shutdown(self) -> Future[None]:
         """Stop all that runs on these hosts, and end their workers: the handle cannot be used afterwards.
@@ -286,8 +307,8 @@ class HostMesh(MeshTrait):
             RuntimeError: this is a slice, or a reference from another process, or was shut down before.
         """
         self._must_be_whole("shutdown")
-        assert self._shared is not None
-        self._shared["down"] = True
+        assert self._use is not None
+        self._use.down = True
         reason = "host mesh shut down"
         if self._is_local:
             return self._everywhere("shutdown", reason, lambda call: StopProcs(call, None, reason, STOP_GRACE))
@@ -298,7 +319,7 @@ class HostMesh(MeshTrait):
     def _must_be_whole(self, what: str) -> None:
         if self._down:
             raise RuntimeError("HostMesh has already been shut down")
-        if self._shared is None:
+        if self._use is None:
             raise RuntimeError(
                 f"{what}() is for the handle that attach_to_workers() or this_host() gave, in its own process: "
                 f"{self!r} is a reference to those hosts"
@@ -412,7 +433,7 @@ def host_mesh_of_this_host(system: System) -> HostMesh:
     """The mesh behind ``this_host()``."""
     agent = system.ensure_agent()
     region = Region.from_extent(_NO_EXTENT)
-    return HostMesh(system, (HostRef(agent, agent.host),), region, command_of(system.launch), {"down": False})
+    return HostMesh(system, (HostRef(agent, agent.host),), region, command_of(system.launch), HostUse())
 
 
 def proc_mesh(

@@ -24,7 +24,7 @@ from monarch_kernel.protocol.messages import Death, ProcRef
 from monarch_kernel.protocol.serialize import dumps_flat, loads
 from monarch_kernel.runtime.actor import daemons
 from monarch_kernel.runtime.actor.calls import ask_agent
-from monarch_kernel.runtime.actor.hosts import HostMesh, HostRef
+from monarch_kernel.runtime.actor.hosts import HostMesh, HostRef, HostUse
 from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh, settled
 from monarch_kernel.runtime.actor.recipes import MAX_KEPT_CHECKPOINT, Birth, HealError, Recipe
 from monarch_kernel.runtime.actor.system import System, get_system
@@ -76,7 +76,7 @@ class KeptHost:
 
     def _hosts_of(self, agent: ProcRef) -> HostMesh:
         region = Region.from_extent(Extent((), ()))
-        return HostMesh(self._system, (HostRef(agent, agent.host),), region, shared={"down": False}, name=self.name)
+        return HostMesh(self._system, (HostRef(agent, agent.host),), region, use=HostUse(), name=self.name)
 
     @property
     def is_kept(self) -> bool:
@@ -515,7 +515,7 @@ def end_kept(name: str | os.PathLike[str], force: bool = False) -> KeptInfo:
         if refused:
             raise KeptError(f"mesh {label!r} was not ended: {refused}")
         region = Region.from_extent(Extent((), ()))
-        HostMesh(system, (HostRef(agent, agent.host),), region, shared={"down": False}).shutdown().get(TIMEOUT)
+        HostMesh(system, (HostRef(agent, agent.host),), region, use=HostUse()).shutdown().get(TIMEOUT)
     return info or KeptInfo(label, 0, "", agent.host, 0.0)
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from monarch_kernel.protocol.addresses import dial_address, worker_address
 from monarch_kernel.protocol.messages import ProcRef
-from monarch_kernel.runtime.actor.hosts import HostMesh, HostRef
+from monarch_kernel.runtime.actor.hosts import HostMesh, HostRef, HostUse
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, Region
 from monarch_kernel.runtime.node.future import Future, gathered
@@ -183,7 +183,7 @@ def attach_to_workers(
     system.workers.update({ref.id: ref for ref in refs})
     hosts = tuple(HostRef(ref, ref.host) for ref in refs)
     region = Region.from_extent(Extent(("hosts",), (len(hosts),)))
-    return HostMesh(system, hosts, region, shared={"down": False}, name=name or "")
+    return HostMesh(system, hosts, region, use=HostUse(), name=name or "")
 
 
 def dial_all(system: System, urls: list[str], timeout: float) -> list[ProcRef]:
