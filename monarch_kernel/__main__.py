@@ -39,7 +39,8 @@ _COMMANDS = {
         "monarch_kernel.debugger.console.terminal:add_debug_command",
     ),
     "keys": _Command(
-        "make the key file that controllers and workers share", "monarch_kernel.protocol.keys:add_keys_command"
+        "make keys for controllers and workers, and lists of who is let in",
+        "monarch_kernel.protocol.keys.command:add_keys_command",
     ),
 }
 

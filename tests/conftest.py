@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +21,15 @@ from tests.deaths import KINDS, Death
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+def pytest_configure() -> None:
+    """Keys that are made when they are first needed do not go into the home of whoever runs the tests."""
+    config = tempfile.mkdtemp(prefix="mk-config-", dir="/tmp")
+    atexit.register(shutil.rmtree, config, ignore_errors=True)
+    os.environ["XDG_CONFIG_HOME"] = config
+    for named in ("MONARCH_KERNEL_KEY_FILE", "MONARCH_KERNEL_ALLOW"):
+        os.environ.pop(named, None)
 
 
 def children(pid: int | None = None) -> set[int]:

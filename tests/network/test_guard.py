@@ -54,10 +54,12 @@ def test_another_key(cluster: Cluster, tmp_path: Path) -> None:
     assert cluster.network["controller"].address in cluster.workers["host0"].wait_for_log("refused")
 
 
-def test_no_key(cluster: Cluster) -> None:
+def test_no_key_named(cluster: Cluster) -> None:
+    """Then this user's own is used, which is not the team's."""
     host = cluster.network["controller"]
     error = refused(Controller(host, cluster.urls, None, cluster.folder))
-    assert "MONARCH_KERNEL_KEY_FILE" in error.text
+    assert cluster.urls[0] in error.text
+    assert "key" in error.text
     host.crash()
 
 
@@ -70,10 +72,9 @@ def test_a_key_that_others_can_read(cluster: Cluster, tmp_path: Path) -> None:
     assert "chmod 600" in error.text
 
 
-@pytest.mark.parametrize("option", [["--key-file", "/nonexistent/key"], []])
-def test_a_worker_without_a_key_does_not_start(cluster: Cluster, option: list[str]) -> None:
-    listen = ["--listen", f"tcp://{cluster.spare.address}:{PORT}"]
-    process = cluster.spare.start([sys.executable, "-m", "monarch_kernel", "worker", *listen, *option])
+def test_a_worker_without_a_key_does_not_start(cluster: Cluster) -> None:
+    options = ["--listen", f"tcp://{cluster.spare.address}:{PORT}", "--key-file", "/nonexistent/key"]
+    process = cluster.spare.start([sys.executable, "-m", "monarch_kernel", "worker", *options])
     code, out, err = process.communicate()
     assert code != 0
     assert out == ""

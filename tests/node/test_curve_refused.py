@@ -9,12 +9,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 
-from monarch_kernel.protocol.keys import Keys
+from monarch_kernel.protocol.keys import Keys, load_keys, make_key_file
 from monarch_kernel.runtime.node import curve
 from monarch_kernel.runtime.node.poller import Poller
 from tests.conftest import wait_until
@@ -68,8 +69,11 @@ def one_line(caplog: pytest.LogCaptureFixture, reason: str, surely: bool = False
     )
 
 
-def test_another_key_file(sides: Callable[..., Side], worker: Side, caplog: pytest.LogCaptureFixture) -> None:
-    stranger = sides(Keys(*zmq.curve_keypair()))
+def test_another_key_file(
+    sides: Callable[..., Side], worker: Side, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_key_file(tmp_path / "other.key")
+    stranger = sides(load_keys(tmp_path / "other.key"))
     link = stranger.dial(worker.listeners[0].url, PLENTY)
     link.send(header("let me in"), b"please")
     stranger.wait(lambda: stranger.ended, "the refusal")

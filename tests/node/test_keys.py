@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 import zmq
 
 from monarch_kernel.protocol.keys import KeyFileError, load_keys, make_key_file
+from monarch_kernel.protocol.keys.identity import new_identity
 
 
 @pytest.fixture
@@ -26,6 +28,7 @@ def key_file(tmp_path: Path) -> Path:
 def test_a_key_file_is_read_back_as_a_pair(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = load_keys(key_file)
     assert zmq.curve_public(keys.secret) == keys.public
+    assert keys.path == str(key_file) and len(keys.fingerprint) == 64
     monkeypatch.setenv("MONARCH_KERNEL_KEY_FILE", str(key_file))
     assert load_keys() == keys == load_keys(str(key_file))
 
@@ -52,12 +55,6 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         make_key_file(tmp_path / "no" / "k")
 
 
-def test_no_file_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MONARCH_KERNEL_KEY_FILE", raising=False)
-    with pytest.raises(KeyFileError, match=r"no key file is named.*monarch-kernel keys FILE"):
-        load_keys()
-
-
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError, match=re.escape(f"there is no key file {tmp_path}/k")):
         load_keys(tmp_path / "k")
@@ -77,20 +74,25 @@ def test_what_is_no_file(tmp_path: Path) -> None:
             load_keys(path)
 
 
+def _other_private() -> str:
+    return base64.b64encode(new_identity("other").private).decode()
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda fields: b"",
         lambda fields: b"\xff\xfe not a key",
         lambda fields: b"[1, 2]",
-        lambda fields: json.dumps({"public": fields["public"]}).encode(),
-        lambda fields: json.dumps({**fields, "secret": 5}).encode(),
-        lambda fields: json.dumps({**fields, "secret": fields["secret"][:-1]}).encode(),
-        lambda fields: json.dumps({**fields, "secret": "~" * 40}).encode(),
-        lambda fields: json.dumps({**fields, "secret": zmq.curve_keypair()[1].decode()}).encode(),
-        lambda fields: json.dumps({**fields, "more": "x" * 20_000}).encode(),
+        lambda fields: json.dumps({k: v for k, v in fields.items() if k != "private"}).encode(),
+        lambda fields: json.dumps({**fields, "private": 5}).encode(),
+        lambda fields: json.dumps({**fields, "private": fields["private"][:-4]}).encode(),
+        lambda fields: json.dumps({**fields, "certificate": "~" * 40}).encode(),
+        lambda fields: json.dumps({**fields, "private": _other_private()}).encode(),
+        lambda fields: json.dumps({**fields, "name": "two words"}).encode(),
+        lambda fields: json.dumps({**fields, "more": "x" * 5_000_000}).encode(),
     ],
-    ids=["empty", "binary", "list", "half", "number", "short", "not-z85", "not-a-pair", "huge"],
+    ids=["empty", "binary", "list", "half", "number", "short", "not-base64", "not-a-pair", "name", "huge"],
 )
 def test_what_is_no_key_file(key_file: Path, change: object) -> None:
     assert callable(change)

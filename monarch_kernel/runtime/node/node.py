@@ -42,6 +42,7 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.serialize import Apart
 from monarch_kernel.runtime.node import descriptors
+from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.link import Link, connect_unix, listen_unix, peer_of
 from monarch_kernel.runtime.node.poller import FORKED, Poller, Timer
 from monarch_kernel.runtime.node.remote import Done, RemoteLink, Routes, local_site, make_hello
@@ -189,6 +190,8 @@ class Node:
         self.on_close: list[Callable[[], None]] = []
         #: What this process shows to others of the team when they connect by TCP, and asks of them.
         self.keys: Keys | None = None
+        #: Told of each connection from another site, and of who was refused.
+        self.audit = Audit(self.poller)
         #: Between sites, by gateway: the last relayed cast that went there, and how many messages on their own.
         self.casts_to: dict[str, int] = {}
         self.directs_to: dict[str, int] = {}
@@ -637,6 +640,7 @@ class Node:
             for proc in list(self.links):
                 sink.on_peer_dead(proc, gone)
         self.routes.close()
+        self.audit.close()
         for link in list(self.links.values()):
             if not isinstance(link, Loopback):
                 link.close()

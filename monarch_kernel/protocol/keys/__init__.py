@@ -1,0 +1,16 @@
+"""Keys: who may talk to this project's TCP endpoints.
+
+Each process that talks TCP has one key, in a file that only its owner can read: a private key, its certificate, and a
+name. A link is made between two processes that trust each other's certificate, and both prove that theirs is their own
+(mutual TLS 1.3). A process trusts its own key, and those on its allow-list, if it has one. So there are two ways: one
+key file that a team copies to all its hosts, and one key per person and per worker with lists of who is let in.
+
+``identity`` has the keys and their files, ``allowed`` the lists, ``trust`` what a link needs of both, ``guarded``
+reading and writing files that nobody else may change, ``command`` the command ``monarch-kernel keys``.
+"""
+
+from monarch_kernel.protocol.keys.guarded import KeyFileError
+from monarch_kernel.protocol.keys.identity import make_key_file
+from monarch_kernel.protocol.keys.trust import ALLOW_VARIABLE, KEY_FILE_VARIABLE, Keys, load_keys
+
+__all__ = ["ALLOW_VARIABLE", "KEY_FILE_VARIABLE", "KeyFileError", "Keys", "load_keys", "make_key_file"]

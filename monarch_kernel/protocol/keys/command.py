@@ -1,0 +1,114 @@
+"""``monarch-kernel keys``: make keys, show their public part, and keep the lists of those that are let in."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from monarch_kernel.protocol.keys.allowed import add_key, read_list, revoke_keys
+from monarch_kernel.protocol.keys.guarded import KeyFileError, expanded
+from monarch_kernel.protocol.keys.identity import Public, check_name, make_key_file, parse_line, read_key_file
+from monarch_kernel.protocol.keys.trust import KEY_FILE_VARIABLE
+
+_VERBS = ("new", "show", "add", "list", "revoke")
+
+
+def add_keys_command(parser: argparse.ArgumentParser) -> None:
+    """``monarch-kernel keys FILE``, and ``monarch-kernel keys new|show|add|list|revoke``."""
+    parser.usage = (
+        "monarch-kernel keys FILE [--name NAME]\n"
+        "       monarch-kernel keys new FILE [--name NAME]\n"
+        "       monarch-kernel keys show FILE\n"
+        "       monarch-kernel keys add LIST KEY [--name NAME]\n"
+        "       monarch-kernel keys list LIST\n"
+        "       monarch-kernel keys revoke LIST NAME|FINGERPRINT"
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = (
+        "Make keys, and say who is let in.\n\n"
+        "  new      make a key in a new file, which stays secret ('keys FILE' does the same)\n"
+        "  show     print the public line of a key, for others' lists\n"
+        "  add      put a key on a list: a public line, a file that has one, a key file, or - for standard input\n"
+        "  list     print the keys on a list\n"
+        "  revoke   take a key from a list; its links end within about a second"
+    )
+    parser.add_argument("words", nargs="+", metavar="ARGUMENT", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--name", help="what the key is called in lists and logs (default: user@host; add: as in its line)"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    words: list[str] = options.words
+    verb, arguments = (words[0], words[1:]) if words[0] in _VERBS else ("new", words)
+    try:
+        wanted = {"revoke": 2, "add": 2}.get(verb, 1)
+        if len(arguments) < wanted or (len(arguments) > wanted and verb != "add"):  # a line may come in several
+            raise KeyFileError("that is not how it is used; see 'monarch-kernel keys --help'")
+        path = expanded(arguments[0])
+        if verb == "new":
+            _new(path, options.name)
+        elif verb == "show":
+            print(_own(path).line)
+        elif verb == "list":
+            for key in read_list(path):
+                print(f"{key.fingerprint[:16]}  {key.name}")
+        elif verb == "add":
+            _add(path, arguments[1:], options.name)
+        else:
+            for key in revoke_keys(path, arguments[1]):
+                print(f"Revoked {key.name} ({key.fingerprint[:16]}).")
+    except KeyFileError as error:
+        print(f"monarch-kernel: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _new(path: str, name: str | None) -> None:
+    made = make_key_file(path, name).public
+    print(
+        f"Made {path}, the key of {made.name} ({made.fingerprint[:16]}).\n"
+        f"As a team's key: copy it to every host (over ssh, say), readable by you alone, and name it there with\n"
+        f"--key-file or {KEY_FILE_VARIABLE}. Whoever has it can run code on your workers.\n"
+        f"As one of many: 'monarch-kernel keys show {path}' prints the line for others' lists."
+    )
+
+
+def _own(path: str) -> Public:
+    try:
+        return read_key_file(path).public
+    except FileNotFoundError:
+        raise KeyFileError(f"there is no key file {path}") from None
+
+
+def _add(path: str, words: list[str], name: str | None) -> None:
+    key = _key_from(words)
+    if name is not None:
+        key = Public(check_name(name), key.certificate)
+    said = "Added" if add_key(path, key) else "Already there:"
+    print(f"{said} {key.name} ({key.fingerprint[:16]}).")
+
+
+def _key_from(words: list[str]) -> Public:
+    """The key that arguments give: a line, in one or several, or where to find it."""
+    if len(words) > 1 or words[0].split()[1:]:
+        text = " ".join(words)
+    elif words[0] == "-":
+        text = sys.stdin.read()
+    else:
+        file = expanded(words[0])
+        try:
+            with open(file, encoding="utf-8") as opened:
+                text = opened.read(100_000)
+        except (OSError, UnicodeError) as e:
+            raise KeyFileError(f"cannot read {file}: {e}") from None
+        if text.lstrip().startswith("{"):
+            return _own(file)
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    try:
+        if len(lines) != 1:
+            raise ValueError(f"one key is added at a time, and here are {len(lines)} lines")
+        return parse_line(lines[0])
+    except ValueError as e:
+        raise KeyFileError(str(e)) from None

@@ -1,0 +1,150 @@
+"""Reading and writing files that decide who is trusted: only their owner, or root, may be able to change them."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import stat
+
+#: More than any file of these has; so that a wrong file is not read whole.
+LARGEST = 4 << 20
+
+
+class KeyFileError(ValueError):
+    """No usable key file or allow-list; the message says which, why, and what to do."""
+
+
+def expanded(path: str | os.PathLike[str]) -> str:
+    """The path with ``~`` replaced.
+
+    Raises:
+        KeyFileError: there is no such user, or this one has no home.
+    """
+    named = os.fspath(path)
+    found = os.path.expanduser(named)
+    if found.startswith("~"):
+        raise KeyFileError(f"the home folder in {named} is not known: name the file by its whole path")
+    return found
+
+
+def open_guarded(path: str, what: str, secret: bool, flags: int = os.O_RDONLY) -> int:
+    """Open a file, and check that nobody else can change it (or read it, if it is a secret).
+
+    Returns:
+        A descriptor, for the caller to close.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        KeyFileError: it cannot be read, or others may use it.
+    """
+    try:
+        # Opened first and looked at afterwards: it is the same file then. A pipe must not block us.
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as e:
+        raise KeyFileError(f"cannot read the {what} {path}: {e.strerror}") from e
+    try:
+        _check(fd, path, what, secret)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check(fd: int, path: str, what: str, secret: bool) -> None:
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise KeyFileError(f"the {what} {path} is not a regular file")
+    if found.st_mode & (0o077 if secret else 0o022):
+        allowed = "use" if secret else "write to"
+        mode = "600" if secret else "go-w"
+        raise KeyFileError(f"others than its owner may {allowed} the {what} {path}: run 'chmod {mode} {path}'")
+    if found.st_uid not in (os.geteuid(), 0):
+        raise KeyFileError(
+            f"the {what} {path} belongs to {_user(found.st_uid)}, who can change whom this process trusts: "
+            "use a copy that is yours"
+        )
+    # The path that the kernel knows the open file by has no links; who may write to one of its folders may replace the
+    # file.
+    folder = os.path.dirname(os.readlink(f"/proc/self/fd/{fd}"))
+    while True:
+        found = os.stat(folder)
+        if found.st_uid not in (os.geteuid(), 0):
+            raise KeyFileError(
+                f"the {what} {path} lies in {folder}, which belongs to {_user(found.st_uid)}: "
+                "move it to a folder of yours"
+            )
+        if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+            raise KeyFileError(
+                f"the {what} {path} can be replaced by others, who may write to {folder}: "
+                f"run 'chmod go-w {folder}', or move it to a folder of yours"
+            )
+        if folder == "/":
+            return
+        folder = os.path.dirname(folder)
+
+
+def read_guarded(path: str, what: str, secret: bool) -> bytes:
+    """Read a file whole, if ``open_guarded`` has no objection.
+
+    Raises: as ``open_guarded``.
+    """
+    fd = open_guarded(path, what, secret)
+    with open(fd, "rb") as file:
+        try:
+            return file.read(LARGEST)
+        except OSError as e:
+            raise KeyFileError(f"cannot read the {what} {path}: {e.strerror}") from e
+
+
+def write_new(path: str, data: bytes) -> None:
+    """Write a new file of mode 0600, which is there whole or not at all.
+
+    Raises:
+        FileExistsError: there is one already.
+        OSError: it cannot be written.
+    """
+    beside = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
+    _write(beside, data, 0o600)
+    try:
+        os.link(beside, path)
+    finally:
+        os.unlink(beside)
+
+
+def replace(path: str, data: bytes, mode: int) -> None:
+    """Write a file anew; a reader finds the old one or the new one, whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = os.path.realpath(path)  # a link stays one
+    beside = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
+    _write(beside, data, mode)
+    try:
+        os.rename(beside, path)
+    except BaseException:
+        os.unlink(beside)
+        raise
+
+
+def _write(path: str, data: bytes, mode: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            os.fchmod(fd, mode)  # a umask may have taken the owner's own rights
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+    except BaseException:
+        os.unlink(path)
+        raise
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

@@ -1,0 +1,254 @@
+"""One key: a private key, the certificate that others know it by, and its name; and the files and lines that they are
+kept in.
+
+The certificate is self-signed and may sign no others; it is trusted because a list has exactly it, never because
+somebody has signed it. It holds no name: a stranger who connects sees a server's certificate. A name is what the own
+key file, or the own list, calls a key. Its validity has no meaning, as the clocks of a cluster's nodes may be wrong; a
+key is in force while it is on a list.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import getpass
+import hashlib
+import json
+import os
+import re
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch_kernel.protocol.keys.guarded import KeyFileError, read_guarded, write_new
+
+VERSION = 2
+#: The first word of a public line.
+LINE_TYPE = "monarch-key"
+
+_ABOUT = "A key of monarch_kernel. Whoever has this file is let in wherever the key is trusted, and can run code there."
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
+_LARGEST_CERTIFICATE = 8192
+
+
+@dataclass(frozen=True)
+class Public:
+    """What others may know of a key: the name that it is given, and its certificate (DER)."""
+
+    name: str
+    certificate: bytes = field(repr=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the certificate, in hex."""
+        return hashlib.sha256(self.certificate).hexdigest()
+
+    @property
+    def line(self) -> str:
+        """The one-line form that allow-lists are made of."""
+        return f"{LINE_TYPE} {self.name} {base64.b64encode(self.certificate).decode('ascii')}"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A key of one's own."""
+
+    public: Public
+    private: bytes = field(repr=False)  # PKCS #8, DER; a secret must not get into logs
+    curve: tuple[bytes, bytes] = field(default=(b"", b""), repr=False)
+
+    def pem(self) -> bytes:
+        """Private key and certificate, as TLS libraries load them."""
+        return _armoured("PRIVATE KEY", self.private) + _armoured("CERTIFICATE", self.public.certificate)
+
+
+def _armoured(what: str, der: bytes) -> bytes:
+    return f"-----BEGIN {what}-----\n".encode() + base64.encodebytes(der) + f"-----END {what}-----\n".encode()
+
+
+def default_name() -> str:
+    """Who this is, for a key that is given no name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in containers
+        user = f"uid{os.getuid()}"
+    name = re.sub(r"[^A-Za-z0-9._@+-]+", "-", f"{user}@{socket.gethostname()}").lstrip(".-_@+")
+    return name[:128] or "key"
+
+
+def check_name(name: str) -> str:
+    """The name, if keys may have it.
+
+    Raises:
+        KeyFileError: it has characters that would not survive in lists and logs.
+    """
+    if not _NAME.fullmatch(name):
+        raise KeyFileError(f"{name!r} cannot be the name of a key: use up to 128 letters, digits and any of . _ @ + -")
+    return name
+
+
+# -- making ---------------------------------------------------------------------------------------
+
+
+def new_identity(name: str | None = None) -> Identity:
+    """Make a key.
+
+    Raises:
+        KeyFileError: the name cannot be one.
+    """
+    import datetime
+
+    import zmq
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.x509.oid import NameOID
+
+    name = check_name(name if name is not None else default_name())
+    key = Ed25519PrivateKey.generate()
+    public = key.public_key()
+    number = hashlib.sha256(public.public_bytes_raw()).digest()
+    # Each has a subject of its own: a verifier finds a trusted certificate by it.
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"monarch-kernel {number[:16].hex()}")])
+    usage = dict.fromkeys(
+        (
+            "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+            "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+        ),
+        False,
+    )  # fmt: skip
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(public)
+        .serial_number(int.from_bytes(number[:16], "big") >> 1 | 1)
+        .not_valid_before(datetime.datetime(1970, 1, 1))
+        .not_valid_after(datetime.datetime(9999, 12, 31, 23, 59, 59))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.KeyUsage(digital_signature=True, **usage), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
+        .sign(key, None)
+    )
+    private = key.private_bytes(
+        serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    curve = zmq.curve_keypair()
+    return Identity(Public(name, certificate.public_bytes(serialization.Encoding.DER)), private, curve)
+
+
+def make_key_file(path: str | os.PathLike[str], name: str | None = None) -> Identity:
+    """Make a key and write it to a new file that only this user can read.
+
+    Args:
+        path: the file; it must not exist yet.
+        name: what the key is called in lists and logs; ``user@host`` by default.
+
+    Raises:
+        KeyFileError: there is such a file already, or it cannot be written.
+    """
+    from monarch_kernel.protocol.keys.guarded import expanded
+
+    named = expanded(path)
+    identity = new_identity(name)
+    try:
+        write_new(named, _encode(identity))
+    except FileExistsError:
+        raise KeyFileError(
+            f"{named} exists already, and a key in use must not get lost: name another file, or remove it"
+        ) from None
+    except OSError as e:
+        raise KeyFileError(f"cannot write the key file {named}: {e.strerror}") from e
+    return identity
+
+
+def _encode(identity: Identity) -> bytes:
+    fields = {
+        "about": _ABOUT,
+        "version": VERSION,
+        "name": identity.public.name,
+        "certificate": base64.b64encode(identity.public.certificate).decode("ascii"),
+        "private": base64.b64encode(identity.private).decode("ascii"),
+        "public": identity.curve[0].decode("ascii"),
+        "secret": identity.curve[1].decode("ascii"),
+    }
+    return json.dumps(fields, indent=1).encode("ascii") + b"\n"
+
+
+# -- reading ----------------------------------------------------------------------------------------
+
+
+def read_key_file(path: str) -> Identity:
+    """Read a key file.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        KeyFileError: it cannot be read, others may use it, or it holds no key.
+    """
+    data = read_guarded(path, "key file", secret=True)
+    try:
+        fields: Any = json.loads(data)
+    except ValueError:
+        fields = None
+    if isinstance(fields, dict) and fields.get("version", 1) != VERSION:
+        raise KeyFileError(
+            f"{path} was made by another version of monarch_kernel, for another kind of key: "
+            "make a new one with 'monarch-kernel keys FILE', and copy it to where this one was used"
+        )
+    try:
+        private = base64.b64decode(fields["private"], validate=True)
+        certificate = base64.b64decode(fields["certificate"], validate=True)
+        curve = (fields["public"].encode("ascii"), fields["secret"].encode("ascii"))
+        identity = Identity(Public(check_name(fields["name"]), certificate), private, curve)
+        _load_once(identity)
+    except (ValueError, TypeError, KeyError, AttributeError, OSError):
+        raise KeyFileError(f"{path} is not a key file: make one with 'monarch-kernel keys FILE'") from None
+    return identity
+
+
+def _load_once(identity: Identity) -> None:
+    """Raises: the certificate is not that of this private key, or one of them is nothing of the kind."""
+    import ssl
+
+    load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), identity)
+
+
+def load_pair(context: Any, identity: Identity) -> None:
+    """Give a TLS context this key, which ``ssl`` loads only from files: one that has no name, and is gone at once.
+
+    Raises:
+        ssl.SSLError: the certificate is not that of this private key, or one of them is nothing of the kind.
+    """
+    with open(os.memfd_create("key", os.MFD_CLOEXEC), "wb", buffering=0) as file:
+        file.write(identity.pem())
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+
+
+def parse_line(line: str) -> Public:
+    """Read a public line, ``monarch-key NAME BASE64``.
+
+    Raises:
+        ValueError: it is none; says why.
+    """
+    words = line.split()
+    if len(words) != 3 or words[0] != LINE_TYPE:
+        raise ValueError(f"a key is given as '{LINE_TYPE} NAME BASE64', as 'monarch-kernel keys show FILE' prints it")
+    _, name, text = words
+    try:
+        certificate = base64.b64decode(text, validate=True)
+    except binascii.Error:
+        raise ValueError(f"the key of {name} is not base64: it was cut or changed on the way") from None
+    _check_certificate(name, certificate)
+    return Public(check_name(name), certificate)
+
+
+def _check_certificate(name: str, certificate: bytes) -> None:
+    import ssl
+
+    try:
+        if len(certificate) > _LARGEST_CERTIFICATE:
+            raise ValueError
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=certificate)
+    except (ValueError, ssl.SSLError):
+        raise ValueError(f"the key of {name} is not a certificate: it was cut or changed on the way") from None

@@ -1,0 +1,185 @@
+"""What a process needs to make links: its own key, the keys that it trusts, and TLS contexts made of both."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+
+from monarch_kernel.protocol.keys.allowed import AllowList
+from monarch_kernel.protocol.keys.guarded import KeyFileError, expanded
+from monarch_kernel.protocol.keys.identity import Identity, Public, load_pair, make_key_file, read_key_file
+
+KEY_FILE_VARIABLE = "MONARCH_KERNEL_KEY_FILE"
+ALLOW_VARIABLE = "MONARCH_KERNEL_ALLOW"
+
+#: A key file's own list has its name with this behind it.
+ALLOW_SUFFIX = ".allow"
+
+
+class Keys:
+    """A key of one's own, and those that are trusted: this one, and those on the allow-list.
+
+    ``load_keys`` makes these. Whoever holds links calls ``refresh()`` now and then (twice a second, say), and ends
+    those whose certificate ``name_of`` does not know any more when ``generation`` has changed.
+
+    Args:
+        path: the key file.
+        identity: what it holds.
+        allowed: the list, which may change.
+    """
+
+    def __init__(self, path: str, identity: Identity, allowed: AllowList) -> None:
+        #: The key file.
+        self.path = path
+        #: The allow-list, which need not exist.
+        self.allow = allowed.path
+        #: Grows with each change of who is trusted.
+        self.generation = 0
+        self._identity = identity
+        self._allowed = allowed
+        self._lock = threading.Lock()
+        self._trusted = self._find_trusted()
+        self._contexts: dict[int, ssl.SSLContext] = {}
+
+    @property
+    def name(self) -> str:
+        """What this key is called in its file."""
+        return self._identity.public.name
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of this key's certificate, in hex."""
+        return self._identity.public.fingerprint
+
+    @property
+    def public(self) -> bytes:
+        return self._identity.curve[0]
+
+    @property
+    def secret(self) -> bytes:
+        return self._identity.curve[1]
+
+    def refresh(self) -> int:
+        """Look whether the allow-list has changed; gives ``generation``."""
+        with self._lock:
+            if self._allowed.refresh():
+                self._trusted = self._find_trusted()
+                self._contexts.clear()
+                self.generation += 1
+            return self.generation
+
+    def name_of(self, der: bytes) -> str | None:
+        """Whose certificate this is, as the list says (as of the last ``refresh()``); None: it is not trusted.
+
+        To be asked with what TLS has proved, after the handshake, and for each link when ``generation`` has changed.
+        """
+        return self._trusted.get(der)
+
+    def client_context(self) -> ssl.SSLContext:
+        """For connecting; made anew when the list has changed."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+
+    def server_context(self) -> ssl.SSLContext:
+        """For listening; made anew when the list has changed. No session is resumed: each handshake proves the key."""
+        return self._context(ssl.PROTOCOL_TLS_SERVER)
+
+    def refusal_hint(self, host: str) -> str:
+        """What to do when a process of another host has refused this key, or has one that is not trusted here."""
+        return (
+            f"this process uses the key {self.path} ({self.name}, {self.fingerprint[:16]}). Either copy it there: "
+            f"'scp -p {self.path} {host}:{self.path}', and start the worker anew; or let each trust the other's key: "
+            "put the line that 'monarch-kernel keys show' prints of each on the other's list with "
+            f"'monarch-kernel keys add' (the list here: {self.allow})"
+        )
+
+    def _find_trusted(self) -> dict[bytes, str]:
+        own = self._identity.public
+        return {own.certificate: own.name} | {der: key.name for der, key in self._allowed.keys.items()}
+
+    def _context(self, protocol: int) -> ssl.SSLContext:
+        self.refresh()
+        with self._lock:
+            context = self._contexts.get(protocol)
+            if context is None:
+                context = self._contexts[protocol] = self._new_context(protocol)
+            return context
+
+    def _new_context(self, protocol: int) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = (
+            False  # certificates have no host names: exactly these are trusted, wherever they are used
+        )
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # each is trusted by itself, and none for another
+        if protocol == ssl.PROTOCOL_TLS_SERVER:
+            context.num_tickets = 0
+        load_pair(context, self._identity)
+        context.load_verify_locations(cadata=b"".join(self._trusted))
+        return context
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Keys):
+            return NotImplemented
+        return (self.fingerprint, self.allow) == (other.fingerprint, other.allow)
+
+    def __hash__(self) -> int:
+        return hash((self.fingerprint, self.allow))
+
+    def __repr__(self) -> str:  # a secret must not get into logs
+        return f"<Keys {self.name} {self.fingerprint[:16]}>"
+
+
+def load_keys(path: str | os.PathLike[str] | None = None, allow: str | os.PathLike[str] | None = None) -> Keys:
+    """Read a key and the list of those that it trusts.
+
+    Args:
+        path: the key file; by default the one that ``MONARCH_KERNEL_KEY_FILE`` names, or this user's own, which is
+            made when it is first needed.
+        allow: the allow-list; by default the one that ``MONARCH_KERNEL_ALLOW`` names, or the key file's own, which has
+        its
+            name with ``.allow`` behind it, if there is one.
+
+    Raises:
+        KeyFileError: a file that is named is missing, others may use it, or it holds no key, or no list.
+    """
+    named = path if path is not None else os.environ.get(KEY_FILE_VARIABLE, "")
+    key_file = expanded(named) if named else default_key_file()
+    try:
+        identity = read_key_file(key_file)
+    except FileNotFoundError:
+        raise KeyFileError(
+            f"there is no key file {key_file}: make it with 'monarch-kernel keys {key_file}', or copy the team's there"
+        ) from None
+    listed = allow if allow is not None else os.environ.get(ALLOW_VARIABLE, "")
+    allowed = AllowList(expanded(listed), True) if listed else AllowList(key_file + ALLOW_SUFFIX, False)
+    return Keys(key_file, identity, allowed)
+
+
+def default_key_file() -> str:
+    """This user's own key file, made now if there is none.
+
+    Raises:
+        KeyFileError: it cannot be made.
+    """
+    # Only an absolute path counts, by the specification of these folders.
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    folder = os.path.join(base if os.path.isabs(base) else expanded("~/.config"), "monarch_kernel")
+    path = os.path.join(folder, "key")
+    if not os.path.lexists(path):
+        try:
+            os.makedirs(folder, 0o700, exist_ok=True)
+            make_key_file(path)
+        except OSError as e:
+            raise KeyFileError(
+                f"cannot make this user's key {path}: {e.strerror}; TCP needs one: make one elsewhere with "
+                f"'monarch-kernel keys FILE', and name it by --key-file FILE, key_file= or {KEY_FILE_VARIABLE}"
+            ) from e
+        except KeyFileError:
+            if not os.path.lexists(path):  # another process was first, otherwise
+                raise
+    return path
+
+
+__all__ = ["ALLOW_VARIABLE", "KEY_FILE_VARIABLE", "Identity", "Keys", "Public", "default_key_file", "load_keys"]

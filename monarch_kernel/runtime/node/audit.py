@@ -1,0 +1,81 @@
+"""Who was connected, who was refused: one line each, of what TLS has proved and not of what a peer says of itself.
+
+A listener for links over TCP tells its ``Audit`` of each connection; that writes a line into the log, and into a file
+if one was asked for::
+
+    2026-11-22T03:16:00.123Z connected alice@laptop 3f9a1c2233445566 10.0.0.5:41234
+    2026-11-22T03:16:09.004Z ended alice@laptop 3f9a1c2233445566 10.0.0.5:41234: the connection was closed
+    2026-11-22T03:17:30.550Z refused - - 10.0.0.66: it has no key that is trusted here
+
+A refusal is what a stranger can cause, so those of one address for one reason go into a line a period, with their
+number.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+from monarch_kernel.runtime.node.poller import Poller
+from monarch_kernel.runtime.node.tally import Tally
+
+log = logging.getLogger(__name__)
+
+#: How much of a fingerprint is written (hex digits).
+FINGERPRINT = 16
+#: How long refusals are counted before the next line about them (seconds).
+PERIOD = 60.0
+
+
+class Audit:
+    """Writes the lines. Any thread may call it; nothing here raises.
+
+    Args:
+        poller: writes what is counted when its time has come.
+        path: a file to append to, made with mode 0600; none: only the log gets the lines.
+
+    Raises:
+        OSError: the file cannot be opened to append to.
+    """
+
+    def __init__(self, poller: Poller, path: str = "") -> None:
+        self._refusals = Tally(poller, PERIOD, self._write_refused)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(path, flags, 0o600) if path else -1
+        self._path = path
+
+    def connected(self, name: str, fingerprint: str, address: str) -> None:
+        """A peer has proved that it has a key that is trusted here, and has a link now."""
+        self._write(logging.INFO, f"connected {name} {fingerprint[:FINGERPRINT]} {address}")
+
+    def ended(self, name: str, fingerprint: str, address: str, why: str) -> None:
+        """Such a link has ended."""
+        self._write(logging.INFO, f"ended {name} {fingerprint[:FINGERPRINT]} {address}: {why}")
+
+    def refused(self, address: str, why: str) -> None:
+        """A connection from this address (``host:port``) came to nothing."""
+        self._refusals.add(address.rpartition(":")[0] or address, why)
+
+    def close(self) -> None:
+        """Write what is counted so far, and nothing more into the file."""
+        self._refusals.close()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _write_refused(self, host: str, why: str, again: int) -> None:
+        more = f" ({again} more in {PERIOD:g} s)" if again else ""
+        self._write(logging.WARNING, f"refused - - {host}: {why}{more}")
+
+    def _write(self, level: int, line: str) -> None:
+        line = "".join(c if c.isprintable() else "?" for c in line)
+        log.log(level, "%s", line)
+        if self._fd < 0:
+            return
+        now = time.time()
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+        try:
+            os.write(self._fd, f"{stamp} {line}\n".encode())  # one call, so that lines of several writers do not mix
+        except OSError as e:
+            log.error("cannot write to the audit file %s: %s", self._path, e.strerror)

@@ -1,0 +1,69 @@
+"""Counting what strangers can cause again and again, so that a log gets one line a period and not one each time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from monarch_kernel.runtime.node.poller import Poller, Timer
+
+#: How many addresses are told apart; more are counted together.
+ADDRESSES = 64
+OTHERS = "other addresses"
+
+
+class Tally:
+    """Counts events by address and reason.
+
+    The first of a kind is written at once. Those that follow are counted, and written with their number when the period
+    is over.
+
+    Args:
+        poller: runs the periods.
+        period: their length (seconds).
+        write: called with an address, a reason, and how often that was; by any thread that counts, and by the one that
+        polls.
+    """
+
+    def __init__(self, poller: Poller, period: float, write: Callable[[str, str, int], None]) -> None:
+        self._poller = poller
+        self._period = period
+        self._write = write
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, str], int] = {}
+        self._timer: Timer | None = None
+
+    def add(self, address: str, reason: str) -> None:
+        """It has happened once more."""
+        with self._lock:
+            kind = address, reason
+            if kind not in self._counts and len(self._counts) >= ADDRESSES:
+                kind = OTHERS, reason
+            count = self._counts.get(kind)
+            self._counts[kind] = 0 if count is None else count + 1
+            if self._timer is None:
+                self._timer = self._poller.call_later(self._period, self._on_period)
+        if count is None:
+            self._write(*kind, 0)
+
+    def close(self) -> None:
+        """Write what is counted so far."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            counts, self._counts = self._counts, {}
+        self._write_all(counts)
+
+    def _on_period(self) -> None:
+        with self._lock:
+            counts = self._counts
+            # What goes on is counted for another period; what has ended is forgotten.
+            self._counts = {kind: 0 for kind, count in counts.items() if count}
+            self._timer = self._poller.call_later(self._period, self._on_period) if self._counts else None
+        self._write_all(counts)
+
+    def _write_all(self, counts: dict[tuple[str, str], int]) -> None:
+        for kind, count in counts.items():
+            if count:
+                self._write(*kind, count)
