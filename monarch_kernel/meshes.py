@@ -5,7 +5,7 @@ ends them. With them, how rank sets are written and read: ``format_ranks``, ``fo
 """
 
 from monarch_kernel.protocol.keeping import KeptInfo, KeptMesh
-from monarch_kernel.runtime.actor.daemons import start_daemon
+from monarch_kernel.runtime.actor.daemons import make_job_folder, remove_job_folder, start_daemon
 from monarch_kernel.runtime.actor.keeping import (
     KeptError,
     KeptHost,
@@ -19,6 +19,7 @@ from monarch_kernel.runtime.actor.keeping import (
 )
 from monarch_kernel.runtime.actor.life import get_mesh, list_proc_meshes, on_change
 from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks, parse_ranks
+from monarch_kernel.runtime.node.link import listens
 
 __all__ = [
     "KeptError",
@@ -35,8 +36,11 @@ __all__ = [
     "kept",
     "kept_host_of",
     "list_proc_meshes",
+    "listens",
+    "make_job_folder",
     "on_change",
     "parse_ranks",
+    "remove_job_folder",
     "start_daemon",
     "taken_over",
 ]

@@ -3,10 +3,13 @@
 ``whole_of`` finds the proc mesh that something is on; ``failures`` are the exceptions that ended endpoints and cells of
 this process, kept for a while with their frames; ``endpoints_here`` are those that run in this process, and
 ``stacks_from_outside`` has host agents read the stacks of ranks that cannot tell them. ``controllers`` are those of
-this user that run on this machine, and ``ask_console`` connects to the debugger's console in one.
+this user that run on this machine, and ``ask_console`` connects to the debugger's console in one. ``peer_of`` and
+``is_ours`` say whose the process at the other end of a Unix socket is, and ``remove_socket`` removes one of this user;
+``read_own_file`` and ``write_own_file`` are for files that no other user may have written.
 """
 
 from monarch_kernel.protocol.messages import StackRead
+from monarch_kernel.protocol.private import read_own_file, remove_socket, write_own_file
 from monarch_kernel.runtime.actor.activity import Running, endpoints_here, stacks_from_outside
 from monarch_kernel.runtime.actor.door import Controller, ask_console, call_in_wait, controllers
 from monarch_kernel.runtime.actor.inspecting import (
@@ -22,6 +25,7 @@ from monarch_kernel.runtime.actor.inspecting import (
 )
 from monarch_kernel.runtime.actor.pending import Awaited, awaited_by, proc_here
 from monarch_kernel.runtime.actor.postmortem import Failure
+from monarch_kernel.runtime.node.link import is_ours, peer_of
 
 __all__ = [
     "Awaited",
@@ -39,10 +43,15 @@ __all__ = [
     "failures",
     "home",
     "hosts_of",
+    "is_ours",
     "keep_failure",
     "on_failure",
+    "peer_of",
     "proc_here",
+    "read_own_file",
+    "remove_socket",
     "running_here",
     "stacks_from_outside",
     "whole_of",
+    "write_own_file",
 ]

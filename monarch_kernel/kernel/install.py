@@ -14,6 +14,7 @@ from typing import Any
 
 KERNEL_NAME = "monarch"
 DISPLAY_NAME = "Monarch (Python 3)"
+_SPEC = "kernel.json"
 
 
 class InstallError(Exception):
@@ -50,12 +51,14 @@ def install(
 
     if display_name is None:
         display_name = DISPLAY_NAME if name == KERNEL_NAME else f"{DISPLAY_NAME} [{name}]"
+    # Jupyter would remove the whole folder that it finds there, whatever is in it.
+    _remove(_folder(user, prefix, name))
     with tempfile.TemporaryDirectory() as folder, as_file(_resources()) as resources:
         staged = Path(folder, KERNEL_NAME)
         shutil.copytree(resources, staged, ignore=shutil.ignore_patterns("__pycache__"))
         staged.chmod(0o755)
         spec = json.dumps(kernel_spec(display_name), indent=1)
-        Path(staged, "kernel.json").write_text(spec + "\n", "utf-8")
+        Path(staged, _SPEC).write_text(spec + "\n", "utf-8")
         try:
             place = KernelSpecManager().install_kernel_spec(str(staged), name, user=user, prefix=prefix)
         except ValueError as error:  # an impossible name
@@ -75,6 +78,18 @@ def uninstall(user: bool = False, prefix: str | None = None, name: str = KERNEL_
         The folder that was removed.
     """
     from jupyter_client.kernelspec import KernelSpecManager
+
+    folder = _folder(user, prefix, name)
+    if not (folder / _SPEC).is_file():
+        known = KernelSpecManager().find_kernel_specs().get(name)
+        hint = f" One lies in {known}." if known else ""
+        raise InstallError(f"There is no kernelspec '{name}' in {folder.parent}.{hint}")
+    _remove(folder)
+    return folder
+
+
+def _folder(user: bool, prefix: str | None, name: str) -> Path:
+    """Where a kernelspec of that name is, or would be."""
     from jupyter_core.paths import SYSTEM_JUPYTER_PATH, jupyter_data_dir
 
     if user:
@@ -83,16 +98,36 @@ def uninstall(user: bool = False, prefix: str | None = None, name: str = KERNEL_
         root = str(Path(prefix, "share", "jupyter"))
     else:
         root = SYSTEM_JUPYTER_PATH[0]
-    folder = Path(root, "kernels", name.lower())
-    if not (folder / "kernel.json").is_file():
-        known = KernelSpecManager().find_kernel_specs().get(name)
-        hint = f" One lies in {known}." if known else ""
-        raise InstallError(f"There is no kernelspec '{name}' in {folder.parent}.{hint}")
+    return Path(root, "kernels", name.lower())
+
+
+def _remove(folder: Path) -> None:
+    """Remove a kernelspec that ``install`` wrote, if there is one: the files that it writes, and no others.
+
+    Raises:
+        InstallError: it is another kernel's, holds other files, or cannot be removed.
+    """
+    spec = folder / _SPEC
+    if not folder.exists():
+        return
     try:
-        shutil.rmtree(folder)
+        ours = "monarch_kernel" in json.loads(spec.read_text("utf-8"))["argv"]
+    except (OSError, ValueError, KeyError, TypeError):
+        ours = False
+    if not ours:
+        raise InstallError(
+            f"{folder} is not a kernelspec of monarch_kernel, so it stays: choose another name (--name)."
+        )
+    written = {_SPEC, *(entry.name for entry in _resources().iterdir())}
+    left = sorted(entry.name for entry in folder.iterdir() if entry.name not in written)
+    if left:
+        raise InstallError(f"{folder} holds other files ({', '.join(left)}), so it stays: move them away first.")
+    try:
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == _SPEC):  # what proves it ours goes last
+            entry.unlink()
+        folder.rmdir()
     except OSError as error:
         raise InstallError(f"Cannot remove {folder}: {error.strerror}.") from error
-    return folder
 
 
 # -- the commands ------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from monarch_kernel.kernel.interrupts import get_relay
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.render import Table, kept_rows, kept_state, megabytes, seconds
 from monarch_kernel.kernel.session import ManagedMesh, UpOptions, deaths_of, parts_of
-from monarch_kernel.meshes import format_ranks, held, kept_host_of
+from monarch_kernel.meshes import KeptError, format_ranks, held, kept_host_of
 
 #: How long a question to all ranks may take before those that did not answer are left out (seconds).
 ASK_TIMEOUT = 2.0
@@ -132,7 +132,11 @@ class MeshMagics(
         if parse(MeshMagics.ls, line) is None:
             return None
         meshes = self._session.proc_meshes()
-        others = self._session.kept_elsewhere()
+        try:
+            others = self._session.kept_elsewhere()
+        except KeptError as error:
+            others = []
+            print(f"{error}\n")
         if not meshes and not others:
             print("No mesh is up; %mesh up --procs 4 starts one.")
             return None

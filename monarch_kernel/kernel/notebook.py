@@ -21,7 +21,7 @@ from monarch_kernel.kernel.router import CellOutput, OutputRouter
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.stop_prompt import StopPrompt
 from monarch_kernel.kernel.tracebacks import CellSyntaxError
-from monarch_kernel.meshes import format_points, list_proc_meshes
+from monarch_kernel.meshes import KeptError, format_points, list_proc_meshes
 from monarch_kernel.output import set_cell
 
 #: How long the end of a cell waits for output that is on its way (seconds).
@@ -225,7 +225,9 @@ class Notebook:
         meshes = {name: dict(mesh.extent) for name, mesh in self.session.proc_meshes().items()}
         hidden = getattr(self.shell, "user_ns_hidden", {})
         variables = [name for name in self.shell.user_ns if name not in hidden]
-        kept = [info.name for info in self.session.kept_elsewhere()]
+        kept: list[str] = []
+        with suppress(KeptError):  # %mesh ls says what is wrong
+            kept = [info.name for info in self.session.kept_elsewhere()]
         return Known(meshes, self.session.current, variables, kept)
 
     def place(self, file: str, line: int, function: str) -> str:

@@ -334,7 +334,7 @@ class MeshSession:
         Returns:
             One line that says what was stopped.
         """
-        if name is not None and name not in self.proc_meshes() and any(info.name == name for info in kept()):
+        if name is not None and name not in self.proc_meshes() and self._is_kept(name, "%mesh down"):
             return self._down_elsewhere(name, force)
         procs = self.find(name, "%mesh down")
         count = len(procs)
@@ -356,8 +356,18 @@ class MeshSession:
 
     # -- kept meshes ---------------------------------------------------------------------------
 
+    def _is_kept(self, name: str, command: str) -> bool:
+        try:
+            return any(info.name == name for info in kept())
+        except KeptError as error:
+            raise UsageError(f"{command}: there is no mesh {name!r} here, and {error}") from None
+
     def kept_elsewhere(self) -> list[KeptInfo]:
-        """The kept meshes of this user that this notebook does not hold."""
+        """The kept meshes of this user that this notebook does not hold.
+
+        Raises:
+            KeptError: the folder that they would be in is another user's.
+        """
         here = {host.name for host in held()}
         return [info for info in kept() if info.name not in here]
 

@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 import os
-import pickle
 import secrets
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
+
+import msgspec
 
 from monarch_kernel.actor import HostMesh
+from monarch_kernel.tools import read_own_file, write_own_file
 
 #: Where ``Job.state`` looks for a job that was applied before.
-CACHED_PATH = ".monarch/job_state.pkl"
+CACHED_PATH = ".monarch/job_state.json"
+#: How the files of jobs begin, and the version of what follows. A job of another version is applied anew.
+FORMAT = "monarch_kernel job"
+VERSION = 1
 
 Path = str | os.PathLike[str]
+
+
+class JobFile(msgspec.Struct):
+    """What is in the file of a job: plain data, as JSON.
+
+    Attributes:
+        kind: the name of its class.
+        fields: what that class says of it.
+    """
+
+    format: str
+    version: int
+    kind: str
+    apply_id: str | None
+    fields: dict[str, Any]
+
+
+class _OtherJobError(ValueError):
+    """This is a job's file, but of a version or kind that is not known here."""
 
 
 class JobState:
@@ -45,6 +69,11 @@ class Job(ABC):
         apply_id: of the last ``apply``; None before.
     """
 
+    _kinds: ClassVar[dict[str, type[Job]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Job._kinds[cls.__name__] = cls
+
     def __init__(self) -> None:
         self.apply_id: str | None = None
 
@@ -69,6 +98,19 @@ class Job(ABC):
     @abstractmethod
     def _spec(self) -> Any:
         """What was asked for: two jobs that ask for equal things can stand for each other."""
+
+    @abstractmethod
+    def _fields(self) -> dict[str, Any]:
+        """The job as plain data: what JSON can say."""
+
+    @classmethod
+    @abstractmethod
+    def _of(cls, fields: dict[str, Any]) -> Job:
+        """A job from what ``_fields`` gave.
+
+        Raises:
+            ValueError: these cannot be fields of such a job.
+        """
 
     # -- what programs call --------------------------------------------------------------------------
 
@@ -95,8 +137,11 @@ class Job(ABC):
         """The hosts: those of an equal job that was applied before and still lives, or new ones.
 
         Args:
-            cached_path: where the job is remembered from one run of a script to the next; None: it is not. The file is
-                a pickle: name none that others can write.
+            cached_path: where the job is remembered from one run of a script to the next; None: it is not.
+
+        Raises:
+            PermissionError: another user has written that file, or could have.
+            ValueError: that file is not a job's; it stays.
         """
         if not self.active:
             known = _load_cached(cached_path)
@@ -120,17 +165,21 @@ class Job(ABC):
         return self.apply_id is not None and self._is_alive()
 
     def dumps(self) -> bytes:
-        """The job as bytes, for ``job_loads``."""
-        return pickle.dumps(self)
+        """The job as bytes (JSON), for ``job_loads``."""
+        found = JobFile(FORMAT, VERSION, type(self).__name__, self.apply_id, self._fields())
+        return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
 
     def dump(self, filename: Path) -> None:
-        """Write the job to a file, for ``job_load``."""
+        """Write the job to a file that only this user can read, for ``job_load``.
+
+        Raises:
+            ValueError: there is a file of that name that is not a job's; it stays.
+        """
         path = os.path.abspath(filename)
+        if os.path.exists(path):
+            _read(path)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        new = f"{path}.{os.getpid()}"
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(self.dumps())
-        os.replace(new, path)
+        write_own_file(path, self.dumps())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {'active' if self.active else 'not active'}>"
@@ -142,13 +191,7 @@ def job_loads(data: bytes) -> Job:
     Raises:
         ValueError: it is no job.
     """
-    try:
-        job = pickle.loads(data)
-    except Exception as e:
-        raise ValueError(f"this is no job that can be read: {type(e).__name__}: {e}") from e
-    if not isinstance(job, Job):
-        raise ValueError(f"this is a {type(job).__name__}, not a job")
-    return job
+    return _job(_decode(data, "this"))
 
 
 def job_load(filename: Path) -> Job:
@@ -156,10 +199,41 @@ def job_load(filename: Path) -> Job:
 
     Raises:
         FileNotFoundError: there is no such file.
+        PermissionError: another user has written it, or could have.
         ValueError: it is no job.
     """
-    with open(filename, "rb") as file:
-        return job_loads(file.read())
+    return _job(_read(os.path.abspath(filename)))
+
+
+def _read(path: str) -> JobFile:
+    return _decode(read_own_file(path), path)
+
+
+def _decode(data: bytes, where: str) -> JobFile:
+    try:
+        found = msgspec.json.decode(data, type=JobFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        found, why = None, str(e)
+    else:
+        why = f"its format is {found.format!r}"
+    if found is None or found.format != FORMAT:
+        raise ValueError(f"{where} is no job's state ({why}), so it is left alone: name another file, or move it away")
+    return found
+
+
+def _job(found: JobFile) -> Job:
+    kind = Job._kinds.get(found.kind)
+    if found.version != VERSION:
+        raise _OtherJobError(f"this job was written in version {found.version}, and this is version {VERSION}")
+    if kind is None:
+        known = ", ".join(sorted(Job._kinds))
+        raise _OtherJobError(f"this job is a {found.kind}, which is not known here (known: {known}): import it first")
+    try:
+        job = kind._of(found.fields)
+    except (msgspec.ValidationError, TypeError, ValueError) as e:
+        raise ValueError(f"this {found.kind} cannot be read: {e}") from e
+    job.apply_id = found.apply_id
+    return job
 
 
 def _load_cached(path: Path | None) -> Job | None:
@@ -167,5 +241,5 @@ def _load_cached(path: Path | None) -> Job | None:
         return None
     try:
         return job_load(path)
-    except (OSError, ValueError):  # none yet, or of another version: a new one takes its place
+    except (FileNotFoundError, _OtherJobError):  # a new one takes its place
         return None

@@ -36,3 +36,10 @@ class LocalJob(Job):
 
     def _spec(self) -> Any:
         return self._names
+
+    def _fields(self) -> dict[str, Any]:
+        return {"hosts": list(self._names)}
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any]) -> LocalJob:
+        return cls(**fields)

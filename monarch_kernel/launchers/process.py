@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
-import socket
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from monarch_kernel.actor import HostMesh, attach_to_workers
 from monarch_kernel.launchers.base import Job
-from monarch_kernel.meshes import start_daemon
+from monarch_kernel.meshes import listens, make_job_folder, remove_job_folder, start_daemon
 
 #: Seconds without a controller after which the hosts of a job end, if nothing else was said.
 IDLE = 12 * 3600.0
@@ -45,20 +44,22 @@ class ProcessJob(Job):
 
     def _start(self) -> None:
         self._remove()  # what is left of it, if some hosts have died
-        folder = tempfile.mkdtemp(prefix=f"monarch-job-{os.getuid()}-", dir=_short_temporary_folder())
-        self._folder = folder
-        try:
-            for name, at, path in self._places():
-                start_daemon(
-                    f"ipc://{path}",
-                    os.path.join(folder, f"{name}{at}.log"),
-                    name=f"{name}{at}",
-                    idle=self._idle,
-                    env=self._env,
-                )
-        except BaseException:
-            self._remove()
-            raise
+        with make_job_folder() as folder:
+            self._folder = folder.path
+            try:
+                for name, at, path in self._places():
+                    start_daemon(
+                        folder,
+                        os.path.basename(path),
+                        f"{name}{at}.log",
+                        name=f"{name}{at}",
+                        idle=self._idle,
+                        env=self._env,
+                    )
+            except BaseException:
+                folder.close()  # else its lock would not get free
+                self._remove()
+                raise
 
     def _places(self) -> list[tuple[str, int, str]]:
         """The mesh, the number and the socket of each host."""
@@ -78,31 +79,32 @@ class ProcessJob(Job):
         self._remove()
 
     def _remove(self) -> None:
-        living = [f"ipc://{path}" for _name, _at, path in self._places() if _listens(path)] if self._folder else []
+        living = [f"ipc://{path}" for _name, _at, path in self._places() if listens(path)] if self._folder else []
         if living:
             attach_to_workers(workers=living, name="job").shutdown().get()
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = ""
+            folder, self._folder = self._folder, ""
+            remove_job_folder(folder)
 
     def _is_alive(self) -> bool:
-        return bool(self._folder) and all(_listens(path) for _name, _at, path in self._places())
+        return bool(self._folder) and all(listens(path) for _name, _at, path in self._places())
 
     def _spec(self) -> Any:
         return (self._meshes, self._env, self._idle)
 
+    def _fields(self) -> dict[str, Any]:
+        return msgspec.to_builtins(_Fields(self._meshes, self._env, self._idle, self._folder))
 
-def _short_temporary_folder() -> str:
-    """The path of a socket has at most 107 bytes."""
-    folder = tempfile.gettempdir()
-    return folder if len(os.fsencode(folder)) <= 40 else "/tmp"
+    @classmethod
+    def _of(cls, fields: dict[str, Any]) -> ProcessJob:
+        found = msgspec.convert(fields, _Fields)
+        job = cls(found.meshes, found.env, idle=found.idle)
+        job._folder = found.folder
+        return job
 
 
-def _listens(path: str) -> bool:
-    """Whether a process listens at this socket."""
-    with socket.socket(socket.AF_UNIX) as sock:
-        try:
-            sock.connect(path)
-        except OSError:
-            return False
-        return True
+class _Fields(msgspec.Struct):
+    meshes: dict[str, int]
+    env: dict[str, str]
+    idle: float
+    folder: str

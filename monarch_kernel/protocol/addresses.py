@@ -93,7 +93,7 @@ def _check(url: str, whole: str) -> None:
     if url.startswith("ipc://"):
         path = url.removeprefix("ipc://")
         if not path.startswith("/"):
-            raise AddressError(f"{whole}: write an absolute path, as in ipc:///tmp/worker")
+            raise AddressError(f"{whole}: write an absolute path, as in ipc:///run/user/1000/worker")
         if len(os.fsencode(path)) > _LONGEST_PATH:
             raise AddressError(f"{whole}: the path of a socket has at most {_LONGEST_PATH} bytes")
         return

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import msgspec
 
+from monarch_kernel.protocol.private import NEW
 from monarch_kernel.protocol.refs import Death, ProcRef, Seconds
+
+#: What the folder of a kept mesh calls itself, and the files in it: all that is ever removed from one.
+FOLDER = "kept mesh"
+SOCKET = "socket"
+LOG = "worker.log"
+DESCRIPTION = "mesh.json"
+FILES = (SOCKET, LOG, DESCRIPTION, DESCRIPTION + NEW)
 
 #: How the keys begin of parts that tell of procs: without any of them there is nothing to keep.
 PROCS = "procs:"

@@ -61,6 +61,24 @@ def test_install_again_replaces(tmp_path: Path) -> None:
     assert spec_in(tmp_path)["display_name"] == "Mine"
 
 
+def test_what_is_not_ours_is_neither_replaced_nor_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "share/jupyter/kernels/python3"
+    other.mkdir(parents=True)
+    (other / "kernel.json").write_text('{"argv": ["python", "-m", "ipykernel"]}')
+    for command in ("install", "uninstall"):
+        assert main([command, "--prefix", str(tmp_path), "--name", "python3"]) == 1
+        assert "python3 is not a kernelspec of monarch_kernel, so it stays" in capsys.readouterr().err
+    assert (other / "kernel.json").exists()
+    assert main(["install", "--prefix", str(tmp_path)]) == 0
+    ours = tmp_path / "share/jupyter/kernels/monarch"
+    (ours / "notes.txt").write_text("mine")
+    capsys.readouterr()
+    for command in ("install", "uninstall"):
+        assert main([command, "--prefix", str(tmp_path)]) == 1
+        assert "monarch holds other files (notes.txt), so it stays" in capsys.readouterr().err
+    assert (ours / "notes.txt").exists() and (ours / "kernel.json").exists()
+
+
 def test_a_name_of_its_own_shows_in_the_display_name(tmp_path: Path) -> None:
     assert main(["install", "--prefix", str(tmp_path), "--name", "lab"]) == 0
     assert spec_in(tmp_path, "lab")["display_name"] == "Monarch (Python 3) [lab]"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -16,6 +18,9 @@ from monarch_kernel.actor import shutdown_context
 from monarch_kernel.job import JobTrait, LocalJob, ProcessJob, job_load, job_loads
 from tests.conftest import alive, wait_until
 from tests.kept.actors import Counter
+from tests.otheruser import OtherUser, other_user, shared
+
+__all__ = ["other_user", "shared"]
 
 MARKER = "TEST_OF_JOBS"
 
@@ -112,10 +117,10 @@ def test_the_hosts_of_a_process_job_outlive_the_script(marked: str) -> None:
 
 def test_a_job_that_is_not_the_same_is_another() -> None:
     one = ProcessJob({"hosts": 1})
-    one.state("cache/state.pkl")
-    assert os.stat("cache/state.pkl").st_mode & 0o777 == 0o600
+    one.state("cache/state.json")
+    assert os.stat("cache/state.json").st_mode & 0o777 == 0o600
     two = ProcessJob({"hosts": 2})
-    assert len(two.state("cache/state.pkl").hosts) == 2
+    assert len(two.state("cache/state.json").hosts) == 2
     assert one.apply_id != two.apply_id and one.active
     one.kill()
     assert two.active
@@ -130,8 +135,8 @@ def test_a_job_with_a_dead_host_is_applied_anew(marked: str) -> None:
     assert job.apply_id == before
     found = job_loads(job.dumps())
     assert found.active and found.apply_id == before
-    job.dump("job.pkl")
-    assert job_load("job.pkl").active
+    job.dump("job.json")
+    assert job_load("job.json").active
     victim = next(pid for pid in processes(marked) if Path(f"/proc/{pid}/comm").read_text() == "monarch-worker\n")
     os.kill(victim, 9)
     wait_until(lambda: not job.active, "it is noticed")
@@ -148,15 +153,67 @@ def test_what_cannot_be_meant(tmp_path: Path) -> None:
         LocalJob(hosts="hosts")
     with pytest.raises(ValueError, match="no batch mode"):
         ProcessJob({"hosts": 1}).apply("train.py")
-    (tmp_path / "no").write_text("no job")
-    with pytest.raises(ValueError, match="no job"):
-        job_load(tmp_path / "no")
     ProcessJob({"hosts": 1}).kill()
+
+
+def test_a_file_that_is_not_a_jobs_is_neither_executed_nor_replaced(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    path = tmp_path / "no"
+    for content in (pickle.dumps(Bomb()), b"no job", b'{"format": "else"}', b""):
+        path.write_bytes(content)
+        path.chmod(0o600)
+        for use in (job_load, LocalJob().state, LocalJob().dump):
+            with pytest.raises(ValueError, match="no is no job's state .*so it is left alone"):
+                use(path)
+        with pytest.raises(ValueError, match="no job's state"):
+            job_loads(content)
+        assert path.read_bytes() == content
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_job_of_another_version_or_kind_is_applied_anew(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    job = LocalJob(["a"])
+    job.apply()
+    for change in ({"version": 99}, {"kind": "CloudJob"}):
+        path.write_text(json.dumps({**json.loads(job.dumps()), **change}))
+        path.chmod(0o600)
+        with pytest.raises(ValueError, match="version 99|a CloudJob, which is not known here"):
+            job_load(path)
+        new = LocalJob(["a"])
+        new.state(path)
+        assert new.apply_id != job.apply_id
+        assert job_load(path).apply_id == new.apply_id
+    path.write_text(json.dumps({**json.loads(ProcessJob({"a": 1}).dumps()), "fields": {"meshes": {"a": "x"}}}))
+    with pytest.raises(ValueError, match="this ProcessJob cannot be read: .*int"):
+        job_load(path)
+
+
+def test_the_file_of_another_user_is_not_read(other_user: OtherUser, shared: Path) -> None:
+    text = LocalJob().dumps().decode()
+    other_user.run("Path(sys.argv[1]).write_text(sys.argv[2])", shared / "state.json", text)
+    with pytest.raises(PermissionError, match=f"state.json belongs to the user with uid {other_user.uid}"):
+        LocalJob().state(shared / "state.json")
+
+
+def test_a_job_removes_no_folder_that_is_not_its_own(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir(0o700)
+    (tmp_path / "thesis" / "chapter.tex").write_text("mine")
+    said = json.loads(ProcessJob({"a": 1}).dumps())
+    said["apply_id"], said["fields"]["folder"] = "x", str(tmp_path / "thesis")
+    job = job_loads(json.dumps(said).encode())
+    assert not job.active
+    with pytest.raises(OSError, match="thesis is no job of monarch_kernel"):
+        job.kill()
+    assert (tmp_path / "thesis" / "chapter.tex").exists()
 
 
 def test_forgotten_hosts_end(marked: str) -> None:
     script("from monarch_kernel.job import ProcessJob\nProcessJob({'hosts': 1}, idle=0.3).state()")
     wait_until(lambda: not processes(marked), "it has ended")
-    job = job_load(".monarch/job_state.pkl")
+    job = job_load(".monarch/job_state.json")
     assert not job.active
     job.kill()

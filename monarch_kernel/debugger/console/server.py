@@ -12,13 +12,13 @@ import json
 import os
 import queue
 import socket
-import struct
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger.console.session import Console
 from monarch_kernel.debugger.events import RankStopped
+from monarch_kernel.tools import is_ours, peer_of, remove_socket
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.hub import MeshDebugger
@@ -39,8 +39,7 @@ class Server:
     def __init__(self, path: str) -> None:
         self.path = path
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+        remove_socket(path)
         self._listener.bind(path)
         os.chmod(path, 0o600)
         self._listener.listen()
@@ -55,7 +54,7 @@ class Server:
                 sock, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            if peer(sock)[1] not in (os.getuid(), 0):
+            if not is_ours(peer_of(sock)[1]):
                 sock.close()
                 continue
             connection = _Connection(sock, self._closed)
@@ -72,8 +71,7 @@ class Server:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # else accept() would not return
         self._listener.close()
-        with suppress(OSError):
-            os.unlink(self.path)
+        remove_socket(self.path)
         with self._lock:
             connections = list(self._open)
         for connection in connections:
@@ -92,7 +90,7 @@ class _Connection:
         self._sock = sock
         self._closed = closed
         self._debugger: MeshDebugger = get_debugger()
-        self._console = Console(self._debugger, self._text, name=f"the terminal of process {peer(sock)[0]}")
+        self._console = Console(self._debugger, self._text, name=f"the terminal of process {peer_of(sock)[0]}")
         self._work: queue.Queue[tuple[str, int] | None] = queue.Queue()
         self._sending = threading.Lock()
         self._unsubscribe = self._debugger.subscribe(self._on_event)
@@ -190,13 +188,6 @@ class _Connection:
         data = json.dumps(message).encode() + b"\n"
         with self._sending, suppress(OSError):  # the reader notices that it is gone
             self._sock.sendall(data)
-
-
-def peer(sock: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group of the other side of a Unix socket."""
-    size = struct.calcsize("3i")
-    pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return pid, uid, gid
 
 
 _server: Server | None = None

@@ -10,7 +10,6 @@ import importlib
 import logging
 import os
 import socket
-import stat
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.messages import ERROR, OK, PREFIX, WIRE_VERSION, AskConsole, Reply, decode, encode
-from monarch_kernel.runtime.node.link import Link, peer_of
+from monarch_kernel.protocol.private import PrivateFolder
+from monarch_kernel.runtime.node.link import Link, check_peer, peer_of
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.system import System
@@ -66,10 +66,8 @@ def controllers() -> list[Controller]:
 def _sockets(folder: str) -> list[str]:
     """The sockets of controllers in a run folder, if that is this user's alone."""
     try:
-        about = os.lstat(folder)
-        if about.st_uid != os.getuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o077:
-            return []
-        names = os.listdir(folder)
+        with PrivateFolder.open(folder) as own:
+            names = own.names()
     except OSError:
         return []
     return [os.path.join(folder, name) for name in names if name.startswith("controller-") and name.endswith(".sock")]
@@ -99,8 +97,7 @@ def _connect(address: str, timeout: float) -> socket.socket:
     try:
         sock.settimeout(timeout)
         sock.connect(address)
-        if peer_of(sock)[1] not in (os.getuid(), 0):
-            raise PermissionError(f"who listens at {address} is another user")
+        check_peer(sock, address)
     except BaseException:
         sock.close()
         raise

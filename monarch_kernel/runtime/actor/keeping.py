@@ -12,15 +12,27 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from monarch_kernel.protocol.keeping import PROCS, Hear, Held, Keep, KeptInfo, LetGo, Taken, TakeOver
+from monarch_kernel.protocol.keeping import (
+    FILES,
+    LOG,
+    PROCS,
+    SOCKET,
+    Hear,
+    Held,
+    Keep,
+    KeptInfo,
+    LetGo,
+    Taken,
+    TakeOver,
+)
 from monarch_kernel.protocol.messages import Death, ProcRef
+from monarch_kernel.protocol.private import NotOursError, NotPrivateError
 from monarch_kernel.protocol.serialize import dumps_flat, loads
 from monarch_kernel.runtime.actor import daemons
 from monarch_kernel.runtime.actor.calls import ask_agent
@@ -442,7 +454,7 @@ def keep(name: str, idle: float = IDLE) -> KeptHost:
         idle: seconds without a controller after which it ends by itself; 0: never.
 
     Raises:
-        KeptError: there is a kept mesh of that name.
+        KeptError: there is a kept mesh of that name, or the host agent could not be started; says why.
         ValueError: the name or the limit cannot be meant.
     """
     system = _controller("keep")
@@ -452,20 +464,20 @@ def keep(name: str, idle: float = IDLE) -> KeptHost:
         agent = _start_keeper(system, name, idle)
     except FileExistsError as e:
         raise KeptError(f"{e}: attach to it, end it, or choose another name") from None
+    except (OSError, RuntimeError) as e:
+        raise KeptError(f"mesh {name!r} cannot be kept: {e}") from e
     host = KeptHost(system, name, agent, idle)
     host._take(False)
     return host
 
 
 def _start_keeper(system: System, name: str, idle: float) -> ProcRef:
-    folder = daemons.make_folder(name)
-    try:
-        url = daemons.start_daemon(
-            f"ipc://{folder}/{daemons.SOCKET}", os.path.join(folder, daemons.LOG), keep=folder, idle=idle
-        )
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    with daemons.make_folder(name) as folder:
+        try:
+            url = daemons.start_daemon(folder, SOCKET, LOG, keep=True, idle=idle)
+        except BaseException:
+            folder.remove(FILES)
+            raise
     return dial_all(system, [url], TIMEOUT)[0]
 
 
@@ -520,8 +532,15 @@ def end_kept(name: str | os.PathLike[str], force: bool = False) -> KeptInfo:
 
 
 def kept() -> list[KeptInfo]:
-    """The kept meshes of this user on this machine, by name, held or not. Does not start the runtime."""
-    return daemons.kept()
+    """The kept meshes of this user on this machine, by name, held or not. Does not start the runtime.
+
+    Raises:
+        KeptError: the folder that they would be in is another user's; says whose, and what to do.
+    """
+    try:
+        return daemons.kept()
+    except NotPrivateError as e:
+        raise KeptError(f"no kept mesh can be found: {e}") from None
 
 
 def held() -> list[KeptHost]:
@@ -554,10 +573,18 @@ def _find(system: System, name: str) -> tuple[ProcRef, str]:
     """The keeper of a mesh, connected to, and the mesh's name."""
     folder = _folder(name)
     label = os.path.basename(folder)
-    if not os.path.isdir(folder) or daemons.remove_if_dead(folder):
-        others = ", ".join(info.name for info in daemons.kept()) or "none"
+    try:
+        gone = daemons.remove_if_dead(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        gone = True
+    except (NotPrivateError, NotOursError) as e:
+        if isinstance(e, NotPrivateError) and os.sep not in name:
+            e = daemons.elsewhere(e)
+        raise KeptError(f"there is no kept mesh {name!r} to be had: {e}; nothing there was touched") from None
+    if gone:
+        others = ", ".join(info.name for info in kept()) or "none"
         raise KeptError(f"there is no kept mesh {name!r} (there are: {others})")
-    url = f"ipc://{folder}/{daemons.SOCKET}"
+    url = f"ipc://{folder}/{SOCKET}"
     try:
         return dial_all(system, [url], TIMEOUT)[0], label
     except ConnectionError as e:

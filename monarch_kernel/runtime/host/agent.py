@@ -46,6 +46,7 @@ from monarch_kernel.protocol.messages import (
     Watch,
     encode,
 )
+from monarch_kernel.protocol.private import remove_socket
 from monarch_kernel.runtime.host import forkserver, leftovers
 from monarch_kernel.runtime.host.procs import ForkClient, OomWatch, Proc, describe_exit
 from monarch_kernel.runtime.host.recipe import fork_request, load_env
@@ -371,10 +372,7 @@ class Agent:
             self._tell(peer, proc.exit)
         what = "stopped" if expected else "proc"
         self._node.declare_dead(proc.id, Death(cause, what, proc.id, self._node.ref.host, proc.pid))
-        try:
-            os.unlink(proc.address)
-        except OSError:
-            pass
+        remove_socket(proc.address)
         self._drain(proc)
         self._dead.append(proc)
         if len(self._dead) > MAX_DEAD_LOGS:

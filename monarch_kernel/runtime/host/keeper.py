@@ -10,14 +10,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import socket
 import time
 from typing import Any
 
 import msgspec
 
-from monarch_kernel.protocol.keeping import PROCS, Adopt, Hear, Held, Keep, KeptInfo, KeptMesh, LetGo, Taken, TakeOver
+from monarch_kernel.protocol.keeping import (
+    DESCRIPTION,
+    FILES,
+    FOLDER,
+    PROCS,
+    Adopt,
+    Hear,
+    Held,
+    Keep,
+    KeptInfo,
+    KeptMesh,
+    LetGo,
+    Taken,
+    TakeOver,
+)
 from monarch_kernel.protocol.messages import (
     Death,
     OutputChunk,
@@ -28,6 +41,7 @@ from monarch_kernel.protocol.messages import (
     encode,
 )
 from monarch_kernel.protocol.output import MARKER
+from monarch_kernel.protocol.private import PrivateFolder
 from monarch_kernel.runtime.host import leftovers
 from monarch_kernel.runtime.host.agent import Agent, _reply
 from monarch_kernel.runtime.host.procs import Proc
@@ -51,7 +65,9 @@ class Keeper(Worker):
 
     def __init__(self, config: WorkerConfig, server: socket.socket, server_pid: int) -> None:
         super().__init__(config, server, server_pid)
-        self._folder = config.keep
+        folder = self._folder = PrivateFolder.open(config.keep)
+        folder.hold(config.folder_lock, FOLDER)
+        os.close(config.folder_lock)  # the folder has it now
         self._record: dict[str, bytes] = {}
         self._holder: ProcRef | None = None
         self._holders: set[str] = set()  # all that ever were
@@ -72,9 +88,8 @@ class Keeper(Worker):
 
     # -- life -------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        super()._begin()
-        self._write_description()
+    def _before_ready(self) -> None:
+        self._folder.replace(DESCRIPTION, self._description())  # without it, no one would find what is kept
 
     def _is_used(self) -> bool:
         return self._holder is not None
@@ -93,15 +108,19 @@ class Keeper(Worker):
 
     def _give_up_name(self) -> None:
         """From now on a new mesh may have the name, though this one takes a moment to end."""
-        folder, self._folder = self._folder, ""
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+        folder = self._folder
+        if folder.lock_fd < 0:
+            return
+        left = folder.remove(FILES)
+        if left:
+            log.warning("the folder %s stays: it holds what is not ours: %s", folder.path, ", ".join(left))
+        folder.close()
 
     # -- whose it is --------------------------------------------------------------------------------
 
     def _on_take_over(self, link: Any, message: TakeOver, _body: Any) -> None:
         holder = self._holder
-        if self._leaving or not self._folder:
+        if self._leaving or self._folder.lock_fd < 0:
             _reply(link, message.call, msgspec.msgpack.encode(Held("it is ending")))
             return
         if holder is not None and holder.id != link.peer and not message.force:
@@ -253,8 +272,11 @@ class Keeper(Worker):
 
     def _write_description(self) -> None:
         self._describing = False
-        if not self._folder:
-            return
+        if self._folder.lock_fd >= 0:
+            with contextlib.suppress(OSError):  # on a full disk the last one stays
+                self._folder.replace(DESCRIPTION, self._description())
+
+    def _description(self) -> bytes:
         counts: dict[str, list[int]] = {}
         for proc in self._procs.values():
             # A successor stands for those before it.
@@ -263,7 +285,7 @@ class Keeper(Worker):
             count[1] += proc.exit is None
         holder = self._holder
         info = KeptInfo(
-            name=os.path.basename(self._folder),
+            name=os.path.basename(self._folder.path),
             pid=os.getpid(),
             url=self._address.listen,
             host=self._node.ref.host,
@@ -273,15 +295,7 @@ class Keeper(Worker):
             idle=self._config.idle,
             meshes=[KeptMesh(name, self._sizes.get(name, {}), *count) for name, count in counts.items()],
         )
-        path = os.path.join(self._folder, DESCRIPTION)
-        with contextlib.suppress(OSError):  # a full disk, or somebody has removed the folder
-            with open(path + ".new", "wb") as file:
-                file.write(msgspec.json.encode(info))
-            os.replace(path + ".new", path)
-
-
-#: The file in a keeper's folder that says what is kept there.
-DESCRIPTION = "mesh.json"
+        return msgspec.json.encode(info)
 
 
 def newest(text: bytes, missed: int, limit: int) -> bytes:

@@ -7,12 +7,14 @@ launch) can find what is left of a run without any bookkeeping that could die wi
 
 from __future__ import annotations
 
-import fcntl
+import logging
 import os
 import signal
 import time
 
-# shutil and tempfile are loaded where they are used: the fork server, which hardly ever needs them, is waited for.
+from monarch_kernel.protocol.private import PrivateFolder, temporary_folder
+
+log = logging.getLogger(__name__)
 
 MARKER = "MONARCH_KERNEL_RUN"
 """Environment variable that the agent is started with; its value is the run folder."""
@@ -27,7 +29,6 @@ FORK_SERVER = "monarch-forks"
 """What the fork server calls itself (``/proc/<pid>/comm``)."""
 
 PREFIX = "monarch"
-LOCK = "lock"
 _LONGEST_BASE = 40
 
 #: A killed process in an uninterruptible system call may take this long to go (seconds).
@@ -184,6 +185,10 @@ def _signal(pid: int) -> None:
 
 # -- run folders ------------------------------------------------------------------------------
 
+_WHAT = "run folder"
+#: What lies in a run folder: all that is ever removed from one.
+_FILES = ("*.sock", "agent.log", "logs/*.log", "logs/*.log.old")
+
 
 class RunDir:
     """A folder for the sockets and logs of one controller, known as living by a lock.
@@ -191,45 +196,41 @@ class RunDir:
     The lock belongs to the open file, which the host agent inherits: it is free when neither lives.
     """
 
-    def __init__(self, path: str, lock_fd: int) -> None:
-        self.path = path
-        self.lock_fd = lock_fd
+    def __init__(self, folder: PrivateFolder) -> None:
+        self._folder = folder
+        self.path = folder.path
+
+    @property
+    def lock_fd(self) -> int:
+        """The descriptor that holds the lock."""
+        return self._folder.lock_fd
 
     def remove(self) -> None:
         """Remove the folder and give up its lock. Only for its owner, at the end."""
-        import shutil
-
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self.lock_fd >= 0:
-            os.close(self.lock_fd)
-            self.lock_fd = -1
+        if self._folder.fd >= 0:
+            _remove(self._folder)
+            self._folder.close()
 
 
 def make_run_dir(base: str | None = None) -> RunDir:
     """A new run folder, mode 0700; removes those that dead controllers have left.
 
     Raises:
-        OSError: the temporary folder cannot be written.
+        OSError: the temporary folder cannot be written, or is not safe from other users.
     """
     base = base or _base()
     remove_stale(base)
-    import tempfile
-
-    path = tempfile.mkdtemp(prefix=f"{PREFIX}-{os.getuid()}-", dir=base)
-    # Locked before it has its name: nobody else can find it unlocked.
-    new = os.path.join(path, LOCK + ".new")
-    lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    os.rename(new, os.path.join(path, LOCK))
-    return RunDir(path, lock)
+    folder = PrivateFolder.make(os.path.join(base, f"{PREFIX}-{os.getuid()}-{os.urandom(5).hex()}"))
+    try:
+        folder.claim(_WHAT)
+    except BaseException:
+        folder.close()
+        raise
+    return RunDir(folder)
 
 
 def _base() -> str:
-    import tempfile
-
-    base = tempfile.gettempdir()
-    # The path of a Unix socket has at most 107 bytes, and proc names want their part of it.
-    return base if len(os.fsencode(base)) <= _LONGEST_BASE else "/tmp"
+    return temporary_folder(_LONGEST_BASE)
 
 
 def remove_stale(base: str | None = None) -> list[str]:
@@ -246,20 +247,27 @@ def remove_stale(base: str | None = None) -> list[str]:
 def remove_if_stale(path: str) -> bool:
     """Kill what is left of a run and remove its folder, unless a living process holds its lock."""
     try:
-        if os.lstat(path).st_uid != os.getuid():
-            return False
-        lock = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with PrivateFolder.open(path) as folder:
+            if not folder.take(_WHAT):
+                return False
+            kill_run(path)
+            _remove(folder)
+            return True
     except OSError:
         return False  # being made right now, being removed right now, or none of ours
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    else:
-        kill_run(path)
-        import shutil
 
-        shutil.rmtree(path, ignore_errors=True)
-        return True
-    finally:
-        os.close(lock)
+
+def remove_run_dir(path: str, lock_fd: int) -> None:
+    """Remove a run folder whose lock this process has inherited."""
+    try:
+        with PrivateFolder.open(path) as folder:
+            folder.hold(lock_fd, _WHAT)
+            _remove(folder)
+    except OSError as e:
+        log.warning("the run folder stays: %s", e)
+
+
+def _remove(folder: PrivateFolder) -> None:
+    left = folder.remove(_FILES)
+    if left:
+        log.warning("the run folder %s stays: it holds what is not ours: %s", folder.path, ", ".join(left))

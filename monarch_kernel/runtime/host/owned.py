@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import socket
 import time
 
 from monarch_kernel.protocol.messages import Death
+from monarch_kernel.runtime.host import leftovers
 from monarch_kernel.runtime.host.agent import Agent
 from monarch_kernel.runtime.host.config import AgentConfig
 from monarch_kernel.runtime.node.node import Node
@@ -36,6 +36,7 @@ class OwnedAgent(Agent):
         owner = config.owner
         node = Node(config.id, "agent", config.run_dir, config.host, background=False, site=owner.site, gateway=owner)
         super().__init__(node, server, server_pid)
+        self._config = config
         self._owner = owner
         self._controller = controller
 
@@ -63,7 +64,7 @@ class OwnedAgent(Agent):
     def _clean_up(self) -> None:
         super()._clean_up()
         if self._controller_died(_FAREWELL if self._code == 0 else _LINGER):
-            shutil.rmtree(self._node.run_dir, ignore_errors=True)
+            leftovers.remove_run_dir(self._node.run_dir, self._config.lock_fd)
 
     def _controller_died(self, timeout: float) -> bool:
         """Whether it ended without a farewell (then nobody but us removes the run folder)."""

@@ -13,9 +13,9 @@ import functools
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
+import stat
 import sys
 from typing import Any, NoReturn
 
@@ -23,13 +23,14 @@ import msgspec
 
 from monarch_kernel.protocol.addresses import worker_address
 from monarch_kernel.protocol.messages import Death, ProcRef, Shutdown, SpawnProcs, StopProcs
+from monarch_kernel.protocol.private import remove_socket, user_name
 from monarch_kernel.runtime.host import forkserver, leftovers
 from monarch_kernel.runtime.host.__main__ import restore_python_path, serve_forks
 from monarch_kernel.runtime.host.agent import ORPHAN_GRACE, Agent
 from monarch_kernel.runtime.host.launch import interpreter_command
 from monarch_kernel.runtime.host.recipe import package_root
 from monarch_kernel.runtime.node import descriptors
-from monarch_kernel.runtime.node.link import connect_unix
+from monarch_kernel.runtime.node.link import listens
 from monarch_kernel.runtime.node.node import Node
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ class WorkerConfig(msgspec.Struct, array_like=True):
     python_path: str | None  # PYTHONPATH as the user has it
     keep: str = ""  # the folder of a mesh that is to be kept
     idle: float = 0.0  # seconds without any use after which it ends; 0: never
-    ready: int = -1  # a descriptor that is told the URL, and closed, when it listens
+    ready: int = -1  # a descriptor that is told the URL when it listens, or why it does not, and closed
+    folder_lock: int = -1  # the lock of the folder that its socket is in, held until its end
 
 
 class Worker(Agent):
@@ -97,12 +99,17 @@ class Worker(Agent):
             raise OSError(f"cannot listen at {self._address.listen}: {e.strerror or e}") from e
         if self._config.lifeline >= 0:
             self._poller.register(self._config.lifeline, self._on_lifeline)
+        self._before_ready()
         print(f"monarch-kernel worker {self._node.ref.host} listens at {url}", flush=True)
         if self._config.ready >= 0:
             with contextlib.suppress(OSError):  # whoever started us has gone; others may come
                 os.write(self._config.ready, url.encode())
             os.close(self._config.ready)
+            self._config.ready = -1
         self._note_use()
+
+    def _before_ready(self) -> None:
+        """What must be done before others learn that it listens."""
 
     def _between_steps(self) -> bool:
         if self._signals > 1:
@@ -151,7 +158,7 @@ class Worker(Agent):
 
     def _clean_up(self) -> None:
         super()._clean_up()
-        shutil.rmtree(self._node.run_dir, ignore_errors=True)
+        leftovers.remove_run_dir(self._node.run_dir, self._config.lock_fd)
 
     # -- those it works for -------------------------------------------------------------------
 
@@ -241,13 +248,27 @@ class Worker(Agent):
 
 
 def _remove_dead_socket(path: str) -> None:
-    """Remove the socket that a killed worker has left."""
+    """Remove the socket that a killed worker of this user has left.
+
+    Raises:
+        OSError: something else is there, which stays.
+    """
     try:
-        connect_unix(path).close()
-    except ConnectionRefusedError:
-        os.unlink(path)
+        about = os.lstat(path)
     except OSError:
-        pass  # it is not there, or no socket: listening says what is wrong
+        return  # it is free; or listening says what is wrong
+    if not stat.S_ISSOCK(about.st_mode):
+        raise OSError(
+            f"cannot listen at ipc://{path}: there is something that is no socket; it stays: name another path"
+        )
+    if about.st_uid != os.geteuid():
+        raise OSError(
+            f"cannot listen at ipc://{path}: the socket there belongs to {user_name(about.st_uid)}: name a path in a "
+            "folder that only you can write to, such as $XDG_RUNTIME_DIR"
+        )
+    if listens(path):
+        raise OSError(f"cannot listen at ipc://{path}: another process listens there")
+    remove_socket(path, (about.st_dev, about.st_ino))
 
 
 # -- starting -----------------------------------------------------------------------------------
@@ -261,6 +282,7 @@ def exec_worker(
     keep: str = "",
     idle: float = 0.0,
     ready: int = -1,
+    folder_lock: int = -1,
 ) -> NoReturn:
     """Become a worker: this process goes on in a fresh interpreter, whose environment has the marks of a run.
 
@@ -271,10 +293,11 @@ def exec_worker(
     worker = f"worker-{secrets.token_hex(4)}"
     python_path = os.environ.get("PYTHONPATH")
     config = WorkerConfig(
-        worker, run_dir.path, run_dir.lock_fd, address, name, key_file, lifeline, python_path, keep, idle, ready
+        *(worker, run_dir.path, run_dir.lock_fd, address, name, key_file, lifeline, python_path, keep, idle, ready),
+        folder_lock,
     )
     fd = forkserver.memfd("config", msgspec.msgpack.encode(config))
-    for inherited in (fd, run_dir.lock_fd, lifeline, ready):
+    for inherited in (fd, run_dir.lock_fd, lifeline, ready, folder_lock):
         if inherited >= 0:
             os.set_inheritable(inherited, True)
     env = {
@@ -312,6 +335,7 @@ def add_worker_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lifeline", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--keep", default="", help=argparse.SUPPRESS)
     parser.add_argument("--ready", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--lock", type=int, default=-1, help=argparse.SUPPRESS)
     parser.set_defaults(run=_run)
 
 
@@ -331,10 +355,21 @@ def _run(options: argparse.Namespace) -> int:
             options.keep,
             options.idle,
             options.ready,
+            options.lock,
         )
     except (OSError, ValueError) as e:
-        sys.stderr.write(f"monarch-kernel worker: {e}\n")
+        _say_why_not(options.ready, e)
         return 2
+
+
+def _say_why_not(ready: int, error: Exception) -> None:
+    """Say why there will be no worker: on stderr, and to the process that waits for it, as a log may be full."""
+    if ready >= 0:
+        with contextlib.suppress(OSError):
+            os.write(ready, str(error).encode()[:4000])
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"monarch-kernel worker: {error}\n")
+        sys.stderr.flush()
 
 
 def main() -> None:
@@ -342,7 +377,7 @@ def main() -> None:
     fd = int(sys.argv[1])
     with open(fd, "rb") as file:
         config = msgspec.msgpack.decode(file.read(), type=WorkerConfig)
-    for inherited in (config.lock_fd, config.lifeline, config.ready):
+    for inherited in (config.lock_fd, config.lifeline, config.ready, config.folder_lock):
         if inherited >= 0:
             os.set_inheritable(inherited, False)
     forkserver.become_subreaper()
@@ -356,7 +391,7 @@ def main() -> None:
     pid = os.fork()
     if pid == 0:
         ours.close()
-        for inherited in (config.lifeline, config.ready):
+        for inherited in (config.lifeline, config.ready, config.folder_lock):
             if inherited >= 0:
                 os.close(inherited)
         serve_forks(theirs, config.id, config.run_dir, config.lock_fd, sys.path, None)
@@ -371,8 +406,9 @@ def main() -> None:
         code = worker.run()
     except (OSError, ValueError) as e:
         leftovers.kill_below(pid)
-        shutil.rmtree(config.run_dir, ignore_errors=True)
-        sys.exit(f"monarch-kernel worker: {e}")
+        leftovers.remove_run_dir(config.run_dir, config.lock_fd)
+        _say_why_not(config.ready, e)
+        sys.exit(1)
     sys.exit(code)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from monarch_kernel.protocol.messages import PREFIX, decode, encode
+from monarch_kernel.protocol.private import NotPrivateError, user_name
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
 
 log = logging.getLogger(__name__)
@@ -388,12 +389,6 @@ class Link:
 
     # -- ending -----------------------------------------------------------------------------------
 
-    def peer_uid(self) -> int:
-        """The user id of the process at the other end, as the kernel knows it."""
-        assert self._sock is not None
-        self.pid, uid = peer_of(self._sock)
-        return uid
-
     def close(self) -> None:
         """Close the socket and tell ``on_close``; later sends go nowhere."""
         with self._lock:
@@ -498,15 +493,50 @@ def listen_unix(path: str) -> socket.socket:
 
 
 def connect_unix(path: str) -> socket.socket:
-    """Connect to a Unix socket.
+    """Connect to a Unix socket of a process of this user (or of root, who can do everything anyway).
 
     Raises:
-        OSError: nobody listens there (``FileNotFoundError``, ``ConnectionRefusedError``).
+        OSError: no process listens there (``FileNotFoundError``, ``ConnectionRefusedError``), or one of another user
+            (``NotPrivateError``).
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.connect(path)
+        check_peer(sock, path)
     except OSError:
         sock.close()
         raise
     return sock
+
+
+def check_peer(sock: socket.socket, path: str) -> None:
+    """Make sure, before a byte is sent or decoded, that this user or root listens at a Unix socket.
+
+    Raises:
+        NotPrivateError: it is another user; says who, and what to do.
+    """
+    pid, uid = peer_of(sock)
+    if not is_ours(uid):
+        raise NotPrivateError(
+            f"process {pid} of {user_name(uid)} listens at {path}, so it is not talked to: use a path in a folder that "
+            "only you can write to, such as $XDG_RUNTIME_DIR"
+        )
+
+
+def is_ours(uid: int) -> bool:
+    """Whether a process with this user id may be at the other end of a Unix socket."""
+    return uid in (os.geteuid(), 0)
+
+
+def listens(path: str) -> bool:
+    """Whether a process of this user listens at a Unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(path)
+            check_peer(sock, path)
+        except BlockingIOError:
+            return True  # more connections wait there than it takes
+        except OSError:
+            return False
+        return True

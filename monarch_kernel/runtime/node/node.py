@@ -40,10 +40,11 @@ from monarch_kernel.protocol.messages import (
     decode,
     encode,
 )
+from monarch_kernel.protocol.private import remove_socket, user_name
 from monarch_kernel.protocol.serialize import Apart
 from monarch_kernel.runtime.node import descriptors
 from monarch_kernel.runtime.node.audit import Audit
-from monarch_kernel.runtime.node.link import Link, connect_unix, listen_unix, peer_of
+from monarch_kernel.runtime.node.link import Link, connect_unix, is_ours, listen_unix, peer_of
 from monarch_kernel.runtime.node.poller import FORKED, Poller, Timer
 from monarch_kernel.runtime.node.remote import Done, RemoteLink, Routes, local_site, make_hello
 from monarch_kernel.runtime.node.segments import THRESHOLD, Segments
@@ -201,6 +202,7 @@ class Node:
         self.pids: dict[str, int] = {}
         self._call_ids = itertools.count(1)
         self._expected: set[str] = set()
+        self._refused: set[int] = set()  # the other users that have tried to connect here
         self._listener: socket.socket | None = None
         #: Procs whose connection has ended, until their agents tell why: what happens if those never do.
         self._unexplained: dict[str, Timer] = {}
@@ -271,11 +273,16 @@ class Node:
                     self.poller.unregister(listener.fileno())  # it would be called again at once, and again
                     self.poller.call_later(ACCEPT_PAUSE, lambda: self._accept_again(listener))
                 return
+            pid, uid = peer_of(sock)
+            if not is_ours(uid):
+                sock.close()
+                if uid not in self._refused:  # said once: the log must not be another user's to fill
+                    self._refused.add(uid)
+                    log.warning("refused a connection of process %d of %s", pid, user_name(uid))
+                continue
             link = Link(self.poller, "", self._dispatch, self._on_closed)
+            link.pid = pid
             link.attach(sock)
-            if link.peer_uid() not in (os.getuid(), 0):
-                log.warning("refused a connection of user id other than ours")
-                link.close()
 
     def _accept_again(self, listener: socket.socket) -> None:
         if not self._closed and listener.fileno() >= 0:
@@ -371,7 +378,7 @@ class Node:
         except OSError as e:
             if ref.agent == proc:
                 self.declare_dead(
-                    proc, Death(f"the host agent cannot be reached: {e.strerror}", "agent", proc, ref.host)
+                    proc, Death(f"the host agent cannot be reached: {e.strerror or e}", "agent", proc, ref.host)
                 )
                 return None
             # Not listening yet, or not any more: its agent knows which.
@@ -564,7 +571,7 @@ class Node:
             link.attach(connect_unix(ref.address))
         except OSError as e:
             self.declare_dead(
-                ref.id, Death(f"it cannot be reached: {e.strerror}", "proc", ref.id, ref.host, started.pid)
+                ref.id, Death(f"it cannot be reached: {e.strerror or e}", "proc", ref.id, ref.host, started.pid)
             )
 
     def _on_unresponsive(self, _link: Any, message: ProcUnresponsive, _body: Any) -> None:
@@ -647,8 +654,5 @@ class Node:
         if self._listener is not None:
             self.poller.unregister(self._listener.fileno())
             self._listener.close()
-            try:
-                os.unlink(self.ref.address)
-            except OSError:
-                pass
+            remove_socket(self.ref.address)
         self.poller.close()

@@ -41,6 +41,7 @@ from monarch_kernel.protocol.messages import (
     encode,
     encode_death,
 )
+from monarch_kernel.protocol.private import NotPrivateError, remove_socket
 from monarch_kernel.runtime.node.link import Link, connect_unix, describe, is_peers_fault, listen_unix
 
 if TYPE_CHECKING:
@@ -504,14 +505,13 @@ class _UnixListener:
         self._node = node
         self._sock = sock
         self._path = path
+        about = os.lstat(path)
+        self._inode = (about.st_dev, about.st_ino)
 
     def close(self) -> None:
         self._node.poller.unregister(self._sock.fileno())
         self._sock.close()
-        try:
-            os.unlink(self._path)
-        except OSError:
-            pass
+        remove_socket(self._path, self._inode)  # unless a successor listens there by now
 
     def abandon(self) -> None:
         self._sock.close()
@@ -563,6 +563,9 @@ class _Dial:
             return
         try:
             self.link.attach(connect_unix(self.url.removeprefix("ipc://")))
+        except NotPrivateError as e:
+            self._routes._dials.pop(self.link, None)
+            self.failed(str(e))
         except OSError as e:
             self._why = f"nobody listens there ({e.strerror})"
             if time.monotonic() < self._deadline:

@@ -1,0 +1,501 @@
+"""Folders that this user alone can use, and the proof that a folder is one of ours.
+
+Sockets, logs and descriptions lie in folders of mode 0700. Such a folder is opened component by component, each
+relative to the descriptor of the one before: no other user can redirect the path, or replace a part of it between a
+check and a use. What is in the folder is reached through its descriptor.
+
+A folder that this package makes holds the file ``lock``. Its text says what the folder is, and the processes that use
+the folder hold a lock on it. A folder is removed only by a process that has that lock, and only file by file: files of
+other names than those that this package writes there stay, and so does the folder then.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterable
+from typing import Any
+
+LOCK = "lock"
+_ABOUT = "This folder belongs to monarch_kernel"
+_LINKS = 40
+#: More than any description of ours has.
+_LARGEST = 1 << 20
+
+
+class NotPrivateError(PermissionError):
+    """A folder, file or socket is not this user's alone; the message says whose it is, and what to do."""
+
+
+class NotOursError(OSError):
+    """A folder was not made by this package, so nothing in it is touched."""
+
+
+def user_name(uid: int) -> str:
+    """A user as messages name it."""
+    import pwd  # only messages need it
+
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"the user with uid {uid}"
+
+
+# -- the way to a folder --------------------------------------------------------------------------
+
+
+def open_way(path: str) -> int:
+    """A descriptor (``O_PATH``) of a folder whose path no other user can change.
+
+    As ``StrictModes`` of OpenSSH has it, each folder on the way must belong to this user or to root, and only they may
+    write to it, unless it has the sticky bit. A symbolic link on the way must belong to one of them, too.
+
+    Raises:
+        NotPrivateError: another user can change it.
+        OSError: there is no such folder.
+    """
+    fd = os.open("/", _WAY)
+    at = "/"
+    links = 0
+    todo = _reversed(os.path.abspath(path))
+    try:
+        while todo:
+            name = todo.pop()
+            whole = os.path.join(at, name)
+            try:
+                below = os.open(name, _STEP, dir_fd=fd)
+            except OSError as e:
+                raise type(e)(e.errno, e.strerror, whole) from None
+            about = os.fstat(below)
+            if not stat.S_ISLNK(about.st_mode):
+                os.close(fd)
+                fd, at = below, whole
+                _check_way(at, about)
+                continue
+            target = os.readlink("", dir_fd=below)
+            os.close(below)
+            links += 1
+            if links > _LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            if about.st_uid not in (0, os.geteuid()):
+                raise NotPrivateError(f"{whole} is a link of {user_name(about.st_uid)}, so it is not followed")
+            todo += _reversed(target)
+            if target.startswith("/"):
+                os.close(fd)
+                fd, at = os.open("/", _WAY), "/"
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+_WAY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _reversed(path: str) -> list[str]:
+    """The components of a path, the first one last."""
+    return [name for name in reversed(path.split("/")) if name not in ("", ".")]
+
+
+def _check_way(path: str, about: os.stat_result) -> None:
+    if not stat.S_ISDIR(about.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+    if about.st_uid not in (0, os.geteuid()) and not _is_unmapped_root(about.st_uid):
+        raise NotPrivateError(f"{path} belongs to {user_name(about.st_uid)}, who could replace what is in it")
+    others = stat.S_IWOTH if about.st_gid == os.getegid() == os.geteuid() else stat.S_IWOTH | stat.S_IWGRP
+    if about.st_mode & others and not about.st_mode & stat.S_ISVTX:
+        raise NotPrivateError(
+            f"other users may write to {path} (mode {stat.S_IMODE(about.st_mode):o}), and could replace what is in it: "
+            "take that away (chmod go-w), or use a folder that only you can write to"
+        )
+
+
+def _is_unmapped_root(uid: int) -> bool:
+    """Whether this is how the machine's root shows in a container that does not know that user."""
+    if uid == 0:
+        return False
+    try:
+        with open("/proc/sys/kernel/overflowuid", "rb") as file:
+            if int(file.read()) != uid:
+                return False
+        with open("/proc/self/uid_map", "rb") as file:
+            ranges = [tuple(map(int, line.split())) for line in file]
+    except (OSError, ValueError):
+        return False
+    return not any(first <= uid < first + count for first, _, count in ranges)
+
+
+def temporary_folder(longest: int) -> str:
+    """The folder for what is temporary: the one that ``TMPDIR`` names, or else ``/tmp``.
+
+    Args:
+        longest: bytes that its path may have, as the path of a Unix socket has at most 107.
+
+    Raises:
+        NotPrivateError: other users could replace what this user puts there.
+    """
+    import tempfile
+
+    chosen = tempfile.gettempdir()
+    candidates = [path for path in (chosen, "/tmp") if len(os.fsencode(path)) <= longest]
+    why: list[str] = []
+    for path in dict.fromkeys(candidates):
+        try:
+            os.close(open_way(path))
+        except OSError as e:
+            why.append(str(e))
+        else:
+            return path
+    raise NotPrivateError(f"no temporary folder is safe to use: {'; '.join(why)}; name one of your own in TMPDIR")
+
+
+# -- folders of this user -----------------------------------------------------------------------
+
+
+class PrivateFolder:
+    """A folder of this user that no other user can use, held by its descriptor. Close it after use.
+
+    Args:
+        path: for messages, and for the sockets in it, which only have paths.
+        fd: the folder.
+        parent: the folder that it lies in; taken over.
+    """
+
+    def __init__(self, path: str, fd: int, parent: int) -> None:
+        self.path = path
+        self.fd = fd
+        self._parent = parent
+        #: The descriptor that holds the lock; -1: this process does not hold it.
+        self.lock_fd = -1
+
+    @classmethod
+    def open(cls, path: str, *, visible: bool = False) -> PrivateFolder:
+        """Open a folder that is there.
+
+        Args:
+            visible: whether other users may look into it, as long as they cannot write to it.
+
+        Raises:
+            FileNotFoundError: there is none.
+            NotPrivateError: it is another user's, or open to others, or a link, or could be replaced by others.
+        """
+        path = os.path.abspath(path)
+        parent = open_way(os.path.dirname(path))
+        try:
+            return cls(path, _open_own(path, parent, 0o022 if visible else 0o077), parent)
+        except BaseException:
+            os.close(parent)
+            raise
+
+    @classmethod
+    def make(cls, path: str) -> PrivateFolder:
+        """Make a folder of mode 0700.
+
+        Raises:
+            FileExistsError: there is something of that name.
+            NotPrivateError: other users could replace it.
+        """
+        path = os.path.abspath(path)
+        parent = open_way(os.path.dirname(path))
+        try:
+            os.mkdir(os.path.basename(path), 0o700, dir_fd=parent)
+            return cls(path, _open_own(path, parent, 0o077), parent)
+        except BaseException:
+            os.close(parent)
+            raise
+
+    def names(self) -> list[str]:
+        """What is in it, sorted."""
+        return sorted(os.listdir(self.fd))
+
+    def open_file(self, name: str, flags: int) -> int:
+        """Open a regular file of this user in it; a link is not followed.
+
+        Raises:
+            NotPrivateError: it is something else.
+        """
+        path = os.path.join(self.path, name)
+        try:
+            fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+        except OSError as e:
+            raise type(e)(e.errno, e.strerror, path) from None
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
+            os.close(fd)
+            raise NotPrivateError(f"{path} is not a regular file of yours")
+        return fd
+
+    def read(self, name: str) -> bytes:
+        """The contents of a small file in it."""
+        with os.fdopen(self.open_file(name, os.O_RDONLY), "rb") as file:
+            return file.read(_LARGEST)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write a file in it: as a whole, or not at all."""
+        new = name + NEW
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        try:
+            with os.fdopen(self.open_file(new, flags), "wb") as file:
+                file.write(data)
+            os.rename(new, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except OSError as e:
+            raise type(e)(e.errno, e.strerror, os.path.join(self.path, name)) from None
+
+    # -- whose it is, and its end --------------------------------------------------------------------
+
+    def claim(self, what: str) -> None:
+        """Make this new folder known as one of ours, in use by this process and all that inherit ``lock_fd``.
+
+        Raises:
+            OSError: nothing can be written there; then the folder is gone again.
+        """
+        new = LOCK + NEW
+        try:
+            # Locked before it has its name: no process can find it unlocked.
+            fd = self.open_file(new, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                os.write(fd, _about(what))
+                os.rename(new, LOCK, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            except BaseException:
+                os.close(fd)
+                raise
+        except OSError as e:
+            self._unlink(new)
+            self._rmdir()
+            raise type(e)(e.errno, e.strerror, self.path) from None
+        self.lock_fd = fd
+
+    def hold(self, lock_fd: int, what: str) -> None:
+        """Have the lock that another process has given to this one; it stays that descriptor's.
+
+        Raises:
+            NotOursError: that is not this folder's.
+        """
+        self._check_lock(lock_fd, what)
+        self.lock_fd = os.dup(lock_fd)
+
+    def take(self, what: str) -> bool:
+        """Take the lock if no living process holds it; whether that was so.
+
+        Raises:
+            NotOursError: it was not made by this package for that.
+        """
+        try:
+            fd = self.open_file(LOCK, os.O_RDWR)
+        except OSError as e:
+            raise NotOursError(f"{self.path} is no {what} of monarch_kernel: it has no file {LOCK!r} of yours") from e
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not _is_about(fd, what):
+                    raise self._not_ours(what) from None
+                return False
+            self._check_lock(fd, what)
+            self.lock_fd, fd = fd, -1
+            return True
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _check_lock(self, fd: int, what: str) -> None:
+        """Whether a descriptor is of this folder's lock, and the text there says that the folder is ours."""
+        held = os.fstat(fd)
+        try:
+            found = os.stat(LOCK, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            found = None
+        if found is None or (held.st_dev, held.st_ino) != (found.st_dev, found.st_ino) or not _is_about(fd, what):
+            raise self._not_ours(what)
+
+    def _not_ours(self, what: str) -> NotOursError:
+        return NotOursError(f"{self.path} is no {what} of monarch_kernel: its file {LOCK!r} does not say so")
+
+    def remove(self, files: Iterable[str]) -> list[str]:
+        """Remove the folder, whose lock this process holds, and the files in it that have these names.
+
+        Args:
+            files: names; ``*`` may stand at the beginning for anything, and one ``/`` for a folder in this one.
+
+        Returns:
+            What else is there. If that is anything, it stays, and the folder and its lock do, too.
+        """
+        assert self.lock_fd >= 0, "only a folder whose lock is held is removed"
+        patterns = [*files, LOCK + NEW]
+        left = [name for name in self._clear("", patterns) if name != LOCK]
+        if not left:
+            self._unlink(LOCK)
+            self._rmdir()
+        return left
+
+    def _clear(self, inside: str, patterns: list[str]) -> list[str]:
+        """Remove what the patterns name; what is left."""
+        left: list[str] = []
+        for name in self.names():
+            whole = inside + name
+            is_file = any(_fits(whole, pattern) for pattern in patterns)
+            is_folder = any(pattern.startswith(f"{whole}/") for pattern in patterns)
+            gone = (is_file and self._unlink(name)) or (is_folder and self._clear_within(name, patterns, left))
+            if not gone:
+                left.append(whole)
+        return left
+
+    def _clear_within(self, name: str, patterns: list[str], left: list[str]) -> bool:
+        """As ``_clear``, for a folder in this one; whether it is gone."""
+        path = os.path.join(self.path, name)
+        try:
+            below = PrivateFolder(path, _open_own(path, self.fd, 0o077), os.dup(self.fd))
+        except OSError:
+            return False
+        with below:
+            left += below._clear(f"{name}/", patterns)
+            return below._rmdir()
+
+    def _unlink(self, name: str) -> bool:
+        """Remove a file or socket of this user; whether it is gone."""
+        return _unlink(name, self.fd, (stat.S_IFREG, stat.S_IFSOCK))
+
+    def _rmdir(self) -> bool:
+        try:
+            os.rmdir(os.path.basename(self.path), dir_fd=self._parent)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give up the descriptors, and with them the lock, unless other processes hold it, too."""
+        for fd in (self.fd, self._parent, self.lock_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.fd = self._parent = self.lock_fd = -1
+
+    def __enter__(self) -> PrivateFolder:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+#: What the name of a file ends with while it is written.
+NEW = ".new"
+
+
+def _open_own(path: str, parent: int, closed_to: int) -> int:
+    """Open the last component of a path, a folder of this user."""
+    name = os.path.basename(path)
+    about = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    if about.st_uid != os.geteuid():
+        kind = "a link" if stat.S_ISLNK(about.st_mode) else "there, and"
+        raise NotPrivateError(f"{path} is {kind} of {user_name(about.st_uid)}, so it is not used: name another folder")
+    if not stat.S_ISDIR(about.st_mode):
+        kind = "a link: name the folder itself" if stat.S_ISLNK(about.st_mode) else "not a folder"
+        raise NotPrivateError(f"{path} is {kind}")
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    about = os.fstat(fd)
+    if about.st_uid != os.geteuid() or about.st_mode & closed_to:
+        os.close(fd)
+        raise NotPrivateError(
+            f"{path} is open to other users (mode {stat.S_IMODE(about.st_mode):o}), so it is not used: "
+            "run chmod 700 if it is yours alone, or name another folder"
+        )
+    return fd
+
+
+def _about(what: str) -> bytes:
+    return f"{_ABOUT} ({what}). It goes when the last process that holds a lock on this file has ended.\n".encode()
+
+
+def _is_about(fd: int, what: str) -> bool:
+    wanted = f"{_ABOUT} ({what})".encode()
+    return os.pread(fd, len(wanted), 0) == wanted
+
+
+def _fits(name: str, pattern: str) -> bool:
+    folder, _, last = pattern.rpartition("/")
+    inside, _, name = name.rpartition("/")
+    return folder == inside and (name.endswith(last[1:]) if last.startswith("*") else name == last)
+
+
+def _unlink(name: str, folder: int, kinds: tuple[int, ...], inode: tuple[int, int] | None = None) -> bool:
+    try:
+        about = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_IFMT(about.st_mode) not in kinds or about.st_uid != os.geteuid():
+            return False
+        if inode is not None and inode != (about.st_dev, about.st_ino):
+            return False
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+# -- single files -----------------------------------------------------------------------------------
+
+
+def remove_socket(path: str, inode: tuple[int, int] | None = None) -> bool:
+    """Remove a socket of this user; whether it is gone. What else has that name stays.
+
+    Args:
+        inode: device and number of the socket that is meant, if another one may have its name now.
+    """
+    try:
+        folder = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return not os.path.lexists(path)
+    try:
+        return _unlink(os.path.basename(path), folder, (stat.S_IFSOCK,), inode)
+    finally:
+        os.close(folder)
+
+
+def read_own_file(path: str, limit: int = _LARGEST) -> bytes:
+    """The contents of a regular file that this user has written, and no other user can write to.
+
+    Raises:
+        FileNotFoundError: there is none.
+        NotPrivateError: another user has written it, or could have.
+        OSError: it cannot be read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as e:
+        if e.errno == errno.ELOOP:
+            raise NotPrivateError(f"{path} is a link, and is not followed: name the file itself") from None
+        if e.errno == errno.EACCES and (uid := os.lstat(path).st_uid) != os.geteuid():
+            raise NotPrivateError(f"{path} belongs to {user_name(uid)}, so it is not read") from None
+        raise
+    with os.fdopen(fd, "rb") as file:
+        about = os.fstat(fd)
+        if about.st_uid != os.geteuid():
+            raise NotPrivateError(f"{path} belongs to {user_name(about.st_uid)}, so it is not read")
+        if not stat.S_ISREG(about.st_mode):
+            raise NotPrivateError(f"{path} is not a regular file")
+        if about.st_mode & 0o022:
+            raise NotPrivateError(
+                f"other users may write to {path} (mode {stat.S_IMODE(about.st_mode):o}), so it is not read: if what "
+                "is in it is yours, run chmod 600"
+            )
+        return file.read(limit)
+
+
+def write_own_file(path: str, data: bytes) -> None:
+    """Write a file of mode 0600, as a whole or not at all; a link of that name is replaced, and not followed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    new = f"{path}.{os.urandom(4).hex()}{NEW}"
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        os.rename(new, path)
+    except BaseException:
+        os.unlink(new)
+        raise
