@@ -8,17 +8,17 @@ from __future__ import annotations
 import __future__
 
 import ast
-import asyncio
 import builtins
 import inspect
 import linecache
 import pprint
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+from monarch_kernel.kernel.cell_loop import CellLoop
 from monarch_kernel.kernel.value_size import size_at_least
 
 _FUTURES = {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
@@ -73,7 +73,7 @@ class CellRunner:
         self.namespace = namespace
         self._show = show
         self._flags = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop = CellLoop()
 
     def run(self, cell: Cell) -> Outcome:
         """Run `cell`; whatever it raises is in the outcome, even SystemExit and KeyboardInterrupt."""
@@ -81,9 +81,11 @@ class CellRunner:
         outcome = Outcome()
         try:
             body, last = self._compile(cell)
-            self._execute(body)
+            with self.loop.offered():
+                self._execute(body)
+                if last is not None:
+                    outcome.value = self._execute(last)
             if last is not None:
-                outcome.value = self._execute(last)
                 outcome.has_value = True
                 if not cell.quiet and outcome.value is not None:
                     builtins._ = outcome.value  # type: ignore[attr-defined]
@@ -96,9 +98,7 @@ class CellRunner:
 
     def close(self) -> None:
         """End what cells left behind in their event loop."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.close()
-            asyncio.set_event_loop(None)
+        self.loop.close()
 
     def _compile(self, cell: Cell) -> tuple[CodeType, CodeType | None]:
         tree = ast.parse(cell.source, cell.filename)
@@ -118,20 +118,7 @@ class CellRunner:
     def _execute(self, code: CodeType) -> Any:
         if not code.co_flags & inspect.CO_COROUTINE:
             return eval(code, self.namespace)
-        return self._await(eval(code, self.namespace))
-
-    def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            asyncio.set_event_loop(self._loop)
-        task = self._loop.create_task(coroutine)
-        try:
-            return self._loop.run_until_complete(task)
-        except BaseException:
-            if not task.done():  # KeyboardInterrupt left the loop; the next cell must not resume this one
-                task.cancel()
-                self._loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
-            raise
+        return self.loop.run(eval(code, self.namespace))
 
 
 def remember_source(filename: str, source: str) -> None:

@@ -87,7 +87,8 @@ class CellExecutor(Actor):
     __tool__ = True
 
     def __init__(self) -> None:
-        point = context().actor_instance.rank
+        self._me = context().actor_instance
+        point = self._me.rank
         self._rank = point.rank
         main = _main_module()
         self._names = vars(main)
@@ -133,6 +134,7 @@ class CellExecutor(Actor):
             reply = self._reply(started, fault=_fault_of(error))
         _Activity.cell = ""
         _Activity.stopped.discard(cell.id)
+        self._me.background = self._runner.loop.existing
         _surely(rank_output.end_cell, cell.id)
         return reply
 
@@ -141,18 +143,18 @@ class CellExecutor(Actor):
         _Activity.cell = cell.id
         if cell.id in _Activity.stopped:  # it waited behind another cell when it was interrupted
             raise KeyboardInterrupt
-        self._shell.before_cell()
+        self._shell.before_cell(cell.raw, cell.source)
         outcome = self._runner.run(cell)
         fault = None
         if outcome.error is not None:
             fault = _fault_of(outcome.error)
             keep_failure(outcome.error, cell.id)  # a debugger may stop here
-        # Its frames hold on to the user's objects, and to us: what they refer to must go when the user lets go.
-        outcome.error = None
         try:
-            self._shell.after_cell()
+            self._shell.after_cell(outcome.value, outcome.error)
         except BaseException as error:  # drawing a figure runs user code
             fault = fault or _fault_of(error)
+        # Its frames hold on to the user's objects, and to us: what they refer to must go when the user lets go.
+        outcome.error = None
         if fault is not None:
             return self._reply(started, fault=fault)
         if not outcome.has_value:

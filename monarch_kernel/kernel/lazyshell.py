@@ -27,6 +27,7 @@ class LazyShell:
     def __init__(self, main: ModuleType) -> None:
         self._main = main
         self._shell: Any = None
+        self._info: Any = None  # of the cell that runs, if it has begun with the shell
 
     def install(self) -> None:
         """Watch for IPython's import, and make `get_ipython` and `display` available."""
@@ -69,15 +70,27 @@ class LazyShell:
         data, metadata = shell.display_formatter.format(value)
         return jsonable(data), jsonable(metadata)
 
-    def before_cell(self) -> None:
-        """Run what was registered for the beginning of cells."""
+    def before_cell(self, raw: str, source: str) -> None:
+        """Run what was registered for the beginning of cells: %autoreload looks for changed modules here."""
+        self._info = None
         if self._shell is not None:
-            self._shell.events.trigger("pre_execute")
+            from IPython.core.interactiveshell import ExecutionInfo
 
-    def after_cell(self) -> None:
+            self._info = ExecutionInfo(raw, False, False, True, None, transformed_cell=source)
+            self._shell.events.trigger("pre_execute")
+            self._shell.events.trigger("pre_run_cell", self._info)
+
+    def after_cell(self, value: Any, error: BaseException | None) -> None:
         """Run what was registered for the end of cells: matplotlib shows its figures here."""
-        if self._shell is not None:
-            self._shell.events.trigger("post_execute")
+        if self._shell is None:
+            return
+        self._shell.events.trigger("post_execute")
+        if self._info is not None:
+            from IPython.core.interactiveshell import ExecutionResult
+
+            result = ExecutionResult(self._info)
+            result.result, result.error_in_exec = value, error
+            self._shell.events.trigger("post_run_cell", result)
 
     def _display(self, *objects: Any, **options: Any) -> Any:
         self.get()

@@ -13,7 +13,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from IPython.core import page
+from IPython.core import page, pylabtools
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -57,10 +57,26 @@ class RankShell(InteractiveShell):
     def init_profile_dir(self, profile_dir: Any) -> None:
         """See `init_ipython_dir`."""
 
+        self.db = {}  # what %cd and %bookmark remember
+
+    def enable_gui(self, gui: Any = None) -> None:
+        """Figures are shown inline, or not at all: there is no screen."""
+        if gui not in (None, "inline"):
+            raise UsageError(
+                f"a rank has no screen for {gui!r}; use %matplotlib inline, which shows figures in the notebook"
+            )
+
+    def enable_matplotlib(self, gui: Any = None) -> Any:
+        """`%matplotlib`; refuses a backend that needs a screen before it is loaded."""
+        self.enable_gui(pylabtools.find_gui_and_backend(gui, None)[0])
+        return super().enable_matplotlib(gui)
+
     def init_user_ns(self) -> None:
         """Adds what magics need and nothing over the user's own names: cells may have run before this shell."""
         self.user_ns.setdefault("get_ipython", self.get_ipython)
         self.user_ns.setdefault("_dh", [os.getcwd()])
+        for name in ("get_ipython", "rank", "world_size", "point"):  # %who shows the user's own
+            self.user_ns_hidden[name] = self.user_ns.get(name)
 
     def init_hooks(self) -> None:
         """There is no pager: `?` prints."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import linecache
 import threading
 import traceback
@@ -69,6 +70,14 @@ def test_top_level_await(bench: Bench) -> None:
     assert bench.value("x = await asyncio.sleep(0, 5)\nx") == 5
     bench.run("await asyncio.sleep(0)\ntask = asyncio.get_event_loop().create_task(asyncio.sleep(0, 9))")
     assert bench.value("await task") == 9
+
+
+def test_code_that_asks_for_the_running_loop_finds_the_one_of_the_cells(bench: Bench) -> None:
+    bench.run("import asyncio\nasync def f(): return 4\ntask = asyncio.create_task(f())")
+    assert bench.value("await task") == 4
+    assert bench.value("task.get_loop() is asyncio.get_running_loop()") is True
+    with pytest.raises(RuntimeError, match="no running event loop"):  # it is this test that asks, not a cell
+        asyncio.get_running_loop()
 
 
 def test_an_interrupt_in_an_await_leaves_nothing_behind(bench: Bench) -> None:
@@ -185,4 +194,4 @@ def test_where_a_thread_is_in_the_users_files() -> None:
 
 def test_the_event_loop_is_made_when_used(bench: Bench) -> None:
     bench.run("1")
-    assert bench.runner._loop is None
+    assert bench.runner.loop.existing is None

@@ -6,6 +6,7 @@ the mailbox is empty. One actor per proc can be driven by the main thread. `asyn
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import logging
 import sys
@@ -77,6 +78,8 @@ class Instance:
         self.owned: list[Any] = []  # meshes this one spawned, in order
         self.ports: weakref.WeakSet[Any] = weakref.WeakSet()  # that have come to it in messages
         self.ended = False
+        #: Of a sync actor: an event loop that goes on, on its driver, while its mailbox is empty.
+        self.background: asyncio.AbstractEventLoop | None = None
 
     def hold(self, port: Any) -> None:
         """A port has come to this actor."""
@@ -167,6 +170,7 @@ class ActorInstance(Instance):
         self.running_for = create.cell  # the cell on whose behalf
         self._warned = False  # of a checkpoint that is too large
         self._interruptible = False
+        self._woken: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None  # while that runs
 
     @property
     def object(self) -> Any:
@@ -194,6 +198,9 @@ class ActorInstance(Instance):
         """Tell the driver that there is something in the mailbox."""
         if not self._done:
             self._done = True
+            if self._woken is not None:
+                loop, event = self._woken
+                loop.call_soon_threadsafe(event.set)
             self._system.node.poller.notify(self)
 
     def refuse(self, link: Any, message: Any) -> None:
@@ -273,7 +280,10 @@ class ActorInstance(Instance):
                     break
                 if self._stopping is not None:
                     return None
-                poller.wait(self)
+                if self.background is None:
+                    poller.wait(self)
+                else:
+                    self._wait_in(self.background)
             link, message, body = queue.popleft()
             kind = type(message)
             if kind is Call:
@@ -288,6 +298,21 @@ class ActorInstance(Instance):
                     return error
             if self._stopping is not None:
                 return None
+
+    def _wait_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait for the mailbox in an event loop; another thread polls."""
+        event = asyncio.Event()
+        self._woken = (loop, event)
+        waiting = loop.create_task(event.wait())
+        try:
+            if not self._done:
+                self._system.node.poller.start_background()
+                loop.run_until_complete(waiting)
+        except SystemExit:  # of a task, which has ended; it is not for it to end the actor
+            pass
+        finally:
+            self._woken = None
+            waiting.cancel()
 
     def _handle(self, link: Any, message: Call, body: Any) -> BaseException | None:
         """Run one endpoint. Returns the exception that ends the actor, if there is one."""
