@@ -18,12 +18,19 @@ class Known:
         meshes: dimensions and sizes of each mesh, by name.
         current: the mesh in use.
         variables: names in the notebook.
+        kept: meshes that can be attached to.
+        breakpoints: their numbers.
+        files: sources that breakpoints may be in.
+        of_ranks: asks a rank for the names of its variables.
     """
 
     meshes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     current: str | None = None
     variables: Iterable[str] = ()
-    kept: Iterable[str] = ()  # meshes that can be attached to
+    kept: Iterable[str] = ()
+    breakpoints: Iterable[int] = ()
+    files: Iterable[str] = ()
+    of_ranks: Callable[[], Iterable[str]] = tuple
 
 
 class MeshCompleter:
@@ -101,7 +108,13 @@ class MeshCompleter:
             return ["gpus=", "--procs"]
         if command == "push":
             return [name for name in known.variables if not name.startswith("_")]
-        if command in ("pull", "diff", "break", "clear", "pm"):
+        if command in ("pull", "diff"):
+            return list(known.of_ranks())
+        if command == "clear":
+            return [*map(str, known.breakpoints), "all"]
+        if command == "break":
+            return [f"{file}:" for file in known.files]
+        if command == "pm":
             return []
         if command == "debug":
             left = [each for each in _without_values(words, options) if not each.startswith("-")]

@@ -11,6 +11,7 @@ import sysconfig
 import threading
 import time
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -79,6 +80,7 @@ class _Activity:
 
     cell: str = ""
     stopped: ClassVar[set[str]] = set()
+    shell: ClassVar[LazyShell | None] = None
 
 
 class CellExecutor(Actor):
@@ -96,6 +98,7 @@ class CellExecutor(Actor):
         builtins.input = _no_input
         self._shell = LazyShell(main)
         self._shell.install()
+        _Activity.shell = self._shell
         self._runner = CellRunner(self._names, self._show)
         self._owns_group = False
 
@@ -246,6 +249,12 @@ class Monitor(Actor):
             return False
         innermost = where_is(self._main, lambda _file: False)
         return innermost is not None and f"{os.sep}torch{os.sep}" in innermost[0]
+
+
+def ask_names(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Call one of `rank_names`, on a rank; None where no cells can run."""
+    shell = _Activity.shell
+    return None if shell is None else function(shell, *args)
 
 
 def _main_module() -> types.ModuleType:

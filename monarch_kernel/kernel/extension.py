@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
+from IPython.utils.tokenutil import token_at_cursor
 
 from monarch_kernel.debugger.places import label_files
 from monarch_kernel.kernel import callerrors, formatters
 from monarch_kernel.kernel.completion import MeshCompleter
 from monarch_kernel.kernel.interrupts import get_relay
+from monarch_kernel.kernel.introspection import Introspection
 from monarch_kernel.kernel.magics import SUBCOMMANDS, MeshMagics
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.session import session
@@ -36,7 +39,9 @@ class _Extension:
             ip.events.register(name, callback)
         self.notebook.stops.install()
         ip.input_transformers_cleanup.append(_keep_options)
-        self._matcher = _matcher(self.magics, self.notebook)
+        ranks = Introspection(self.notebook.session, self.magics.addressed_by)
+        self._matcher = _matcher(self.magics, self.notebook, ranks)
+        self._stop_inspecting = _inspecting(ip, ranks)
         ip.Completer.custom_matchers.append(self._matcher)
         relay = get_relay()
         if relay.notify is None:
@@ -47,6 +52,7 @@ class _Extension:
         self._unsubscribe()
         callerrors.remove()
         formatters.remove(self._ip)
+        self._stop_inspecting()
         self.notebook.close()
         label_files(None)
         for name, callback in self._events:
@@ -81,24 +87,61 @@ def _keep_options(lines: list[str]) -> list[str]:
     return [*(line.rstrip("\n") + "\n" for line in lines), "\n"] if alone else lines
 
 
-def _matcher(magics: MeshMagics, notebook: Notebook) -> Any:
+def _matcher(magics: MeshMagics, notebook: Notebook, ranks: Introspection) -> Any:
     parsers = {word: getattr(magics, word).parser for word in SUBCOMMANDS}
-    completer = MeshCompleter(parsers, magics.mesh_cell.parser, notebook.known)
+    completer = MeshCompleter(
+        parsers, magics.mesh_cell.parser, lambda: replace(notebook.known(), of_ranks=ranks.variables)
+    )
 
     @context_matcher()
     def mesh_matcher(context: CompletionContext) -> Any:
-        line = context.full_text.split("\n")[context.cursor_line][: context.cursor_position]
+        lines = context.full_text.split("\n")
+        line = lines[context.cursor_line][: context.cursor_position]
         found = completer.complete(line)
-        if found is None:
-            return {"completions": [], "suppress": False}
-        texts, word = found
-        return {
-            "completions": [SimpleCompletion(text, type="mesh") for text in texts],
-            "matched_fragment": word,
-            "suppress": True,
-        }
+        if found is not None:
+            texts, word = found
+            matches = [SimpleCompletion(text, type="mesh") for text in texts]
+        else:
+            offset = sum(len(each) + 1 for each in lines[: context.cursor_line]) + context.cursor_position
+            of_rank = ranks.complete(context.full_text, offset)
+            if of_rank is None:
+                return {"completions": [], "suppress": False}
+            word, named = of_rank
+            matches = [SimpleCompletion(text, type=kind) for text, kind in named]
+        return {"completions": matches or _Nothing(), "matched_fragment": word, "suppress": True}
 
     return mesh_matcher
+
+
+class _Nothing(tuple[Any, ...]):
+    """No completions, and none of the notebook's own either: IPython drops those only for a matcher that has some."""
+
+    def __len__(self) -> int:
+        return 1
+
+
+def _inspecting(ip: Any, ranks: Introspection) -> Callable[[], None]:
+    """Have a kernel describe names of `%%mesh` cells as a rank knows them; gives what undoes that."""
+    kernel = getattr(ip, "kernel", None)
+    if kernel is None:
+        return lambda: None
+    inspect = kernel.do_inspect
+
+    def do_inspect(code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
+        name = token_at_cursor(code, cursor_pos)
+        bundle = ranks.describe(code, cursor_pos, name, detail_level, tuple(omit_sections)) if name else None
+        if bundle is None:
+            return inspect(code, cursor_pos, detail_level, omit_sections)
+        if not ip.enable_html_pager:
+            bundle.pop("text/html", None)
+        return {"status": "ok", "data": bundle, "metadata": {}, "found": True}
+
+    kernel.do_inspect = do_inspect
+
+    def undo() -> None:
+        del kernel.do_inspect
+
+    return undo
 
 
 def _notify(_cell: object, text: str) -> None:

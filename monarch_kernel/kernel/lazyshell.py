@@ -17,6 +17,10 @@ from typing import Any
 _INLINE = "module://matplotlib_inline.backend_inline"
 
 
+#: Names that cells have from the start.
+GIVEN = ("get_ipython", "rank", "world_size", "point")
+
+
 class LazyShell:
     """The shell of this rank, if it has come to that.
 
@@ -43,6 +47,11 @@ class LazyShell:
         sys.meta_path.insert(0, _Watcher(self))  # type: ignore[arg-type]
         builtins.get_ipython = self.get  # type: ignore[attr-defined]
         builtins.display = self._display  # type: ignore[attr-defined]
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """The namespace of the cells."""
+        return vars(self._main)
 
     @property
     def existing(self) -> Any:

@@ -435,6 +435,22 @@ class MeshMagics(
         managed, ranks = self._addressed(found, command)
         return self._run(managed, ranks, made, found)
 
+    def addressed_by(self, line: str) -> tuple[ManagedMesh, tuple[int, ...]] | None:
+        """The mesh and the ranks that the first line of a cell means, for what looks at a cell before it is run.
+
+        None: cells have not run there yet, or the line makes no sense so far.
+        """
+        if {"-h", "--help"} & set(line.split()):
+            return None
+        try:
+            found = parse(MeshMagics.mesh_cell, line)
+            managed = self._session.managed(found.on or found.name or self._session.current or "") if found else None
+            if found is None or managed is None:
+                return None
+            return managed, args_of.select("%%mesh", found.ranks, found.where, managed.extent, managed.name)
+        except UsageError:
+            return None
+
     def _run(self, managed: ManagedMesh, ranks: tuple[int, ...], cell: Any, found: Any) -> Any:
         notebook = self._notebook
         expected = [Source(managed.name, rank) for rank in ranks]

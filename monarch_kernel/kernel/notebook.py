@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import time
 from collections import OrderedDict
 from contextlib import suppress
@@ -228,7 +229,11 @@ class Notebook:
         kept: list[str] = []
         with suppress(KeptError):  # %mesh ls says what is wrong
             kept = [info.name for info in self.session.kept_elsewhere()]
-        return Known(meshes, self.session.current, variables, kept)
+        hub = sys.modules.get("monarch_kernel.debugger.hub")
+        debugger = hub.existing_debugger() if hub is not None else None
+        breakpoints = [each.id for each in debugger.breakpoints()] if debugger is not None else []
+        files = sorted(file.name for file in os.scandir() if file.name.endswith(".py"))
+        return Known(meshes, self.session.current, variables, kept, breakpoints, files)
 
     def place(self, file: str, line: int, function: str) -> str:
         """A place in code, short."""

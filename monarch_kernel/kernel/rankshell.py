@@ -20,6 +20,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from monarch_kernel.kernel import rank_output
+from monarch_kernel.kernel.lazyshell import GIVEN
 
 _CONFIG = Config({"HistoryManager": {"enabled": False, "hist_file": ":memory:"}})
 
@@ -75,7 +76,7 @@ class RankShell(InteractiveShell):
         """Adds what magics need and nothing over the user's own names: cells may have run before this shell."""
         self.user_ns.setdefault("get_ipython", self.get_ipython)
         self.user_ns.setdefault("_dh", [os.getcwd()])
-        for name in ("get_ipython", "rank", "world_size", "point"):  # %who shows the user's own
+        for name in GIVEN:  # %who shows the user's own
             self.user_ns_hidden[name] = self.user_ns.get(name)
 
     def init_hooks(self) -> None:

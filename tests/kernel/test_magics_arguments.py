@@ -147,7 +147,15 @@ def test_quotes_and_repeated_options() -> None:
     assert (found.words, found.env, found.preload) == (["t"], ["A=a b", "B=2"], ["x"])
 
 
-KNOWN = Known({"m": {"gpus": 4}, "trainers": {"hosts": 2, "gpus": 4}}, "m", ["loss", "lr", "_x"])
+KNOWN = Known(
+    {"m": {"gpus": 4}, "trainers": {"hosts": 2, "gpus": 4}},
+    "m",
+    ["loss", "lr", "_x"],
+    [],
+    [3],
+    ["train.py"],
+    lambda: ["net"],
+)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +172,11 @@ KNOWN = Known({"m": {"gpus": 4}, "trainers": {"hosts": 2, "gpus": 4}}, "m", ["lo
         ("%mesh up --env A=1 --e", ["--env"]),
         ("%mesh down --", ["--all", "--force", "--help"]),
         ("%mesh push l", ["loss", "lr"]),
+        ("%mesh pull ", ["net"]),
+        ("%mesh diff n", ["net"]),
+        ("%mesh clear ", ["3", "all"]),
+        ("%mesh break tr", ["train.py:"]),
+        ("%mesh pm ", []),
         ("%mesh nonsense ", []),
         ("%%mesh ", ["m", "trainers"]),
         ("%%mesh -r ", ["gpus="]),

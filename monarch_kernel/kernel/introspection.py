@@ -1,0 +1,98 @@
+"""Completion and inspection in `%%mesh` cells, with the names of a rank instead of the notebook's.
+
+One rank is asked: the first of those the cell addresses that runs nothing, as far as is known here. It gets a moment to
+answer; then the notebook goes on without it, and does not ask it again for a while.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.kernel import rank_names
+from monarch_kernel.kernel.cellrun import CellRun
+from monarch_kernel.kernel.executor import ask_names
+from monarch_kernel.kernel.interrupts import get_relay
+
+if TYPE_CHECKING:
+    from monarch_kernel.kernel.session import ManagedMesh, MeshSession
+
+#: How long a rank may take to answer (seconds): the first time, when it may have to import IPython, and later.
+FIRST, LATER = 3.0, 1.0
+#: How long a rank that did not answer is not asked again (seconds).
+REST = 20.0
+
+#: Gives the mesh and the ranks that the first line of a cell names; None where that cannot be told.
+Addressed = Callable[[str], "tuple[ManagedMesh, Sequence[int]] | None"]
+
+
+class Introspection:
+    """Asks ranks for the names of cells that are being typed.
+
+    Args:
+        session: the meshes.
+        addressed: reads the first line of a cell.
+    """
+
+    def __init__(self, session: MeshSession, addressed: Addressed) -> None:
+        self._session = session
+        self._addressed = addressed
+        self._answered: set[tuple[str, int]] = set()
+        self._late: dict[tuple[str, int], float] = {}
+
+    def complete(self, code: str, cursor: int) -> tuple[str, list[tuple[str, str]]] | None:
+        """Completions at a place in a cell, as `rank_names.completions`; None where no rank was asked or answered."""
+        split = _split(code)
+        if split is None or cursor < split:
+            return None
+        return self._ask(code[:split], rank_names.completions, code[split:], cursor - split)
+
+    def describe(self, code: str, cursor: int, name: str, detail: int, omit: Sequence[str]) -> dict[str, Any] | None:
+        """The description of a name in a cell, as a MIME bundle; None where no rank knows it, or none was asked."""
+        split = _split(code)
+        if split is None or cursor < split:
+            return None
+        return self._ask(code[:split], rank_names.description, name, detail, tuple(omit))
+
+    def variables(self) -> list[str]:
+        """The variables of a rank of the mesh in use."""
+        return self._ask("%%mesh", rank_names.variables) or []
+
+    def _ask(self, first_line: str, function: Callable[..., Any], *args: Any) -> Any:
+        found = self._addressed(first_line.strip().removeprefix("%%mesh"))
+        if found is None:
+            return None
+        managed, ranks = found
+        from monarch_kernel.debugger.asking import ask
+
+        for rank in self._order(managed, ranks)[:2]:
+            key = (managed.procs.name, rank)
+            timeout = LATER if key in self._answered else FIRST
+            answers = ask(managed.procs, ask_names, function, args, ranks=[rank], timeout=timeout)
+            if rank in answers.values:
+                self._answered.add(key)
+                return answers.values[rank]
+            if rank in answers.late:
+                self._late[key] = time.monotonic() + REST
+                return None
+        return None
+
+    def _order(self, managed: ManagedMesh, ranks: Sequence[int]) -> list[int]:
+        """The ranks to try, best first; those that lately did not answer are left out."""
+        now = time.monotonic()
+        name = managed.procs.name
+        runs = [run for run in get_relay().background if isinstance(run, CellRun) and run.managed is managed]
+        busy = set[int]().union(*(run.waiting for run in runs))
+        silent = managed.procs.unresponsive()
+        fit = [rank for rank in ranks if rank not in silent and self._late.get((name, rank), 0.0) <= now]
+        return sorted(fit, key=lambda rank: rank in busy)
+
+
+def _split(code: str) -> int | None:
+    """Where the body of a `%%mesh` cell begins; None if it is none."""
+    start = len(code) - len(code.lstrip())
+    words = code[start:].split("\n", 1)
+    if len(words) < 2 or words[0].split(" ")[0].rstrip() != "%%mesh":
+        return None
+    return start + len(words[0]) + 1

@@ -1,0 +1,50 @@
+"""What a rank knows of its names: completions and descriptions, for the cell that is being typed in the notebook.
+
+These functions run on a rank, on a thread beside its main one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from monarch_kernel.kernel.lazyshell import GIVEN
+
+#: Names with this beginning are not the user's.
+_HIDDEN = "_"
+
+
+def variables(shell: Any) -> list[str]:
+    """The user's names in the namespace of a rank's cells."""
+    return sorted(name for name in shell.names if not name.startswith(_HIDDEN) and name not in GIVEN)
+
+
+def completions(shell: Any, code: str, cursor: int) -> tuple[str, list[tuple[str, str]]] | None:
+    """What may stand at a place in the body of a cell.
+
+    Returns:
+        The beginning that the completions replace, and each with its type; None where there is no IPython.
+    """
+    ip = shell.get()
+    if ip is None:
+        return None
+    from IPython.core.completer import provisionalcompleter, rectify_completions
+
+    with provisionalcompleter(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = list(rectify_completions(code, ip.Completer.completions(code, cursor)))
+    start = found[0].start if found else cursor
+    return code[start:cursor], [(each.text, each.type or "") for each in found]
+
+
+def description(shell: Any, name: str, detail: int, omit: tuple[str, ...]) -> dict[str, Any] | None:
+    """What `name?` shows, as a MIME bundle; None for a name that is not there, or without IPython."""
+    ip = shell.get()
+    if ip is None:
+        return None
+    from monarch_kernel.kernel.rankshell import jsonable
+
+    try:
+        return jsonable(ip.object_inspect_mime(name, detail_level=detail, omit_sections=omit))
+    except KeyError:
+        return None
