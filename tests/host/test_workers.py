@@ -120,6 +120,8 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     no_folder = {"XDG_CONFIG_HOME": "/proc/none"}
     assert "monarch-kernel keys FILE" in _refused("--listen", "tcp://127.0.0.1:0", env=no_folder)
     missing = str(tmp_path / "none")
+    assert f"no allow-list {missing}" in _refused("--listen", "tcp://127.0.0.1:0", "--allow", missing)
+    assert "are for tcp://" in _refused("--listen", f"ipc://{tmp_path}/socket", "--audit", f"{tmp_path}/audit")
     assert missing in _refused("--listen", "tcp://127.0.0.1:0", "--key-file", missing)
     assert missing in _refused("--listen", "tcp://127.0.0.1:0", env={"MONARCH_KERNEL_KEY_FILE": missing})
     with socket.socket() as taken:

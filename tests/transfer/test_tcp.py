@@ -238,6 +238,22 @@ def test_without_a_token_nobody_gets_in(door: meeting.Door, caplog: pytest.LogCa
     wait_until(lambda: refusal + "it showed no token" in caplog.text, "the log")
 
 
+def test_many_refusals_are_two_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """One at once, and one with their number; not a line each in the user's terminal."""
+    door = meeting.Door(engine().node.poller, "127.0.0.1")
+    try:
+        for _ in range(50):
+            with socket.create_connection(door.address) as sock:
+                sock.sendall(os.urandom(meeting.TOKEN))
+                assert answered(sock) == b""
+        assert caplog.text.count("refused a data connection") == 1
+    finally:
+        door.close()
+    said = [line for line in caplog.text.splitlines() if "refused a data connection" in line]
+    assert len(said) == 2
+    assert said[1].endswith("from 127.0.0.1: its token is not known here (49 more in 60 s)")
+
+
 def test_whoever_says_nothing_is_shown_out(
     door: meeting.Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,11 +6,12 @@ import argparse
 import sys
 
 from monarch_kernel.protocol.keys.allowed import add_key, read_list, revoke_keys
-from monarch_kernel.protocol.keys.guarded import KeyFileError, expanded
+from monarch_kernel.protocol.keys.guarded import LARGEST, KeyFileError, expanded
 from monarch_kernel.protocol.keys.identity import Public, check_name, make_key_file, parse_line, read_key_file
-from monarch_kernel.protocol.keys.trust import KEY_FILE_VARIABLE
+from monarch_kernel.protocol.keys.trust import KEY_FILE_VARIABLE, key_file_named
 
-_VERBS = ("new", "show", "add", "list", "revoke")
+#: Each with the fewest and the most arguments that it takes. A public line may come as one or as three.
+_VERBS = {"new": (1, 1), "show": (0, 1), "add": (2, 4), "list": (1, 1), "revoke": (2, 2)}
 
 
 def add_keys_command(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +19,7 @@ def add_keys_command(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "monarch-kernel keys FILE [--name NAME]\n"
         "       monarch-kernel keys new FILE [--name NAME]\n"
-        "       monarch-kernel keys show FILE\n"
+        "       monarch-kernel keys show [FILE]\n"
         "       monarch-kernel keys add LIST KEY [--name NAME]\n"
         "       monarch-kernel keys list LIST\n"
         "       monarch-kernel keys revoke LIST NAME|FINGERPRINT"
@@ -27,8 +28,8 @@ def add_keys_command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Make keys, and say who is let in.\n\n"
         "  new      make a key in a new file, which stays secret ('keys FILE' does the same)\n"
-        "  show     print the public line of a key, for others' lists\n"
-        "  add      put a key on a list: a public line, a file that has one, a key file, or - for standard input\n"
+        "  show     print the public line of a key (by default this user's own), for others' lists\n"
+        "  add      put keys on a list: a public line, a file that has some, a key file, or - for standard input\n"
         "  list     print the keys on a list\n"
         "  revoke   take a key from a list; its links end within about a second"
     )
@@ -42,15 +43,15 @@ def add_keys_command(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     words: list[str] = options.words
     verb, arguments = (words[0], words[1:]) if words[0] in _VERBS else ("new", words)
+    least, most = _VERBS[verb]
     try:
-        wanted = {"revoke": 2, "add": 2}.get(verb, 1)
-        if len(arguments) < wanted or (len(arguments) > wanted and verb != "add"):  # a line may come in several
+        if not least <= len(arguments) <= most:
             raise KeyFileError("that is not how it is used; see 'monarch-kernel keys --help'")
-        path = expanded(arguments[0])
+        path = expanded(arguments[0]) if arguments else ""
         if verb == "new":
             _new(path, options.name)
         elif verb == "show":
-            print(_own(path).line)
+            print(_own(path or key_file_named()).line)
         elif verb == "list":
             for key in read_list(path):
                 print(f"{key.fingerprint[:16]}  {key.name}")
@@ -83,15 +84,18 @@ def _own(path: str) -> Public:
 
 
 def _add(path: str, words: list[str], name: str | None) -> None:
-    key = _key_from(words)
+    keys = _keys_from(words)
     if name is not None:
-        key = Public(check_name(name), key.certificate)
-    said = "Added" if add_key(path, key) else "Already there:"
-    print(f"{said} {key.name} ({key.fingerprint[:16]}).")
+        if len(keys) > 1:
+            raise KeyFileError(f"--name is for one key, and here are {len(keys)}")
+        keys = [Public(check_name(name), keys[0].certificate)]
+    for key in keys:
+        said = "Added" if add_key(path, key) else "Already there:"
+        print(f"{said} {key.name} ({key.fingerprint[:16]}).")
 
 
-def _key_from(words: list[str]) -> Public:
-    """The key that arguments give: a line, in one or several, or where to find it."""
+def _keys_from(words: list[str]) -> list[Public]:
+    """The keys that arguments give: a line, in one or several, or where to find some."""
     if len(words) > 1 or words[0].split()[1:]:
         text = " ".join(words)
     elif words[0] == "-":
@@ -100,15 +104,17 @@ def _key_from(words: list[str]) -> Public:
         file = expanded(words[0])
         try:
             with open(file, encoding="utf-8") as opened:
-                text = opened.read(100_000)
-        except (OSError, UnicodeError) as e:
-            raise KeyFileError(f"cannot read {file}: {e}") from None
+                text = opened.read(LARGEST)
+        except OSError as e:
+            raise KeyFileError(f"cannot read {file}: {e.strerror}") from None
+        except UnicodeError:
+            raise KeyFileError(f"{file} holds no keys") from None
         if text.lstrip().startswith("{"):
-            return _own(file)
+            return [_own(file)]
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     try:
-        if len(lines) != 1:
-            raise ValueError(f"one key is added at a time, and here are {len(lines)} lines")
-        return parse_line(lines[0])
+        if not lines:
+            raise ValueError("there is no key in it")
+        return [parse_line(line) for line in lines]
     except ValueError as e:
         raise KeyFileError(str(e)) from None

@@ -20,7 +20,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch_kernel.protocol.keys.guarded import KeyFileError, read_guarded, write_new
+from monarch_kernel.protocol.keys.guarded import KeyFileError, KeyFileExistsError, expanded, read_guarded, write_new
 
 VERSION = 2
 #: The first word of a public line.
@@ -148,14 +148,12 @@ def make_key_file(path: str | os.PathLike[str], name: str | None = None) -> Iden
     Raises:
         KeyFileError: there is such a file already, or it cannot be written.
     """
-    from monarch_kernel.protocol.keys.guarded import expanded
-
     named = expanded(path)
     identity = new_identity(name)
     try:
         write_new(named, _encode(identity))
     except FileExistsError:
-        raise KeyFileError(
+        raise KeyFileExistsError(
             f"{named} exists already, and a key in use must not get lost: name another file, or remove it"
         ) from None
     except OSError as e:

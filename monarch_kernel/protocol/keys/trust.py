@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
 import threading
 
 from monarch_kernel.protocol.keys.allowed import AllowList
-from monarch_kernel.protocol.keys.guarded import KeyFileError, expanded
-from monarch_kernel.protocol.keys.identity import Identity, Public, load_pair, make_key_file, read_key_file
+from monarch_kernel.protocol.keys.guarded import KeyFileError, KeyFileExistsError, expanded
+from monarch_kernel.protocol.keys.identity import Identity, load_pair, make_key_file, read_key_file
 
 KEY_FILE_VARIABLE = "MONARCH_KERNEL_KEY_FILE"
 ALLOW_VARIABLE = "MONARCH_KERNEL_ALLOW"
@@ -86,9 +87,12 @@ class Keys:
 
     def refusal_hint(self, host: str) -> str:
         """What to do when a process of another host has refused this key, or has one that is not trusted here."""
+        there = self.path
+        with contextlib.suppress(KeyFileError):
+            there = there.removeprefix(expanded("~") + "/")  # to the home there, which may be another path
         return (
             f"this process uses the key {self.path} ({self.name}, {self.fingerprint[:16]}). Either copy it there: "
-            f"'scp -p {self.path} {host}:{self.path}', and start the worker anew; or let each trust the other's key: "
+            f"'scp -p {self.path} {host}:{there}', and start the worker anew; or let each trust the other's key: "
             "put the line that 'monarch-kernel keys show' prints of each on the other's list with "
             f"'monarch-kernel keys add' (the list here: {self.allow})"
         )
@@ -144,8 +148,7 @@ def load_keys(path: str | os.PathLike[str] | None = None, allow: str | os.PathLi
     Raises:
         KeyFileError: a file that is named is missing, others may use it, or it holds no key, or no list.
     """
-    named = path if path is not None else os.environ.get(KEY_FILE_VARIABLE, "")
-    key_file = expanded(named) if named else default_key_file()
+    key_file = expanded(path) if path is not None else key_file_named()
     try:
         identity = read_key_file(key_file)
     except FileNotFoundError:
@@ -157,29 +160,35 @@ def load_keys(path: str | os.PathLike[str] | None = None, allow: str | os.PathLi
     return Keys(key_file, identity, allowed)
 
 
+def key_file_named() -> str:
+    """The key file of this process where none is given: the one that the environment names, or this user's own.
+
+    Raises:
+        KeyFileError: this user's own cannot be made.
+    """
+    named = os.environ.get(KEY_FILE_VARIABLE, "")
+    return expanded(named) if named else default_key_file()
+
+
 def default_key_file() -> str:
-    """This user's own key file, made now if there is none.
+    """This user's own key file, made now if there is none: ``~/.config/monarch_kernel/key``.
 
     Raises:
         KeyFileError: it cannot be made.
     """
-    # Only an absolute path counts, by the specification of these folders.
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    folder = os.path.join(base if os.path.isabs(base) else expanded("~/.config"), "monarch_kernel")
-    path = os.path.join(folder, "key")
-    if not os.path.lexists(path):
-        try:
-            os.makedirs(folder, 0o700, exist_ok=True)
-            make_key_file(path)
-        except OSError as e:
-            raise KeyFileError(
-                f"cannot make this user's key {path}: {e.strerror}; TCP needs one: make one elsewhere with "
-                f"'monarch-kernel keys FILE', and name it by --key-file FILE, key_file= or {KEY_FILE_VARIABLE}"
-            ) from e
-        except KeyFileError:
-            if not os.path.lexists(path):  # another process was first, otherwise
-                raise
+    try:
+        if not os.path.isabs(base):  # such a setting is to be ignored, by the specification of these folders
+            base = expanded("~/.config")
+        path = os.path.join(base, "monarch_kernel", "key")
+        if not os.path.lexists(path):
+            for folder in (base, os.path.dirname(path)):
+                os.makedirs(folder, 0o700, exist_ok=True)
+            with contextlib.suppress(KeyFileExistsError):  # another process was first
+                make_key_file(path)
+    except (OSError, KeyFileError) as e:
+        raise KeyFileError(
+            f"TCP needs a key, and this user's own cannot be made: {e}. Make one elsewhere with "
+            f"'monarch-kernel keys FILE', and name it by --key-file FILE, key_file= or {KEY_FILE_VARIABLE}"
+        ) from e
     return path
-
-
-__all__ = ["ALLOW_VARIABLE", "KEY_FILE_VARIABLE", "Identity", "Keys", "Public", "default_key_file", "load_keys"]

@@ -30,24 +30,43 @@ Path = str | os.PathLike[str]
 
 
 def run_worker_loop_forever(
-    *, private_key: Any = None, ca: Any = None, address: str, key_file: Path | None = None
+    *,
+    private_key: Any = None,
+    ca: Any = None,
+    address: str,
+    key_file: Path | None = None,
+    allow: Path | None = None,
+    audit: Path | None = None,
 ) -> NoReturn:
     """Make this host usable by controllers, until the end of this process: it exits when the worker has ended.
 
     Args:
-        private_key, ca: accepted for Monarch's sake. They change nothing: TCP always needs the team's key.
+        private_key, ca: accepted for Monarch's sake. They change nothing: TCP always needs a key.
         address: where to listen, such as ``tcp://node1:26600`` (see ``docs/hosts.md``).
-        key_file: the team's key; by default the file that ``MONARCH_KERNEL_KEY_FILE`` names.
+        key_file: this worker's key, or the team's; by default the file that ``MONARCH_KERNEL_KEY_FILE`` names, or this
+            user's own key.
+        allow: the list of the keys that may connect beside this one's (see ``docs/security.md``); by default the one
+        that
+            ``MONARCH_KERNEL_ALLOW`` names, or the key file's own, if there is one.
+        audit: a file to which a line is appended for whoever connects or is refused.
 
     Raises:
         ValueError: the address cannot be meant, or there is no key.
     """
-    run_worker_loop_until_shutdown(private_key=private_key, ca=ca, address=address, key_file=key_file)
+    run_worker_loop_until_shutdown(
+        private_key=private_key, ca=ca, address=address, key_file=key_file, allow=allow, audit=audit
+    )
     sys.exit(0)
 
 
 def run_worker_loop_until_shutdown(
-    *, private_key: Any = None, ca: Any = None, address: str, key_file: Path | None = None
+    *,
+    private_key: Any = None,
+    ca: Any = None,
+    address: str,
+    key_file: Path | None = None,
+    allow: Path | None = None,
+    audit: Path | None = None,
 ) -> None:
     """As ``run_worker_loop_forever``, but return when a controller has shut the worker down.
 
@@ -56,7 +75,7 @@ def run_worker_loop_until_shutdown(
         RuntimeError: the worker could not start (it has said why on stderr), or was killed.
     """
     del private_key, ca
-    lifeline, process = _start(address, key_file, None)
+    lifeline, process = _start(address, key_file, allow, audit, None)
     try:
         status = process.wait()
     finally:
@@ -67,7 +86,13 @@ def run_worker_loop_until_shutdown(
 
 
 def start_worker_loop_forever(
-    *, private_key: Any = None, ca: Any = None, address: str, key_file: Path | None = None
+    *,
+    private_key: Any = None,
+    ca: Any = None,
+    address: str,
+    key_file: Path | None = None,
+    allow: Path | None = None,
+    audit: Path | None = None,
 ) -> Future[str]:
     """Start a worker beside this process, which ends with it.
 
@@ -79,7 +104,7 @@ def start_worker_loop_forever(
     """
     del private_key, ca
     node = get_system().node
-    lifeline, process = _start(address, key_file, subprocess.PIPE)
+    lifeline, process = _start(address, key_file, allow, audit, subprocess.PIPE)
 
     def end() -> None:
         os.close(lifeline)
@@ -101,14 +126,17 @@ def start_worker_loop_forever(
     return url
 
 
-def _start(address: str, key_file: Path | None, stdout: int | None) -> tuple[int, subprocess.Popen[bytes]]:
+def _start(
+    address: str, key_file: Path | None, allow: Path | None, audit: Path | None, stdout: int | None
+) -> tuple[int, subprocess.Popen[bytes]]:
     """A worker in a process of its own, and the descriptor at whose end it ends."""
     if worker_address(address).listen.startswith("tcp://"):
-        _load_keys(key_file)
+        _load_keys(key_file, allow)
     read, write = os.pipe()
     command = [sys.executable, "-m", "monarch_kernel", "worker", "--listen", address, "--lifeline", str(read)]
-    if key_file is not None:
-        command += ["--key-file", os.fspath(key_file)]
+    for option, path in (("--key-file", key_file), ("--allow", allow), ("--audit", audit)):
+        if path is not None:
+            command += [option, os.fspath(path)]
     try:
         process = subprocess.Popen(
             command,
@@ -146,15 +174,20 @@ def attach_to_workers(
     workers: Sequence[str | Future[str]],
     name: str | None = None,
     key_file: Path | None = None,
+    allow: Path | None = None,
     timeout: float = 30.0,
 ) -> HostMesh:
     """Connect to workers; what is spawned on them ends with this process, and they stay.
 
     Args:
-        ca: accepted for Monarch's sake. It changes nothing: TCP always needs the team's key.
+        ca: accepted for Monarch's sake. It changes nothing: TCP always needs a key.
         workers: their URLs, or futures of these, in the order of the mesh.
         name: for people.
-        key_file: the team's key; by default the file that ``MONARCH_KERNEL_KEY_FILE`` names.
+        key_file: this process's key, or the team's; by default the file that ``MONARCH_KERNEL_KEY_FILE`` names, or this
+            user's own key.
+        allow: the list of the workers' keys that are trusted beside this one (see ``docs/security.md``); by default the
+        one
+            that ``MONARCH_KERNEL_ALLOW`` names, or the key file's own, if there is one.
         timeout: for so long it is tried (seconds).
 
     Returns:
@@ -178,7 +211,7 @@ def attach_to_workers(
         twice = next(url for url in urls if urls.count(url) > 1)
         raise ValueError(f"{twice} is named twice: a worker is one host of the mesh")
     if any(url.startswith("tcp://") for url in urls):
-        _have_keys(system, key_file)
+        _have_keys(system, key_file, allow)
     refs = dial_all(system, urls, timeout)
     system.workers.update({ref.id: ref for ref in refs})
     hosts = tuple(HostRef(ref, ref.host) for ref in refs)
@@ -221,22 +254,24 @@ def _let_go(system: System, ref: ProcRef) -> None:
         link.close()
 
 
-def _load_keys(key_file: Path | None) -> Any:
+def _load_keys(key_file: Path | None, allow: Path | None) -> Any:
     from monarch_kernel.protocol.keys import load_keys
 
-    return load_keys(None if key_file is None else os.fspath(key_file))
+    return load_keys(key_file, allow)
 
 
-def _have_keys(system: System, key_file: Path | None) -> None:
+def _have_keys(system: System, key_file: Path | None, allow: Path | None) -> None:
     """This process's key, read when it is first needed; another one only while it is of no use."""
     node = system.node
-    if node.keys is not None and key_file is None:
+    if node.keys is not None and key_file is None and allow is None:
         return
-    keys = _load_keys(key_file)
-    in_use = any(ref.site != node.ref.site for ref in system.workers.values())
-    if in_use and keys != node.keys:
+    keys = _load_keys(key_file, allow)
+    if keys == node.keys:
+        return
+    if node.keys is not None and any(ref.site != node.ref.site for ref in system.workers.values()):
         raise RuntimeError(
-            f"{key_file} is another key than that of the workers that this process is attached to: "
-            "a controller and all its workers share one"
+            f"{keys.path} (with the list {keys.allow}) is not the key of the workers that this process is attached to, "
+            f"{node.keys.path} (with the list {node.keys.allow}): a process has one key and one list; put what is "
+            "missing on that list with 'monarch-kernel keys add'"
         )
     node.keys = keys

@@ -30,6 +30,7 @@ from monarch_kernel.runtime.host.agent import ORPHAN_GRACE, Agent
 from monarch_kernel.runtime.host.launch import interpreter_command
 from monarch_kernel.runtime.host.recipe import package_root
 from monarch_kernel.runtime.node import descriptors
+from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.link import listens
 from monarch_kernel.runtime.node.node import Node
 
@@ -51,6 +52,8 @@ class WorkerConfig(msgspec.Struct, array_like=True):
     idle: float = 0.0  # seconds without any use after which it ends; 0: never
     ready: int = -1  # a descriptor that is told the URL when it listens, or why it does not, and closed
     folder_lock: int = -1  # the lock of the folder that its socket is in, held until its end
+    allow: str | None = None
+    audit: str = ""  # a file; none: the log alone has who was connected
 
 
 class Worker(Agent):
@@ -76,7 +79,8 @@ class Worker(Agent):
         if remote:
             from monarch_kernel.protocol.keys import load_keys
 
-            node.keys = load_keys(config.key_file)
+            node.keys = load_keys(config.key_file, config.allow)
+            node.audit = _audit(node, config.audit)
         self._own_gateway = (node.ref.gateway, "")
         self._near: dict[str, ProcRef] = {}  # controllers of this site
         self._cwd = os.getcwd()
@@ -247,6 +251,13 @@ class Worker(Agent):
             leftovers.kill_adopted(self._base_pid)  # forks without a mark can be nobody else's
 
 
+def _audit(node: Node, path: str) -> Audit:
+    try:
+        return Audit(node.poller, path)
+    except OSError as e:
+        raise OSError(f"cannot write to the audit file {path}: {e.strerror}") from e
+
+
 def _remove_dead_socket(path: str) -> None:
     """Remove the socket that a killed worker of this user has left.
 
@@ -283,6 +294,8 @@ def exec_worker(
     idle: float = 0.0,
     ready: int = -1,
     folder_lock: int = -1,
+    allow: str | None = None,
+    audit: str = "",
 ) -> NoReturn:
     """Become a worker: this process goes on in a fresh interpreter, whose environment has the marks of a run.
 
@@ -294,7 +307,7 @@ def exec_worker(
     python_path = os.environ.get("PYTHONPATH")
     config = WorkerConfig(
         *(worker, run_dir.path, run_dir.lock_fd, address, name, key_file, lifeline, python_path, keep, idle, ready),
-        folder_lock,
+        *(folder_lock, allow, audit),
     )
     fd = forkserver.memfd("config", msgspec.msgpack.encode(config))
     for inherited in (fd, run_dir.lock_fd, lifeline, ready, folder_lock):
@@ -322,7 +335,17 @@ def add_worker_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--key-file",
         metavar="FILE",
-        help="the team's key, made by 'monarch-kernel keys FILE' (default: what MONARCH_KERNEL_KEY_FILE names)",
+        help="this worker's key, or the team's, made by 'monarch-kernel keys FILE' (default: what "
+        "MONARCH_KERNEL_KEY_FILE names, or ~/.config/monarch_kernel/key, which is made when it is first needed)",
+    )
+    parser.add_argument(
+        "--allow",
+        metavar="LIST",
+        help="the keys that may connect beside this one's, a list kept by 'monarch-kernel keys add' and 'revoke' "
+        "(default: what MONARCH_KERNEL_ALLOW names, or the file with the key file's name and .allow, if there is one)",
+    )
+    parser.add_argument(
+        "--audit", default="", metavar="FILE", help="also append who was connected and who was refused to this file"
     )
     parser.add_argument("--name", default="", help="what this host is called in errors and tables (its host name)")
     parser.add_argument(
@@ -344,7 +367,9 @@ def _run(options: argparse.Namespace) -> int:
         if worker_address(options.listen).listen.startswith("tcp://"):
             from monarch_kernel.protocol.keys import load_keys
 
-            load_keys(options.key_file)  # what is wrong with it is said before anything is started
+            load_keys(options.key_file, options.allow)  # what is wrong with it is said before anything is started
+        elif options.allow or options.audit:
+            raise ValueError(f"--allow and --audit are for tcp://: at {options.listen} only this user can connect")
         if options.ready >= 0 and os.fork():  # whoever waits for that wants a process that is not its child
             os._exit(0)
         exec_worker(
@@ -356,6 +381,8 @@ def _run(options: argparse.Namespace) -> int:
             options.idle,
             options.ready,
             options.lock,
+            options.allow,
+            options.audit and os.path.abspath(os.path.expanduser(options.audit)),
         )
     except (OSError, ValueError) as e:
         _say_why_not(options.ready, e)

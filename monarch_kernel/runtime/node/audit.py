@@ -13,8 +13,11 @@ number.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import stat
+import threading
 import time
 
 from monarch_kernel.runtime.node.poller import Poller
@@ -33,7 +36,8 @@ class Audit:
 
     Args:
         poller: writes what is counted when its time has come.
-        path: a file to append to, made with mode 0600; none: only the log gets the lines.
+        path: a file to append to, made with mode 0600 (anew, when it was moved away); none: only the log gets the
+        lines.
 
     Raises:
         OSError: the file cannot be opened to append to.
@@ -41,9 +45,9 @@ class Audit:
 
     def __init__(self, poller: Poller, path: str = "") -> None:
         self._refusals = Tally(poller, PERIOD, self._write_refused)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = os.open(path, flags, 0o600) if path else -1
         self._path = path
+        self._lock = threading.Lock()
+        self._fd = _open(path) if path else -1
 
     def connected(self, name: str, fingerprint: str, address: str) -> None:
         """A peer has proved that it has a key that is trusted here, and has a link now."""
@@ -60,7 +64,8 @@ class Audit:
     def close(self) -> None:
         """Write what is counted so far, and nothing more into the file."""
         self._refusals.close()
-        fd, self._fd = self._fd, -1
+        with self._lock:
+            fd, self._fd, self._path = self._fd, -1, ""
         if fd >= 0:
             os.close(fd)
 
@@ -71,11 +76,32 @@ class Audit:
     def _write(self, level: int, line: str) -> None:
         line = "".join(c if c.isprintable() else "?" for c in line)
         log.log(level, "%s", line)
-        if self._fd < 0:
-            return
         now = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
         try:
-            os.write(self._fd, f"{stamp} {line}\n".encode())  # one call, so that lines of several writers do not mix
+            with self._lock:
+                if self._path:
+                    self._follow()
+                    os.write(self._fd, f"{stamp} {line}\n".encode())  # at once: lines of several writers do not mix
         except OSError as e:
             log.error("cannot write to the audit file %s: %s", self._path, e.strerror)
+
+    def _follow(self) -> None:
+        """Go on in a new file if this one was moved away, as programs that rotate logs do."""
+        try:
+            same = os.path.samestat(os.fstat(self._fd), os.stat(self._path))
+        except FileNotFoundError:
+            same = False
+        if not same:
+            fd = _open(self._path)
+            os.close(self._fd)
+            self._fd = fd
+
+
+def _open(path: str) -> int:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+    return fd

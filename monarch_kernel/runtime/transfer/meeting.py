@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from monarch_kernel.protocol.refs import ProcRef
 from monarch_kernel.runtime.node.poller import Poller
+from monarch_kernel.runtime.node.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ CONNECT = 5.0
 GREETING = 5.0
 #: Connections that have not shown a token yet: of more, the oldest goes.
 STRANGERS = 64
+#: How long refusals are counted before the next line about them in the log (seconds).
+REFUSALS = 60.0
 LOOPBACK = "127.0.0.1"
 
 
@@ -75,6 +78,7 @@ class Door:
         self._strangers: dict[int, _Stranger] = {}
         self._guard = threading.Lock()
         self._closed = False
+        self._refusals = Tally(poller, REFUSALS, self._log_refused)
         _ours.add(self._sock)
         poller.register(self._sock.fileno(), self._on_connection)
         poller.start_background()
@@ -124,6 +128,11 @@ class Door:
             stranger.leave("")
         with self._guard:
             self._guests.clear()
+        self._refusals.close()
+
+    def _log_refused(self, where: str, why: str, again: int) -> None:
+        more = f" ({again} more in {REFUSALS:g} s)" if again else ""
+        log.warning("refused a data connection from %s: %s%s", where, why, more)
 
 
 class _Stranger:
@@ -167,9 +176,9 @@ class _Stranger:
         self._door._poller.unregister(self._fd)
 
     def _refuse(self, why: str) -> None:
-        self._sock.close()
         if why:
-            log.warning("refused a data connection from %s: %s", self._where, why)
+            self._door._refusals.add(self._where, why)
+        self._sock.close()
 
 
 def _listen(host: str) -> socket.socket:
