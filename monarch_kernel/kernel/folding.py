@@ -26,7 +26,8 @@ from monarch_kernel.kernel.transcript import Block, RichView, Row, Section, Sour
 
 _SECTION_ROWS = 100
 _SECTION_BYTES = 16_384
-_LONGEST_LINE = 32_768
+#: A longer line is cut into several.
+LONGEST_LINE = 32_768
 _TAIL_BYTES = 8_192
 # How many rows back a rank may join one, and how many rows a section may grow to by that.
 _WINDOW = 400
@@ -87,17 +88,19 @@ class Folding:
         state = self._cleared(source)
         if "\n" not in text and len(text) < 256 and "\r" not in text:
             partial = state.partial.get(stream, "") + text
-            if "\r" not in partial and len(partial) < _LONGEST_LINE:
+            if "\r" not in partial and len(partial) < LONGEST_LINE:
                 state.partial[stream] = partial
                 return
+        if state.lines >= self.limits.lines and "\r" not in text:
+            text = self._cut_lines(state, stream, text)
         *lines, partial = (state.partial.get(stream, "") + text).split("\n")
         for line in lines:
             self._line(source, state, stream, _overwritten(line.removesuffix("\r")))
         if "\r" in partial:
             partial = _overwritten(partial.rstrip("\r")) + "\r" * partial.endswith("\r")
-        while len(partial) >= _LONGEST_LINE:
-            self._line(source, state, stream, partial[:_LONGEST_LINE])
-            partial = partial[_LONGEST_LINE:]
+        while len(partial) >= LONGEST_LINE:
+            self._line(source, state, stream, partial[:LONGEST_LINE])
+            partial = partial[LONGEST_LINE:]
         state.partial[stream] = partial
 
     def display(
@@ -286,6 +289,21 @@ class Folding:
         state.tail_bytes += len(line)
         while state.tail and (len(state.tail) > self.limits.tail or state.tail_bytes > _TAIL_BYTES):
             state.tail_bytes -= len(state.tail.popleft())
+
+    def _cut_lines(self, state: _Written, stream: str, text: str) -> str:
+        """Count the lines of ``text``, of which only the last few can be shown any more; gives the rest."""
+        end = len(text)
+        for _ in range(self.limits.tail + 1):
+            end = text.rfind("\n", 0, end)
+            if end < 0:
+                return text
+        before = state.partial.get(stream, "")
+        if "\r" in before:
+            return text
+        state.partial[stream] = ""
+        state.cut_lines += text.count("\n", 0, end + 1)
+        state.cut_bytes += len(before) + end + 1
+        return text[end + 1 :]
 
     def _join(
         self,

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from monarch_kernel.kernel.folding import Folding, Limits, RichView, Source, TextView
+from monarch_kernel.kernel.folding import LONGEST_LINE, Folding, Limits, RichView, Source, TextView
 from monarch_kernel.kernel.publish import Publisher
 from monarch_kernel.kernel.render import Tooltip, blocks_text, bundle, raw_line
 
@@ -212,8 +212,13 @@ class _RawLines:
 
     def feed(self, source: Source, kind: str, stream: str, data: Any) -> None:
         self._meshes.add(source.mesh)
+        if self._count.get(source, (0, 0))[0] > self._limits.lines:
+            return  # it was told that no more is shown
         if kind == "text":
             *lines, rest = (self._partial.pop((source, stream), "") + data).split("\n")
+            while len(rest) >= LONGEST_LINE:
+                lines.append(rest[:LONGEST_LINE])
+                rest = rest[LONGEST_LINE:]
             if rest:
                 self._partial[source, stream] = rest
             for line in lines:

@@ -24,6 +24,7 @@ import os
 import zlib
 from codecs import utf_8_decode
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from struct import Struct
 from typing import Any, Literal
 
@@ -43,6 +44,7 @@ __all__ = [
     "encode_message",
     "encode_text",
     "plain_text",
+    "text_encoder",
 ]
 
 Stream = Literal["stdout", "stderr"]
@@ -62,6 +64,8 @@ _STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
 _NUMBERS: dict[str, int] = {"stdout": 1, "stderr": 2}
 
 _MAX_OPEN_MESSAGES = 64
+#: Headers that a decoder remembers: those of lines of every length, in a few cells.
+_MOST_HEADERS = 16_384
 _MESSAGE_KINDS: frozenset[str] = frozenset(("display", "result", "error", "clear"))
 
 
@@ -110,16 +114,38 @@ def _cuts(data: bytes, room: int) -> Iterator[bytes]:
     yield data[start:]
 
 
+class TextEncoder:
+    """Makes the records that carry text of one cell and stream. Lines of one length have one header."""
+
+    def __init__(self, stream: Stream, cell: str) -> None:
+        self._number = _NUMBERS[stream]
+        self._cell = _cell_bytes(cell)
+        #: Bytes that one record can carry.
+        self.room = _room(self._cell)
+        self._heads: dict[int, bytes] = {}
+
+    def record(self, data: bytes) -> bytes:
+        """The record of at most ``room`` bytes of UTF-8."""
+        head = self._heads.get(len(data))
+        if head is None:
+            # All that precedes the payload; only its length is in there.
+            head = self._heads[len(data)] = _encode(_TEXT, self._number, self._cell, data)[: -len(data)]
+        return head + data
+
+    def records(self, data: bytes) -> Iterator[bytes]:
+        """Those of any number of bytes."""
+        return map(self.record, _cuts(data, self.room)) if data else iter(())
+
+
+@lru_cache(maxsize=16)
+def text_encoder(stream: Stream, cell: str) -> TextEncoder:
+    """The encoder for this stream and cell."""
+    return TextEncoder(stream, cell)
+
+
 def encode_text(stream: Stream, cell: str, data: bytes) -> list[bytes]:
     """The records that carry text (UTF-8 bytes) of a cell."""
-    if not data:
-        return []
-    cell_data = _cell_bytes(cell)
-    number = _NUMBERS[stream]
-    room = _room(cell_data)
-    if len(data) <= room:
-        return [_encode(_TEXT, number, cell_data, data)]
-    return [_encode(_TEXT, number, cell_data, piece) for piece in _cuts(data, room)]
+    return list(text_encoder(stream, cell).records(data))
 
 
 def encode_begin(cell: str, stream: Stream) -> bytes:
@@ -180,42 +206,58 @@ class OutputDecoder:
         self._incomplete: dict[tuple[str, str, str], bytes] = {}
         self._messages: dict[tuple[str, int], list[bytes]] = {}
         self._events: list[OutputEvent] = []
+        # Payloads of adjacent text records of one cell and stream; joined and decoded together.
+        self._run: list[bytes] = []
+        self._run_of: tuple[bytes, Stream] = (b"", stream)
+        # Adjacent text of one cell and stream, which becomes one event.
+        self._texts: list[str] = []
+        self._texts_of: tuple[str, Stream] = ("", stream)
+        # Headers that were found valid: kind, stream, size of the cell's id, size of all.
+        self._headers: dict[bytes, tuple[int, Stream, int, int]] = {}
 
     def feed(self, data: bytes) -> list[OutputEvent]:
         """Decode what has arrived; an unfinished record or character waits for the next call."""
         buffer = self._pending + data if self._pending else data
         self._pending = b""
         position, size = 0, len(buffer)
+        known, run, head = self._headers, self._run, _HEADER.size
         while position < size:
-            start = buffer.find(MARKER, position)
-            if start < 0:
-                keep = _marker_prefix(buffer, position)
-                self._raw(buffer[position : size - keep])
-                self._pending = buffer[size - keep :]
+            header = known.get(buffer[position : position + head])
+            if header is None:
+                start = buffer.find(MARKER, position)
+                if start < 0:
+                    keep = _marker_prefix(buffer, position)
+                    self._raw(buffer[position : size - keep])
+                    self._pending = buffer[size - keep :]
+                    break
+                if start > position:
+                    self._raw(buffer[position:start])
+                    position = start
+                if size - start < head:
+                    self._pending = buffer[start:]
+                    break
+                header = self._header(buffer[start : start + head])
+                if header is None:
+                    self._raw(buffer[start : start + 1])
+                    position = start + 1
+                    continue
+            kind, stream, cell_size, total = header
+            if size - position < total:
+                self._pending = buffer[position:]
                 break
-            if start > position:
-                self._raw(buffer[position:start])
-            if size - start < _HEADER.size:
-                self._pending = buffer[start:]
-                break
-            _, kind, stream, cell_size, payload_size, check = _HEADER.unpack_from(buffer, start)
-            total = _HEADER.size + cell_size + payload_size
-            if (
-                kind not in _TYPES
-                or stream not in _STREAMS
-                or total > MAX_RECORD
-                or zlib.crc32(buffer[start : start + _CHECKED.size]) & 0xFFFF != check
-            ):
-                self._raw(buffer[start : start + 1])
-                position = start + 1
+            body = position + head + cell_size
+            cell = buffer[position + head : body]
+            position += total
+            if kind != _TEXT:
+                self._end_run()
+                self._record(kind, stream, cell.decode("utf-8", "replace"), buffer[body:position])
                 continue
-            if size - start < total:
-                self._pending = buffer[start:]
-                break
-            body = start + _HEADER.size
-            cell = buffer[body : body + cell_size].decode("utf-8", "replace")
-            self._record(kind, _STREAMS[stream], cell, buffer[body + cell_size : start + total])
-            position = start + total
+            if run and (cell, stream) != self._run_of:
+                self._end_run()
+            if not run:
+                self._run_of = (cell, stream)
+            run.append(buffer[body:position])
+        self._end_run()
         return self._take()
 
     def close(self) -> list[OutputEvent]:
@@ -226,13 +268,38 @@ class OutputDecoder:
             self._finish_text(cell)
         return self._take()
 
+    def _header(self, data: bytes) -> tuple[int, Stream, int, int] | None:
+        """What a header says; None if it is none."""
+        _, kind, stream, cell_size, payload_size, check = _HEADER.unpack(data)
+        total = _HEADER.size + cell_size + payload_size
+        if (
+            kind not in _TYPES
+            or stream not in _STREAMS
+            or total > MAX_RECORD
+            or zlib.crc32(data[: _CHECKED.size]) & 0xFFFF != check
+        ):
+            return None
+        if len(self._headers) >= _MOST_HEADERS:
+            self._headers.clear()
+        header = self._headers[data] = (kind, _STREAMS[stream], cell_size, total)
+        return header
+
     def _take(self) -> list[OutputEvent]:
+        self._end_texts()
         events, self._events = self._events, []
         return events
 
     def _raw(self, data: bytes) -> None:
         if data:
+            self._end_run()
             self._text("plain", self._cells[-1] if self._cells else "", self._stream, data)
+
+    def _end_run(self) -> None:
+        if self._run:
+            data = b"".join(self._run)
+            self._run.clear()
+            cell, stream = self._run_of
+            self._text("record", cell.decode("utf-8", "replace"), stream, data)
 
     def _text(self, source: str, cell: str, stream: Stream, data: bytes) -> None:
         key = (source, cell, stream)
@@ -245,14 +312,21 @@ class OutputDecoder:
         self._emit_text(cell, stream, text)
 
     def _emit_text(self, cell: str, stream: Stream, text: str) -> None:
-        if not text:
-            return
-        if self._events:
-            last = self._events[-1]
-            if last.kind == "text" and last.cell == cell and last.stream == stream:
-                self._events[-1] = OutputEvent(cell, "text", last.data + text, stream)
-                return
-        self._events.append(OutputEvent(cell, "text", text, stream))
+        if text:
+            if self._texts_of != (cell, stream):
+                self._end_texts()
+                self._texts_of = (cell, stream)
+            self._texts.append(text)
+
+    def _end_texts(self) -> None:
+        if self._texts:
+            cell, stream = self._texts_of
+            self._events.append(OutputEvent(cell, "text", "".join(self._texts), stream))
+            self._texts.clear()
+
+    def _emit(self, event: OutputEvent) -> None:
+        self._end_texts()
+        self._events.append(event)
 
     def _finish_text(self, cell: str) -> None:
         for key in [key for key in self._incomplete if key[1] == cell]:
@@ -260,21 +334,19 @@ class OutputDecoder:
             self._emit_text(cell, _STREAMS[_NUMBERS[key[2]]], data.decode("utf-8", "replace"))
 
     def _record(self, kind: int, stream: Stream, cell: str, payload: bytes) -> None:
-        if kind == _TEXT:
-            self._text("record", cell, stream, payload)
-        elif kind == _PARTIAL:
+        if kind == _PARTIAL:
             self._part(cell, stream, payload)
         elif kind == _BEGIN:
             self._cells.append(cell)
-            self._events.append(OutputEvent(cell, "begin", None, stream))
+            self._emit(OutputEvent(cell, "begin", None, stream))
         elif kind == _END:
             self._finish_text(cell)
             if cell in self._cells:
                 self._cells.remove(cell)
-            self._events.append(OutputEvent(cell, "end", None, stream))
+            self._emit(OutputEvent(cell, "end", None, stream))
         else:
             token = payload.decode("utf-8", "replace")
-            self._events.append(OutputEvent(cell, "flush", token, stream))
+            self._emit(OutputEvent(cell, "flush", token, stream))
 
     def _part(self, cell: str, stream: Stream, payload: bytes) -> None:
         if len(payload) < _PART.size:
@@ -298,7 +370,7 @@ class OutputDecoder:
         except (msgspec.DecodeError, KeyError, AttributeError, TypeError):
             return
         if kind in _MESSAGE_KINDS:
-            self._events.append(OutputEvent(cell, kind, message, stream))
+            self._emit(OutputEvent(cell, kind, message, stream))
 
 
 def _marker_prefix(buffer: bytes, position: int) -> int:

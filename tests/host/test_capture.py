@@ -186,6 +186,17 @@ def test_fork_while_other_threads_print_does_not_hang() -> None:
     )
 
 
+def test_a_line_of_megabytes_arrives_whole() -> None:
+    out, _ = run(
+        """
+        capture.begin_cell("c")
+        print("ä€" * 700_001)
+        capture.end_cell("c")
+        """
+    )
+    assert texts(out) == [("c", "stdout", "ä€" * 700_001 + "\n")]
+
+
 def test_displays_errors_and_bytes() -> None:
     out, _ = run(
         """

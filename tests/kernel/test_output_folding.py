@@ -185,6 +185,22 @@ def test_output_beyond_the_limit_is_cut_with_a_notice_and_its_tail() -> None:
     assert lines[11:] == [("0,1", "line 98"), ("0,1", "line 99")]
 
 
+def test_what_is_cut_is_counted_the_same_however_it_comes() -> None:
+    rng = random.Random(5)
+    lines = [f"line {k} " + "x" * rng.randrange(30) for k in range(500)]
+    lines[400] = "progress 1\rprogress 2"
+    text = "\n".join(lines) + "\nunfinished"
+    for size in (1, 7, 100, 1000, len(text)):
+        folding = Folding(Limits(lines=10, tail=3))
+        for start in range(0, len(text), size):
+            folding.text(source(0), "stdout", text[start : start + size])
+        shown_lines = [line for _, line in shown(folding)]
+        cut = sum(map(len, lines[10:])) + 490 - len("progress 1\r")
+        assert shown_lines[:10] == lines[:10]
+        assert any(f"490 lines ({cut / 1000:.0f} kB) not shown" in line for line in shown_lines), size
+        assert {*shown_lines[10:]} >= {*lines[-3:], "unfinished"}, size
+
+
 def test_bytes_are_limited_too() -> None:
     folding = Folding(Limits(bytes=1000))
     for _ in range(20):

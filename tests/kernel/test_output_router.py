@@ -191,6 +191,16 @@ def test_raw_output_is_bounded(stage: Stage) -> None:
     assert text.count("%mesh logs -r 0") == 1
 
 
+def test_a_raw_line_without_end_is_shown_in_pieces(stage: Stage) -> None:
+    output = stage.open("a", raw=True, limits=Limits(bytes=100_000))
+    for _ in range(10):
+        stage.router.on_event(Event("a", data="x" * 30_000))
+    output.show(final=False)
+    text = "".join(text for _, text in stage.kept["a"].written)
+    assert 64_000 < text.count("x") <= 100_000, "not kept until the end of the line comes"
+    assert text.count("%mesh logs -r 0") == 1
+
+
 def test_raw_rich_results_keep_their_place(stage: Stage) -> None:
     output = stage.open("a", raw=True)
     stage.router.on_event(Event("a", data="x\n"))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -24,6 +24,9 @@ from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
 
 log = logging.getLogger(__name__)
+
+#: Characters of a line that are kept until its end comes.
+LONGEST_LINE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,20 +122,34 @@ class OutputHub:
 _PLAIN = _Option()
 
 
+@dataclass
+class _Line:
+    """The beginning of a line whose end has not come."""
+
+    parts: list[str] = field(default_factory=list[str])
+    size: int = 0
+
+    def add(self, text: str) -> None:
+        self.parts.append(text)
+        self.size += len(text)
+
+
 class Terminal:
-    """Shows ranks' output in a script's own stdout and stderr, by whole lines."""
+    """Shows ranks' output in a script's own stdout and stderr, by whole lines; one of megabytes comes in pieces."""
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self._partial: dict[tuple[str, str], str] = {}
+        self._partial: dict[tuple[str, str], _Line] = {}
         self._held: dict[tuple[str, str], dict[str, set[int]]] = {}
         self._prefixed: dict[str, tuple[int, _Option]] = {}
+        #: By stream: whose line stands there without its end.
+        self._open: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def show(self, output: RankOutput, option: _Option) -> None:
         """Print what is printable of one event."""
         if output.kind == "text":
-            text = output.data
+            text: str = output.data
         elif output.kind in ("display", "result"):
             text = (output.data.get("data") or {}).get("text/plain", "")
             text = text + "\n" if text else ""
@@ -142,33 +159,53 @@ class Terminal:
             return
         key = (output.proc, output.stream)
         self._prefixed[output.proc] = (output.rank, option)
-        lines, _, rest = (self._partial.pop(key, "") + text).rpartition("\n")
+        lines, newline, rest = text.rpartition("\n")
+        if newline:
+            begun = self._partial.pop(key, None)
+            if begun is not None:
+                lines = "".join((*begun.parts, lines))
+            self._lines(output, lines.split("\n"), option)
         if rest:
-            self._partial[key] = rest
-        if lines:
-            self._lines(output.mesh, output.rank, output.stream, lines.split("\n"), option)
+            line = self._partial.setdefault(key, _Line())
+            line.add(rest)
+            if line.size > LONGEST_LINE:
+                del self._partial[key]
+                self._lines(output, ["".join(line.parts)], option, end="" if option.window is None else "\n")
 
     def end(self, proc: str) -> None:
         """The proc writes no more: show its last, unfinished lines."""
+        rank, option = self._prefixed.get(proc, (0, _PLAIN))
         for stream in ("stdout", "stderr"):
-            rest = self._partial.pop((proc, stream), "")
-            if rest:
-                rank, option = self._prefixed.get(proc, (0, _PLAIN))
-                self._lines("", rank, stream, [rest], option)
+            begun = self._partial.pop((proc, stream), None)
+            if begun is not None or self._open.get(stream) == proc:
+                line = "".join(begun.parts) if begun is not None else ""
+                self._lines(RankOutput("", proc, rank, {}, "", 0, stream, "", "text", ""), [line], option)
 
-    def _lines(self, mesh: str, rank: int, stream: str, lines: list[str], option: _Option) -> None:
+    def close(self) -> None:
+        """The script ends."""
+        for proc in {proc for proc, _ in self._partial} | set(self._open.values()):
+            self.end(proc)
+
+    def _lines(self, output: RankOutput, lines: Sequence[str], option: _Option, end: str = "\n") -> None:
+        stream = output.stream
         if option.window is not None:
             with self._lock:
                 first = not self._held
-                held = self._held.setdefault((mesh, stream), {})
+                held = self._held.setdefault((output.mesh, stream), {})
                 for line in lines:
-                    held.setdefault(line, set()).add(rank)
+                    held.setdefault(line, set()).add(output.rank)
             if first:
                 self._system.node.poller.call_later(option.window, self.flush)
             return
+        unfinished = self._open.pop(stream, None)
         if option.prefix:
-            lines = [f"[{rank}] {line}" for line in lines]
-        self._write(stream, lines)
+            goes_on = unfinished == output.proc
+            lines = [line if goes_on and k == 0 else f"[{output.rank}] {line}" for k, line in enumerate(lines)]
+        if unfinished not in (None, output.proc):
+            lines = ["", *lines]
+        if not end:
+            self._open[stream] = output.proc
+        self._write(stream, lines, end)
 
     def flush(self) -> None:
         """Show what is held for aggregation."""
@@ -177,10 +214,10 @@ class Terminal:
         for (_, stream), lines in held.items():
             self._write(stream, [f"[{format_ranks(ranks)}] {line}" for line, ranks in lines.items()])
 
-    def _write(self, stream: str, lines: list[str]) -> None:
+    def _write(self, stream: str, lines: Sequence[str], end: str = "\n") -> None:
         target = sys.stdout if stream == "stdout" else sys.stderr
         try:
-            target.write("\n".join(lines) + "\n")
+            target.write("\n".join(lines) + end)
             target.flush()
         except (OSError, ValueError):  # the script closed its stdout
             pass
@@ -223,8 +260,7 @@ def subscribe(callback: Subscriber) -> Callable[[], None]:
 def flush_default() -> None:
     """Show on the terminal whatever is still held back."""
     if _hub is not None and not _hub.subscribers:
-        for proc in {proc for proc, _ in _hub.terminal._partial}:
-            _hub.terminal.end(proc)
+        _hub.terminal.close()
         _hub.terminal.flush()
 
 

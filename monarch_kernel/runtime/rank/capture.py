@@ -53,6 +53,8 @@ __all__ = [
 PARTIAL_DELAY = 0.1
 #: Characters that a thread collects at most before they are sent.
 MAX_PENDING = 2048
+#: Characters that are encoded at once.
+_PIECE = 256 * 1024
 
 _begun: list[str] = []
 _fds: dict[str, int] = {}
@@ -194,7 +196,10 @@ def _put(pipe: output.Stream, records: Iterable[bytes]) -> None:
 
 def _write(fd: int, record: bytes) -> None:
     global _wrote
-    _write_whole(fd, record)
+    try:
+        os.write(fd, record)
+    except (BlockingIOError, BrokenPipeError):
+        _write_whole(fd, record)
     _wrote = True  # after it: see `mark_answer`
 
 
@@ -212,56 +217,103 @@ def _write_whole(fd: int, record: bytes) -> None:
 
 
 class _Pending:
-    """The unfinished line of one thread."""
+    """The unfinished line of one thread. What is done here is done for every line that a rank prints."""
 
-    __slots__ = ("_lock", "_parts", "_size", "cell", "since", "stream")
+    __slots__ = ("_encoder", "_listed", "_lock", "_parts", "_seen", "_size", "cell", "stream")
 
     def __init__(self) -> None:
         # Reentrant: a signal handler that prints interrupts its own thread in the middle of a write.
         self._lock = threading.RLock()
         self._parts: list[str] = []
         self._size = 0
+        self._listed = False  # the flusher looks at it
         self.cell = ""
         self.stream: output.Stream = "stdout"
-        self.since = 0.0
+        self._encoder = output.text_encoder(self.stream, self.cell)
+        self._seen: list[str] | None = None  # the parts that were there when the flusher looked last
 
     def write(self, stream: output.Stream, text: str) -> None:
-        cell = current_cell()
-        with self._lock:
-            if self._parts and (stream != self.stream or cell != self.cell):
-                self._send()
-            if not self._parts:
+        cell = _cell.get()
+        if cell is None:
+            cell = current_cell()
+        lock = self._lock
+        lock.acquire()  # `with` takes twice the time
+        try:
+            if stream != self.stream or cell != self.cell:
+                if self._parts:
+                    self._send()
+                self._encoder = output.text_encoder(stream, cell)
                 self.stream = stream
                 self.cell = cell
             self._parts.append(text)
-            self._size += len(text)
-            if "\n" in text or "\r" in text or self._size > MAX_PENDING:
+            if text == "\n" or "\n" in text or "\r" in text:
                 self._send()
-            elif self not in _dirty:
-                self.since = time.monotonic()
-                _dirty.add(self)
-                _flusher.arm()
+                return
+            self._size += len(text)
+            if self._size > MAX_PENDING:
+                self._send()
+            elif not self._listed:
+                self._list()
+        finally:
+            lock.release()
 
     def flush(self) -> None:
         with self._lock:
             if self._parts:
                 self._send()
 
+    def look(self) -> None:
+        """Called by the flusher: send what was there the last time already; it looks no more where nothing is."""
+        with self._lock:
+            if not self._parts:
+                self._listed = False
+                _dirty.discard(self)
+            elif self._seen is self._parts:
+                self._send()
+            else:
+                self._seen = self._parts
+
+    def _list(self) -> None:
+        self._listed = True
+        _dirty.add(self)
+        _flusher.arm()
+
     def _send(self) -> None:
         # Taken first: a signal handler that prints may come here again before this is through.
-        text, self._parts, self._size = "".join(self._parts), [], 0
-        _dirty.discard(self)
-        records = output.encode_text(self.stream, self.cell, text.encode("utf-8", "backslashreplace"))
-        fd = _fds["stdout"]
-        for done, record in enumerate(records):
-            try:
-                _write(fd, record)
-            except BaseException:
-                # An interrupt that came while the pipe was full: what is not written yet stays.
-                self._parts.insert(0, b"".join(map(_text_of, records[done:])).decode())
-                self._size += len(self._parts[0])
-                _dirty.add(self)
-                raise
+        parts, self._parts = self._parts, []
+        self._size = 0
+        text = "".join(parts)
+        encoder = self._encoder
+        if len(text) > encoder.room:
+            self._send_long(text, encoder)
+            return
+        data = text.encode("utf-8", "backslashreplace")
+        if len(data) > encoder.room:
+            self._send_long(text, encoder)
+            return
+        try:
+            _write(_fds["stdout"], encoder.record(data))
+        except BaseException:
+            self._keep(text)
+            raise
+
+    def _send_long(self, text: str, encoder: output.TextEncoder) -> None:
+        # Piece by piece: a line may be so long that memory is short for three of it.
+        for start in range(0, len(text), _PIECE):
+            records = list(encoder.records(text[start : start + _PIECE].encode("utf-8", "backslashreplace")))
+            for done, record in enumerate(records):
+                try:
+                    _write(_fds["stdout"], record)
+                except BaseException:
+                    self._keep(b"".join(map(_text_of, records[done:])).decode() + text[start + _PIECE :])
+                    raise
+
+    def _keep(self, text: str) -> None:
+        """An interrupt came while the pipe was full: what is not written yet stays."""
+        self._parts.insert(0, text)
+        self._size += len(text)
+        if not self._listed:
+            self._list()
 
 
 def _text_of(record: bytes) -> bytes:
@@ -291,11 +343,9 @@ class _Flusher:
             self._wanted.wait()
             self._wanted.clear()
             while _dirty:
-                time.sleep(PARTIAL_DELAY)
-                due = time.monotonic() - PARTIAL_DELAY
+                time.sleep(PARTIAL_DELAY / 2)
                 for pending in list(_dirty):
-                    if pending.since <= due:
-                        pending.flush()
+                    pending.look()
             self._armed = False
             if _dirty:  # it came between the two lines, and saw us armed
                 self.arm()
@@ -364,7 +414,11 @@ class RankStream(io.TextIOBase):
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         if text:
-            _pending().write(self._stream, text)
+            try:
+                pending = _local.pending
+            except AttributeError:
+                pending = _pending()
+            pending.write(self._stream, text)
         return len(text)
 
     def flush(self) -> None:
