@@ -557,7 +557,7 @@ def test_mesh_failure_report() -> None:
     mesh = MeshFailure.of("w", "w-1", GPUS, [1], death)
     assert (mesh.mesh, mesh.mesh_name, mesh.ranks, mesh.reason) == ("w", "w-1", (1,), "killed by SIGKILL")
     head = "Mesh 'w' lost rank 1 of 4 (gpus=1) on host vm, pid 101: killed by SIGKILL"
-    assert str(mesh) == head
+    assert str(mesh) == f"MeshFailure: {head}"
     assert mesh.report() == f"{head}\n  line 1\n  line 2"
-    assert str(MeshFailure("m", "gone")) == "Mesh 'm' failed: gone"
+    assert str(MeshFailure("m", "gone")) == "MeshFailure: Mesh 'm' failed: gone"
     assert isinstance(SupervisionError("x"), Exception)

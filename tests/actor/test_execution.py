@@ -194,11 +194,11 @@ def test_async_and_sync_endpoints_do_not_mix(procs: Procs) -> None:
 
         async def __cleanup__(self, error: BaseException | None) -> None: ...
 
-    class SyncHook(Actor):
+    class AsyncSupervise(Actor):
         @endpoint
-        async def a(self) -> None: ...
+        def a(self) -> None: ...
 
-        def __supervise__(self, failure: Any) -> bool:
+        async def __supervise__(self, failure: Any) -> bool:
             return True
 
     world = procs(1)
@@ -206,8 +206,8 @@ def test_async_and_sync_endpoints_do_not_mix(procs: Procs) -> None:
         world.spawn("mixed", Mixed)
     with pytest.raises(ValueError, match="AsyncHook.__cleanup__ must be def, like the endpoints"):
         world.spawn("hook", AsyncHook)
-    with pytest.raises(ValueError, match="SyncHook.__supervise__ must be async def"):
-        world.spawn("hook", SyncHook)
+    with pytest.raises(ValueError, match="AsyncSupervise.__supervise__ must be def"):
+        world.spawn("hook", AsyncSupervise)
     assert world.spawn("fine", Basic).echo.call_one(1).get() == 1
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import pickle
 import queue
 import signal
+import threading
 from typing import Any
 
 import pytest
 
-from monarch_kernel.actor import Actor, Channel, MeshFailure, SupervisionError, endpoint, this_host
+from monarch_kernel.actor import Actor, Channel, MeshFailure, SupervisionError, context, endpoint, this_host
 from tests.actor.actors import PATIENCE, Basic
 from tests.actor.conftest import Procs
 from tests.deaths import Death, Mortal
@@ -104,6 +108,87 @@ class Unaware(Actor):
         return "alive"
 
 
+class Backlogged(Actor):
+    """Owns a mortal that dies while messages wait; tells what happened, in which order, on which thread."""
+
+    def __init__(self, port: Any) -> None:
+        self.port = port
+        self.log: list[Any] = []
+        self.note_that("init")
+
+    def note_that(self, what: str) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self.log.append((what, threading.get_ident(), False))
+        else:
+            self.log.append((what, threading.get_ident(), True))
+
+    @endpoint
+    def lose(self, gate: Any) -> None:
+        mesh = this_host().spawn_procs().spawn("owned", Mortal)
+        pid = mesh.pid.call_one().get(30)
+        port, receiver = Channel.open()
+        gate.send(port)
+        receiver.recv().get(30)
+        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(SupervisionError):
+            mesh.echo.call(1).get(30)
+        self.note_that("lost")
+
+    @endpoint
+    def note(self) -> None:
+        self.note_that("note")
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.note_that("told")
+        return True
+
+    def __cleanup__(self, error: Any) -> None:
+        self.note_that("cleanup")
+        self.port.send(self.log)
+
+
+class AsyncBacklogged(Backlogged):
+    @endpoint
+    async def lose(self, gate: Any) -> None:
+        mesh = await this_host().spawn_procs().spawn("owned", Mortal)
+        pid = await mesh.pid.call_one()
+        port, receiver = Channel.open()
+        gate.send(port)
+        await receiver.recv()
+        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(SupervisionError):
+            await mesh.echo.call(1)
+        self.note_that("lost")
+
+    @endpoint
+    async def note(self) -> None:
+        self.note_that("note")
+
+    async def __supervise__(self, failure: MeshFailure) -> bool:
+        self.note_that("told")  # and nothing is awaited
+        return True
+
+    async def __cleanup__(self, error: Any) -> None:
+        Backlogged.__cleanup__(self, error)
+
+
+class PlainHook(AsyncBacklogged):
+    """An async actor whose ``__supervise__`` is no coroutine, and waits as sync code does."""
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.note_that("told")
+        context().actor_instance.proc.spawn("basic", Basic).echo.call_one(1).get(30)
+        return True
+
+
+BACKLOGGED = pytest.mark.parametrize(
+    ("cls", "loop"),
+    [(Backlogged, [False]), (AsyncBacklogged, [True]), (PlainHook, [False, True])],
+    ids=["sync", "async", "plain-hook"],
+)
+
 OWNERS = pytest.mark.parametrize("owner_class", [SyncOwner, AsyncOwner], ids=["sync", "async"])
 
 
@@ -145,6 +230,71 @@ def test_a_failure_that_is_not_handled_ends_the_owner(procs: Procs, faults: Any,
     with pytest.raises(SupervisionError):
         mesh.slice(gpus=1).echo.call_one(1).get(PATIENCE)
     assert faults.empty()
+
+
+def backlogged(cls: type) -> tuple[Any, Any, Any]:
+    """An owner that is about to lose a mesh, where it tells of its life, and the port that lets it go on."""
+    port, receiver = Channel.open()
+    owner = this_host().spawn_procs().spawn("owner", cls, port)
+    gate, opened = Channel.open()
+    owner.lose.broadcast(gate)
+    return owner, receiver, opened.recv().get(PATIENCE)
+
+
+@BACKLOGGED
+def test_a_failure_is_told_before_the_messages_that_wait(faults: Any, cls: type, loop: list[bool]) -> None:
+    owner, receiver, go = backlogged(cls)
+    for _ in range(5):
+        owner.note.broadcast()
+    go.send(None)
+    owner.note.call_one().get(PATIENCE)
+    owner.stop().get(PATIENCE)
+    log = receiver.recv().get(PATIENCE)
+    order = [what for what, _, _ in log]
+    assert sorted(order) == sorted(["init", "lost", "told", *["note"] * 6, "cleanup"])
+    assert order.index("told") < order.index("note")
+    assert len({thread for _, thread, _ in log}) == 1
+    assert sorted({running for _, _, running in log}) == loop
+    assert faults.empty()
+
+
+@BACKLOGGED
+def test_a_failure_that_waits_when_its_owner_is_stopped_is_dropped(faults: Any, cls: type, loop: list[bool]) -> None:
+    owner, receiver, go = backlogged(cls)
+    stopped = owner.stop()
+    # On the same connection, hence behind it: the owner's process has both before it goes on.
+    this = owner.note.call_one()
+    go.send(None)
+    assert [what for what, _, _ in receiver.recv().get(PATIENCE)] == ["init", "lost", "cleanup"]
+    stopped.get(PATIENCE)
+    assert isinstance(this.exception(PATIENCE), SupervisionError)
+    assert faults.empty()
+
+
+class Quits(Actor):
+    @endpoint
+    def quit(self, *reason: str) -> None:
+        context().actor_instance.abort(*reason)
+
+    @endpoint
+    def ping(self) -> None: ...
+
+
+@pytest.mark.parametrize("reason", [(), ("out of paper",)], ids=["no-reason", "reason"])
+def test_a_report_names_the_class_of_the_actor(faults: Any, reason: tuple[str, ...]) -> None:
+    mesh = this_host().spawn_procs(per_host={"a_dim": 2}).spawn("quits", Quits)
+    mesh.slice(a_dim=1).quit.broadcast(*reason)
+    failure = faults.get(timeout=PATIENCE)
+    label = "tests.actor.test_supervision.Quits quits{'a_dim': 1/2}"
+    assert f"The actor <{label}> and all its descendants have failed" in failure.report()
+    assert f"actor explicitly aborted due to: {reason[0] if reason else 'abort() was called'}" in failure.report()
+    assert str(failure).startswith("MeshFailure: Mesh 'quits' lost rank 1 of 2 (a_dim=1) on host")
+    assert (
+        failure.actor_class == pickle.loads(pickle.dumps(failure)).actor_class == "tests.actor.test_supervision.Quits"
+    )
+    with pytest.raises(SupervisionError, match="is unhealthy with reason: actor explicitly aborted") as caught:
+        mesh.ping.call().get(PATIENCE)
+    assert f"The actor <{label}> and all its descendants have failed" in str(caught.value)
 
 
 def test_no_hook_is_as_good_as_one_that_returns_false(procs: Procs, faults: Any) -> None:

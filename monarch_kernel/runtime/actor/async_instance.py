@@ -7,8 +7,10 @@ whole process while it is idle.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,7 +18,7 @@ from monarch_kernel.protocol.messages import Call, StopActor
 from monarch_kernel.runtime.actor.base import EndpointSpec
 from monarch_kernel.runtime.actor.context import Context, cell, current, shared
 from monarch_kernel.runtime.actor.errors import MeshFailure
-from monarch_kernel.runtime.actor.instance import CLEANUP_TIMEOUT, ActorInstance
+from monarch_kernel.runtime.actor.instance import CLEANUP_TIMEOUT, FAILURE, ActorInstance
 from monarch_kernel.runtime.actor.portbook import pickled
 from monarch_kernel.runtime.actor.stepping import Steps
 from monarch_kernel.runtime.node.loop import new_loop
@@ -121,8 +123,8 @@ class AsyncActorInstance(ActorInstance):
                         return error
             elif kind is StopActor:
                 self._note_stop(link, message)
-            elif kind is MeshFailure:
-                self._start_hook(loop, message)
+            elif message is FAILURE:
+                self._start_hook(loop, self._failures.popleft())
             handled += 1
             if handled % 64 == 0:
                 await asyncio.sleep(0)
@@ -204,12 +206,17 @@ class AsyncActorInstance(ActorInstance):
         hook.add_done_callback(self._hooks.discard)
 
     async def _supervised_async(self, failure: MeshFailure) -> None:
+        if self._is_told_to_stop():
+            return
         current.set(Context(self, self.rank.rank, self.rank.extent))
         hook = getattr(self._object, "__supervise__", None)
         error: BaseException = failure
         if hook is not None:
             try:
-                if await hook(failure):
+                handled = hook(failure) if inspect.iscoroutinefunction(hook) else _without_loop(hook, failure)
+                if inspect.isawaitable(handled):
+                    handled = await handled
+                if handled:
                     return
             except BaseException as e:
                 e.__cause__ = failure
@@ -276,3 +283,13 @@ class AsyncActorInstance(ActorInstance):
             self._cancelled.add(task)
             task.add_done_callback(self._cancelled.discard)
             task.cancel()
+
+
+def _without_loop(hook: Callable[[MeshFailure], Any], failure: MeshFailure) -> Any:
+    """Call a hook that is a plain ``def``: it may wait for futures, as all sync code may."""
+    loop = asyncio.get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        return hook(failure)
+    finally:
+        asyncio._set_running_loop(loop)

@@ -41,9 +41,10 @@ class Actor:
 
     Methods marked ``@endpoint`` can be called from other processes. They are all ``def`` or all ``async def``.
 
-    Optional hooks, of the same kind as the endpoints:
+    Optional hooks, of the same kind as the endpoints (``__supervise__`` of an async actor may be a plain ``def``):
 
-    * ``__supervise__(self, failure) -> bool``: a mesh that this actor spawned failed; true means handled.
+    * ``__supervise__(self, failure) -> bool``: a mesh that this actor spawned failed; true means handled. It is called
+      before the messages that wait. One that has not been called when the actor is stopped is not called any more.
     * ``__cleanup__(self, error)``: the actor ends; ``error`` is None when it was stopped on purpose.
     * ``__restore__(self, state)``: this actor was made in the place of one that died; ``state`` is what the endpoint
       ``checkpoint`` of that one had returned last.
@@ -240,13 +241,21 @@ class ActorSpec:
         self.is_async = bool(kinds[True])
         for hook in HOOKS:
             function = getattr(cls, hook, None)
-            if function is not None and self.endpoints and inspect.iscoroutinefunction(function) != self.is_async:
+            if function is None:
+                continue
+            is_async = inspect.iscoroutinefunction(function)
+            if not self.endpoints:
+                self.is_async = self.is_async or is_async
+            elif is_async != self.is_async and (is_async or hook != "__supervise__"):
                 kind = "async def" if self.is_async else "def"
                 raise ValueError(f"{cls.__name__}.{hook} must be {kind}, like the endpoints of {cls.__name__}")
-            if function is not None and not self.endpoints:
-                self.is_async = inspect.iscoroutinefunction(function)
         self.tool = bool(getattr(cls, "__tool__", False))
         self.background = bool(getattr(cls, "__background__", False))
+
+
+def class_label(cls: type) -> str:
+    """A class as reports of faults name it."""
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 _specs: dict[type, ActorSpec] = {}

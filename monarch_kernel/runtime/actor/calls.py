@@ -55,10 +55,16 @@ _PLAIN = (int, float, str, bytes, bool, type(None))
 class Target:
     """Whom a call addresses: names for errors, and the proc of each rank. Shared by all calls of a mesh handle."""
 
-    __slots__ = ("_plan", "actor", "by_proc", "extent", "mesh_name", "procs", "reported")
+    __slots__ = ("_mesh", "_plan", "actor", "by_proc", "extent", "mesh_name", "procs", "reported")
 
     def __init__(
-        self, mesh_name: str, actor: str, extent: Extent, procs: tuple[ProcRef, ...], reported: Reported
+        self,
+        mesh_name: str,
+        actor: str,
+        extent: Extent,
+        procs: tuple[ProcRef, ...],
+        reported: Reported,
+        mesh: Any = None,
     ) -> None:
         self.mesh_name = mesh_name
         self.actor = actor
@@ -69,6 +75,12 @@ class Target:
         for rank, ref in enumerate(procs):
             self.by_proc.setdefault(ref.id, []).append(rank)
         self._plan: Any = _UNPLANNED
+        self._mesh = mesh  # the actor mesh, if it is one
+
+    @property
+    def actor_class(self) -> str:
+        """The class of the actors, as errors name it; "" for procs."""
+        return "" if self._mesh is None else self._mesh._class_label()
 
     def plan_for(self, system: Any) -> Any:
         """Which ranks a cast reaches through host agents (``casting.Plan``); None: each is sent to by itself."""
@@ -178,7 +190,9 @@ class OneCall(Future[Any]):
         failure = failure_of(self._node, target, self._rank, fault, death)
         target.note_raised(failure)
         if death is not None:
-            self._error = build_supervision_error(self.what, target.mesh_name, target.extent, [failure], {}, [])
+            self._error = build_supervision_error(
+                self.what, target.mesh_name, target.extent, [failure], {}, [], target.actor_class
+            )
         else:
             self._error = build_actor_error(self.what, target.extent, [failure], {}, [])
 
@@ -328,7 +342,7 @@ class ManyCall(Future[Any]):
                 failures.append(failure_of(self._node, target, rank, decode_fault(body), None))
         if dead:
             self._error = build_supervision_error(
-                self.what, target.mesh_name, target.extent, failures, values, unanswered
+                self.what, target.mesh_name, target.extent, failures, values, unanswered, target.actor_class
             )
         else:
             self._error = build_actor_error(self.what, target.extent, failures, values, unanswered)

@@ -213,9 +213,12 @@ class MeshFailure(Exception):
         extent: Extent | None = None,
         death: Death | None = None,
         owner: str = "",
+        actor_class: str = "",
     ) -> None:
         self.mesh_name = mesh_name
         self.reason = reason
+        #: The class of its actors, with its module; "" for a mesh of processes.
+        self.actor_class = actor_class
         #: The name that the mesh was spawned with.
         self.mesh = mesh or mesh_name
         #: Ranks of the mesh, as spawned, that died.
@@ -224,18 +227,38 @@ class MeshFailure(Exception):
         self.death = death
         #: Who had spawned the mesh, and did not handle its failure or is asked to.
         self.owner = owner
-        super().__init__(telling.mesh_failure(self.mesh, self.ranks, extent, reason, death))
+        #: What died, where and why, in one line.
+        self.headline = telling.mesh_failure(self.mesh, self.ranks, extent, reason, death)
+        super().__init__(f"MeshFailure: {self.headline}")
 
     @classmethod
     def of(
-        cls, name: str, mesh_name: str, extent: Extent | None, ranks: Sequence[int], death: Death, owner: str = ""
+        cls,
+        name: str,
+        mesh_name: str,
+        extent: Extent | None,
+        ranks: Sequence[int],
+        death: Death,
+        owner: str = "",
+        actor_class: str = "",
     ) -> MeshFailure:
         """The failure of some ranks of one mesh that died in the same way."""
-        return cls(mesh_name, death.cause, mesh=name, ranks=ranks, extent=extent, death=death, owner=owner)
+        return cls(
+            mesh_name,
+            death.cause,
+            mesh=name,
+            ranks=ranks,
+            extent=extent,
+            death=death,
+            owner=owner,
+            actor_class=actor_class,
+        )
 
     def report(self) -> str:
         """All that is known, in several lines: what died, where and why, whose it was, and what it said last."""
-        lines = [str(self)]
+        lines = [self.headline]
+        if self.actor_class and self.ranks and self.extent is not None:
+            lines.append(f"{telling.have_failed(self.actor_class, self.mesh, self.ranks, self.extent)}.")
         if self.owner:
             lines.append(f"  Mesh {self.mesh!r} was owned by {self.owner}.")
         if self.death is not None and self.death.detail:
@@ -254,6 +277,7 @@ class MeshFailure(Exception):
             self.death,
             self.key,
             self.owner,
+            self.actor_class,
         )
 
 
@@ -277,6 +301,8 @@ class SupervisionError(MeshFailure):
         unanswered: Sequence[int] = (),
     ) -> None:
         Exception.__init__(self, message)
+        self.headline = message.partition("\n")[0]
+        self.actor_class = ""
         #: The call, as in `actor.endpoint`.
         self.endpoint = endpoint
         self.mesh = self.mesh_name = mesh_name
@@ -325,12 +351,17 @@ def build_supervision_error(
     failures: Sequence[RankFailure],
     values: Mapping[int, Any],
     unanswered: Sequence[int],
+    actor_class: str = "",
 ) -> SupervisionError:
     """The error for a call over at least one rank that is dead; ranks that raised are told as well."""
     failures = sorted(failures, key=lambda failure: failure.rank)
     dead = [failure for failure in failures if failure.death is not None]
     raised = [failure for failure in failures if failure.fault is not None]
     lines = telling.deaths(f"Endpoint call {call_name}() failed: ", mesh_name, dead, extent)
+    failed = [failure for failure in dead if failure.death is not None and failure.death.what != "stopped"]
+    if actor_class and failed and failed[0].death is not None:
+        text = telling.have_failed(actor_class, mesh_name, [failure.rank for failure in failed], extent)
+        lines.append(f"{text}: the mesh is unhealthy with reason: {failed[0].death.cause}")
     if raised:
         lines.append(telling.headline("The endpoint also", extent, [failure.rank for failure in raised]))
         lines += telling.tracebacks(raised, extent)
@@ -376,8 +407,11 @@ def _mesh_failure(
     death: Death | None,
     key: Any,
     owner: str,
+    actor_class: str,
 ) -> MeshFailure:
-    failure = MeshFailure(mesh_name, reason, mesh=mesh, ranks=ranks, extent=extent, death=death, owner=owner)
+    failure = MeshFailure(
+        mesh_name, reason, mesh=mesh, ranks=ranks, extent=extent, death=death, owner=owner, actor_class=actor_class
+    )
     failure.key = key
     return failure
 

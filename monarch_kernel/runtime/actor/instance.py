@@ -52,6 +52,10 @@ log = logging.getLogger(__name__)
 CLEANUP_TIMEOUT = 10.0
 
 
+#: In the mailbox: the next of ``_failures`` is due.
+FAILURE = object()
+
+
 class Aborted(BaseException):
     """Raised inside an actor that ends itself by ``context().actor_instance.abort()``."""
 
@@ -124,7 +128,7 @@ class Instance:
 
     def abort(self, reason: str = "") -> None:
         """End this actor at once as failed."""
-        raise Aborted(reason or "abort() was called")
+        raise Aborted(reason or "abort() was called (no reason provided)")
 
     kill = abort
 
@@ -161,6 +165,7 @@ class ActorInstance(Instance):
         self._queue: deque[Any] = deque()
         self._done = False  # the mailbox as a waitable: something is in it
         self._parked: list[Any] = []
+        self._failures: deque[MeshFailure] = deque()  # of meshes of ours, not handled yet
         self.open_ports: set[ReplyPort[Any]] = set()  # not answered yet, and not handed to anybody
         self._thread = 0
         self._stopping: tuple[str, list[tuple[Any, int, int]]] | None = None
@@ -217,8 +222,7 @@ class ActorInstance(Instance):
                 link, message, _ = self._queue.popleft()
             except IndexError:
                 return
-            if message is not None:
-                self.refuse(link, message)
+            self.refuse(link, message)
 
     # -- driving ----------------------------------------------------------------------------------
 
@@ -292,8 +296,8 @@ class ActorInstance(Instance):
                     return error
             elif kind is StopActor:
                 self._note_stop(link, message)
-            elif isinstance(message, MeshFailure):
-                error = self._supervised(message)
+            elif message is FAILURE:
+                error = self._supervised(self._failures.popleft())
                 if error is not None:
                     return error
             if self._stopping is not None:
@@ -413,22 +417,31 @@ class ActorInstance(Instance):
     def _death_of(self, error: BaseException) -> Death:
         text = capture(error).text
         cause = f"actor explicitly aborted due to: {type(error).__name__}: {error}"
-        if isinstance(error, Aborted):
+        if isinstance(error, Aborted) or type(error) is MeshFailure:
             cause = f"actor explicitly aborted due to: {error}"
-        elif isinstance(error, MeshFailure):  # of what this actor owns: the first cause has the traceback
+        if isinstance(error, MeshFailure):  # of what this actor owns: the first cause has the traceback
             text = "\n".join(error.report().split("\n")[1:])
         return Death(cause, "actor", self.proc_id, self._system.node.ref.host, self._system.pid, text)
 
     # -- supervision --------------------------------------------------------------------------------
 
     def supervise(self, failure: MeshFailure) -> None:
-        """A mesh of ours failed: ask ``__supervise__``, between messages."""
+        """A mesh of ours failed: ask ``__supervise__``, before the messages that wait."""
         if self.death is not None or self.ended:
             self._system.pass_up(self, failure)
             return
-        self.deliver(None, failure, None)
+        self._failures.append(failure)
+        self._queue.appendleft((None, FAILURE, None))
+        self._notify()
+
+    def _is_told_to_stop(self) -> bool:
+        """Whether this actor is to end, as far as it or its mailbox knows: what has failed concerns it no more."""
+        return self._stopping is not None or any(type(message) is StopActor for _, message, _ in list(self._queue))
 
     def _supervised(self, failure: MeshFailure) -> BaseException | None:
+        if self._is_told_to_stop():
+            return None
+        current.set(Context(self, self.rank.rank, self.rank.extent))
         hook = getattr(self._object, "__supervise__", None)
         if hook is not None:
             try:

@@ -18,7 +18,7 @@ from monarch_kernel.protocol.messages import (
     StopProcs,
 )
 from monarch_kernel.protocol.serialize import dumps_flat, loads
-from monarch_kernel.runtime.actor.base import ActorSpec, check_constructor, spec_of
+from monarch_kernel.runtime.actor.base import ActorSpec, check_constructor, class_label, spec_of
 from monarch_kernel.runtime.actor.calls import ManyCall, Target, ask_agent
 from monarch_kernel.runtime.actor.casting import send_to_all
 from monarch_kernel.runtime.actor.context import calling_cell, current
@@ -80,6 +80,13 @@ class ActorMesh(MeshTrait, Generic[T]):
         assert isinstance(self._cls_or_pickle, type)
         return self._cls_or_pickle
 
+    def _class_label(self) -> str:
+        """The class as errors name it; "" if it cannot be loaded here."""
+        try:
+            return class_label(self._cls)
+        except Exception:  # unpickling runs user code
+            return ""
+
     @property
     def _spec(self) -> ActorSpec:
         return spec_of(self._cls, RESERVED)
@@ -124,7 +131,7 @@ class ActorMesh(MeshTrait, Generic[T]):
             self._cached_at = node.generation
             procs = tuple(node.current(self._procs[rank]) for rank in self._shape.ranks())
             if self._cached is None or procs != self._cached.procs:
-                self._cached = Target(self._name, self._actor, self._shape.extent, procs, self._system.reported)
+                self._cached = Target(self._name, self._actor, self._shape.extent, procs, self._system.reported, self)
         return self._cached
 
     def _reach(self, ref: ProcRef) -> Any:
@@ -298,7 +305,9 @@ class ProcMesh(Inspectable, MeshTrait):
         mesh: ActorMesh[T] = ActorMesh(
             system, actor, name, self.name, cls, target.procs, Region.from_extent(extent), _Ready(call, actor)
         )
-        system.tree.spawned_actors(OwnedMesh(actor, name, owner.actor_id, extent, target.procs, tool=spec.tool))
+        system.tree.spawned_actors(
+            OwnedMesh(actor, name, owner.actor_id, extent, target.procs, spec.tool, class_label(spec.cls))
+        )
         owner.owned.append(mesh)
         system.healer.born(mesh, owner.actor_id, body, buffers, ports)
         message = Create(

@@ -385,7 +385,7 @@ class System:
             if why:
                 death = msgspec.structs.replace(death, cause=f"{death.cause}; {why}")
             owner = self.instance(mesh.owner)
-            failure = MeshFailure.of(mesh.name, mesh.name, mesh.extent, notice.ranks, death, owner.describe())
+            failure = MeshFailure.of(mesh.name, mesh.name, mesh.extent, notice.ranks, death, owner.describe(), mesh.cls)
             failure.key = notice.key
             failure.was_raised = partial(self.reported.raised.__contains__, notice.key)
             owner.supervise(failure)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from monarch_kernel.protocol.faults import Fault
 from monarch_kernel.protocol.messages import Death
 from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks
-from monarch_kernel.runtime.mesh.shape import Extent
+from monarch_kernel.runtime.mesh.shape import Extent, Point
 
 _MAX_RUNS = 8
 _MAX_GROUPS = 6
@@ -98,6 +98,18 @@ def deaths(head: str, mesh_name: str, dead: Sequence[Failed], extent: Extent) ->
         lines.append(f"  and {len(groups) - _MAX_GROUPS} more different causes (all are in `.failures`)")
     advice = dict.fromkeys(_WHAT_NEXT.get(what, _WHAT_NEXT["proc"]) for what, _, _ in groups)
     return lines + [f"  {text}" for text in advice]
+
+
+def actor_label(cls: str, name: str, rank: int, extent: Extent) -> str:
+    """An actor as Monarch writes it: its class, the name of its mesh, and its place there."""
+    place = str(Point(rank, extent)) if extent.labels else ""
+    return f"<{cls} {name}{place}>"
+
+
+def have_failed(cls: str, name: str, ranks: Sequence[int], extent: Extent) -> str:
+    """That actors are dead, in words that programs written for Monarch look for."""
+    others = f" ({len(ranks) - 1} more of the mesh too)" if len(ranks) > 1 else ""
+    return f"  The actor {actor_label(cls, name, ranks[0], extent)} and all its descendants have failed{others}"
 
 
 def answers(values: Mapping[int, Any], unanswered: Sequence[int]) -> list[str]:

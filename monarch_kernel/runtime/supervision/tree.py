@@ -24,6 +24,7 @@ class OwnedMesh:
         extent: its shape as spawned; ranks here are ranks in it.
         procs: the proc of each rank.
         tool: not the user's: its deaths are told as those of the procs it is on.
+        cls: the class of its actors, for people; "" for procs.
         dead: ranks whose death was told already.
     """
 
@@ -32,8 +33,9 @@ class OwnedMesh:
     owner: str
     extent: Extent
     procs: tuple[ProcRef, ...]
-    stopped: bool = False
     tool: bool = False
+    cls: str = ""
+    stopped: bool = False
     dead: set[int] = field(default_factory=set[int])
 
 
