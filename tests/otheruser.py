@@ -24,7 +24,7 @@ import pytest
 
 # What its programs may use is imported first: the user may not be able to read where this interpreter lies.
 _PRELUDE = """
-import contextlib, ctypes, json, os, pickle, select, signal, socket, stat, struct, sys, time
+import contextlib, ctypes, encodings.idna, json, os, pickle, select, signal, socket, stat, struct, sys, time
 from pathlib import Path
 os.setgroups([]); os.setgid({uid}); os.setuid({uid}); os.umask(0); os.chdir("/")
 """

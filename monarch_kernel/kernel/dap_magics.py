@@ -119,7 +119,7 @@ class DapMagics:
 
 def _where(gateway: Gateway) -> str:
     host, port = gateway.address
-    return f"rank {gateway.rank} of mesh {gateway.mesh} (pid {gateway.begun.pid}): DAP at {host}:{port}, for you alone"
+    return f"rank {gateway.rank} of mesh {gateway.mesh} (pid {gateway.begun.pid}): DAP at {host}:{port}, with its token"
 
 
 def _cost(opened: list[Gateway]) -> str:
@@ -138,6 +138,7 @@ def _launch(gateway: Gateway, host: str) -> dict[str, Any]:
         "type": "debugpy",
         "request": "attach",
         "connect": {"host": address, "port": port},
+        "token": gateway.token,
         "justMyCode": True,
         "subProcess": False,
     }

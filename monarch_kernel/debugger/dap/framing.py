@@ -20,6 +20,11 @@ class Frames:
     def __init__(self) -> None:
         self._held = b""
 
+    @property
+    def rest(self) -> bytes:
+        """The beginning of a message that is not whole yet."""
+        return self._held
+
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that are whole now, each with its header.
 
@@ -46,6 +51,6 @@ def content(message: bytes) -> dict[str, Any]:
 def _length(header: bytes) -> int:
     for line in header.split(b"\r\n"):
         name, _, value = line.partition(b":")
-        if name.strip().lower() == b"content-length":
+        if name.strip().lower() == b"content-length" and value.strip().isdigit():
             return int(value)
     raise ValueError(f"no Content-Length in {header[:80]!r}: that is not the Debug Adapter Protocol")

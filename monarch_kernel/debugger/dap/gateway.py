@@ -1,27 +1,48 @@
 """A door to debugpy in a rank, for any IDE: a port of this machine's loopback interface, open to this user only.
 
-DAP is the right to run code, and has no passwords. So the port is there for as long as the gateway, on the loopback
-interface of the controller's machine, and whoever connects must be a process of the same user (or of root), which the
-operating system tells. From there on everything goes through the actor runtime, to ranks of this and of any other host.
+DAP is the right to run code, and has no passwords. A port of the loopback interface is open to every user of the
+machine, and whose a connection is cannot be told for sure. So a client has to know a token: it is in the launch
+configuration that is printed, and IDEs send that as arguments of the request ``attach``. Until a client has given it,
+nothing that it says reaches the rank; ``initialize``, which comes first, is answered here. Besides, connections of
+other users, as the operating system knows them, are closed at once. A session is not touched by other connections.
+From here on everything goes through the actor runtime, to ranks of this and of any other host.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
+import secrets
 import select
 import socket
 import threading
+import time
+from contextlib import suppress
 from typing import Any
 
 from monarch_kernel.actor import ActorError, Channel, SupervisionError
+from monarch_kernel.debugger.dap.framing import Frames, content, frame
 from monarch_kernel.debugger.dap.tunnel import START_TIMEOUT, Begun, DebugpyTunnel
 
 _CHUNK = 65536
 _LOOPBACK = "127.0.0.1"
 #: How long the rank may take for one step of a connection (seconds).
 TIMEOUT = 5.0
+#: How long a client may take to give the token (seconds), how many may be about to, and how much they may say before.
+PATIENCE = 20.0
+STRANGERS = 8
+_LARGEST = 256 * 1024
+#: How long a client waits for the session before its own to end (seconds).
+HANDOVER = 5.0
+#: How long no client is accepted after it was impossible (seconds).
+PAUSE = 0.1
+#: The property of a launch configuration that has the token.
+TOKEN = "token"
+# The number of the request by which debugpy is told what the client has said to us; no IDE uses it.
+_REPLAYED = 2**30
 # All connections of this machine, with whose they are: see proc(5).
 _TCP = "/proc/net/tcp"
+_ESTABLISHED = "01"
 
 
 class Gateway:
@@ -38,6 +59,8 @@ class Gateway:
     def __init__(self, mesh: Any, rank: int) -> None:
         self.mesh: str = mesh.name
         self.rank = rank
+        #: What a client must give as ``token`` of its request ``attach``.
+        self.token = secrets.token_urlsafe(16)
         where = mesh.slice(**mesh.extent.point(rank))
         self._tunnel: Any = where.spawn("debugpy", DebugpyTunnel)
         try:
@@ -54,7 +77,10 @@ class Gateway:
                 f"rank {rank} of mesh {mesh.name} is stopped in the mesh debugger: have it go on, then start debugpy"
             )
         self._lock = threading.Lock()
-        self._listener = socket.create_server((_LOOPBACK, 0), backlog=1)
+        self._session = threading.Lock()  # held for the one client that is carried
+        self._strangers: list[socket.socket] = []  # who has not given the token yet, oldest first
+        self._threads: set[threading.Thread] = set()
+        self._listener = socket.create_server((_LOOPBACK, 0), backlog=128)
         self._over, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="monarch-debugpy", daemon=True)
         self._thread.start()
@@ -70,6 +96,8 @@ class Gateway:
         """End debugging in the rank, and close the door."""
         self._end()
         self._thread.join(TIMEOUT)
+        for thread in list(self._threads):
+            thread.join(TIMEOUT)
         try:
             self._tunnel.stop().get(TIMEOUT)
         except (TimeoutError, ActorError, SupervisionError):
@@ -81,7 +109,7 @@ class Gateway:
             self._wake = -1
 
     def _end(self) -> None:
-        """Have the thread end; called when the rank is gone, too."""
+        """Have the threads end; called when the rank is gone, too."""
         with self._lock:
             if self._wake >= 0:
                 os.write(self._wake, b"x")
@@ -93,19 +121,50 @@ class Gateway:
 
     def _serve(self) -> None:
         while True:
-            ready, _, _ = select.select([self._listener, self._over], [], [])
-            if self._over in ready:
+            if self._over in _readable(self._listener.fileno(), self._over):
                 return
-            client, peer = self._listener.accept()
-            with client:
-                if not belongs_to(peer, self.address, {os.getuid(), 0}):
-                    continue
-                try:
-                    self._carry(client)
-                except (TimeoutError, ActorError, SupervisionError):
-                    return  # the rank is gone, or as good as gone
+            try:
+                client, peer = self._listener.accept()
+            except OSError:  # it has hung up already, or this process has too many files open
+                if self._over in _readable(self._over, timeout=PAUSE):
+                    return
+                continue
+            if not belongs_to(peer, self.address, {os.getuid(), 0}):
+                client.close()
+                continue
+            with self._lock:
+                self._strangers.append(client)
+                if len(self._strangers) > STRANGERS:
+                    with suppress(OSError):
+                        self._strangers.pop(0).shutdown(socket.SHUT_RDWR)  # its thread closes it
+                thread = threading.Thread(target=self._meet, args=(client,), name="monarch-debugpy", daemon=True)
+                self._threads.add(thread)
+            thread.start()
 
-    def _carry(self, client: socket.socket) -> None:
+    def _meet(self, client: socket.socket) -> None:
+        """One client, from its first byte to its end."""
+        try:
+            with client:
+                begun = _Handshake(client, self._over, self.token, self.begun.capabilities).run()
+                with self._lock:
+                    if client in self._strangers:
+                        self._strangers.remove(client)
+                if begun is None:
+                    return
+                if not self._session.acquire(timeout=HANDOVER):
+                    begun.refuse("another client debugs this rank: end its session first")
+                    return
+                try:
+                    self._carry(client, begun)
+                finally:
+                    self._session.release()
+        except (TimeoutError, ActorError, SupervisionError):
+            self._end()  # the rank is gone, or as good as gone
+        finally:
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+    def _carry(self, client: socket.socket, begun: _Handshake) -> None:
         """Carry one client's bytes until either side ends, or the gateway is closed."""
         port, receiver = Channel[bytes].open()
         self._tunnel.connect.call_one(port).get(TIMEOUT)
@@ -114,7 +173,8 @@ class Gateway:
         def listen() -> None:
             try:
                 while data := receiver.recv().get():
-                    client.sendall(data)
+                    if not begun.is_replay(data):
+                        client.sendall(data)
             except Exception:  # the rank has died, or the client is gone
                 pass
             os.write(end, b"x")
@@ -122,8 +182,9 @@ class Gateway:
         thread = threading.Thread(target=listen, name="monarch-debugpy-reader", daemon=True)
         thread.start()
         try:
+            self._tunnel.write.broadcast(begun.said)
             while True:
-                ready, _, _ = select.select([client, ended, self._over], [], [])
+                ready = _readable(client.fileno(), ended, self._over)
                 if ended in ready or self._over in ready:
                     break
                 data = client.recv(_CHUNK)
@@ -141,8 +202,104 @@ class Gateway:
             os.close(end)
 
 
+class _Handshake:
+    """What is said with a client until it has given the token.
+
+    Args:
+        client: the connection.
+        over: a descriptor that can be read when the gateway ends.
+        token: what the client must give.
+        capabilities: what debugpy answers to ``initialize``.
+    """
+
+    def __init__(self, client: socket.socket, over: int, token: str, capabilities: dict[str, Any]) -> None:
+        self._client = client
+        self._over = over
+        self._token = token
+        self._capabilities = capabilities
+        self._attach: dict[str, Any] = {}
+        #: What debugpy is to be told now: the requests of the client, without the token.
+        self.said = b""
+
+    def run(self) -> _Handshake | None:
+        """Until the token was given: this; None if the client did not, or has gone."""
+        try:
+            return self if self._run() else None
+        except (OSError, ValueError, TypeError, RecursionError):
+            return None  # it is gone, or speaks something else
+
+    def _run(self) -> bool:
+        end = time.monotonic() + PATIENCE
+        frames = Frames()
+        size = 0
+        while (left := end - time.monotonic()) > 0:
+            ready = _readable(self._client.fileno(), self._over, timeout=left)
+            if not ready or self._over in ready:
+                return False
+            data = self._client.recv(_CHUNK)
+            size += len(data)
+            if not data or size > _LARGEST:
+                return False
+            messages = frames.feed(data)
+            for number, message in enumerate(messages):
+                if not self._hear(content(message)):
+                    return False
+                if self._attach:
+                    # No client says anything before this one is answered; if one does, it gets its turn.
+                    self.said += b"".join(messages[number + 1 :]) + frames.rest
+                    return True
+        return False
+
+    def _hear(self, request: dict[str, Any]) -> bool:
+        """Take one request; whether the client may go on."""
+        arguments = request.get("arguments")
+        arguments = dict(arguments) if isinstance(arguments, dict) else {}
+        command = request.get("command")
+        if command == "initialize":
+            self._answer(request, success=True, body=self._capabilities)
+            self.said = frame({**request, "seq": _REPLAYED, "arguments": arguments})
+            return True
+        given = arguments.pop(TOKEN, None)
+        self._attach = request
+        if command == "attach" and isinstance(given, str) and hmac.compare_digest(given.encode(), self._token.encode()):
+            self.said += frame({**request, "arguments": arguments})
+            return True
+        self.refuse(
+            f'give the token that %mesh debugpy has printed, as the property "{TOKEN}" of the launch configuration '
+            "(of the request attach, which comes first after initialize)"
+        )
+        return False
+
+    def refuse(self, why: str) -> None:
+        """Answer the request ``attach`` with a failure."""
+        error = {"id": 1, "format": why, "showUser": True}
+        self._answer(self._attach, success=False, message=why, body={"error": error})
+
+    def _answer(self, request: dict[str, Any], **fields: Any) -> None:
+        answer = {"type": "response", "seq": 0, "request_seq": request.get("seq"), "command": request.get("command")}
+        try:
+            self._client.sendall(frame({**answer, **fields}))
+        except OSError:
+            pass  # it is gone, which is noticed when it is read from
+
+    def is_replay(self, message: bytes) -> bool:
+        """Whether this is debugpy's answer to what has been answered here."""
+        return b'"initialize"' in message and content(message).get("request_seq") == _REPLAYED
+
+
+def _readable(*fds: int, timeout: float | None = None) -> list[int]:
+    """Wait until some of these can be read; ``select`` would not take those over 1,023."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000)]
+
+
 def belongs_to(peer: tuple[str, int], here: tuple[str, int], users: set[int]) -> bool:
-    """Whether the process at the other end of a connection of the loopback interface runs as one of these users."""
+    """Whether the process at the other end of a connection of the loopback interface runs as one of these users.
+
+    Only a connection that is established, and belongs to a process, says whose it is: the others are listed with uid 0.
+    """
     wanted = [_hex(peer), _hex(here)]
     try:
         with open(_TCP) as table:
@@ -150,7 +307,8 @@ def belongs_to(peer: tuple[str, int], here: tuple[str, int], users: set[int]) ->
             for line in table:
                 fields = line.split()
                 if fields[1:3] == wanted:
-                    return int(fields[7]) in users
+                    state, uid, inode = fields[3], int(fields[7]), int(fields[9])
+                    return state == _ESTABLISHED and inode != 0 and uid in users
     except (OSError, StopIteration):
         pass
     return False

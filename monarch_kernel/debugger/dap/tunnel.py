@@ -1,18 +1,19 @@
 """debugpy in one rank, reached through the actor runtime and in no other way.
 
-`DebugpyTunnel` lives in the rank. debugpy runs in the rank's process (no adapter process of its own) and listens at a
-port of the loopback interface, where it does nothing for whoever does not know a token that never leaves the process.
-The tunnel connects there, shows the token, and from then on carries bytes between that connection and whoever called
-`connect`.
+`DebugpyTunnel` lives in the rank. debugpy runs in the rank's process (no adapter process of its own). It listens at no
+port, where any user of the host could connect and thereby end the session that is there: what it takes for its
+listening socket gives it one end of a socket pair for each connection, and the tunnel carries bytes between the other
+end and the caller of `connect`.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
+import queue
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -27,9 +28,8 @@ START_TIMEOUT = 15.0
 _GOODBYE = 2.0
 _CHUNK = 65536
 # Our own requests have numbers that no IDE uses.
-_FIRST, _LAST = 2**30, 2**30 + 1
+_LAST = 2**30 + 1
 _BYE = b'"disconnect"'
-_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,14 @@ class Begun:
         folder: its working folder.
         python: its version, such as (3, 11).
         stops: how many threads the mesh debugger holds there.
+        capabilities: what debugpy answers to ``initialize``; empty while threads are held.
     """
 
     pid: int
     folder: str
     python: tuple[int, int]
     stops: int
+    capabilities: dict[str, Any]
 
 
 class DebugpyTunnel(Actor):
@@ -56,8 +58,8 @@ class DebugpyTunnel(Actor):
     __background__ = True
 
     def __init__(self) -> None:
-        self._token = secrets.token_hex(16)
-        self._port = 0
+        self._listener: _Listener | None = None
+        self._capabilities: dict[str, Any] = {}
         self._socket: socket.socket | None = None
         self._reader: threading.Thread | None = None
         self._held: Port[None] | None = None
@@ -73,34 +75,52 @@ class DebugpyTunnel(Actor):
 
         engine = existing_engine()
         stops = len(engine.stops()) if engine is not None else 0
-        begun = Begun(os.getpid(), os.getcwd(), sys.version_info[:2], stops)
-        if stops or self._port:
-            return begun
-        result: list[Any] = []
-        # On a thread that ends: debugpy traces the one that starts it, which must not be ours.
-        thread = threading.Thread(target=lambda: result.append(_listen(self._token)), daemon=True)
-        thread.start()
-        thread.join(START_TIMEOUT)
-        if not result:
-            raise RuntimeError(f"debugpy did not begin in {START_TIMEOUT:.0f} s")
-        if isinstance(result[0], Exception):
-            raise RuntimeError(f"debugpy cannot be started: {result[0]}")
-        self._port = result[0]
-        return begun
+        if not stops and self._listener is None:
+            result: list[Any] = []
+            # On a thread that ends: debugpy traces the one that starts it, which must not be ours.
+            thread = threading.Thread(target=lambda: result.append(_listen()), daemon=True)
+            thread.start()
+            thread.join(START_TIMEOUT)
+            if not result:
+                raise RuntimeError(f"debugpy did not begin in {START_TIMEOUT:.0f} s")
+            if isinstance(result[0], Exception):
+                raise RuntimeError(f"debugpy cannot be started: {result[0]}")
+            self._listener = result[0]
+            self._ask_capabilities()
+        return Begun(os.getpid(), os.getcwd(), sys.version_info[:2], stops, self._capabilities)
+
+    def _ask_capabilities(self) -> None:
+        """Ask debugpy, as an IDE does first, what it can do: the gateway has to say it before it lets an IDE in."""
+        said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        connection = self._open(said.put)
+        arguments = {"adapterID": "debugpy", "clientID": "monarch_kernel"}
+        connection.sendall(frame({"type": "request", "seq": 1, "command": "initialize", "arguments": arguments}))
+        while not self._capabilities:
+            try:
+                message = said.get(timeout=START_TIMEOUT)
+            except queue.Empty:
+                message = b""
+            if not message:
+                raise RuntimeError("debugpy has begun, but does not answer")
+            reply = content(message)
+            if reply.get("type") == "response" and reply.get("command") == "initialize":
+                self._capabilities = reply["body"]
+        self._close()
 
     @endpoint
     def connect(self, port: Port[bytes]) -> None:
         """Connect to debugpy; what it says goes to `port`, and b"" at the end. An older connection ends."""
         self._close()
-        self._socket = connection = socket.create_connection((_LOOPBACK, self._port), START_TIMEOUT)
-        arguments = {"debugServerAccessToken": self._token}
-        connection.sendall(
-            frame({"type": "request", "seq": _FIRST, "command": "pydevdAuthorize", "arguments": arguments})
-        )
-        connection.settimeout(None)
-        self._reader = threading.Thread(target=_read, args=(connection, port), name="monarch-debugpy", daemon=True)
+        self._open(port.send)
+
+    def _open(self, heard: Callable[[bytes], object]) -> socket.socket:
+        assert self._listener is not None
+        self._socket, theirs = socket.socketpair()
+        self._listener.offer(theirs)
+        self._reader = threading.Thread(target=_read, args=(self._socket, heard), name="monarch-debugpy", daemon=True)
         _spare(self._reader)
         self._reader.start()
+        return self._socket
 
     @endpoint(explicit_response_port=True)
     def hold(self, port: Port[None]) -> None:
@@ -124,11 +144,11 @@ class DebugpyTunnel(Actor):
     def __cleanup__(self, error: BaseException | None) -> None:
         """End debugging: what it stopped goes on, and no code is traced any more."""
         self._close()
-        if self._port:
+        if self._listener is not None:
             import pydevd  # type: ignore[import-not-found]  # debugpy has it on the path
 
             pydevd.stoptrace()
-            self._port = 0
+            self._listener = None
 
     def _close(self) -> None:
         if self._socket is None:
@@ -146,8 +166,36 @@ class DebugpyTunnel(Actor):
         connection.close()
 
 
-def _listen(token: str) -> int | Exception:
-    """Start debugpy at a free port; that port, or what went wrong."""
+class _Listener:
+    """What debugpy takes for its listening socket: connections come from this process, and from nowhere else."""
+
+    def __init__(self) -> None:
+        self._offered: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
+
+    def offer(self, sock: socket.socket) -> None:
+        """Have debugpy accept this one."""
+        self._offered.put(sock)
+
+    # What debugpy calls.
+
+    def getsockname(self) -> tuple[str, int]:
+        return "", 0
+
+    def listen(self, _backlog: int) -> None:
+        pass
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        sock = self._offered.get()
+        if sock is None:
+            raise OSError("debugpy has ended")
+        return sock, self.getsockname()
+
+    def close(self) -> None:
+        self._offered.put(None)
+
+
+def _listen() -> _Listener | Exception:
+    """Start debugpy; where it waits for connections, or what went wrong."""
     try:
         os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else it prints into the user's cell
         import debugpy  # type: ignore[import-not-found]
@@ -157,21 +205,25 @@ def _listen(token: str) -> int | Exception:
         import pydevd  # type: ignore[import-not-found]
 
         spare_runtime()
-        pydevd.settrace(
-            host=_LOOPBACK,
-            port=0,
-            suspend=False,
-            block_until_connected=False,
-            wait_for_ready_to_run=False,
-            patch_multiprocessing=False,
-            access_token=token,
-            # A user's actor that is between two calls may be the one that polls for the whole process: whatever an
-            # IDE asks for, it must not be stopped in there.
-            dont_trace_start_patterns=(_folder_of(debugpy), _folder_of(monarch_kernel)),
-        )
-        tracer = pydevd.get_global_debugger()
-        tracer.wait_for_server_socket_ready()
-        return int(tracer._server_socket_name[1])
+        listener = _Listener()
+        create = pydevd.create_server_socket
+        pydevd.create_server_socket = lambda host, port: listener
+        try:
+            pydevd.settrace(
+                host="127.0.0.1",
+                port=0,
+                suspend=False,
+                block_until_connected=False,
+                wait_for_ready_to_run=False,
+                patch_multiprocessing=False,
+                # A user's actor that is between two calls may be the one that polls for the whole process: whatever
+                # an IDE asks for, it must not be stopped in there.
+                dont_trace_start_patterns=(_folder_of(debugpy), _folder_of(monarch_kernel)),
+            )
+            pydevd.get_global_debugger().wait_for_server_socket_ready()
+        finally:
+            pydevd.create_server_socket = create
+        return listener
     except Exception as error:
         return error
 
@@ -192,18 +244,16 @@ def _spare(thread: threading.Thread) -> None:
     thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
 
 
-def _read(connection: socket.socket, port: Port[bytes]) -> None:
-    """Carry what debugpy says, but for its answers to what the tunnel itself has said; ends with its goodbye."""
+def _read(connection: socket.socket, heard: Callable[[bytes], object]) -> None:
+    """Carry what debugpy says, up to its answer to the goodbye of the tunnel itself."""
     frames = Frames()
     try:
         while data := connection.recv(_CHUNK):
             for message in frames.feed(data):
-                number = content(message).get("request_seq") if b"pydevdAuthorize" in message or _BYE in message else 0
-                if number == _LAST:
+                if _BYE in message and content(message).get("request_seq") == _LAST:
                     return
-                if number != _FIRST:
-                    port.send(message)
+                heard(message)
     except (OSError, ValueError):
         pass
     finally:
-        port.send(b"")
+        heard(b"")

@@ -34,6 +34,12 @@ class Ide:
         assert reply["success"], reply
         return dict(reply.get("body") or {})
 
+    def refused(self, seq: int) -> dict[str, Any]:
+        """The reply, which must be a failure."""
+        reply = self._take(lambda each: each["type"] == "response" and each["request_seq"] == seq)
+        assert not reply["success"], reply
+        return reply
+
     def event(self, name: str) -> dict[str, Any]:
         """The body of the next event of that name."""
         return dict(self._take(lambda each: each["type"] == "event" and each["event"] == name).get("body") or {})

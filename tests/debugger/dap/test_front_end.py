@@ -418,7 +418,7 @@ def test_debugpy_is_opened_and_ended_by_a_magic(kernel: Kernel) -> None:
     assert f"127.0.0.1:{address[1]}" in again  # one for each rank, however often it is asked for
     ide = Ide(address)
     ide.ask("initialize", clientID="test", adapterID="debugpy", linesStartAt1=True, columnsStartAt1=True)
-    attached = ide.send("attach", justMyCode=configuration["justMyCode"])
+    attached = ide.send("attach", justMyCode=configuration["justMyCode"], token=configuration["token"])
     ide.event("initialized")
     ide.ask("setExceptionBreakpoints", filters=[])
     ide.ask("configurationDone")

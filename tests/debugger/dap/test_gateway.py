@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,11 @@ import pytest
 
 from monarch_kernel.actor import Actor, endpoint, this_host
 from monarch_kernel.debugger.dap import gateway as gateways
+from monarch_kernel.debugger.dap.framing import frame
 from monarch_kernel.debugger.dap.gateway import Gateway, belongs_to
 from tests.conftest import wait_until
 from tests.debugger.dap.client import Ide
+from tests.otheruser import OtherUser
 from tests.workers import Start
 
 
@@ -37,9 +38,9 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
-def attach(ide: Ide, line: int | None = None) -> None:
+def attach(ide: Ide, gateway: Gateway, line: int | None = None) -> None:
     ide.ask("initialize", clientID="test", adapterID="debugpy", linesStartAt1=True, columnsStartAt1=True)
-    attached = ide.send("attach", justMyCode=False)
+    attached = ide.send("attach", justMyCode=False, token=gateway.token)
     ide.event("initialized")
     if line is not None:
         ide.ask("setBreakpoints", source={"path": __file__}, breakpoints=[{"line": line}])
@@ -52,7 +53,7 @@ def test_an_ide_stops_a_rank_steps_and_goes_on() -> None:
     workers = procs.spawn("workers", Worker)
     gateway = Gateway(procs, 1)
     ide = Ide(gateway.address)
-    attach(ide, line_of("y = x + 1"))
+    attach(ide, gateway, line_of("y = x + 1"))
     called = workers.work.call(20)
     thread = ide.event("stopped")["threadId"]
     frame = ide.ask("stackTrace", threadId=thread)["stackFrames"][0]
@@ -76,7 +77,7 @@ def test_a_lost_ide_strands_nobody_and_another_may_come() -> None:
     gateway = Gateway(procs, 0)
     for _ in range(2):
         ide = Ide(gateway.address)
-        attach(ide, line_of("return y * 2"))
+        attach(ide, gateway, line_of("return y * 2"))
         called = workers.work.call_one(1)
         ide.event("stopped")
         ide.close()
@@ -90,7 +91,7 @@ def test_closing_the_gateway_lets_the_rank_go_on() -> None:
     workers = procs.spawn("workers", Worker)
     gateway = Gateway(procs, 0)
     ide = Ide(gateway.address)
-    attach(ide, line_of("return y * 2"))
+    attach(ide, gateway, line_of("return y * 2"))
     called = workers.work.call_one(1)
     ide.event("stopped")
     address = gateway.address
@@ -107,7 +108,7 @@ def test_the_gateway_ends_with_its_rank(faults: Any) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     gateway = Gateway(procs, 1)
     ide = Ide(gateway.address)
-    attach(ide)
+    attach(ide, gateway)
     os.kill(gateway.begun.pid, 9)
     assert ide.ended()
     ide.close()
@@ -116,28 +117,98 @@ def test_the_gateway_ends_with_its_rank(faults: Any) -> None:
     assert "SIGKILL" in str(faults.get(timeout=20).report())
 
 
-def test_strangers_are_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def stranger(gateway: Gateway, token: object = None, command: str = "attach") -> Ide:
+    """A client that goes on without the token; what it is told."""
+    ide = Ide(gateway.address)
+    said = ide.ask("initialize", adapterID="debugpy")
+    assert said["supportsConfigurationDoneRequest"], "the answer is debugpy's own"
+    given = {} if token is None else {"token": token}
+    reply = ide.refused(ide.send(command, justMyCode=False, **given))
+    assert 'as the property "token" of the launch configuration' in reply["message"]
+    assert reply["body"]["error"]["showUser"]
+    assert ide.ended()
+    return ide
+
+
+def test_who_does_not_give_the_token_does_not_reach_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateways, "HANDOVER", 0.05)
+    procs = this_host().spawn_procs({"gpus": 1})
+    workers = procs.spawn("workers", Worker)
+    gateway = Gateway(procs, 0)
+    owner = Ide(gateway.address)
+    attach(owner, gateway, line_of("y = x + 1"))
+    called = workers.work.call_one(20)
+    thread = owner.event("stopped")["threadId"]
+    for given, command in ((None, "attach"), ("x", "attach"), (7, "attach"), (gateway.token, "evaluate")):
+        stranger(gateway, given, command).close()
+    idle = [socket.create_connection(gateway.address) for _ in range(3 * gateways.STRANGERS)]
+    idle[0].sendall(b"Content-Length: -1\r\n\r\n")
+    idle[1].sendall(b"Content-Length: 6\r\n\r\n[[[[[[")
+    idle[2].sendall(b"x" * (gateways._LARGEST + 1))
+    second = Ide(gateway.address)
+    refused = second.refused(second.send("attach", token=gateway.token))
+    assert refused["message"] == "another client debugs this rank: end its session first"
+    second.close()
+    # The owner's session has gone on all the while.
+    top = owner.ask("stackTrace", threadId=thread)["stackFrames"][0]
+    assert owner.ask("evaluate", expression="x + 22", frameId=top["id"])["result"] == "42"
+    owner.ask("continue", threadId=thread)
+    assert called.get(20) == 42
+    owner.close()
+    for sock in idle:
+        sock.close()
+    gateway.close()
+
+
+def test_debugpy_listens_at_no_port() -> None:
     procs = this_host().spawn_procs({"gpus": 1})
     gateway = Gateway(procs, 0)
-    monkeypatch.setattr(gateways, "belongs_to", lambda *_: False)
+    folder = Path(f"/proc/{gateway.begun.pid}/fd")
+    names = [os.readlink(entry) for entry in folder.iterdir()]
+    inodes = {name.removeprefix("socket:[").rstrip("]") for name in names if name.startswith("socket:")}
+    for table in ("tcp", "tcp6"):
+        listed = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+        assert not [line for line in listed if line[9] in inodes]
+    gateway.close()
+
+
+def test_another_user_is_hung_up_on(other_user: OtherUser) -> None:
+    procs = this_host().spawn_procs({"gpus": 1})
+    gateway = Gateway(procs, 0)
+    say = frame({"type": "request", "seq": 1, "command": "initialize", "arguments": {}}).decode()
+    code = """
+    port, say = int(sys.argv[1]), sys.argv[2].encode()
+    for _ in range(20):
+        with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.settimeout(20)
+            sock.sendall(say)
+            print(sock.recv(1000))
+        with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.sendall(say)  # and closes first: the system forgets whose that was
+    """
+    assert set(other_user.run(code, gateway.address[1], say).splitlines()) <= {"b''"}
     ide = Ide(gateway.address)
-    assert ide.ended()
+    attach(ide, gateway)
     ide.close()
     gateway.close()
 
 
 def test_the_users_of_loopback_connections_are_known() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        accepted: list[socket.socket] = []
-        thread = threading.Thread(target=lambda: accepted.append(server.accept()[0]))
-        thread.start()
-        with socket.create_connection(server.getsockname()) as client:
-            thread.join()
-            here, peer = server.getsockname(), client.getsockname()
-            assert belongs_to(peer, here, {os.getuid()})
-            assert not belongs_to(peer, here, {os.getuid() + 1})
-            assert not belongs_to((peer[0], 1), here, {os.getuid()})
-        accepted[0].close()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        accepted = server.accept()[0]
+        here, peer = server.getsockname(), client.getsockname()
+        assert belongs_to(peer, here, {os.getuid()})
+        assert not belongs_to(peer, here, {os.getuid() + 1})
+        assert not belongs_to((peer[0], 1), here, {os.getuid()})
+        client.close()
+        accepted.close()
+        state = [line.split()[3] for line in Path("/proc/net/tcp").read_text().splitlines() if _is(line, peer, here)]
+        assert state == ["06"], "it is in TIME_WAIT, listed with uid 0"
+        assert not belongs_to(peer, here, {0, os.getuid()})
+
+
+def _is(line: str, peer: tuple[str, int], here: tuple[str, int]) -> bool:
+    return line.split()[1:3] == [gateways._hex(peer), gateways._hex(here)]
 
 
 def test_a_rank_of_another_host_is_reached_through_the_runtime(workers: Start) -> None:
@@ -146,7 +217,7 @@ def test_a_rank_of_another_host_is_reached_through_the_runtime(workers: Start) -
     gateway = Gateway(procs, 1)
     assert gateway.address[0] == "127.0.0.1"
     ide = Ide(gateway.address)
-    attach(ide, line_of("return y * 2"))
+    attach(ide, gateway, line_of("return y * 2"))
     called = actors.work.call(1)
     thread = ide.event("stopped")["threadId"]
     assert ide.ask("stackTrace", threadId=thread)["stackFrames"][0]["name"] == "work"
