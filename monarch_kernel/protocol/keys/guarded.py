@@ -7,9 +7,10 @@ this user's or root's, too; and with no list nobody is let in.
 from __future__ import annotations
 
 import os
-import pwd
 import secrets
 import stat
+
+from monarch_kernel.protocol.private import user_name
 
 #: More than any file of these has; so that a wrong file is not read whole.
 LARGEST = 4 << 20
@@ -71,7 +72,7 @@ def _check(fd: int, path: str, what: str, secret: bool) -> None:
         raise KeyFileError(f"others than its owner may {allowed} the {what} {path}: run 'chmod {mode} {path}'")
     if found.st_uid not in (os.geteuid(), 0):
         raise KeyFileError(
-            f"the {what} {path} belongs to {_user(found.st_uid)}, who can change whom this process trusts: "
+            f"the {what} {path} belongs to {user_name(found.st_uid)}, who can change whom this process trusts: "
             "use a copy that is yours"
         )
 
@@ -131,10 +132,3 @@ def _write(path: str, data: bytes, mode: int) -> None:
     except BaseException:
         os.unlink(path)
         raise
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"

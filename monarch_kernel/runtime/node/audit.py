@@ -70,7 +70,7 @@ class Audit:
             os.close(fd)
 
     def _write_refused(self, host: str, why: str, again: int) -> None:
-        more = f" ({again} more in {PERIOD:g} s)" if again else ""
+        more = f" ({again} more since)" if again else ""
         self._write(logging.WARNING, f"refused - - {host}: {why}{more}")
 
     def _write(self, level: int, line: str) -> None:

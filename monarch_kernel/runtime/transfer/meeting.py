@@ -131,7 +131,7 @@ class Door:
         self._refusals.close()
 
     def _log_refused(self, where: str, why: str, again: int) -> None:
-        more = f" ({again} more in {REFUSALS:g} s)" if again else ""
+        more = f" ({again} more since)" if again else ""
         log.warning("refused a data connection from %s: %s%s", where, why, more)
 
 
