@@ -39,7 +39,8 @@ $(STAMP): pyproject.toml $(wildcard constraints/*.txt) $(KERNELSPEC)
 	$(PY) -m pip install --quiet -c $$c --no-build-isolation -e '.[$(EXTRAS)]'
 	@touch $@
 
-test: venv ## the whole suite, notebooks included
+test: venv ## the whole suite, notebooks included; says first what is skipped on this machine
+	@tests/prepare.sh
 	$(PY) -m pytest
 
 check: venv ## lint, format and types

@@ -13,11 +13,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from packaging.specifiers import SpecifierSet
+
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = "torch,demo,test,dev"
 BUILD = ["hatchling", "editables"]
-# Held back: the torch that the bench's main peer, torchmonarch 0.7.0, was built for.
-HELD = ["torch==2.13.0"]
+# Held back: the torch that the bench's main peer, torchmonarch 0.7.0, was built for; what later versions need a newer
+# Python than the one of Debian 12 (3.11.2) for.
+HELD = ["torch==2.13.0", "soupsieve<3"]
+#: The oldest Pythons that the files must hold for.
+OLDEST = {(3, 11): "3.11.2", (3, 12): "3.12.0", (3, 13): "3.13.0"}
 # torch pins these itself, to the builds it was linked with; whether it wants them depends on the platform.
 OF_TORCH = re.compile(r"nvidia-|cuda-|triton$|nvshmem")
 
@@ -31,6 +36,9 @@ def resolve(requirements: list[str]) -> dict[str, str]:
     versions: dict[str, str] = {}
     for item in installs:
         name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
+        wanted, oldest = item["metadata"].get("requires_python", ""), OLDEST[sys.version_info[:2]]
+        if not SpecifierSet(wanted).contains(oldest):
+            sys.exit(f"{name} {item['metadata']['version']} needs Python {wanted}, not {oldest}: hold it back in HELD")
         # "+cpu" and the like name one index's build; the plain version matches them all.
         versions[name] = item["metadata"]["version"].split("+")[0]
     return versions

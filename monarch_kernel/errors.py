@@ -1,7 +1,16 @@
 """The errors that calls on meshes raise."""
 
-from monarch_kernel.protocol.faults import Fault, capture
+from monarch_kernel.protocol.faults import Fault, capture, label_files
 from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, RankFailure, SupervisionError
 from monarch_kernel.runtime.mesh.shape import UnknownDimensionError
 
-__all__ = ["ActorError", "Fault", "MeshFailure", "RankFailure", "SupervisionError", "UnknownDimensionError", "capture"]
+__all__ = [
+    "ActorError",
+    "Fault",
+    "MeshFailure",
+    "RankFailure",
+    "SupervisionError",
+    "UnknownDimensionError",
+    "capture",
+    "label_files",
+]

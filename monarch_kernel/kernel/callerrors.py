@@ -6,13 +6,11 @@ method is put on its two error classes here.
 
 from __future__ import annotations
 
-import os
-from types import TracebackType
 from typing import Any
 
 from monarch_kernel.errors import ActorError, SupervisionError
+from monarch_kernel.kernel.frames import cut
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _CLASSES = (ActorError, SupervisionError)
 _METHOD = "_render_traceback_"
 
@@ -34,18 +32,3 @@ def remove() -> None:
     for cls in _CLASSES:
         if _METHOD in vars(cls):
             delattr(cls, _METHOD)
-
-
-def cut(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback up to the last frame that is not this package's; all of it if every frame is."""
-    frames: list[TracebackType] = []
-    while traceback is not None:
-        frames.append(traceback)
-        traceback = traceback.tb_next
-    shown = frames
-    while shown and shown[-1].tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        shown = shown[:-1]
-    made: TracebackType | None = None
-    for frame in reversed(shown or frames):
-        made = TracebackType(made, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return made

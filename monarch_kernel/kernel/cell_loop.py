@@ -60,10 +60,13 @@ class CellLoop:
         task = loop.create_task(coroutine)
         try:
             return loop.run_until_complete(task)
-        except BaseException:
+        except BaseException as error:
             if not task.done():  # KeyboardInterrupt left the loop; the next cell must not resume this one
                 task.cancel()
-                loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+                try:
+                    loop.run_until_complete(task)
+                except BaseException as ended:
+                    error.__traceback__ = ended.__traceback__  # where the cell waited, not where the loop did
             raise
 
     @property

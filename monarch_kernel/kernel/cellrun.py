@@ -277,6 +277,8 @@ class CellRun:
         return f"{said}. There is a new one; models wrapped in DistributedDataParallel must be wrapped again."
 
     def _remark(self) -> str:
+        if not self.managed.is_alive:  # stopped meanwhile, on purpose
+            return ""
         if any(failed.fault is None for failed in self.failures.values()):
             return f"%mesh heal {self.managed.name} puts fresh ones in their places."
         return self._rejoin() if self._released else ""

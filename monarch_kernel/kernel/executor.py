@@ -19,8 +19,9 @@ import cloudpickle
 
 from monarch_kernel.actor import Actor, context, endpoint
 from monarch_kernel.errors import Fault, capture
-from monarch_kernel.kernel import rank_output
+from monarch_kernel.kernel import rank_output, spawned
 from monarch_kernel.kernel.cellrunner import Cell, CellRunner, fallback_bundle, plain_text, where_is
+from monarch_kernel.kernel.frames import WAITING
 from monarch_kernel.kernel.lazyshell import LazyShell
 from monarch_kernel.kernel.rank_env import (
     Rendezvous,
@@ -99,6 +100,7 @@ class CellExecutor(Actor):
         self._shell = LazyShell(main)
         self._shell.install()
         _Activity.shell = self._shell
+        spawned.install()
         self._runner = CellRunner(self._names, self._show)
         self._owns_group = False
 
@@ -270,7 +272,9 @@ def _is_foreign(file: str) -> bool:
 
 
 def _fault_of(error: BaseException) -> Fault:
-    return capture(error, (_HERE, *_ipython()))
+    # Where an interrupt hits, it is the line of the user that counts, not what waits below it.
+    waits = WAITING if isinstance(error, KeyboardInterrupt) else ()
+    return capture(error, (_HERE, *_ipython(), *waits))
 
 
 def _ipython() -> tuple[str, ...]:
@@ -323,6 +327,12 @@ def _surely(action: Any, *args: Any) -> None:
 
 
 def _no_input(prompt: object = "") -> str:
+    asking = sys._getframe(1).f_globals.get("__name__")
+    if asking in ("cmd", "pdb", "bdb"):
+        raise RuntimeError(
+            "pdb cannot ask on a rank, where nobody can type; write breakpoint() instead: it stops the rank and opens "
+            "a prompt in the notebook, see also %mesh break and %mesh pm"
+        )
     raise RuntimeError(
         "input() does not work on ranks, where nobody can type; ask in an ordinary cell and send the answer with "
         "%mesh push"

@@ -9,7 +9,8 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.utils.tokenutil import token_at_cursor
 
-from monarch_kernel.debugger.places import label_files
+from monarch_kernel import errors
+from monarch_kernel.debugger import places
 from monarch_kernel.kernel import callerrors, formatters
 from monarch_kernel.kernel.completion import MeshCompleter
 from monarch_kernel.kernel.interrupts import get_relay
@@ -33,7 +34,8 @@ class _Extension:
         ip.register_magics(self.magics)
         callerrors.install(ip)
         formatters.install(ip)
-        label_files(self.notebook.file_label)
+        for label in (places.label_files, errors.label_files):
+            label(self.notebook.file_label)
         self._events = (("pre_run_cell", self.notebook.before_cell), ("post_run_cell", self.notebook.after_cell))
         for name, callback in self._events:
             ip.events.register(name, callback)
@@ -54,7 +56,8 @@ class _Extension:
         formatters.remove(self._ip)
         self._stop_inspecting()
         self.notebook.close()
-        label_files(None)
+        for label in (places.label_files, errors.label_files):
+            label(None)
         for name, callback in self._events:
             self._ip.events.unregister(name, callback)
         if self._matcher in self._ip.Completer.custom_matchers:
@@ -71,6 +74,13 @@ def load(ip: Any) -> None:
     """Register the magics, their completion and the routing of output; a second call does nothing."""
     if getattr(ip, _ATTRIBUTE, None) is None:
         setattr(ip, _ATTRIBUTE, _Extension(ip))
+
+
+def kernel_ends(ip: Any) -> None:
+    """Have the cells that still run on ranks say that their kernel ended."""
+    extension: _Extension | None = getattr(ip, _ATTRIBUTE, None)
+    if extension is not None:
+        extension.notebook.router.abandon("the kernel ended before this cell did")
 
 
 def unload(ip: Any) -> None:

@@ -14,6 +14,7 @@ from ipykernel.ipkernel import IPythonKernel
 from traitlets import Type
 
 from monarch_kernel._version import __version__
+from monarch_kernel.kernel import spawned
 from monarch_kernel.kernel.faults import FaultNotices
 from monarch_kernel.kernel.interrupts import get_relay
 from monarch_kernel.kernel.mesh_targets import running_meshes
@@ -60,6 +61,7 @@ class MonarchKernel(IPythonKernel):
         self.interrupts.connected = True
         self.interrupts.start()
         self.faults.install()
+        spawned.install()
         super().start()
 
     # -- interrupts -----------------------------------------------------------------------------------
@@ -143,6 +145,9 @@ class MonarchKernel(IPythonKernel):
 
     async def _at_shutdown(self) -> None:
         """Called on the control thread when a front end ends or restarts the kernel."""
+        extension = sys.modules.get("monarch_kernel.kernel.extension")
+        if extension is not None:
+            extension.kernel_ends(self.shell)
         await stop_runtime(self.log)
         await super()._at_shutdown()
 

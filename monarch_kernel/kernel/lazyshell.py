@@ -10,9 +10,10 @@ import builtins
 import importlib.util
 import os
 import sys
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from monarch_kernel.kernel.imports import after_import
 
 _INLINE = "module://matplotlib_inline.backend_inline"
 
@@ -44,7 +45,7 @@ class LazyShell:
         if "IPython" in sys.modules:
             self.get()
             return
-        sys.meta_path.insert(0, _Watcher(self))  # type: ignore[arg-type]
+        after_import("IPython", self.get)
         builtins.get_ipython = self.get  # type: ignore[attr-defined]
         builtins.display = self._display  # type: ignore[attr-defined]
 
@@ -106,27 +107,3 @@ class LazyShell:
         from IPython.display import display
 
         return display(*objects, **options)
-
-
-class _Watcher:
-    """A finder that lets IPython's import pass and then has the shell made."""
-
-    def __init__(self, lazy: LazyShell) -> None:
-        self._lazy = lazy
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`."""
-        if name != "IPython":
-            return None
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self._lazy.get()
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

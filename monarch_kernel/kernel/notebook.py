@@ -16,6 +16,7 @@ from monarch_kernel.debugger.console.words import CommandError
 from monarch_kernel.kernel.cellrunner import Cell, check_syntax, remember_source
 from monarch_kernel.kernel.completion import Known
 from monarch_kernel.kernel.folding import Source
+from monarch_kernel.kernel.outdated import Outdated
 from monarch_kernel.kernel.own_output import OwnOutput
 from monarch_kernel.kernel.publish import Publisher, publisher_for
 from monarch_kernel.kernel.router import CellOutput, OutputRouter
@@ -50,6 +51,7 @@ class Notebook:
         self.router = OutputRouter(self._ordinary_output, self._tooltip)
         self._own_output = OwnOutput(self._make_way)
         self._raw_cell = ""
+        self._outdated = Outdated(shell.user_ns)
         # Where the output of each ordinary cell goes, should actors that it called put out something.
         self._publishers: OrderedDict[str, Publisher] = OrderedDict()
         self._numbers: dict[str, int] = {}  # of the same cells, as In[...] has them
@@ -80,6 +82,8 @@ class Notebook:
         """IPython's `post_run_cell`: what actors printed during an ordinary cell is shown before it ends."""
         if not self._raw_cell.lstrip().startswith("%%mesh"):  # those wait for the end of their own output
             _let_output_arrive()
+            for notice in self._outdated.notices(self._raw_cell):
+                print(notice)
         for key in (*self._foreign, self._key):
             output = self.router.get(key)
             if output is not None:
@@ -113,7 +117,8 @@ class Notebook:
         dropped = _blank_lines(body) - _blank_lines(transformed)  # IPython does, unless its debugger is on
         source = "\n" * (header + dropped) + transformed
         compiler = self.shell.compile
-        filename = compiler.get_code_name(raw, self.shell.transform_cell(raw), self.shell.execution_count)
+        number = self._numbers.get(self._key, self.shell.execution_count)
+        filename = compiler.get_code_name(raw, self.shell.transform_cell(raw), number)
         try:
             check_syntax(source, filename)
         except SyntaxError as error:

@@ -47,6 +47,7 @@ class CellOutput:
         self._folding = Folding(limits)
         self._active = set(expected)
         self._progress = ""
+        self._abandoned = False
         self._notice = ""
         self._names_shown = False
         self._published: set[int] = set()
@@ -99,9 +100,19 @@ class CellOutput:
             self._folding.divide()
         self.show(final=True)
 
+    def abandon(self, why: str) -> bool:
+        """No more will come, as the kernel ends: `why` replaces the progress line for good. Whether there was one."""
+        with self._lock:
+            self._abandoned = bool(self._progress)
+            if self._abandoned:
+                self._progress, self._notice = why, ""
+            return self._abandoned
+
     def progress(self, line: str) -> bool:
         """Set the progress line; whether that changed it."""
         with self._lock:
+            if self._abandoned:
+                return False
             changed, self._progress = line != self._progress, line
         return changed
 
@@ -329,6 +340,12 @@ class OutputRouter:
                 self._thread = threading.Thread(target=self._run, name="monarch-cells", daemon=True)
                 self._thread.start()
             self._changed.notify()
+
+    def abandon(self, why: str) -> None:
+        """The kernel ends: cells that still run say so, and not for ever how far they were."""
+        for output in list(self._cells.values()):
+            if output.abandon(why):
+                output.show()
 
     def close(self) -> None:
         """Show what is left, and stop."""

@@ -282,6 +282,9 @@ class MeshSession:
                 host.down()
             if isinstance(error, ValueError | TypeError):
                 raise UsageError(f"%mesh up: {error}") from None
+            if isinstance(error, SupervisionError) and "could not be started" in error.cause:
+                needs = f" (--dist {options.dist} needs torch)" if "preload torch" in error.cause else ""
+                raise UsageError(f"%mesh up: mesh {options.name} {error.cause}{needs}") from None
             raise
         self._managed[options.name] = managed
         self._current = options.name

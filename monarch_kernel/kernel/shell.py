@@ -9,6 +9,7 @@ from typing import Any
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
 
+from monarch_kernel.kernel.frames import cut
 from monarch_kernel.kernel.sigint import SigintHandler
 
 
@@ -44,8 +45,8 @@ class MonarchShell(ZMQInteractiveShell):
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Show an error; the cancellation of an awaiting cell by Ctrl-C is shown as what it is."""
         _, value, tb = exc_tuple or sys.exc_info()
-        if self._is_interrupt(value):
-            exc_tuple = (KeyboardInterrupt, KeyboardInterrupt(), tb)
+        if self._is_interrupt(value) or type(value) is KeyboardInterrupt:
+            exc_tuple = (KeyboardInterrupt, KeyboardInterrupt(), cut(tb, interrupt=True))
         super().showtraceback(exc_tuple, *args, **kwargs)
 
     def _is_interrupt(self, error: BaseException | None) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import linecache
 import os
 import traceback
+from collections.abc import Callable
 from types import MemberDescriptorType, TracebackType
 from typing import Any
 
@@ -19,7 +20,7 @@ from monarch_kernel.protocol import serialize
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 #: Files below these are the runtime's own; nobody looks for their bug there.
-RUNTIME_PREFIXES = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("runtime", "protocol"))
+RUNTIME_PREFIXES = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("runtime", "protocol", "debugger"))
 
 _MAX_FRAMES = 64
 _HALF = _MAX_FRAMES // 2
@@ -32,6 +33,19 @@ _HEAPTYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, not in C
 
 _CAUSE = "\nThe above exception was the direct cause of the following exception:\n"
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n"
+
+
+def _no_label(_file: str) -> str | None:
+    return None
+
+
+_label: Callable[[str], str | None] = _no_label
+
+
+def label_files(label: Callable[[str], str | None] | None) -> None:
+    """Have frames shown in this process with the label of their file (`Cell In[3]`) where there is one; None ends."""
+    global _label
+    _label = label or _no_label
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True):
@@ -48,7 +62,9 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
 
     def render(self) -> list[str]:
         """The frame as Python shows it, fetching the source here when the other process had none."""
-        lines = [f'  File "{self.file}", line {self.line}, in {self.function}']
+        label = _label(self.file)
+        where = f'File "{self.file}"' if label is None else label
+        lines = [f"  {where}, line {self.line}, in {self.function}"]
         source = self.source or linecache.getline(self.file, self.line).strip()
         lines += [f"    {line}" for line in source.splitlines()]
         if self.repeated:

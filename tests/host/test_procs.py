@@ -62,13 +62,18 @@ def test_the_out_of_memory_killer_is_told_when_it_has_just_struck(tmp_path: Path
     # All whom it has killed together are told, and nobody who dies later.
     assert watch.news(20.0) == watch.news(20.1) == "the memory of this machine was used up"
     assert watch.news(20.1 + watch.RECENT) == ""
-    cgroup.write_text("oom_kill 3\n")
+    # The cgroup has a victim, too, but its limit was not hit.
+    cgroup.write_text("oom 4\noom_kill 3\n")
     machine.write_text("oom_kill 9\n")
-    watch.look(30.0)
-    assert watch.news(31.0) == "the memory limit of its cgroup was used up"
-    assert watch.news(60.0) == ""
+    assert watch.news(30.0) == "the memory of this machine was used up"
+    assert watch.news(40.0) == ""
+    cgroup.write_text("oom 5\noom_kill 4\n")
+    machine.write_text("oom_kill 10\n")
+    watch.look(50.0)
+    assert watch.news(51.0) == "the memory limit of its cgroup was used up"
+    assert watch.news(70.0) == ""
     cgroup.unlink()
-    assert watch.news(61.0) == ""
+    assert watch.news(71.0) == ""
 
 
 def test_packets_carry_descriptors_and_any_size() -> None:

@@ -100,6 +100,9 @@ def test_ipython_without_a_kernel_shows_text() -> None:
         "%%mesh\nprint('same')\nprint('mine', rank)\nrank * 2",
         "_[1]",
         "%%mesh\nif rank:\n    raise ValueError('boom')",
+        "from monarch_kernel.actor import Actor, endpoint\nfrom monarch_kernel import get_mesh\n"
+        "class A(Actor):\n    @endpoint\n    def f(self):\n        return 1 / 0",
+        "get_mesh('m').spawn('a', A).f.call().get()",
         "%mesh ls",
         "%mesh down",
     )
@@ -111,6 +114,8 @@ def test_ipython_without_a_kernel_shows_text() -> None:
     assert "Out[2]" not in told
     assert "Failed on rank 1 (gpus=1) of the 2 of mesh m that ran it" in told
     assert "ValueError: boom" in told
+    assert "ipython-input" not in told
+    assert re.search(r"Cell In ?\[4\], line 3", told) and re.search(r"Cell In ?\[5\], line 6, in f", told)
     assert "mesh m: 2 ranks stopped" in told
 
 

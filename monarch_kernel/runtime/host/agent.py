@@ -437,6 +437,8 @@ class Agent:
         """See ``ReplyGate``: nothing is held here."""
 
     def _forward(self, proc: Proc, stream: int, data: bytes) -> None:
+        if stream == 2 and not (data := proc.crash.feed(data)):
+            return
         self._tell(proc.owner, OutputChunk(proc.id, stream), data)
 
     def _drain(self, proc: Proc) -> None:
@@ -449,6 +451,8 @@ class Agent:
                 self._poller.unregister(fd)
                 os.close(fd)
                 del proc.pipes[stream]
+        if rest := proc.crash.close():
+            self._tell(proc.owner, OutputChunk(proc.id, 2), rest)
         for output in proc.logs.values():
             output.close()
         proc.drained = True

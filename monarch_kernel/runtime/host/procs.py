@@ -14,6 +14,7 @@ from typing import Any
 
 from monarch_kernel.protocol.messages import ProcExited, ProcSpec
 from monarch_kernel.runtime.host import forkserver
+from monarch_kernel.runtime.host.crash import CrashFilter
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
 
 #: Bytes kept of each of a rank's two streams.
@@ -99,6 +100,7 @@ class Proc:
         self.far_ends: list[int] = []  # to write to, kept until the rank has them
         self.marked = 0  # the last mark in its output that an answer has named
         self.logs = {n: OutputLog(os.path.join(logs, f"{spec.id}.{n}.log")) for n in (1, 2)}
+        self.crash = CrashFilter()  # what of its stderr is shown; its log has all
         self._cpu_at = (self.started, 0.0)
 
     @property
@@ -205,16 +207,19 @@ class OomWatch:
     RECENT = 3.0
 
     def __init__(self, files: Sequence[tuple[str, str]] | None = None) -> None:
-        self._files = [*_cgroup_files(), ("/proc/vmstat", "of this machine")] if files is None else list(files)
-        self._counts = [_oom_kills(path) for path, _ in self._files]
+        self._files = [*_cgroup_files(), ("/proc/vmstat", _MACHINE)] if files is None else list(files)
+        self._counts = self._read()
         self._struck = [-math.inf] * len(self._files)
+        self._limited = -math.inf
 
     def look(self, now: float) -> None:
         """Notice what it has done since the last time."""
-        counts = [_oom_kills(path) for path, _ in self._files]
-        for k, (before, count) in enumerate(zip(self._counts, counts, strict=True)):
-            if count > before:
+        counts = self._read()
+        for k, ((kills, hits), (more_kills, more_hits)) in enumerate(zip(self._counts, counts, strict=True)):
+            if more_kills > kills:
                 self._struck[k] = now
+            if more_hits > hits:
+                self._limited = now
         self._counts = counts
 
     def news(self, now: float) -> str:
@@ -222,26 +227,52 @@ class OomWatch:
         self.look(now)
         for (_path, where), struck in zip(self._files, self._struck, strict=True):
             if now - struck <= self.RECENT:
-                return f"the memory {where} was used up"
+                # A cgroup also counts those of its processes that were killed because the machine had no memory.
+                limited = now - self._limited <= self.RECENT
+                return f"the memory {where if limited else _MACHINE} was used up"
         return ""
+
+    def _read(self) -> list[tuple[int, int]]:
+        """For each file: whom it has killed, and how often a limit was hit."""
+        return [(_oom_kills(path), 0 if where == _MACHINE else _limit_hits(path)) for path, where in self._files]
+
+
+_MACHINE = "of this machine"
 
 
 def _cgroup_files() -> list[tuple[str, str]]:
+    """The counters of this process's cgroups and of those above, whose limits hold, too."""
     files: list[tuple[str, str]] = []
     for line in _contents("/proc/self/cgroup").decode().splitlines():
         _number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        path = path.rstrip("/")
-        if controllers == "":  # version 2
-            files.append((f"/sys/fs/cgroup{path}/memory.events", "limit of its cgroup"))
-        elif controllers == "memory":
-            files.append((f"/sys/fs/cgroup/memory{path}/memory.oom_control", "limit of its cgroup"))
+        root, name = ("/sys/fs/cgroup", "memory.events") if not controllers else _VERSION_1
+        if controllers not in ("", "memory"):
+            continue
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts), -1, -1):
+            files.append(("/".join([root, *parts[:depth], name]), "limit of its cgroup"))
     return [(path, where) for path, where in files if os.path.exists(path)]
 
 
+_VERSION_1 = ("/sys/fs/cgroup/memory", "memory.oom_control")
+
+
+def _limit_hits(path: str) -> int:
+    """How often the memory limit of a cgroup was hit, by the file that counts its victims."""
+    if path.endswith(_VERSION_1[1]):
+        text = _contents(os.path.join(os.path.dirname(path), "memory.failcnt")).strip()
+        return int(text) if text.isdigit() else 0
+    return _counter(path, b"oom ")
+
+
 def _oom_kills(path: str) -> int:
+    return _counter(path, b"oom_kill ")
+
+
+def _counter(path: str, name: bytes) -> int:
     for line in _contents(path).splitlines():
-        if line.startswith(b"oom_kill "):
+        if line.startswith(name):
             return int(line.split()[1])
     return 0
 

@@ -1,0 +1,43 @@
+"""Doing something the moment a module has been imported, and importing nothing for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+def after_import(name: str, then: Callable[[], Any]) -> None:
+    """Call `then` when this process has imported the module `name`: now, if it has already."""
+    if name in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _Watcher(name, then))  # type: ignore[arg-type]
+
+
+class _Watcher:
+    """A finder that lets one import pass, and then calls back."""
+
+    def __init__(self, name: str, then: Callable[[], Any]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if name != self._name:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._then()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
