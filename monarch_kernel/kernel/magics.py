@@ -389,7 +389,7 @@ class MeshMagics(
         mesh = self._session.find(found.name, "%mesh logs")
         ranks = args_of.select("%mesh logs", found.ranks, [], mesh.extent, mesh.name)
         try:
-            texts = logs(mesh, ranks=ranks)
+            texts = logs(mesh, ranks=ranks, tail=found.lines)
         except SupervisionError as error:
             raise usage_error(
                 "%mesh logs", f"the logs of mesh {mesh.name} went with its host agent: {error.cause}"

@@ -347,6 +347,8 @@ class GetLogs(msgspec.Struct, array_like=True, tag=39):
 
     call: int
     procs: list[str]
+    #: Only the end of each stream, with at least so many lines; 0: all that is kept.
+    tail: int = 0
 
 
 class LogText(msgspec.Struct, array_like=True, frozen=True):

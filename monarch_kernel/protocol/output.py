@@ -36,6 +36,7 @@ __all__ = [
     "OutputDecoder",
     "OutputEvent",
     "Stream",
+    "beginning",
     "decode_answer",
     "encode_answer",
     "encode_begin",
@@ -379,6 +380,12 @@ def _marker_prefix(buffer: bytes, position: int) -> int:
         if buffer.endswith(MARKER[:size]):
             return size
     return 0
+
+
+def beginning(data: bytes) -> int:
+    """Where decoding may begin in what was cut out of a pipe's bytes: at a record, or, in plain bytes, at a line."""
+    record = data.find(MARKER, 0, MAX_RECORD + len(MARKER))
+    return record if record >= 0 else data.find(b"\n") + 1
 
 
 def plain_text(chunks: Iterable[tuple[int, bytes]]) -> str:

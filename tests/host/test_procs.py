@@ -6,6 +6,9 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
+from monarch_kernel.protocol import output
 from monarch_kernel.runtime.host import forkserver
 from monarch_kernel.runtime.host.procs import OomWatch, OutputLog, describe_exit
 
@@ -104,3 +107,30 @@ def test_what_was_sent_before_a_reset_is_still_read() -> None:
         got, _ = forkserver.receive_packet(ours, forkserver.decode_event)
         assert got == forkserver.Forked("p", 1)
         assert forkserver.receive_packet(ours, forkserver.decode_event) == (None, [])
+
+
+def test_the_end_of_a_log_is_read_alone(tmp_path: Path) -> None:
+    log = OutputLog(str(tmp_path / "log"))
+    try:
+        for number in range(20_000):
+            for record in output.encode_text("stdout", "cell", f"line {number}\n".encode()):
+                log.append(record)
+        whole, end = log.read(), log.read(3)
+        assert len(end) < len(whole) / 5
+        assert whole.endswith(end)
+        assert output.plain_text([(1, end)]).splitlines()[-3:] == ["line 19997", "line 19998", "line 19999"]
+        assert output.plain_text([(1, end)]).startswith("line ")
+        assert log.read(19_999) == log.read(10**9) == whole
+    finally:
+        log.remove()
+
+
+@pytest.mark.parametrize("cut", range(1, 9000, 700))
+def test_a_log_is_cut_between_records_and_between_lines_of_plain_bytes(tmp_path: Path, cut: int) -> None:
+    display = output.encode_message("display", "c", 1, {"data": {"text/plain": "shown", "image/png": "A" * 9_000}})
+    records = b"".join(display) + b"".join(output.encode_text("stdout", "c", b"after\n"))
+    part = records[cut:]
+    assert output.plain_text([(1, part[output.beginning(part) :])]) == "after\n"
+    plain = b"a line of C code\n" * 800
+    part = plain[cut:]
+    assert set(output.plain_text([(1, part[output.beginning(part) :])]).splitlines()) == {"a line of C code"}

@@ -286,7 +286,12 @@ def logs(mesh: Any, ranks: Any = None, tail: int | None = None) -> ValueMesh[str
     """
     target = mesh._target()
     wanted = set(range(len(target.procs))) if ranks is None else set(ranks)
-    replies = mesh._ask_agents(GetLogs, "logs").get(30)
+    asked = {ref.id for rank, ref in enumerate(target.procs) if rank in wanted}
+
+    def question(call: int, procs: list[str]) -> GetLogs:
+        return GetLogs(call, [proc for proc in procs if proc in asked], tail or 0)
+
+    replies = mesh._ask_agents(question, "logs").get(30)
     texts: dict[str, str] = {}
     for reply in replies:
         for entry in msgspec.msgpack.decode(reply, type=list[LogText]):

@@ -13,12 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_kernel.protocol.messages import ProcExited, ProcSpec
+from monarch_kernel.protocol.output import beginning
 from monarch_kernel.runtime.host import forkserver
 from monarch_kernel.runtime.host.crash import CrashFilter
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
 
 #: Bytes kept of each of a rank's two streams.
 LOG_LIMIT = 16 * 1024 * 1024
+#: How much is read at first where the end of a log is asked for (bytes).
+_TAIL_BYTES = 64 * 1024
 
 
 class OutputLog:
@@ -48,8 +51,23 @@ class OutputLog:
         except OSError:
             self.dropped += len(data)
 
-    def read(self) -> bytes:
-        """All that is kept: records and plain bytes, to be cut only after decoding."""
+    def read(self, tail: int = 0) -> bytes:
+        """What is kept: records and plain bytes, to be cut only after decoding.
+
+        Args:
+            tail: the end alone, with at least so many lines, and no more of it than that takes; 0: all.
+        """
+        size = _TAIL_BYTES
+        while tail > 0:
+            newest = _contents(self._path, size)
+            if len(newest) < size:
+                newest = _contents(self._path + ".old", size - len(newest)) + newest
+            if len(newest) < size:  # that is all
+                return newest
+            newest = newest[beginning(newest) :]
+            if newest.count(b"\n") > tail:
+                return newest
+            size *= 8
         return b"".join(map(_contents, (self._path + ".old", self._path)))
 
     def close(self) -> None:
@@ -68,9 +86,12 @@ class OutputLog:
                 pass
 
 
-def _contents(path: str) -> bytes:
+def _contents(path: str, last: int = 0) -> bytes:
+    """A file, or so many bytes at its end; nothing where it cannot be read."""
     try:
         with open(path, "rb") as file:
+            if last:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - last))
             return file.read()
     except OSError:
         return b""
