@@ -18,7 +18,7 @@ from monarch_kernel.protocol.keeping import Adopt, Hear, Keep, LetGo, Taken, Tak
 from monarch_kernel.protocol.refs import Death, ProcRef, Seconds, SegmentRef
 
 #: Raised whenever a header changes its shape; two sides must agree, and say so if they do not.
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 
 PREFIX = struct.Struct("<IQ")
 

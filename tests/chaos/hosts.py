@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
 from monarch_kernel.actor import HostMesh, ProcMesh, attach_to_workers, shutdown_context
-from monarch_kernel.runtime.node.curvewire import HEARTBEAT_VARIABLE
+from monarch_kernel.runtime.node.tcp.pulse import HEARTBEAT_VARIABLE, SILENCE_VARIABLE
 from tests.chaos.engine import STOPPED, Chaos, send
 from tests.chaos.events import Event, pick
 from tests.chaos.load import DEADLINE
@@ -349,15 +349,17 @@ class HostsChaos(Chaos):
 @contextmanager
 def patience() -> Generator[None]:
     """Meanwhile hosts that are started, and this one, are patient with each other for ``HEARTBEAT``."""
-    before = os.environ.get(HEARTBEAT_VARIABLE)
-    os.environ[HEARTBEAT_VARIABLE] = str(HEARTBEAT)
+    variables = (HEARTBEAT_VARIABLE, SILENCE_VARIABLE)  # the wires answer in the name of hosts that they silence
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(dict.fromkeys(variables, str(HEARTBEAT)))
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[HEARTBEAT_VARIABLE]
-        else:
-            os.environ[HEARTBEAT_VARIABLE] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import pytest
 from monarch_kernel.actor import HostMesh
 from monarch_kernel.protocol.keys import make_key_file
 from monarch_kernel.protocol.messages import WIRE_VERSION
+from tests import attacks
 from tests.network.actors import Remote
 from tests.network.cluster import PORT, Cluster, Controller, ProgramFailed, Worker
 from tests.network.conftest import network
@@ -124,10 +125,11 @@ def attach_in_vain(url: str) -> None:
 GARBAGE = {
     "noise": bytes(range(256)) * 256,
     "http": b"GET / HTTP/1.1\r\nHost: worker\r\n\r\n",
-    # What a ZeroMQ peer sends that has no security at all, and a message after it.
-    "null mechanism": b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\0" + bytes(31) + b"\4\x19\5READY\0\1x",
-    # It says CURVE, and then talks in the clear.
-    "curve in name only": b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(15) + b"\0" + bytes(31) + b"\0\5hello",
+    # What links began with until wire version 4, with security and without.
+    "an older version": attacks.ZMTP_CURVE,
+    "null mechanism": attacks.ZMTP_NULL,
+    "a wrong hello": attacks.wrong_hello(),
+    "a giant hello": attacks.GIANT_HELLO,
 }
 
 STRANGER = """
@@ -146,15 +148,15 @@ print(len(got))
 
 @pytest.mark.parametrize("said", GARBAGE)
 def test_a_stranger_is_hung_up_on(cluster: Cluster, said: str) -> None:
-    """Whatever it sends: it gets no more than a greeting, and the worker's log tells of it."""
+    """Whatever it sends: it gets no more than an alert of TLS, and the worker's log tells of it."""
     worker, home = cluster.workers["host0"], cluster.network["controller"]
     worker.wait_until_listening()
     stranger = home.start([sys.executable, "-c", STRANGER, worker.host.address, str(PORT)])
     os.write(stranger.stdin.fileno(), GARBAGE[said])
     code, out, err = stranger.communicate()
     assert (code, err) == (0, "")
-    assert int(out) < 300
-    worker.wait_for_log(f"refused a connection from {home.address}")
+    assert int(out) < 100
+    worker.wait_for_log(f"refused - - {home.address}")
 
 
 def test_strangers_who_say_nothing_keep_nobody_out(cluster: Cluster) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,9 +13,9 @@ import pytest
 
 from monarch_kernel.protocol.keys import Keys, load_keys, make_key_file
 from tests.conftest import wait_until
-from tests.node.curveside import Side, zmq_threads
+from tests.node.tcpside import Side
 
-PEER = str(Path(__file__).with_name("curvepeer.py"))
+PEER = str(Path(__file__).with_name("tcppeer.py"))
 ROOT = str(Path(__file__).parents[2])
 
 
@@ -33,15 +34,17 @@ def keys(key_file: Path) -> Keys:
 def sides(keys: Keys) -> Iterator[Callable[..., Side]]:
     made: list[Side] = []
 
-    def make(with_keys: Keys = keys, background: bool = True) -> Side:
-        made.append(Side(with_keys, background))
+    def make(with_keys: Keys = keys, background: bool = True, steady: bool = True) -> Side:
+        made.append(Side(with_keys, background, steady))
         return made[-1]
 
     yield make
     for side in made:
         side.close()
-    # The last one to go ends ZeroMQ's threads, too.
-    wait_until(lambda: not zmq_threads(), "ZeroMQ's threads have ended")
+    names = {"monarch-pulse", "monarch-poller"}
+    wait_until(
+        lambda: not names & {thread.name for thread in threading.enumerate()}, "the threads of all sides have ended"
+    )
 
 
 @pytest.fixture

@@ -55,7 +55,6 @@ class Identity:
 
     public: Public
     private: bytes = field(repr=False)  # PKCS #8, DER; a secret must not get into logs
-    curve: tuple[bytes, bytes] = field(default=(b"", b""), repr=False)
 
     def pem(self) -> bytes:
         """Private key and certificate, as TLS libraries load them."""
@@ -98,7 +97,6 @@ def new_identity(name: str | None = None) -> Identity:
     """
     import datetime
 
-    import zmq
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -134,8 +132,7 @@ def new_identity(name: str | None = None) -> Identity:
     private = key.private_bytes(
         serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    curve = zmq.curve_keypair()
-    return Identity(Public(name, certificate.public_bytes(serialization.Encoding.DER)), private, curve)
+    return Identity(Public(name, certificate.public_bytes(serialization.Encoding.DER)), private)
 
 
 def make_key_file(path: str | os.PathLike[str], name: str | None = None) -> Identity:
@@ -168,8 +165,6 @@ def _encode(identity: Identity) -> bytes:
         "name": identity.public.name,
         "certificate": base64.b64encode(identity.public.certificate).decode("ascii"),
         "private": base64.b64encode(identity.private).decode("ascii"),
-        "public": identity.curve[0].decode("ascii"),
-        "secret": identity.curve[1].decode("ascii"),
     }
     return json.dumps(fields, indent=1).encode("ascii") + b"\n"
 
@@ -197,8 +192,7 @@ def read_key_file(path: str) -> Identity:
     try:
         private = base64.b64decode(fields["private"], validate=True)
         certificate = base64.b64decode(fields["certificate"], validate=True)
-        curve = (fields["public"].encode("ascii"), fields["secret"].encode("ascii"))
-        identity = Identity(Public(check_name(fields["name"]), certificate), private, curve)
+        identity = Identity(Public(check_name(fields["name"]), certificate), private)
         _load_once(identity)
     except (ValueError, TypeError, KeyError, AttributeError, OSError):
         raise KeyFileError(f"{path} is not a key file: make one with 'monarch-kernel keys FILE'") from None

@@ -53,14 +53,6 @@ class Keys:
         """The SHA-256 of this key's certificate, in hex."""
         return self._identity.public.fingerprint
 
-    @property
-    def public(self) -> bytes:
-        return self._identity.curve[0]
-
-    @property
-    def secret(self) -> bytes:
-        return self._identity.curve[1]
-
     def refresh(self) -> int:
         """Look whether the allow-list has changed; gives ``generation``."""
         with self._lock:

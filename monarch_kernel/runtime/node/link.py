@@ -41,7 +41,7 @@ _CHECKED = 64 * 1024 * 1024
 #: What is at least this large gets huge pages, and takes no memory before its bytes come.
 _HUGE = 4 * 1024 * 1024
 #: How much is sent or received until other links get their turn.
-_TURN = 4 * 1024 * 1024
+_TURN = 1024 * 1024
 
 #: Words of a link.
 FAILED = 1
@@ -87,6 +87,9 @@ class Link:
         "queued",
     )
 
+    #: Whether the other end is on this machine, and can share memory with this one.
+    local = True
+
     def __init__(
         self,
         poller: Poller,
@@ -112,8 +115,8 @@ class Link:
         self._big_at = 0
         self._big_header = 0
 
-    def attach(self, sock: socket.socket) -> None:
-        """Take the socket, send what was queued, and begin to receive."""
+    def attach(self, sock: Any) -> None:
+        """Take the socket (or what is used like one), send what was queued, and begin to receive."""
         sock.setblocking(False)
         with self._lock:
             if self._sock is not None or self.closed:  # another thread has heard of the peer at the same time
@@ -319,12 +322,13 @@ class Link:
     def _receive_big(self, sock: Any) -> bool:
         big = self._big
         assert big is not None
-        stop = min(len(big), self._big_at + _TURN)
+        began = self._big_at
+        stop = min(len(big), began + _TURN)
         while self._big_at < stop:
             try:
                 got = sock.recv_into(big[self._big_at :])
             except BlockingIOError:
-                return False
+                return self._big_at > began
             except OSError as e:
                 self._at_end(e)
                 return False
@@ -345,8 +349,7 @@ class Link:
     def _on_word(self, word: memoryview) -> None:
         """The other end of the link itself says something."""
         if len(word) and word[0] == FAILED:
-            self.ended = f"the other side gave it up: {_text(word[1:])}"
-            self.close()
+            self.end(f"the other side gave it up: {_text(word[1:])}")
         else:
             raise LinkError("something was said that no link says")
 
@@ -367,11 +370,11 @@ class Link:
 
     def give_up(self, why: str) -> None:
         """End the link, and tell the other side why."""
-        self._big = None
+        self._say_failed(why)
+        self.end(why)
+
+    def _say_failed(self, why: str) -> None:
         self._say(FAILED, why.encode(errors="replace")[:_LONGEST_CAUSE])
-        if not self.ended:
-            self.ended = why
-        self.close()
 
     def _say(self, word: int, text: bytes = b"") -> None:
         """Send a word of the link itself, behind what is queued."""
@@ -391,12 +394,18 @@ class Link:
 
     def close(self) -> None:
         """Close the socket and tell ``on_close``; later sends go nowhere."""
+        self.end("")
+
+    def end(self, why: str) -> None:
+        """As ``close``, for this reason."""
         with self._lock:
             if self.closed:
                 return
             self.closed = True
+            self.ended = why
             self._out.clear()
             self.queued = 0
+            self._big = None
             if self._sock is not None:
                 self._poller.unregister(self._sock.fileno())
                 self._sock.close()

@@ -7,7 +7,6 @@ oneself, by the sender's), one message of a link at a time.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import logging
 import os
@@ -42,11 +41,11 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.private import remove_socket, user_name
 from monarch_kernel.protocol.serialize import Apart
-from monarch_kernel.runtime.node import descriptors
+from monarch_kernel.runtime.node.acceptor import Acceptor
 from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.link import Link, connect_unix, is_ours, listen_unix, peer_of
 from monarch_kernel.runtime.node.poller import FORKED, Poller, Timer
-from monarch_kernel.runtime.node.remote import Done, RemoteLink, Routes, local_site, make_hello
+from monarch_kernel.runtime.node.remote import Done, Routes, local_site, make_hello
 from monarch_kernel.runtime.node.segments import THRESHOLD, Segments
 
 if TYPE_CHECKING:
@@ -58,8 +57,6 @@ log = logging.getLogger(__name__)
 CAUSE_GRACE = 0.25
 #: How long it waits for its agent to say anything, and then for an end that the agent expects (seconds).
 AGENT_GRACE = 30.0
-#: How long nobody new is accepted when the process has no descriptor left (seconds).
-ACCEPT_PAUSE = 1.0
 
 #: What may come on a link whose other end has not said who it is.
 _STRANGERS = (Hello, Refused, AskConsole)
@@ -203,7 +200,7 @@ class Node:
         self._call_ids = itertools.count(1)
         self._expected: set[str] = set()
         self._refused: set[int] = set()  # the other users that have tried to connect here
-        self._listener: socket.socket | None = None
+        self._listener: Acceptor | None = None
         #: Procs whose connection has ended, until their agents tell why: what happens if those never do.
         self._unexplained: dict[str, Timer] = {}
         #: Whether the end of a proc is about to be told; an agent knows it of its ranks.
@@ -232,8 +229,7 @@ class Node:
 
     def listen(self) -> None:
         """Accept links at ``ref.address``."""
-        listener = self._listener = listen_unix(self.ref.address)
-        self.poller.register(listener.fileno(), lambda _events: self._accept(listener))
+        self._listener = self.accept_unix(listen_unix(self.ref.address))
 
     def listen_at(self, url: str, advertise: str | None = None) -> str:
         """Accept links at one more address, of other sites (``tcp://``) or of this machine (``ipc://``).
@@ -261,32 +257,21 @@ class Node:
         """
         self.routes.dial(url, done, timeout)
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError as e:
-                if e.errno == errno.EMFILE and descriptors.raise_limit():
-                    continue
-                if e.errno in (errno.EMFILE, errno.ENFILE):
-                    log.error("%s cannot accept more connections: %s (see ulimit -n)", self.id, e.strerror)
-                    self.poller.unregister(listener.fileno())  # it would be called again at once, and again
-                    self.poller.call_later(ACCEPT_PAUSE, lambda: self._accept_again(listener))
-                return
-            pid, uid = peer_of(sock)
-            if not is_ours(uid):
-                sock.close()
-                if uid not in self._refused:  # said once: the log must not be another user's to fill
-                    self._refused.add(uid)
-                    log.warning("refused a connection of process %d of %s", pid, user_name(uid))
-                continue
-            link = Link(self.poller, "", self._dispatch, self._on_closed)
-            link.pid = pid
-            link.attach(sock)
+    def accept_unix(self, sock: socket.socket) -> Acceptor:
+        """Accept links of this machine at a listening socket, until that is closed."""
+        return Acceptor(self.poller, sock, self.id, self._on_socket)
 
-    def _accept_again(self, listener: socket.socket) -> None:
-        if not self._closed and listener.fileno() >= 0:
-            self.poller.register(listener.fileno(), lambda _events: self._accept(listener))
+    def _on_socket(self, sock: socket.socket, _address: Any) -> None:
+        pid, uid = peer_of(sock)
+        if not is_ours(uid):
+            sock.close()
+            if uid not in self._refused:  # said once: the log must not be another user's to fill
+                self._refused.add(uid)
+                log.warning("refused a connection of process %d of %s", pid, user_name(uid))
+            return
+        link = Link(self.poller, "", self._dispatch, self._on_closed)
+        link.pid = pid
+        link.attach(sock)
 
     def _on_hello(self, link: Any, hello: Hello, _body: Any) -> None:
         if hello.version != WIRE_VERSION:
@@ -310,7 +295,7 @@ class Node:
             self.links[hello.node] = link
         elif current is link:
             pass
-        elif not current.attached and isinstance(link, Link):
+        elif not current.attached and isinstance(link, Link) and link.local:
             self.links[hello.node] = link
             link.take_over(current)
         # else: both sides connected at once; this one is only read from
@@ -627,11 +612,11 @@ class Node:
             if isinstance(link, Link):
                 link.abandon()
         for link in self.links.values():
-            if not isinstance(link, Link | Loopback | RemoteLink):
+            if isinstance(link, Link):
                 link.abandon()
         self.routes.abandon()
         if self._listener is not None:
-            self._listener.close()
+            self._listener.abandon()
         self.links = _Abandoned()
 
     def close(self) -> None:
@@ -652,7 +637,6 @@ class Node:
             if not isinstance(link, Loopback):
                 link.close()
         if self._listener is not None:
-            self.poller.unregister(self._listener.fileno())
             self._listener.close()
             remove_socket(self.ref.address)
         self.poller.close()

@@ -107,6 +107,8 @@ class Poller:
         #: Messages that can wait, with their receivers: they go along with the next one that is sent there, or when the
         #: leader has nothing else to do.
         self.late: deque[tuple[str, Any]] = deque()
+        #: What is done last when the poller closes, as nothing is handled any more.
+        self.at_close: list[Callable[[], None]] = []
         self.on_late: Callable[[str, Any], Any] = lambda _peer, _message: None
 
     # -- registration -----------------------------------------------------------------------
@@ -495,6 +497,8 @@ class Poller:
         thread = self._background
         if thread is not None and thread is not threading.current_thread():
             thread.join(2.0)
+        for callback in self.at_close:
+            callback()
         self._handlers.clear()
         self._epoll.close()
         os.close(self._wake)

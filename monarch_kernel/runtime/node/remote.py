@@ -45,6 +45,7 @@ from monarch_kernel.protocol.private import NotPrivateError, remove_socket
 from monarch_kernel.runtime.node.link import Link, connect_unix, describe, is_peers_fault, listen_unix
 
 if TYPE_CHECKING:
+    from monarch_kernel.runtime.node.acceptor import Acceptor
     from monarch_kernel.runtime.node.node import Node
 
 log = logging.getLogger(__name__)
@@ -259,14 +260,22 @@ class Routes:
         if url.startswith("ipc://"):
             path = url.removeprefix("ipc://")
             sock = listen_unix(path)
-            node.poller.register(sock.fileno(), lambda _events: node._accept(sock))
-            self._listeners.append(_UnixListener(node, sock, path))
+            self._listeners.append(_UnixListener(node.accept_unix(sock), path))
             return url
         if node.keys is None:
             raise ValueError(f"{self._why_not(url)} (monarch-kernel keys FILE makes one)")
-        from monarch_kernel.runtime.node.curve import CurveListener
+        from monarch_kernel.runtime.node.tcp import Listener
 
-        listener = CurveListener(node.poller, url, node.keys, node._dispatch, node._on_closed, lambda _link: None)
+        listener = Listener(
+            node.poller,
+            url,
+            node.keys,
+            node._dispatch,
+            node._on_closed,
+            lambda _link: None,
+            node.audit,
+            steady=node.kind == "agent",
+        )
         self._listeners.append(listener)
         return listener.url
 
@@ -469,7 +478,7 @@ class Routes:
         header, body = encode(AgentLost(gateway)), encode_death(death)
         for peer, link in list(node.links.items()):
             ref = node.refs.get(peer)
-            if isinstance(link, Link) and ref is not None and not self.far(ref):
+            if isinstance(link, Link) and link.local and ref is not None and not self.far(ref):
                 self._told[peer, gateway] += 1
                 link.send(header, body)
 
@@ -501,20 +510,18 @@ class Routes:
 class _UnixListener:
     """One more Unix socket at which links are accepted."""
 
-    def __init__(self, node: Node, sock: Any, path: str) -> None:
-        self._node = node
-        self._sock = sock
+    def __init__(self, acceptor: Acceptor, path: str) -> None:
+        self._acceptor = acceptor
         self._path = path
         about = os.lstat(path)
         self._inode = (about.st_dev, about.st_ino)
 
     def close(self) -> None:
-        self._node.poller.unregister(self._sock.fileno())
-        self._sock.close()
+        self._acceptor.close()
         remove_socket(self._path, self._inode)  # unless a successor listens there by now
 
     def abandon(self) -> None:
-        self._sock.close()
+        self._acceptor.abandon()
 
 
 class _Dial:
@@ -540,10 +547,11 @@ class _Dial:
         if url.startswith("ipc://"):
             self.link: Any = Link(poller, known.id if known else "", node._dispatch, node._on_closed)
         else:
-            from monarch_kernel.runtime.node.curve import dial
+            from monarch_kernel.runtime.node.tcp import dial
 
             assert node.keys is not None
-            self.link = dial(poller, url, node.keys, node._dispatch, node._on_closed, timeout)
+            steady = node.kind == "agent"
+            self.link = dial(poller, url, node.keys, node._dispatch, node._on_closed, timeout, steady)
             self.link.peer = known.id if known else ""
         if known is not None:
             node.links[known.id] = self.link

@@ -15,11 +15,16 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.runtime.node.curve import CurveLink
-from monarch_kernel.runtime.node.curvelink import CHUNK, CLOSED_HERE, CLOSED_THERE, CONTROL, WINDOW
+from monarch_kernel.runtime.node.tcp import TcpLink
+from monarch_kernel.runtime.node.tcp.channel import RECORD
+from monarch_kernel.runtime.node.tcp.link import CLOSED_HERE, CLOSED_THERE
 from tests.conftest import alive, wait_until
 from tests.node.conftest import PEER, ROOT
-from tests.node.curveside import Side, assert_true, echoing, free_port, header
+from tests.node.tcpside import Side, assert_true, echoing, free_port, header
+
+#: More than the buffers of both kernels hold.
+BUFFERS = 20_000_000
+
 
 # -- messages ---------------------------------------------------------------------------------------
 
@@ -33,11 +38,12 @@ def test_messages_of_all_sizes_arrive_whole_and_in_order_both_ways(sides: Callab
     sizes = [
         0,
         1,
-        CONTROL.size,
+        13,
         1000,
         40_000,
-        *(CHUNK - head + k for k in range(-2, 16)),
-        2 * CHUNK - head + 9,
+        *(RECORD - head + k for k in range(-2, 16)),
+        *(4 * RECORD - head + k for k in range(-2, 3)),
+        4 * RECORD + 9,
         5_000_000,
     ]
     bodies = [random.Random(size).randbytes(size) for size in sizes]
@@ -54,7 +60,7 @@ def test_messages_of_all_sizes_arrive_whole_and_in_order_both_ways(sides: Callab
 def test_a_body_may_be_changed_when_send_has_returned(sides: Callable[..., Side]) -> None:
     ours, theirs = sides(), sides()
     link = ours.dial(theirs.listen())
-    body = bytearray(b"a" * (WINDOW + 5_000_000))
+    body = bytearray(b"a" * (BUFFERS + 5_000_000))
     link.send(header("x"), body)
     body[:] = b"b" * len(body)
     theirs.wait(lambda: theirs.got, "message")
@@ -63,19 +69,19 @@ def test_a_body_may_be_changed_when_send_has_returned(sides: Callable[..., Side]
 
 def test_a_large_header(sides: Callable[..., Side]) -> None:
     ours, theirs = sides(), sides()
-    name = "n" * (2 * CHUNK + 12)
+    name = "n" * (70_000 + 12)
     link = ours.dial(theirs.listen())
     link.send(header(name), b"body")
-    link.send(header(name), b"b" * 3 * CHUNK)
+    link.send(header(name), b"b" * 200_000)
     theirs.wait(lambda: len(theirs.got) == 2, "messages")
-    assert [(got[1], len(got[3])) for got in theirs.got] == [(name, 4), (name, 3 * CHUNK)]
+    assert [(got[1], len(got[3])) for got in theirs.got] == [(name, 4), (name, 200_000)]
 
 
 def test_large_bodies_are_aligned_and_writable(sides: Callable[..., Side]) -> None:
     ours, theirs = sides(), sides()
     aligned: list[bool] = []
 
-    def look(_link: CurveLink, _message: Any, body: memoryview) -> None:
+    def look(_link: TcpLink, _message: Any, body: memoryview) -> None:
         import numpy as np
 
         aligned.append(np.frombuffer(body, np.uint8).ctypes.data % 16 == 0 and not body.readonly)
@@ -111,7 +117,7 @@ def test_threads_that_send_at_once_keep_their_orders(sides: Callable[..., Side])
     def work(name: str) -> None:
         chance = random.Random(name)
         for k in range(150):
-            link.send(header(name, k), name.encode() * chance.choice([1, 100, 50_000, CHUNK + 7]))
+            link.send(header(name, k), name.encode() * chance.choice([1, 100, 50_000, RECORD + 7]))
 
     threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
     for thread in threads:
@@ -151,7 +157,7 @@ def test_queued_is_what_waits_for_a_receiver_that_does_not_keep_up(sides: Callab
     try:
         for k in range(40):
             link.send(header(str(k)), b"x" * 1_000_000)
-        assert 40_000_000 - WINDOW - CHUNK < link.queued < 40_001_000 - WINDOW + CHUNK
+        assert 40_000_000 - BUFFERS < link.queued < 40_001_000
         assert link.attached and not link.closed
     finally:
         go.set()
@@ -172,7 +178,7 @@ def test_one_peers_last_words_can_be_handled_without_disturbing_the_order_of_oth
     assert len(there) == 2
     steps: list[str] = []
 
-    def react(link: CurveLink, message: Any, body: Any) -> None:
+    def react(link: TcpLink, message: Any, body: Any) -> None:
         steps.append(message.proc)
         if message.proc == "busy 1":
             deadline = time.monotonic() + 20
@@ -261,7 +267,7 @@ def test_the_last_words_of_a_process_that_ends_in_order(sides: Callable[..., Sid
     assert link.ended == CLOSED_THERE
 
 
-def connect(ours: Side, peer: Any, role: str) -> tuple[subprocess.Popen[str], CurveLink]:
+def connect(ours: Side, peer: Any, role: str) -> tuple[subprocess.Popen[str], TcpLink]:
     """A process in this role, and the link to it, on which something was said both ways."""
     if role == "listen":
         process, url = peer("listen")
@@ -312,7 +318,7 @@ def test_a_receiver_that_computes_for_long_is_not_taken_for_dead(
     theirs.react = lambda link, message, body: assert_true(not heartbeats_later.wait(1))
     link = ours.dial(theirs.listen())
     link.send(header("work"))
-    link.send(header("more"), b"x" * (WINDOW + 4_000_000))
+    link.send(header("more"), b"x" * (BUFFERS + 4_000_000))
     theirs.wait(lambda: len(theirs.got) == 2, "both messages")
     assert not link.closed and not theirs.ended
 

@@ -1,10 +1,11 @@
-"""A process at the other end of a link over TCP: ``python curvepeer.py listen|dial KEY_FILE URL``.
+"""A process at the other end of a link over TCP: ``python tcppeer.py listen|dial KEY_FILE URL``.
 
 It prints a line when it listens, or is connected. What it does with a message says the ``proc`` in its header.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -12,8 +13,12 @@ from typing import Any
 
 from monarch_kernel.protocol.keys import load_keys
 from monarch_kernel.protocol.messages import ProcStarted, encode
-from monarch_kernel.runtime.node.curve import CurveListener, dial
+from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.poller import Poller
+from monarch_kernel.runtime.node.tcp import Listener, dial
+
+#: Whether it says of itself that only something that is wrong with it makes it silent.
+STEADY = not os.environ.get("PEER_RUNS_USER_CODE")
 
 
 class Peer:
@@ -22,7 +27,7 @@ class Peer:
     def __init__(self) -> None:
         self.poller = Poller(background=False)
         self.ended = False
-        self.listener: CurveListener | None = None
+        self.listener: Listener | None = None
 
     def on_message(self, link: Any, message: Any, body: Any) -> None:
         what = message.proc
@@ -40,7 +45,11 @@ class Peer:
             link.close()
             if self.listener is not None:
                 self.listener.close()
+            self.poller.close()
             os._exit(0)
+        elif what == "compute":  # in C, without letting go of the interpreter's lock
+            ctypes.PyDLL(None).usleep(message.pid)
+            link.send(encode(message))
         elif what == "leave":  # the interpreter ends, with all links open
             self.ended = True
         else:
@@ -52,12 +61,19 @@ class Peer:
 
     def run(self, role: str, keys: Any, url: str) -> None:
         if role == "listen":
-            self.listener = CurveListener(
-                self.poller, url, keys, self.on_message, self.on_close, lambda link: print("link", flush=True)
+            self.listener = Listener(
+                self.poller,
+                url,
+                keys,
+                self.on_message,
+                self.on_close,
+                lambda link: print("link", flush=True),
+                Audit(self.poller),
+                STEADY,
             )
             print(self.listener.url, flush=True)
         else:
-            link = dial(self.poller, url, keys, self.on_message, self.on_close, 20)
+            link = dial(self.poller, url, keys, self.on_message, self.on_close, 20, STEADY)
             link.send(encode(ProcStarted("here", os.getpid())))
         self.poller.run(lambda: self.ended)
 
@@ -65,11 +81,11 @@ class Peer:
 def fork_and_exit(keys: Any) -> None:
     """A fork with a listener of its own, that ends like any interpreter; then the process itself."""
     poller = Poller(background=False)
-    listener = CurveListener(poller, "tcp://127.0.0.1:0", keys, print, print, print)
+    listener = Listener(poller, "tcp://127.0.0.1:0", keys, print, print, print, Audit(poller))
     child = os.fork()
     if not child:
         again = Poller(background=False)
-        CurveListener(again, "tcp://127.0.0.1:0", keys, print, print, print).close()
+        Listener(again, "tcp://127.0.0.1:0", keys, print, print, print, Audit(again)).close()
         again.close()
         return
     _, status = os.waitpid(child, 0)

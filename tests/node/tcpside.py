@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.protocol.messages import ProcStarted, encode
-from monarch_kernel.runtime.node.curve import CurveLink, CurveListener, dial
+from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.poller import Poller
+from monarch_kernel.runtime.node.tcp import Listener, TcpLink, dial
 
 
 def header(name: str, number: int = 0) -> bytes:
@@ -21,27 +21,29 @@ def header(name: str, number: int = 0) -> bytes:
 class Side:
     """One side: a poller of its own, with whatever links and listeners; collects what comes."""
 
-    def __init__(self, keys: Keys, background: bool = True) -> None:
+    def __init__(self, keys: Keys, background: bool = True, steady: bool = True) -> None:
         self.keys = keys
+        self.steady = steady
         self.poller = Poller(background)
-        self.links: list[CurveLink] = []
-        self.listeners: list[CurveListener] = []
-        self.got: list[tuple[CurveLink, str, int, bytes]] = []
-        self.ended: list[CurveLink] = []
-        self.react: Callable[[CurveLink, Any, Any], None] | None = None
+        self.audit = Audit(self.poller)
+        self.links: list[TcpLink] = []
+        self.listeners: list[Listener] = []
+        self.got: list[tuple[TcpLink, str, int, bytes]] = []
+        self.ended: list[TcpLink] = []
+        self.react: Callable[[TcpLink, Any, Any], None] | None = None
         self._waits: list[tuple[Callable[[], object], Future[None]]] = []
 
-    def _on_message(self, link: CurveLink, message: Any, body: Any) -> None:
+    def _on_message(self, link: TcpLink, message: Any, body: Any) -> None:
         self.got.append((link, message.proc, message.pid, bytes(body)))
         if self.react is not None:
             self.react(link, message, body)
         self._look()
 
-    def _on_close(self, link: CurveLink) -> None:
+    def _on_close(self, link: TcpLink) -> None:
         self.ended.append(link)
         self._look()
 
-    def _on_link(self, link: CurveLink) -> None:
+    def _on_link(self, link: TcpLink) -> None:
         self.links.append(link)
         self._look()
 
@@ -59,19 +61,21 @@ class Side:
         self._waits.remove(wait)
 
     def listen(self, url: str = "tcp://127.0.0.1:0") -> str:
-        listener = CurveListener(self.poller, url, self.keys, self._on_message, self._on_close, self._on_link)
+        listener = Listener(
+            self.poller, url, self.keys, self._on_message, self._on_close, self._on_link, self.audit, self.steady
+        )
         self.listeners.append(listener)
         return listener.url
 
-    def dial(self, url: str, timeout: float = 20) -> CurveLink:
-        link = dial(self.poller, url, self.keys, self._on_message, self._on_close, timeout)
+    def dial(self, url: str, timeout: float = 20) -> TcpLink:
+        link = dial(self.poller, url, self.keys, self._on_message, self._on_close, timeout, self.steady)
         self.links.append(link)
         return link
 
     def names(self) -> list[str]:
         return [name for _, name, _, _ in self.got]
 
-    def echo(self, link: CurveLink, body: bytes = b"", name: str = "echo") -> None:
+    def echo(self, link: TcpLink, body: bytes = b"", name: str = "echo") -> None:
         """Send, and wait for the same to come back."""
         before = len(self.got)
         link.send(header(name), body)
@@ -82,6 +86,7 @@ class Side:
             link.close()
         for listener in self.listeners:
             listener.close()
+        self.audit.close()
         self.poller.close()
 
 
@@ -89,7 +94,7 @@ def assert_true(value: bool) -> None:
     assert value
 
 
-def echoing(link: CurveLink, message: Any, body: Any) -> None:
+def echoing(link: TcpLink, message: Any, body: Any) -> None:
     link.send(encode(message), bytes(body))
 
 
@@ -97,13 +102,3 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
-
-
-def zmq_threads() -> list[str]:
-    names: list[str] = []
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            names.append((task / "comm").read_text())
-        except OSError:
-            pass
-    return [name for name in names if "ZMQ" in name]

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,10 +17,17 @@ import pytest
 import zmq
 
 from monarch_kernel.protocol.keys import Keys, load_keys, make_key_file
-from monarch_kernel.runtime.node import curve
+from monarch_kernel.protocol.keys.allowed import add_key, revoke_keys
+from monarch_kernel.protocol.keys.identity import read_key_file
+from monarch_kernel.runtime.node import tcp
+from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.poller import Poller
+from monarch_kernel.runtime.node.tcp import listener
+from monarch_kernel.runtime.node.tcp.dial import OUR_KEY, THEIR_KEY
+from monarch_kernel.runtime.node.tcp.link import REVOKED
+from tests import attacks
 from tests.conftest import wait_until
-from tests.node.curveside import Side, echoing, free_port, header
+from tests.node.tcpside import Side, echoing, free_port, header
 
 #: What a dial has time for; nothing below takes as long.
 PLENTY = 60.0
@@ -52,96 +60,150 @@ def port_of(side: Side) -> int:
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def one_line(caplog: pytest.LogCaptureFixture, reason: str, surely: bool = False) -> None:
-    """There is one line in the log, which tells whom and why.
-
-    Args:
-        surely: the client was there for long enough for its address to be known.
-    """
+def one_line(caplog: pytest.LogCaptureFixture, reason: str) -> None:
+    """There is one line in the log, which tells whom and why."""
     wait_until(lambda: refusals(caplog), "a line in the log")
-    assert len(refusals(caplog)) == 1
-    where = r"127\.0\.0\.1:\d+" if surely else r"(127\.0\.0\.1:\d+|a client that has gone already)"
-    assert re.fullmatch(
-        rf"refused a connection from {where} to tcp://127\.0\.0\.1:\d+: ({reason})", refusals(caplog)[0]
-    )
+    assert refusals(caplog) == [f"refused - - 127.0.0.1: {reason}"]
+
+
+@pytest.fixture
+def stranger_keys(tmp_path: Path) -> Keys:
+    make_key_file(tmp_path / "stranger.key", "stranger")
+    return load_keys(tmp_path / "stranger.key")
+
+
+def allow(keys: Keys, other: Keys) -> None:
+    """Let ``keys`` trust another one, too."""
+    add_key(keys.allow, read_key_file(other.path).public)
+    keys.refresh()
 
 
 def test_another_key_file(
-    sides: Callable[..., Side], worker: Side, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    sides: Callable[..., Side], worker: Side, stranger_keys: Keys, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make_key_file(tmp_path / "other.key")
-    stranger = sides(load_keys(tmp_path / "other.key"))
+    stranger = sides(stranger_keys)
     link = stranger.dial(worker.listeners[0].url, PLENTY)
     link.send(header("let me in"), b"please")
     stranger.wait(lambda: stranger.ended, "the refusal")
-    assert link.ended.startswith("refused: the key of this process is not the worker's")
+    assert link.ended.startswith(THEIR_KEY) and stranger_keys.path in link.ended
     assert link.closed and link.queued == 0 and not stranger.got
-    one_line(caplog, "its key is not this worker's")
+    one_line(caplog, "it does not trust this worker's key")
 
 
-@contextmanager
-def raw_client(port: int, keys: tuple[bytes, bytes, bytes] | None) -> Iterator[zmq.Socket[bytes]]:
-    """A bare ZeroMQ client that speaks at once."""
-    context = zmq.Context()
-    with context.socket(zmq.DEALER) as sock:
-        sock.setsockopt(zmq.LINGER, 0)
-        if keys is not None:
-            sock.curve_serverkey, sock.curve_publickey, sock.curve_secretkey = keys
-        sock.connect(f"tcp://127.0.0.1:{port}")
-        sock.send(header("let me in"))
-        yield sock
-    context.term()
+def test_who_trusts_the_worker_is_not_trusted_for_that(
+    sides: Callable[..., Side], worker: Side, keys: Keys, stranger_keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    allow(stranger_keys, keys)
+    stranger = sides(stranger_keys)
+    link = stranger.dial(worker.listeners[0].url, PLENTY)
+    link.send(header("let me in"), b"please")
+    stranger.wait(lambda: stranger.ended, "the refusal")
+    assert link.ended.startswith(OUR_KEY) and stranger_keys.path in link.ended
+    assert link.closed and link.queued == 0 and not stranger.got
+    one_line(caplog, "its key is not one that this worker trusts")
 
 
-def test_who_knows_only_the_public_key(worker: Side, keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
-    with raw_client(port_of(worker), (keys.public, *zmq.curve_keypair())):
-        one_line(caplog, "it has not the key of this worker's team", surely=True)
+def test_two_that_trust_each_other_until_one_is_revoked(
+    sides: Callable[..., Side], worker: Side, keys: Keys, stranger_keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    allow(stranger_keys, keys)
+    allow(keys, stranger_keys)
+    theirs = sides(keys)
+    theirs.react = echoing
+    url = theirs.listen()
+    stranger = sides(stranger_keys)
+    link = stranger.dial(url, PLENTY)
+    stranger.echo(link, b"a friend")
+    assert theirs.links[0].name == "stranger" and theirs.links[0].certificate == link_certificate(stranger_keys)
+    assert f"connected stranger {stranger_keys.fingerprint[:16]} {theirs.links[0].where}" in caplog.messages
+    revoke_keys(keys.allow, "stranger")
+    stranger.wait(lambda: stranger.ended, "the end of the link")
+    assert link.ended == f"the other side gave it up: {REVOKED}"
+    theirs.wait(lambda: theirs.ended, "the end of the link")
+    assert theirs.ended[0].ended == REVOKED
+    again = stranger.dial(url, PLENTY)
+    stranger.wait(lambda: again in stranger.ended, "the refusal")
+    assert again.ended.startswith(OUR_KEY)
 
 
-def test_a_client_without_curve_does_not_fill_the_log(worker: Side, caplog: pytest.LogCaptureFixture) -> None:
-    with raw_client(port_of(worker), None):
-        one_line(caplog, "it does not use CURVE|it hung up")
-    for _ in range(20):
-        with raw_client(port_of(worker), None) as again, again.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor:
-            assert monitor.poll(20_000)
-            again.disable_monitor()
-    # For either of two reasons, depending on who hangs up first, with its address or too late for that.
-    assert len(refusals(caplog)) <= 4
+def link_certificate(keys: Keys) -> bytes:
+    return read_key_file(keys.path).public.certificate
+
+
+GARBAGE = {
+    "http": (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 3, "it does not speak TLS"),
+    "zeros": (bytes(200), "it does not speak TLS"),
+    "CURVE": (attacks.ZMTP_CURVE, "it speaks ZeroMQ, as older versions"),
+    "NULL": (attacks.ZMTP_NULL, "it speaks ZeroMQ, as older versions"),
+    "a giant record": (b"\x16\x03\x01\xff\xff" + bytes(70_000), "it broke the protocol"),
+    "a giant hello": (attacks.GIANT_HELLO, "it broke the protocol"),
+    "a hello of noise": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(507), "it broke the protocol"),
+    "data before a hello": (b"\x17\x03\x03\x00\x20" + bytes(32), "it does not speak TLS"),
+}
+
+
+@pytest.mark.parametrize("said", GARBAGE)
+def test_garbage(worker: Side, caplog: pytest.LogCaptureFixture, said: str) -> None:
+    data, why = GARBAGE[said]
+    with socket.create_connection(("127.0.0.1", port_of(worker)), PLENTY) as sock:
+        sock.sendall(data)
+        got = attacks.hang_up_of(sock)
+    assert len(got) < 100  # an alert, at most
+    wait_until(lambda: refusals(caplog), "a line in the log")
+    assert len(refusals(caplog)) == 1 and refusals(caplog)[0].startswith(f"refused - - 127.0.0.1: {why}")
 
 
 @pytest.mark.parametrize(
-    "said", [b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 3, b"\xff" * 500, bytes(200), os.urandom(5000)]
+    ("version", "why"), [("TLSv1_2", "it does not speak TLS 1.3"), ("TLSv1_3", "it has shown no key")]
 )
-def test_garbage(worker: Side, caplog: pytest.LogCaptureFixture, said: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", port_of(worker))) as sock:
-        sock.sendall(said)
-        wait_until(lambda: refusals(caplog), "a line in the log")
-    one_line(caplog, ".*")
+def test_tls_that_is_not_ours(worker: Side, caplog: pytest.LogCaptureFixture, version: str, why: str) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion[version]
+    with (
+        socket.create_connection(("127.0.0.1", port_of(worker)), PLENTY) as sock,
+        pytest.raises(ssl.SSLError),
+        context.wrap_socket(sock) as wrapped,
+    ):
+        wrapped.sendall(b"let me in")
+        assert not wrapped.recv(1)
+    one_line(caplog, why)
 
 
-def test_garbage_after_a_right_beginning(worker: Side, caplog: pytest.LogCaptureFixture) -> None:
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
-    with socket.create_connection(("127.0.0.1", port_of(worker))) as sock:
-        sock.sendall(greeting + b"\x04\xc8\x05HELLO\x01\x00" + os.urandom(192))
-        one_line(caplog, "its key is not this worker's|it broke the protocol|it does not speak this protocol")
+def test_a_friend_that_does_not_greet(worker: Side, keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        socket.create_connection(("127.0.0.1", port_of(worker)), PLENTY) as sock,
+        keys.client_context().wrap_socket(sock) as wrapped,
+    ):
+        wrapped.sendall(b"good morning")
+        assert wrapped.recv(4) == b"mkl\n"
+        attacks.hang_up_of(wrapped)
+    one_line(caplog, "it broke the protocol")
 
 
+@pytest.mark.parametrize(
+    ("said", "why"), [(b"", "it said nothing for 0.3 s"), (b"\x16\x03\x01", "it did not prove its key within 0.3 s")]
+)
 def test_silence(
-    sides: Callable[..., Side], worker: Side, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    sides: Callable[..., Side], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, said: bytes, why: str
 ) -> None:
-    monkeypatch.setattr(curve, "HANDSHAKE_TIME", 300)
+    monkeypatch.setattr(listener, "HANDSHAKE_TIME", 0.3)
     impatient = sides()
     impatient.listen()
-    with socket.create_connection(("127.0.0.1", port_of(impatient))) as sock:
-        assert sock.recv(100)  # its greeting; then nothing, and the end
-        one_line(caplog, "it said nothing for 0 s", surely=True)
+    with socket.create_connection(("127.0.0.1", port_of(impatient)), PLENTY) as sock:
+        sock.sendall(said)
+        attacks.hang_up_of(sock)
+        one_line(caplog, why)
 
 
 def test_who_hangs_up(worker: Side, caplog: pytest.LogCaptureFixture) -> None:
-    socket.create_connection(("127.0.0.1", port_of(worker))).close()
+    for _ in range(20):
+        socket.create_connection(("127.0.0.1", port_of(worker))).close()
     one_line(caplog, "it hung up")
 
 
@@ -216,14 +278,14 @@ def test_a_proxy_whose_backend_comes_later(sides: Callable[..., Side], worker: S
     link: Any = None
     with server(lambda sock: sock.recv(10)) as url:
         link = ours.dial(url, PLENTY)
-        wait_until(lambda: link._carrier._hung_up, "it has hung up")
+        wait_until(lambda: link._maker.hung_up, "it has hung up")
     theirs = sides()
     theirs.react = echoing
     theirs.listen(url)
     ours.echo(link, b"there you are")
 
 
-def test_a_zeromq_server_without_curve(sides: Callable[..., Side]) -> None:
+def test_a_worker_of_an_older_version(sides: Callable[..., Side]) -> None:
     ours = sides()
     context = zmq.Context()
     with context.socket(zmq.ROUTER) as sock:
@@ -231,7 +293,7 @@ def test_a_zeromq_server_without_curve(sides: Callable[..., Side]) -> None:
         link = ours.dial(f"tcp://127.0.0.1:{port}", PLENTY)
         ours.wait(lambda: ours.ended, "the end")
     context.term()
-    assert re.search(r"^refused: .* is no worker", link.ended)
+    assert link.ended.startswith("refused: what listens there speaks ZeroMQ, as workers of older versions")
 
 
 def test_a_dial_that_is_given_up(sides: Callable[..., Side]) -> None:
@@ -311,7 +373,7 @@ def test_a_heartbeat_that_is_no_time(keys: Keys, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("MONARCH_KERNEL_HEARTBEAT_TIMEOUT", value)
     poller = Poller(background=False)
     with pytest.raises(ValueError, match="MONARCH_KERNEL_HEARTBEAT_TIMEOUT"):
-        curve.dial(poller, "tcp://127.0.0.1:1234", keys, print, print, 1)
+        tcp.dial(poller, "tcp://127.0.0.1:1234", keys, print, print, 1)
     with pytest.raises(ValueError, match="MONARCH_KERNEL_HEARTBEAT_TIMEOUT"):
-        curve.CurveListener(poller, "tcp://127.0.0.1:0", keys, print, print, print)
+        tcp.Listener(poller, "tcp://127.0.0.1:0", keys, print, print, print, Audit(poller))
     poller.close()

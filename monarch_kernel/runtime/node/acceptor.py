@@ -1,0 +1,81 @@
+"""Accepting connections at a listening socket, also when the process has no descriptor left."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from monarch_kernel.runtime.node import descriptors
+from monarch_kernel.runtime.node.poller import Poller
+
+log = logging.getLogger(__name__)
+
+#: How long nobody new is accepted when the process has no descriptor left (seconds).
+ACCEPT_PAUSE = 1.0
+#: How many are accepted until others get their turn.
+_BATCH = 64
+
+
+class Acceptor:
+    """Calls ``on_socket(socket, address)`` for each connection; by the thread that polls.
+
+    Args:
+        what: listens here, for the log.
+        make_room: called when there is no descriptor left: whether it has closed one.
+    """
+
+    def __init__(
+        self,
+        poller: Poller,
+        sock: socket.socket,
+        what: str,
+        on_socket: Callable[[socket.socket, Any], None],
+        make_room: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._poller = poller
+        self._sock = sock
+        self._what = what
+        self._on_socket = on_socket
+        self._make_room = make_room
+        self._closed = False
+        self._short = False
+        poller.register(sock.fileno(), self._accept)
+
+    def _accept(self, _events: int) -> None:
+        for _ in range(_BATCH):
+            try:
+                sock, address = self._sock.accept()
+            except OSError as e:
+                if e.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                    return
+                if (e.errno == errno.EMFILE and descriptors.raise_limit()) or self._make_room():
+                    continue
+                if not self._short:
+                    self._short = True
+                    log.error("%s cannot accept more connections: %s (see ulimit -n)", self._what, e.strerror)
+                self._poller.unregister(self._sock.fileno())  # it would be called again at once, and again
+                self._poller.call_later(ACCEPT_PAUSE, self._again)
+                return
+            self._short = False
+            self._on_socket(sock, address)
+            if self._closed:
+                return
+
+    def _again(self) -> None:
+        if not self._closed:
+            self._poller.register(self._sock.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Accept nobody any more."""
+        if not self._closed:
+            self._closed = True
+            self._poller.unregister(self._sock.fileno())
+            self._sock.close()
+
+    def abandon(self) -> None:
+        """In a fork of this process: leave it to the other one."""
+        self._closed = True
+        self._sock.close()

@@ -1,0 +1,332 @@
+"""Connecting to a listener."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from monarch_kernel.protocol.keys import Keys
+from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller, Timer
+from monarch_kernel.runtime.node.tcp import greeting
+from monarch_kernel.runtime.node.tcp.addresses import join, resolve, split
+from monarch_kernel.runtime.node.tcp.channel import Channel, hold, judge, let_go, speaks
+from monarch_kernel.runtime.node.tcp.link import TcpLink
+from monarch_kernel.runtime.node.tcp.pulse import silence_timeout
+
+log = logging.getLogger(__name__)
+
+#: How often a dial tries again while nobody listens (seconds).
+RETRY = 0.1
+#: How long one address is tried, when a name has several or the host does not answer (seconds).
+_CONNECT_TIME = 2.0
+#: How often the other side may hang up before it has greeted. One that is just ending does, and a proxy of one that
+#: does not listen yet, and one that has no room.
+_HANG_UPS = 4
+
+NOBODY = "nobody listens there"
+SILENT = "no answer"
+HUNG_UP = "refused: it has hung up each time, so it is no worker of monarch_kernel, or has too many connections"
+NOT_OURS = "refused: what listens there does not speak TLS, so it is no worker of monarch_kernel"
+OLDER = (
+    "refused: what listens there speaks ZeroMQ, as workers of older versions of monarch_kernel do: "
+    "install the same version on all hosts"
+)
+OTHER_TLS = "refused: what listens there does not speak TLS 1.3, so it is no worker of this version of monarch_kernel"
+NO_GREETING = "refused: what listens there is no worker of this version of monarch_kernel"
+OUR_KEY = "refused: the key of this process is not one that the worker trusts"
+THEIR_KEY = "refused: the key of what listens there is not one that this process trusts"
+
+
+def dial(
+    poller: Poller,
+    url: str,
+    keys: Keys,
+    on_message: Callable[[Any, Any, Any], None],
+    on_close: Callable[[Any], None],
+    timeout: float,
+    steady: bool = False,
+) -> TcpLink:
+    """Connect to a listener. Returns at once; what is sent before there is a connection waits for it.
+
+    While nobody listens there, it is tried again until ``timeout`` seconds have passed. If there will be no connection,
+    ``on_close(link)`` is called, and ``link.ended`` says why.
+
+    Args:
+        steady: no user code runs in this process.
+
+    Raises:
+        ValueError: the URL is not ``tcp://host:port``.
+    """
+    host, port = split(url)
+    if not port:
+        raise ValueError(f"{url} cannot be connected to: it needs a port")
+    return _Dial(poller, host, port, keys, on_message, on_close, timeout, steady).link
+
+
+class _Dial:
+    """Makes a connection, with as many attempts as it takes, and carries a link over it."""
+
+    def __init__(
+        self,
+        poller: Poller,
+        host: str,
+        port: int,
+        keys: Keys,
+        on_message: Callable[[Any, Any, Any], None],
+        on_close: Callable[[Any], None],
+        timeout: float,
+        steady: bool,
+    ) -> None:
+        silence_timeout()  # a setting that makes no sense is told here
+        self._poller = poller
+        self._host = host
+        self._port = port
+        self._keys = keys
+        self._timeout = timeout
+        self._steady = steady
+        self._addresses: list[tuple[int, Any]] = []
+        self._tried = 0
+        self.hung_up = 0
+        self._attempt: _Attempt | None = None
+        self._left = False
+        self._lock = threading.Lock()  # an attempt must not begin while the link is given up
+        self.link = TcpLink(poller, self, keys, join(host, port), on_message, on_close)
+        self.link.ended = SILENT
+        self._timer: Timer | None = poller.call_later(timeout, self._too_late)
+        poller.start_background()
+        try:
+            self._addresses = resolve(host, port, numeric=True)
+        except OSError:
+            self._look_up()
+        else:
+            poller.call_later(0, self._try)
+
+    def _look_up(self) -> None:
+        """Ask for the addresses of a name, which may take long, so not on a thread that handles messages."""
+        threading.Thread(target=self._resolve, name="name-lookup", daemon=True).start()
+
+    def _resolve(self) -> None:
+        try:
+            self._addresses = resolve(self._host, self._port)
+        except OSError as e:
+            # It may become known: names of containers appear when they start.
+            self.link.ended = f"the name {self._host} is not known ({e.strerror})"
+            self._poller.call_later(10 * RETRY, self._try)
+        else:
+            self._poller.call_later(0, self._try)
+
+    def _try(self) -> None:
+        with self._lock:
+            if self._left:
+                return
+            if not self._addresses:
+                self._look_up()
+                return
+            family, address = self._addresses[self._tried % len(self._addresses)]
+            self._tried += 1
+            try:
+                self._attempt = _Attempt(self, self._poller, self._keys, family, address, self._steady)
+                return
+            except OSError as e:
+                why = f"this process cannot connect: {e.strerror or e}"
+        self.link.end(why)
+
+    def _too_late(self) -> None:
+        self._timer = None
+        if not self.link.attached:
+            self.link.end(f"{self.link.ended or SILENT} within {self._timeout:g} s")
+
+    # -- what the attempt tells ----------------------------------------------------------------------
+
+    def reached(self) -> None:
+        """There is a connection, and no word yet."""
+        self.link.ended = SILENT
+
+    def failed(self, why: str) -> None:
+        """It came to nothing, which may change."""
+        with self._lock:
+            if self._left:
+                return
+            self.link.ended = why
+        self._poller.call_later(0 if self._tried % len(self._addresses) else RETRY, self._try)
+
+    def was_hung_up(self) -> None:
+        """It came to nothing, and something is there."""
+        self.hung_up += 1
+        if self.hung_up >= _HANG_UPS:
+            self.link.end(HUNG_UP)
+        else:
+            self._poller.call_later(RETRY * self.hung_up, self._try)
+
+    def refused(self, why: str) -> None:
+        """There is no hope."""
+        self.link.end(why)
+
+    def done(self, channel: Channel, certificate: bytes, name: str, steady: bool) -> None:
+        """Both sides have greeted."""
+        if self._timer is not None:
+            self._timer.cancel()
+        with self._poller.shielded():
+            self.link.come_up(channel, certificate, name, steady)
+
+    # -- what the link tells ------------------------------------------------------------------------
+
+    def ended(self, link: TcpLink) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        with self._lock:
+            self._left = True
+            attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.stop()
+
+
+class _Attempt:
+    """One connection, until both sides have greeted."""
+
+    def __init__(self, dial: _Dial, poller: Poller, keys: Keys, family: int, address: Any, steady: bool) -> None:
+        self._dial = dial
+        self._poller = poller
+        self._keys = keys
+        self._steady = steady
+        self._channel: Channel | None = None
+        self._reader: greeting.Reader | None = None
+        self._checked = False
+        self._timer: Timer | None = None
+        self._sock: socket.socket | None = None
+        sock = self._sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        hold(sock)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            code = sock.connect_ex(address)
+        except BaseException:
+            let_go(sock)
+            raise
+        if code not in (0, errno.EINPROGRESS):
+            poller.call_later(0, lambda: self._unreached(code))
+            return
+        self._timer = poller.call_later(_CONNECT_TIME, lambda: self._unreached(errno.ETIMEDOUT))
+        poller.register(sock.fileno(), self._on_connected, EPOLLOUT)
+
+    def _unreached(self, code: int) -> None:
+        if self.stop():
+            self._dial.failed(SILENT if code == errno.ETIMEDOUT else _unreachable(code))
+
+    def _on_connected(self, _events: int) -> None:
+        sock = self._sock
+        if sock is None:
+            return
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._unreached(code)
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._poller.unregister(sock.fileno())
+        self._dial.reached()
+        try:
+            self._channel = Channel(sock, self._keys.client_context(), server=False)
+        except (OSError, ValueError) as e:
+            self._sock = None
+            self._dial.refused(f"this process cannot connect: {e}")
+            return
+        self._poller.register(self._channel.fileno(), self._on_event, EPOLLIN)
+        self._on_event(0)
+
+    def _on_event(self, _events: int) -> None:
+        channel = self._channel
+        if channel is None:
+            return
+        try:
+            if self._reader is None:
+                if not self._checked:
+                    self._check(channel)
+                if not channel.handshake():
+                    return
+                self._begin(channel)
+            assert self._reader is not None
+            if self._reader.read(channel):
+                self._finish(channel, self._reader.steady)
+        except greeting.NoGreeting as e:
+            self._refused(f"{NO_GREETING} ({e})")
+        except greeting.Refused as e:
+            self._refused(f"{OUR_KEY}: {e}")
+        except EOFError:
+            self._hung_up()
+        except OSError as e:
+            self._explain(e)
+
+    def _check(self, channel: Channel) -> None:
+        """Look at the first bytes of the answer, of which OpenSSL would only say that they are wrong."""
+        try:
+            first = channel.peek()
+        except BlockingIOError:
+            return
+        if not first:
+            raise EOFError
+        language = speaks(first)
+        if language != "TLS":
+            self._refused(OLDER if language == "ZeroMQ" else NOT_OURS)
+            raise BlockingIOError
+        self._checked = True
+
+    def _begin(self, channel: Channel) -> None:
+        """The handshake is done, as far as it is ours."""
+        if self._keys.name_of(channel.certificate()) is None:
+            raise greeting.NoGreeting("its key is not allowed any more")
+        channel.send(greeting.accept(self._steady))
+        self._reader = greeting.Reader()
+
+    def _finish(self, channel: Channel, steady: bool) -> None:
+        self._poller.unregister(channel.fileno())
+        self._channel = self._sock = None
+        certificate = channel.certificate()
+        self._dial.done(channel, certificate, self._keys.name_of(certificate) or "", steady)
+
+    def _explain(self, error: OSError) -> None:
+        if isinstance(error, BlockingIOError):
+            return
+        meaning = judge(error)
+        hint = f": {self._keys.refusal_hint(self._dial.link.where.rpartition(':')[0])}"
+        if meaning == "their key":
+            self._refused(THEIR_KEY + hint)
+        elif meaning in ("our key", "no key"):
+            self._refused(OUR_KEY + hint)
+        elif meaning == "version":
+            self._refused(OTHER_TLS)
+        elif meaning == "hung up":
+            self._hung_up()
+        else:
+            self._refused(f"{NO_GREETING} ({getattr(error, 'reason', '') or error})")
+
+    def _refused(self, why: str) -> None:
+        if self.stop():
+            self._dial.refused(why)
+
+    def _hung_up(self) -> None:
+        if self.stop():
+            self._dial.was_hung_up()
+
+    def stop(self) -> bool:
+        """Close the connection, if it is still this one's; whether it was."""
+        if self._timer is not None:
+            self._timer.cancel()
+        channel, sock = self._channel, self._sock
+        self._channel = self._sock = None
+        if channel is not None:
+            self._poller.unregister(channel.fileno())
+            channel.close()
+        elif sock is not None:
+            self._poller.unregister(sock.fileno())
+            let_go(sock)
+        return sock is not None
+
+
+def _unreachable(code: int) -> str:
+    return NOBODY if code == errno.ECONNREFUSED else f"{NOBODY} ({os.strerror(code)})"

@@ -1,0 +1,71 @@
+"""The first bytes in each direction over a channel: that the key is accepted, or why not; and how to judge silence."""
+
+from __future__ import annotations
+
+import struct
+
+from monarch_kernel.runtime.node.tcp.channel import Channel
+
+#: A mark, a version, flags, and the length of a text that follows.
+_FORM = struct.Struct("<4sBBH")
+_MARK, _VERSION = b"mkl\n", 1
+_STEADY, _REFUSED = 1, 2
+#: How much text is taken.
+_LONGEST = 1000
+
+
+class NoGreeting(Exception):
+    """What came is no greeting, or one of another version; says so as the end of 'refused: '."""
+
+
+class Refused(Exception):
+    """The other side does not accept this key; says why."""
+
+
+def accept(steady: bool) -> bytes:
+    """A greeting. ``steady``: no user code runs in this process, so it is silent only if something is wrong."""
+    return _FORM.pack(_MARK, _VERSION, _STEADY if steady else 0, 0)
+
+
+def refuse(why: str) -> bytes:
+    """A greeting that is none."""
+    text = why.encode()[:_LONGEST]
+    return _FORM.pack(_MARK, _VERSION, _REFUSED, len(text)) + text
+
+
+class Reader:
+    """Reads the other side's greeting, and not one byte more."""
+
+    def __init__(self) -> None:
+        self._got = b""
+        #: Whether the other side said that it is steady.
+        self.steady = False
+
+    def read(self, channel: Channel) -> bool:
+        """Read what has come; whether the greeting is complete.
+
+        Raises:
+            NoGreeting: it is none. Refused: it says no.
+            EOFError: the other side has hung up. OSError: the connection has failed.
+        """
+        try:
+            while len(self._got) < _FORM.size:
+                self._read(channel, _FORM.size - len(self._got))
+            mark, version, flags, size = _FORM.unpack_from(self._got)
+            if mark != _MARK or version != _VERSION or size > _LONGEST:
+                raise NoGreeting("it does not greet as a monarch_kernel of this version does")
+            while len(self._got) < _FORM.size + size:
+                self._read(channel, _FORM.size + size - len(self._got))
+        except BlockingIOError:
+            return False
+        if flags & _REFUSED:
+            text = self._got[_FORM.size :].decode(errors="replace")
+            raise Refused("".join(c if c.isprintable() else "?" for c in text))
+        self.steady = bool(flags & _STEADY)
+        return True
+
+    def _read(self, channel: Channel, size: int) -> None:
+        data = channel.recv(size)
+        if not data:
+            raise EOFError
+        self._got += data

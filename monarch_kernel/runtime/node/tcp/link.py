@@ -1,0 +1,192 @@
+"""A link over TCP as its user sees it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from monarch_kernel.protocol.keys import Keys
+from monarch_kernel.runtime.node.link import Link
+from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
+from monarch_kernel.runtime.node.tcp.channel import Channel
+from monarch_kernel.runtime.node.tcp.farewell import Farewell
+from monarch_kernel.runtime.node.tcp.pulse import Vitals, pulse_of
+
+log = logging.getLogger(__name__)
+
+CLOSED_HERE = "it was closed here"
+CLOSED_THERE = "the other side closed it"
+LOST = "the connection was lost"
+CHANGED = f"{LOST}: something was changed, left out or repeated on the way"
+REVOKED = "its key is not allowed any more"
+
+#: A word of the link: there is somebody.
+_BEAT = 2
+
+
+class Maker(Protocol):
+    """Who has made a link."""
+
+    def ended(self, link: TcpLink) -> None:
+        """It is over."""
+
+
+class TcpLink(Link):
+    """A ``Link`` through an encrypted connection, which may come later than what is sent.
+
+    ``ended`` says why it was closed, in one clause; while a dial goes on: what stands in its way. ``on_close`` is also
+    called by whoever calls ``close``.
+
+    Args:
+        where: the other end's address, for people.
+    """
+
+    __slots__ = ("__weakref__", "_maker", "_vitals", "certificate", "fingerprint", "keys", "name", "where")
+
+    local = False
+
+    def __init__(
+        self,
+        poller: Poller,
+        maker: Maker,
+        keys: Keys,
+        where: str,
+        on_message: Callable[[Any, Any, Any], None],
+        on_close: Callable[[Any], None],
+    ) -> None:
+        super().__init__(poller, "", on_message, on_close)
+        self._maker = maker
+        self._vitals: Vitals | None = None
+        self.keys = keys
+        self.where = where
+        #: The other end's certificate, and what it is called here.
+        self.certificate = b""
+        self.fingerprint = ""
+        self.name = ""
+
+    def come_up(self, channel: Channel, certificate: bytes, name: str, steady: bool) -> None:
+        """Both sides have greeted: send what has waited for it, and begin to receive.
+
+        Args:
+            steady: whether silence of the other side means that something is wrong with it.
+        """
+        with self._lock:
+            if self.closed:
+                channel.close()
+                return
+            self.certificate, self.name, self.ended = certificate, name, ""
+            self.fingerprint = hashlib.sha256(certificate).hexdigest()
+            self._vitals = Vitals(steady)
+            self.attach(channel)
+        pulse_of(self._poller).join(self)
+        if channel.pending():
+            self._poller.call_later(0, lambda: self._on_event(EPOLLIN))
+
+    def send(self, header: bytes, body: Any = b"") -> None:
+        """As ``Link.send``."""
+        with self._poller.shielded():  # an interrupt in between would cut a message in two
+            super().send(header, body)
+
+    # -- receiving ------------------------------------------------------------------------------
+
+    def _on_event(self, events: int) -> None:
+        if self.closed:
+            return
+        if events & EPOLLOUT:
+            with self._lock:
+                if not self.closed:
+                    self._flush()
+        if events & ~EPOLLOUT:
+            while self.receive() and not self.closed and self._sock.pending():
+                pass
+
+    def receive(self) -> bool:
+        """As ``Link.receive``."""
+        came = super().receive()
+        if came and self._vitals is not None:
+            self._vitals.heard = True
+        return came
+
+    def _on_word(self, word: memoryview) -> None:
+        if not (len(word) and word[0] == _BEAT):
+            super()._on_word(word)
+
+    def _at_end(self, error: OSError | None) -> None:
+        if error is None:
+            self.end(CLOSED_THERE)
+        elif isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            log.warning("the link to %s (%s) ends: what came is not what was sent (%s)", self.peer, self.where, error)
+            self.end(CHANGED)
+        else:
+            self.end(LOST)
+
+    def drain(self) -> None:
+        """Handle everything that has already arrived; for a peer known to be dead. Only by the thread that polls."""
+        if self._poller.in_leader():
+            super().drain()
+
+    # -- the other end ----------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Tell the other side that this process lives, if nothing else is on the way to tell it."""
+        if not self._out:
+            self._say(_BEAT)
+
+    def look(self) -> None:
+        """End the link if the other side is gone, stands still, or may not be here any more."""
+        vitals = self._vitals
+        if self.closed or vitals is None:
+            return
+        if self.keys.name_of(self.certificate) is None:
+            self.give_up(REVOKED)
+        elif vitals.is_unreachable(self._sock.info()) or (vitals.is_silent() and not self.receive()):
+            self.end(LOST)
+
+    # -- ending -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the link; what was sent before still goes out, if that is possible at once. Later sends go nowhere."""
+        self.end(CLOSED_HERE, orderly=True)
+
+    def give_up(self, why: str) -> None:
+        """As ``Link.give_up``."""
+        self._say_failed(why)
+        self.end(why, orderly=True)
+
+    def end(self, why: str, orderly: bool = False) -> None:
+        """End the link for this reason, and tell ``on_close``; only the first time."""
+        with self._poller.shielded():
+            with self._lock:
+                if self.closed:
+                    return
+                self.closed = True
+                self.ended = why
+                channel, out = self._sock, self._out
+                self._out = deque()
+                self.queued = 0
+                self._big = None
+                if channel is not None:
+                    self._poller.unregister(channel.fileno())
+                    if orderly:
+                        Farewell(self._poller, channel, out)
+                    else:
+                        channel.close()
+            if self._vitals is not None:
+                pulse_of(self._poller).leave(self)
+            self._maker.ended(self)
+        try:
+            self.on_close(self)
+        except Exception:
+            log.exception("a handler of a link's end failed; this is a bug in monarch_kernel")
+
+    def abandon(self) -> None:
+        """In a fork of this process: say and hear nothing. (Its descriptor is closed by the fork itself.)"""
+        self.closed = True
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "up" if self.attached else "waiting"
+        return f"<TcpLink to {self.peer or '?'} at {self.where} {state}>"

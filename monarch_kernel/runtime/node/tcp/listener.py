@@ -1,0 +1,364 @@
+"""Accepting links from other sites."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from monarch_kernel.protocol.keys import Keys
+from monarch_kernel.runtime.node.acceptor import Acceptor
+from monarch_kernel.runtime.node.audit import Audit
+from monarch_kernel.runtime.node.poller import EPOLLIN, Poller
+from monarch_kernel.runtime.node.tcp import greeting
+from monarch_kernel.runtime.node.tcp.addresses import join, origin, resolve, split
+from monarch_kernel.runtime.node.tcp.channel import Channel, hold, judge, let_go, speaks
+from monarch_kernel.runtime.node.tcp.link import TcpLink
+from monarch_kernel.runtime.node.tcp.pulse import silence_timeout
+from monarch_kernel.runtime.node.tcp.strangers import Strangers, room
+
+log = logging.getLogger(__name__)
+
+#: How long a client may take until it has proved its key (seconds).
+HANDSHAKE_TIME = 5.0
+#: How often it is looked for those that are late (seconds).
+_SWEEP = 0.5
+#: How many handshakes go on until others get their turn: each costs as much as many messages.
+_HANDSHAKES = 8
+#: How long one that was refused may take to read why, and to hang up (seconds), and how much it may say meanwhile.
+_LEAVE_TIME = 1.0
+_LEAVE_BYTES = 256 * 1024
+
+_ONCE = EPOLLIN | select.EPOLLONESHOT
+
+HUNG_UP = "it hung up"
+NO_TLS = "it does not speak TLS"
+OLDER = "it speaks ZeroMQ, as older versions of monarch_kernel do: install the same version on all hosts"
+OTHER_TLS = "it does not speak TLS 1.3"
+NO_KEY = "it has shown no key"
+THEIR_KEY = "its key is not one that this worker trusts"
+OUR_KEY = "it does not trust this worker's key"
+BROKEN = "it broke the protocol"
+CROWDED = "it made room for others"
+
+
+class Listener:
+    """Accepts links from whoever proves a key that is trusted here.
+
+    Args:
+        url: ``tcp://host:port``; the host may be ``*`` for all addresses (of IPv4; ``[::]`` is for both), the port 0
+            for any.
+        on_link: called with each new link, by the thread that polls.
+        audit: told of each link and its end, and of who was refused.
+        steady: no user code runs in this process.
+
+    Raises:
+        ValueError: the URL is not of that form.
+        OSError: it cannot listen there.
+    """
+
+    def __init__(
+        self,
+        poller: Poller,
+        url: str,
+        keys: Keys,
+        on_message: Callable[[Any, Any, Any], None],
+        on_close: Callable[[Any], None],
+        on_link: Callable[[Any], None],
+        audit: Audit,
+        steady: bool = False,
+    ) -> None:
+        silence_timeout()  # a setting that makes no sense is told here
+        host, port = split(url)
+        self.poller = poller
+        self.keys = keys
+        self.audit = audit
+        self.steady = steady
+        self._on_message = on_message
+        self._on_close = on_close
+        self._on_link = on_link
+        self._strangers: Strangers[_Stranger] = Strangers(room())
+        self._ready: deque[_Stranger] = deque()
+        self._sweeping = False
+        self._links: set[TcpLink] = set()
+        self._closed = False
+        try:
+            sock = _listen(host, port)
+        except OSError as e:
+            raise OSError(e.errno, f"cannot listen at {url}: {e.strerror}") from None
+        hold(sock)
+        self._sock = sock
+        self._acceptor = Acceptor(poller, sock, url, self._on_socket, self._make_room)
+        #: Where it listens, with the real port.
+        self.url = f"tcp://{join('0.0.0.0' if host == '*' else host, sock.getsockname()[1])}"
+        poller.start_background()
+
+    # -- strangers ----------------------------------------------------------------------------------
+
+    def _on_socket(self, sock: socket.socket, address: Any) -> None:
+        host = str(address[0]).removeprefix("::ffff:")
+        stranger = _Stranger(self, sock, host, join(host, address[1]))
+        goes = self._strangers.add(stranger)
+        if goes is not None:
+            goes.refused(CROWDED)
+        self.poller.register(sock.fileno(), stranger.on_event, _ONCE)
+        if not self._sweeping:
+            self._sweeping = True
+            self.poller.call_later(_SWEEP, self._sweep)
+
+    def _make_room(self) -> bool:
+        goes = self._strangers.oldest()
+        if goes is not None:
+            goes.refused(CROWDED)
+        return goes is not None
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        for stranger in self._strangers:
+            if now < stranger.until:
+                break
+            stranger.late()
+        self._sweeping = len(self._strangers) > 0
+        if self._sweeping:
+            self.poller.call_later(_SWEEP, self._sweep)
+
+    def is_ready(self, stranger: _Stranger) -> None:
+        """It has said something, which is looked at when others have had their turn."""
+        self._ready.append(stranger)
+        if len(self._ready) == 1:
+            self.poller.call_later(0, self._serve)
+
+    def _serve(self) -> None:
+        for _ in range(min(_HANDSHAKES, len(self._ready))):
+            self._ready.popleft().go_on()
+        if self._ready:
+            self.poller.call_later(0, self._serve)
+
+    def gone(self, stranger: _Stranger) -> None:
+        """It is a stranger no more."""
+        self._strangers.remove(stranger)
+
+    def welcome(self, channel: Channel, where: str, certificate: bytes, name: str, steady: bool) -> None:
+        """A stranger has proved its key."""
+        link = TcpLink(self.poller, self, self.keys, where, self._on_message, self._on_close)
+        self._links.add(link)
+        link.come_up(channel, certificate, name, steady)
+        self.audit.connected(name, link.fingerprint, where)
+        try:
+            self._on_link(link)
+        except Exception:
+            log.exception("a handler of new links failed; this is a bug in monarch_kernel")
+        if self._closed:  # in the meantime, by another thread
+            link.close()
+
+    # -- links ----------------------------------------------------------------------------------------
+
+    def ended(self, link: TcpLink) -> None:
+        """One of its links has ended."""
+        self._links.discard(link)
+        self.audit.ended(link.name, link.fingerprint, link.where, link.ended)
+
+    def close(self) -> None:
+        """End all links, and accept no more."""
+        if self._closed:
+            return
+        self._closed = True
+        self._acceptor.close()
+        let_go(self._sock)
+        for stranger in self._strangers:
+            stranger.stop()
+        self._ready.clear()
+        for link in tuple(self._links):
+            link.close()
+
+    def abandon(self) -> None:
+        """In a fork of this process: leave all to the other one."""
+        self._closed = True
+        self._acceptor.abandon()
+
+
+class _Stranger:
+    """A connection whose other end has not proved a key yet.
+
+    It has no memory of TLS before it has said something.
+    """
+
+    __slots__ = ("_channel", "_left", "_listener", "_reader", "_sock", "host", "origin", "silent", "until", "where")
+
+    def __init__(self, listener: Listener, sock: socket.socket, host: str, where: str) -> None:
+        sock.setblocking(False)
+        hold(sock)
+        self._listener = listener
+        self._sock: socket.socket | None = sock
+        self._channel: Channel | None = None
+        self._reader: greeting.Reader | None = None
+        self._left = 0  # what it may still say, when it was refused
+        self.host = host
+        self.where = where
+        self.origin = origin(host)
+        self.silent = True
+        self.until = time.monotonic() + HANDSHAKE_TIME
+
+    def on_event(self, _events: int) -> None:
+        """It has said something, or hung up."""
+        self._listener.is_ready(self)
+
+    def has_spoken(self) -> bool:
+        """As in ``Guest``."""
+        if self.silent and self._sock is not None:
+            try:
+                self.silent = not self._sock.recv(1, socket.MSG_PEEK)
+            except OSError:
+                pass
+        return not self.silent
+
+    def go_on(self) -> None:
+        """Do what can be done with what it has said."""
+        try:
+            if self._left:
+                self._discard()
+            elif self._reader is not None:
+                self._read_greeting()
+            elif self._channel is not None:
+                self._shake_hands()
+            elif self._sock is not None:
+                self._begin()
+        except BlockingIOError:
+            pass
+        except greeting.NoGreeting:
+            self.refused(BROKEN)
+        except (greeting.Refused, EOFError):
+            self.refused(HUNG_UP)
+        except OSError as e:
+            self._explain(e)
+        descriptor = self._channel if self._channel is not None else self._sock
+        if descriptor is not None:
+            self._listener.poller.modify(descriptor.fileno(), _ONCE)
+
+    def _begin(self) -> None:
+        """It has spoken: is it TLS?"""
+        sock = self._sock
+        assert sock is not None
+        first = sock.recv(3, socket.MSG_PEEK)
+        if not first:
+            raise EOFError
+        self.silent = False
+        language = speaks(first)
+        if language != "TLS":
+            self.refused(OLDER if language == "ZeroMQ" else NO_TLS)
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        poller = self._listener.poller
+        poller.unregister(sock.fileno())
+        self._sock = None
+        self._channel = Channel(sock, self._listener.keys.server_context(), server=True)
+        poller.register(self._channel.fileno(), self.on_event, _ONCE)
+        self._shake_hands()
+
+    def _shake_hands(self) -> None:
+        channel, listener = self._channel, self._listener
+        assert channel is not None
+        if not channel.handshake():
+            return
+        name = listener.keys.name_of(channel.certificate())
+        if name is None:
+            channel.send(greeting.refuse("it is not allowed any more"))
+            self.refused(THEIR_KEY)
+            return
+        channel.send(greeting.accept(listener.steady))
+        self._reader = greeting.Reader()
+        self._read_greeting()
+
+    def _read_greeting(self) -> None:
+        channel, reader, listener = self._channel, self._reader, self._listener
+        assert channel is not None and reader is not None
+        if not reader.read(channel):
+            return
+        certificate = channel.certificate()
+        name = listener.keys.name_of(certificate)
+        if name is None:  # by now
+            self.refused(THEIR_KEY)
+            return
+        listener.poller.unregister(channel.fileno())
+        self._channel = None
+        listener.gone(self)
+        listener.welcome(channel, self.where, certificate, name, reader.steady)
+
+    # -- refusing -------------------------------------------------------------------------------------
+
+    def late(self) -> None:
+        """It has taken too long."""
+        if self._left:
+            self.stop()
+        elif self.silent:
+            self.refused(f"it said nothing for {HANDSHAKE_TIME:g} s")
+        else:
+            self.refused(f"it did not prove its key within {HANDSHAKE_TIME:g} s")
+
+    def _explain(self, error: OSError) -> None:
+        meaning = judge(error)
+        reasons = {
+            "their key": THEIR_KEY,
+            "no key": NO_KEY,
+            "our key": OUR_KEY,
+            "version": OTHER_TLS,
+            "hung up": HUNG_UP,
+        }
+        self.refused(reasons.get(meaning, BROKEN))
+
+    def refused(self, why: str) -> None:
+        """It is told so by TLS, where there is any, and has a moment to read that."""
+        if self._left:
+            self.stop()
+            return
+        self._listener.audit.refused(self.where, why)
+        self._left = _LEAVE_BYTES
+        self.until = time.monotonic() + _LEAVE_TIME
+        channel = self._channel
+        if channel is None or why in (HUNG_UP, CROWDED):
+            self.stop()
+            return
+        with contextlib.suppress(OSError):
+            channel.say_goodbye()
+
+    def _discard(self) -> None:
+        channel = self._channel
+        if channel is None or not channel.discard():
+            self.stop()
+            return
+        self._left -= 65536
+        if self._left <= 0:
+            self.stop()
+
+    def stop(self) -> None:
+        """Close the connection."""
+        poller = self._listener.poller
+        channel, sock = self._channel, self._sock
+        self._channel = self._sock = None
+        if channel is not None:
+            poller.unregister(channel.fileno())
+            channel.close()
+        elif sock is not None:
+            poller.unregister(sock.fileno())
+            let_go(sock)
+        self._listener.gone(self)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, address = (socket.AF_INET, ("0.0.0.0", port)) if host == "*" else resolve(host, port)[0]
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(address)
+        sock.listen(4096)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

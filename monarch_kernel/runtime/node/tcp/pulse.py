@@ -1,0 +1,193 @@
+"""How the end of a host, or of a process that stands still, is noticed: nothing comes from them any more.
+
+Each process sends a beat over each of its links four times in ``MONARCH_KERNEL_HEARTBEAT_TIMEOUT``, from a thread that
+does nothing else, so that neither a handler nor user code is in its way. What follows from silence depends:
+
+* **The other host acknowledges nothing** for that time, though something was sent: it is gone, or the network is.
+  The kernel tells (``TCP_INFO``), and says so of hosts, not of processes. (Its own timer, ``TCP_USER_TIMEOUT``, would
+  also end connections whose receiver only does not read, as one that computes does.)
+* **Nothing comes from a process that runs no user code** (a host agent) for that time: it stands still.
+* **Nothing comes from a controller**: that may be a call into C that holds the interpreter's lock, in which no thread
+  of it can send a beat, or Ctrl-Z; so it has ``MONARCH_KERNEL_SILENCE_TIMEOUT``. That is for proxies and tunnels,
+  behind which a kernel acknowledges in the name of a host that has gone.
+
+Judging is left to the thread that polls: it has read what came in the meantime, however long it was kept from that.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from monarch_kernel.runtime.node.poller import Poller
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.node.tcp.link import TcpLink
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_VARIABLE = "MONARCH_KERNEL_HEARTBEAT_TIMEOUT"
+#: How long a host may be silent until its connection is given up (seconds).
+HEARTBEAT_TIMEOUT = 3.0
+SILENCE_VARIABLE = "MONARCH_KERNEL_SILENCE_TIMEOUT"
+#: How long a process may be silent that runs user code, while its host answers (seconds).
+SILENCE_TIMEOUT = 600.0
+#: How often links are looked at, at least (seconds); revoked keys are noticed then.
+_LOOK = 0.5
+
+#: How long a kernel may leave such a question unanswered (seconds): it answers two in a second, at most.
+_PROBED = 2.0
+
+#: What is used of ``struct tcp_info``: probes of a closed window without an answer; packets that are not acknowledged;
+#: how long ago something was sent last, and the last acknowledgement came (milliseconds).
+_INFO = struct.Struct("=3xB20xI16xI8xI")
+
+
+def heartbeat_timeout() -> float:
+    """How long a host may be silent, in seconds.
+
+    Raises:
+        ValueError: the environment says something else than a time.
+    """
+    return _time(HEARTBEAT_VARIABLE, HEARTBEAT_TIMEOUT, 3600)
+
+
+def silence_timeout() -> float:
+    """How long a process that runs user code may be silent while its host answers, in seconds.
+
+    Raises:
+        ValueError: the environment says something else than a time.
+    """
+    return max(heartbeat_timeout(), _time(SILENCE_VARIABLE, SILENCE_TIMEOUT, 1e6))
+
+
+def _time(variable: str, default: float, most: float) -> float:
+    text = os.environ.get(variable, "")
+    try:
+        seconds = float(text) if text else default
+    except ValueError:
+        seconds = math.nan
+    if not 0.1 <= seconds <= most:
+        raise ValueError(f"{variable} is {text!r}: it must be a number of seconds from 0.1 to {most:g}")
+    return seconds
+
+
+class Vitals:
+    """What is known of the other end of one link."""
+
+    __slots__ = ("_heard_at", "_limit", "_suspected", "_timeout", "heard")
+
+    def __init__(self, steady: bool) -> None:
+        self._timeout = heartbeat_timeout()
+        self._limit = self._timeout if steady else silence_timeout()
+        self._heard_at = time.monotonic()
+        self._suspected = False
+        #: Set whenever something has come.
+        self.heard = False
+
+    def is_silent(self) -> bool:
+        """Whether nothing has come for too long."""
+        now = time.monotonic()
+        if self.heard:
+            self.heard = False
+            self._heard_at = now
+        return now - self._heard_at >= self._limit
+
+    def is_unreachable(self, info: bytes) -> bool:
+        """Whether the other host acknowledges nothing any more, as the kernel sees it."""
+        if len(info) < _INFO.size:
+            return False
+        probes, unacknowledged, sent, acknowledged = _INFO.unpack_from(info)
+        # A receiver that does not read is asked again and again by its sender's kernel, less and less often, and
+        # answers: only what was not answered counts, and not if it was sent just now.
+        asked = unacknowledged > 0 and acknowledged > sent and acknowledged >= self._timeout * 1000
+        asked = asked or (probes > 0 and acknowledged >= max(self._timeout, _PROBED) * 1000)
+        suspected, self._suspected = self._suspected, asked
+        return suspected and asked
+
+
+class Pulse:
+    """The beats of all links of a poller, and the judgement on their other ends."""
+
+    def __init__(self, poller: Poller) -> None:
+        self._poller = poller
+        self._interval = heartbeat_timeout() / 4
+        self._links: set[TcpLink] = set()
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def join(self, link: TcpLink) -> None:
+        """A link is up."""
+        with self._lock:
+            self._links.add(link)
+            if self._thread is None:
+                self._ended = ended = threading.Event()
+                self._thread = threading.Thread(target=self._beat, args=(ended,), name="monarch-pulse", daemon=True)
+                self._thread.start()
+                self._poller.call_later(self._look_interval, lambda: self._look(ended))
+
+    def leave(self, link: TcpLink) -> None:
+        """A link has ended."""
+        with self._lock:
+            self._links.discard(link)
+            if not self._links and self._thread is not None:
+                self._ended.set()
+                self._thread = None
+
+    @property
+    def _look_interval(self) -> float:
+        return min(self._interval, _LOOK)
+
+    def _beat(self, ended: threading.Event) -> None:
+        while not ended.wait(self._interval):
+            with self._lock:
+                links = tuple(self._links)
+            for link in links:
+                try:
+                    link.beat()
+                except Exception:  # as the interpreter ends
+                    log.debug("a beat could not be sent", exc_info=True)
+
+    def _look(self, ended: threading.Event) -> None:
+        if ended.is_set():
+            return
+        self._poller.call_later(self._look_interval, lambda: self._look(ended))
+        with self._lock:
+            links = tuple(self._links)
+        for keys in {link.keys for link in links}:
+            keys.refresh()
+        for link in links:
+            if link.closed:  # before it was here
+                self.leave(link)
+            else:
+                link.look()
+
+
+class _Registry:
+    def __init__(self) -> None:
+        self.pulses: dict[Poller, Pulse] = {}
+        self.lock = threading.Lock()
+
+    def forget(self, poller: Poller) -> None:
+        with self.lock:
+            self.pulses.pop(poller, None)
+
+
+_registry = _Registry()
+os.register_at_fork(after_in_child=_registry.__init__)
+
+
+def pulse_of(poller: Poller) -> Pulse:
+    """The pulse of a poller's links."""
+    with _registry.lock:
+        pulse = _registry.pulses.get(poller)
+        if pulse is None:
+            pulse = _registry.pulses[poller] = Pulse(poller)
+            poller.at_close.append(lambda: _registry.forget(poller))
+        return pulse

@@ -1,0 +1,91 @@
+"""Who has connected and has not proved a key yet: how many of them there are, and who makes room for the next.
+
+Everybody is let in, as one that is turned away at the door could be a controller. So whoever was silent for longest
+makes room: one that has a key speaks at once. Of one address there are at most half of all, so that one stranger does
+not push out those of other addresses, however fast it connects.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+#: At most so many, and a quarter of the descriptors that this process may have.
+MOST = 1024
+_LEAST = 32
+
+
+def room() -> int:
+    """How many strangers there may be in this process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(_LEAST, MOST if soft == resource.RLIM_INFINITY else min(MOST, soft // 4))
+
+
+class Guest(Protocol):
+    """One connection."""
+
+    origin: str  # what connections are counted by
+    silent: bool  # whether it has said nothing at all
+
+    def has_spoken(self) -> bool:
+        """Look whether it has said something by now that was not read yet."""
+        ...
+
+
+G = TypeVar("G", bound=Guest)
+
+
+class Strangers(Generic[G]):
+    """Those that are there, the oldest first.
+
+    Args:
+        most: of all.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.most_of_one = max(1, most // 2)
+        self._there: dict[G, None] = {}
+        self._counts: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._there)
+
+    def __iter__(self) -> Iterator[G]:
+        return iter(tuple(self._there))
+
+    def add(self, guest: G) -> G | None:
+        """One more. Gives the one that has to go for it."""
+        goes = None
+        if self._counts.get(guest.origin, 0) >= self.most_of_one:
+            goes = self._oldest(guest.origin)
+        elif len(self._there) >= self.most:
+            goes = self._oldest("")
+        self._there[guest] = None
+        self._counts[guest.origin] = self._counts.get(guest.origin, 0) + 1
+        return goes
+
+    def remove(self, guest: G) -> None:
+        """It has gone, or is a stranger no more."""
+        if guest in self._there:
+            del self._there[guest]
+            self._counts[guest.origin] -= 1
+            if not self._counts[guest.origin]:
+                del self._counts[guest.origin]
+
+    def oldest(self) -> G | None:
+        """Who goes when there is no room for another reason."""
+        return self._oldest("") if self._there else None
+
+    def _oldest(self, origin: str) -> G:
+        """The oldest silent one (of an origin), or the oldest."""
+        first = None
+        for guest in self._there:
+            if origin and guest.origin != origin:
+                continue
+            first = first or guest
+            if guest.silent and not guest.has_spoken():
+                return guest
+        assert first is not None
+        return first
