@@ -3,6 +3,7 @@
 This module holds names only; ``monarch_kernel.runtime.spmd`` has the code.
 """
 
+from monarch_kernel.runtime.actor.collectives import are_broken, in_process_group, release
 from monarch_kernel.runtime.spmd.groups import (
     Group,
     ProcessGroups,
@@ -10,6 +11,7 @@ from monarch_kernel.runtime.spmd.groups import (
     setup_torch_elastic_env_async,
 )
 from monarch_kernel.runtime.spmd.member import Meeting, join, leave, own_address, reserve, set_environment
+from monarch_kernel.runtime.spmd.rendezvous import count_meetings, meetings, tidy_up
 from monarch_kernel.runtime.spmd.state import Stateful, share_state
 
 __all__ = [
@@ -17,12 +19,18 @@ __all__ = [
     "Meeting",
     "ProcessGroups",
     "Stateful",
+    "are_broken",
+    "count_meetings",
+    "in_process_group",
     "join",
     "leave",
+    "meetings",
     "own_address",
+    "release",
     "reserve",
     "set_environment",
     "setup_torch_elastic_env",
     "setup_torch_elastic_env_async",
     "share_state",
+    "tidy_up",
 ]

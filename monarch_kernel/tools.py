@@ -11,6 +11,7 @@ this user that run on this machine, and ``ask_console`` connects to the debugger
 from monarch_kernel.protocol.messages import StackRead
 from monarch_kernel.protocol.private import read_own_file, remove_socket, write_own_file
 from monarch_kernel.runtime.actor.activity import Running, endpoints_here, stacks_from_outside
+from monarch_kernel.runtime.actor.collectives import WAITING, called_method, failed_by_peer, said_first
 from monarch_kernel.runtime.actor.door import Controller, ask_console, call_in_wait, controllers
 from monarch_kernel.runtime.actor.inspecting import (
     Whole,
@@ -28,6 +29,7 @@ from monarch_kernel.runtime.actor.postmortem import Failure
 from monarch_kernel.runtime.node.link import is_ours, peer_of
 
 __all__ = [
+    "WAITING",
     "Awaited",
     "Controller",
     "Failure",
@@ -38,8 +40,10 @@ __all__ = [
     "ask_console",
     "awaited_by",
     "call_in_wait",
+    "called_method",
     "controllers",
     "endpoints_here",
+    "failed_by_peer",
     "failures",
     "home",
     "hosts_of",
@@ -51,6 +55,7 @@ __all__ = [
     "read_own_file",
     "remove_socket",
     "running_here",
+    "said_first",
     "stacks_from_outside",
     "whole_of",
     "write_own_file",

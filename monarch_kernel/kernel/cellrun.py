@@ -23,7 +23,7 @@ from monarch_kernel.kernel.progress import Place, Progress
 from monarch_kernel.kernel.router import CellOutput, OutputRouter
 from monarch_kernel.kernel.session import ManagedMesh, Part, monitor_parts_of, parts_of, proc_parts_of
 from monarch_kernel.kernel.tracebacks import Failed, FileLabel, MeshCellError, cell_error
-from monarch_kernel.meshes import format_ranks, kept_host_of
+from monarch_kernel.meshes import kept_host_of
 
 #: How often a wait looks up to show progress (seconds).
 TICK = 0.1
@@ -31,8 +31,7 @@ TICK = 0.1
 OUTPUT_GRACE = 5.0
 #: The same for a rank that died.
 DEATH_GRACE = 0.25
-#: How many times in a row ranks must be seen waiting for a rank that has failed before they are let go; they
-#: are asked once a second.
+#: How many times in a row ranks must be seen waiting before somebody asks for whom; they are asked once a second.
 STUCK = 3
 
 
@@ -111,8 +110,8 @@ class CellRun:
         self._hang = HangWatch(lambda: hang(managed.procs), self._started)
         self._sample: deque[Any] = deque()
         self._stuck: dict[int, int] = {}
-        self._released: tuple[int, ...] = ()
-        self._left: set[int] = set()
+        self._broken = False
+        self._meetings: set[int] = set()
         self._pending: deque[tuple[Part, Any]] = deque()
         self._note_text = ""
         self._held = HeldInterrupts()
@@ -189,6 +188,8 @@ class CellRun:
     def _settle(self, part: Part, slot: Any, error: BaseException | None) -> None:
         if error is None:
             reply: Reply = slot.get()
+            self._broken |= reply.broken
+            self._meetings.add(reply.meetings)
             if reply.fault is None:
                 self.replies[reply.rank] = reply
                 self._progress.done(reply.rank)
@@ -209,8 +210,12 @@ class CellRun:
             raise error
 
     def _fail(self, failed: Failed) -> None:
+        first = not self.failures
         self.failures[failed.rank] = failed
-        self._progress.fail(failed.rank, failed.line)
+        self._progress.fail(failed.rank, "released" if failed.of_peer and not first else failed.line)
+        if first:  # nobody will ever join the others in a collective
+            for part in monitor_parts_of(self.managed, sorted(self._progress.waiting)):
+                part.mesh.release_cell.stream(self.cell.id, (failed.rank,))
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -218,8 +223,6 @@ class CellRun:
             self._note(self._sample.popleft())
         if self._progress.is_due(now):
             self._sample = deque(self.managed.monitor.where.stream())
-        if self._progress.waiting and (self._released or self._sample):
-            self._release()
         self._progress.silent = self.managed.procs.unresponsive()
         line = self._progress.line(now)
         if line and self.interrupted:
@@ -245,43 +248,26 @@ class CellRun:
             self._progress.at({told.rank: Place(name, told.line, told.function)})
             self._stuck[told.rank] = self._stuck.get(told.rank, 0) + 1 if told.waits else 0
 
-    def _release(self) -> None:
-        """Let ranks go that wait in a collective for ranks that have failed: nobody will ever join them there."""
-        waiting = self._progress.waiting
-        idle = [rank for rank, failed in sorted(self.failures.items()) if failed.fault is not None]
-        need = 1 if self.interrupted else STUCK
-        if not self._released:
-            if not idle or not all(self._stuck.get(rank, 0) >= need for rank in waiting):
-                return
-            self._released = tuple(sorted(waiting))
-        # Those who are let go may be what others wait for: they leave, too, as soon as they have failed.
-        leaving = [rank for rank in idle if rank not in self._left]
-        self._left.update(leaving)
-        for part in parts_of(self.managed, leaving):
-            part.mesh.leave_group.stream()
-
     def _rejoin(self) -> str:
-        """After `_release`: make a new process group where there was one of ours. What to say about it."""
+        """After a process group was broken: make a new one where there was one of ours. What to say about it."""
         managed = self.managed
-        others = format_ranks(set(self.failures) - set(self._released), limit=6)
-        said = (
-            f"Ranks {format_ranks(self._released, limit=6)} waited in torch.distributed for {others}, "
-            "which had failed; the process group was ended to let them go"
-        )
-        if managed.options is None or not managed.options.dist:
-            return f"{said}. Call init_process_group() again."
         try:
-            managed.join()
+            managed.rejoin()
         except (ActorError, SupervisionError, TimeoutError):
-            return f"{said} and could not be made again; %mesh heal {managed.name} makes it again."
-        return f"{said}. There is a new one; models wrapped in DistributedDataParallel must be wrapped again."
+            return f"The process group was ended and could not be made again; %mesh heal {managed.name} makes it again."
+        if managed.options is None or not managed.options.dist:
+            return "The process group was ended: call init_process_group() again, and wrap models in it again."
+        return (
+            "The process group was ended, and there is a new one; models wrapped in DistributedDataParallel or "
+            "fully_shard must be wrapped again."
+        )
 
     def _remark(self) -> str:
         if not self.managed.is_alive:  # stopped meanwhile, on purpose
             return ""
         if any(failed.fault is None for failed in self.failures.values()):
             return f"%mesh heal {self.managed.name} puts fresh ones in their places."
-        return self._rejoin() if self._released else ""
+        return self._rejoin() if self._broken or (self.failures and len(self._meetings) > 1) else ""
 
     def _drain(self) -> None:
         """Wait for the output that ranks wrote before they answered."""

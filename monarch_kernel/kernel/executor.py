@@ -11,11 +11,13 @@ import sysconfig
 import threading
 import time
 import types
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import cloudpickle
+import msgspec
 
 from monarch_kernel.actor import Actor, context, endpoint
 from monarch_kernel.errors import Fault, capture
@@ -28,11 +30,11 @@ from monarch_kernel.kernel.rank_env import (
     choose_rendezvous,
     cpu_ticks,
     end_process_group,
-    in_process_group,
     set_up,
 )
 from monarch_kernel.kernel.value_size import shortened, size_at_least, text_at_least
-from monarch_kernel.tools import keep_failure
+from monarch_kernel.spmd import are_broken, in_process_group, meetings, release, tidy_up
+from monarch_kernel.tools import failed_by_peer, keep_failure
 
 #: A cell's value is sent to the notebook if its pickle is not larger than this (bytes).
 VALUE_LIMIT = 16_000_000
@@ -65,6 +67,8 @@ class Reply:
         shown: the value as text, where it was not sent.
         fault: the exception that ended the cell.
         seconds: how long it took.
+        broken: the process group that it is in cannot be used any more.
+        meetings: how many process groups it has joined; ranks with different numbers would not meet.
     """
 
     rank: int
@@ -74,6 +78,8 @@ class Reply:
     shown: str
     fault: Fault | None
     seconds: float
+    broken: bool = False
+    meetings: int = 0
 
 
 class _Activity:
@@ -82,6 +88,7 @@ class _Activity:
     cell: str = ""
     stopped: ClassVar[set[str]] = set()
     shell: ClassVar[LazyShell | None] = None
+    ended: ClassVar[deque[str]] = deque(maxlen=256)
 
 
 class CellExecutor(Actor):
@@ -138,6 +145,7 @@ class CellExecutor(Actor):
         except BaseException as error:  # an interrupt that hit this code, around the user's
             reply = self._reply(started, fault=_fault_of(error))
         _Activity.cell = ""
+        _Activity.ended.append(cell.id)
         _Activity.stopped.discard(cell.id)
         self._me.background = self._runner.loop.existing
         _surely(rank_output.end_cell, cell.id)
@@ -160,6 +168,7 @@ class CellExecutor(Actor):
             fault = fault or _fault_of(error)
         # Its frames hold on to the user's objects, and to us: what they refer to must go when the user lets go.
         outcome.error = None
+        tidy_up()
         if fault is not None:
             return self._reply(started, fault=fault)
         if not outcome.has_value:
@@ -178,7 +187,8 @@ class CellExecutor(Actor):
         shown: str = "",
         fault: Fault | None = None,
     ) -> Reply:
-        return Reply(self._rank, value, has_value, unsent, shown, fault, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return Reply(self._rank, value, has_value, unsent, shown, fault, seconds, are_broken(), meetings())
 
     def _show(self, value: Any) -> None:
         if text_at_least(value, TEXT_LIMIT) > TEXT_LIMIT:
@@ -238,6 +248,18 @@ class Monitor(Actor):
         _Activity.stopped.add(cell)
         if _Activity.cell == cell:
             os.kill(os.getpid(), signal.SIGINT)
+        self._release(cell, ())  # no signal ends a wait in a collective
+
+    @endpoint
+    def release_cell(self, cell: str, failed: tuple[int, ...]) -> None:
+        """Other ranks have failed in that cell: end this one's waits for them, until the cell has ended here."""
+        self._release(cell, failed)
+
+    def _release(self, cell: str, failed: tuple[int, ...]) -> None:
+        def thread() -> int:
+            return self._main if _Activity.cell == cell else 0
+
+        release(cell, thread, lambda: cell not in _Activity.ended, frozenset(failed))
 
     @endpoint
     def drop_cell(self, cell: str) -> None:
@@ -274,7 +296,8 @@ def _is_foreign(file: str) -> bool:
 def _fault_of(error: BaseException) -> Fault:
     # Where an interrupt hits, it is the line of the user that counts, not what waits below it.
     waits = WAITING if isinstance(error, KeyboardInterrupt) else ()
-    return capture(error, (_HERE, *_ipython(), *waits))
+    fault = capture(error, (_HERE, *_ipython(), *waits))
+    return msgspec.structs.replace(fault, of_peer=True) if failed_by_peer(error) else fault
 
 
 def _ipython() -> tuple[str, ...]:

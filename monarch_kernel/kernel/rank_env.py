@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_kernel.spmd import Meeting, join, leave, reserve, set_environment
+from monarch_kernel.spmd import Meeting, are_broken, count_meetings, join, leave, reserve, set_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,15 @@ def set_up(meet: Rendezvous, rank: int, threads: int) -> bool:
         Whether a process group was made here.
     """
     set_environment(meet.meeting, rank)
+    count_meetings(meet.meeting)
     set_by_user = "OMP_NUM_THREADS" in os.environ
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     torch: Any = sys.modules.get("torch")
     if torch is not None and not set_by_user:
         torch.set_num_threads(threads)  # imported before the variable was set
     if not meet.backend:
+        if are_broken():  # one that the user has made, and that cannot be used any more
+            leave()
         return False
     if meet.backend == "nccl":
         _choose_gpu(rank % meet.meeting.local_size)
@@ -61,12 +64,6 @@ def _choose_gpu(local_rank: int) -> None:
     if not torch.cuda.is_available():
         raise RuntimeError("--dist nccl needs a GPU, and torch finds none; use --dist gloo")
     torch.cuda.set_device(local_rank % torch.cuda.device_count())
-
-
-def in_process_group() -> bool:
-    """Whether this process is in a process group."""
-    distributed: Any = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def end_process_group() -> None:

@@ -97,11 +97,32 @@ class RankShell(InteractiveShell):
         """`exit()` in a cell."""
         raise UsageError("a rank is ended from the notebook: %mesh down, or %mesh restart for a fresh one")
 
+    _magics = 0  # how many run now, one inside the other
+
+    def run_line_magic(self, magic_name: str, line: str, _stack_depth: int = 1) -> Any:
+        """What a magic runs and would only print the error of (`%run`, `%time`) fails the cell."""
+        self._magics += 1
+        try:
+            return super().run_line_magic(magic_name, line, _stack_depth + 1)
+        finally:
+            self._magics -= 1
+
     def run_cell_magic(self, magic_name: str, line: str, cell: str) -> Any:
-        """Refuses the one cell magic that would call itself."""
+        """See `run_line_magic`; refuses the one cell magic that would call itself."""
         if magic_name == "mesh":
             raise UsageError("%%mesh stands in the first line of a cell, once")
-        return super().run_cell_magic(magic_name, line, cell)
+        self._magics += 1
+        try:
+            return super().run_cell_magic(magic_name, line, cell)
+        finally:
+            self._magics -= 1
+
+    def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Raise what a magic has caught, instead of only showing it: other ranks may wait for this one."""
+        value = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
+        if self._magics and value is not None:
+            raise value
+        super().showtraceback(exc_tuple, *args, **kwargs)
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
         print("\n".join(stb), file=sys.stderr)

@@ -100,6 +100,11 @@ class ManagedMesh:
         threads = max(1, (os.cpu_count() or 1) // local_size)
         self.executor.set_up.call(meet, threads).get(UP_TIMEOUT)
 
+    def rejoin(self) -> None:
+        """Have all ranks leave the process group that they are in, whoever made it, and meet anew."""
+        self.executor.leave_group.call().get(UP_TIMEOUT)
+        self.join()
+
     def describe(self) -> str:
         """Its size and shape in a few words: `4 ranks (gpus=4)`."""
         count = self.extent.nelements
@@ -460,7 +465,7 @@ class MeshSession:
             for part in _parts(mesh, mesh.flatten("ranks"), mesh.extent, ranks):
                 done.append(part.mesh.heal().get(UP_TIMEOUT))
             if managed is not None and any(done):
-                managed.join()
+                managed.rejoin()
         except HealError as error:
             raise UsageError(f"%mesh heal: {error}") from None
         except MeshFailure as error:

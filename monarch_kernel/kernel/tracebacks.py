@@ -33,6 +33,11 @@ class Failed:
     death: str = ""
 
     @property
+    def of_peer(self) -> bool:
+        """Whether it failed only because another rank had: it waited for that one in a collective."""
+        return self.fault is not None and bool(self.fault.of_peer)
+
+    @property
     def line(self) -> str:
         """What went wrong, in one line."""
         return _last_line(self.fault) if self.fault is not None else self.death
@@ -44,6 +49,7 @@ class MeshCellError(Exception):
     Attributes:
         mesh: the name of the mesh.
         failures: the ranks that failed.
+        released: those that only waited for them in `torch.distributed`, until their wait was ended.
         values: the values of the ranks that did not, by rank.
     """
 
@@ -60,7 +66,7 @@ class MeshCellError(Exception):
         self.mesh = mesh
         self.extent = extent
         self.ran_on = tuple(ran_on)
-        self.failures = list(failures)
+        self.failures, self.released = _own_and_released(failures)
         self.values = values
         self._file_label = file_label or (lambda _file: None)
         self._note = note
@@ -78,6 +84,22 @@ class MeshCellError(Exception):
     def _headline(self) -> str:
         return headline(self.mesh, self.extent, self.ran_on, [failure.rank for failure in self.failures])
 
+    def _waited(self) -> str:
+        """Which ranks waited for those that failed, and where."""
+        ranks, one = _counted(self.released), len(self.released) == 1
+        places = dict.fromkeys(self._place(failure.fault) for failure in self.released)
+        where = f" at {', '.join(list(places)[:3])}" if places else ""
+        return (
+            f"{ranks[:1].upper()}{ranks[1:]} waited in torch.distributed{where} for {_counted(self.failures)}, and "
+            f"{'was' if one else 'were'} released."
+        )
+
+    def _place(self, fault: Any) -> str:
+        frames = [frame for frame in fault.shown_frames if not any(part in frame.file for part in _INSTALLED)]
+        frame = (frames or fault.shown_frames)[-1]
+        cell = self._file_label(frame.file)
+        return f"{cell}, line {frame.line}" if cell else f"{frame.file}:{frame.line}"
+
     def _render_traceback_(self) -> list[str]:
         lines = [f"{_RED}{_BOLD}{self._headline()}{_OFF}"]
         groups = _grouped(self.failures)
@@ -88,6 +110,8 @@ class MeshCellError(Exception):
             lines += ["", *(f"{_label([failure])} {failure.line}" for failure in left[:20])]
             if len(left) > 20:
                 lines.append(f"… and {len(left) - 20} more ranks; the exception's .failures has all")
+        if self.released:
+            lines += ["", self._waited()]
         if self._note:
             lines += ["", self._note]
         return lines if self.colours else [strip_ansi(line) for line in lines]
@@ -112,7 +136,8 @@ class CellSyntaxError(Exception):
 def cell_error(failures: Sequence[Failed], interrupted: bool, *args: Any, **kwargs: Any) -> MeshCellError:
     """The error for these failures: an interrupt if they all are nothing else."""
     stopped = interrupted and all(
-        failure.fault is not None and failure.fault.qualname == "KeyboardInterrupt" for failure in failures
+        failure.of_peer or (failure.fault is not None and failure.fault.qualname == "KeyboardInterrupt")
+        for failure in failures
     )
     kind = MeshCellInterrupt if stopped else MeshCellError
     mesh, extent, ran_on, values = args
@@ -221,6 +246,17 @@ def _places(group: Sequence[Failed]) -> str:
 
 def _last_line(fault: Any) -> str:
     return str(fault.summary).split("\n")[0]
+
+
+def _own_and_released(failures: Iterable[Failed]) -> tuple[list[Failed], list[Failed]]:
+    """Ranks that failed for reasons of their own, and those that did as others had; if none has one, all are own."""
+    everyone = list(failures)
+    own = [failure for failure in everyone if not failure.of_peer]
+    return (own, [failure for failure in everyone if failure.of_peer]) if own else (everyone, [])
+
+
+def _counted(failures: Sequence[Failed]) -> str:
+    return f"rank{'s' * (len(failures) != 1)} {format_ranks([failure.rank for failure in failures], limit=6)}"
 
 
 def _grouped(failures: Iterable[Failed]) -> list[list[Failed]]:

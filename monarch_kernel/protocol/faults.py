@@ -91,6 +91,8 @@ class Fault(msgspec.Struct, array_like=True, frozen=True):
     members: list[Fault] = []
     #: Made for `rebuild`; None where the exception cannot be pickled.
     pickled: bytes | None = None
+    #: It failed only because another rank had: its wait for that one was ended.
+    of_peer: bool = False
 
     @property
     def type_name(self) -> str:

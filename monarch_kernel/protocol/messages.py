@@ -165,6 +165,13 @@ class Forget(msgspec.Struct, array_like=True, tag=21):
     number: int
 
 
+class PeersFailed(msgspec.Struct, array_like=True, tag=24):
+    """To ranks that have not answered a call yet: these others have failed, so a collective with them never ends."""
+
+    asked: tuple[str, str, str]  # the actor, the endpoint and the sender, as in the Call
+    ranks: list[int]  # those that have failed
+
+
 class PortGiven(msgspec.Struct, array_like=True, tag=22):
     """To a port's receiver, ahead of the message that carries the port: who gets it."""
 
@@ -528,6 +535,7 @@ Message = (
     | SetLogLevel
     | Release
     | Forget
+    | PeersFailed
     | PortGiven
     | PortLeft
     | SpawnProcs

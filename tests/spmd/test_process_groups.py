@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +32,8 @@ class Sum(Actor):
 
     def __init__(self) -> None:
         self.steps = 0
+        point = public.current_rank()
+        self.rank, self.world_size = point.rank, point.extent.nelements
 
     @endpoint
     def join(self, group: Group) -> int:
@@ -43,6 +47,25 @@ class Sum(Actor):
         total = torch.ones(10_000)
         torch.distributed.all_reduce(total)
         return total[0].item()
+
+    @endpoint
+    def add_unless(self, failing: int) -> float:
+        if torch.distributed.get_rank() == failing:
+            raise ValueError("not I")
+        total = torch.ones(10_000)
+        torch.distributed.all_reduce(total)
+        return total[0].item()
+
+    @endpoint
+    def check(self) -> None:
+        raise KeyError("nobody waits for this")
+
+    @endpoint
+    def join_alone(self, address: str) -> int:
+        """As a user's own program does."""
+        rank = self.rank
+        torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=self.world_size)
+        return rank
 
     @endpoint
     def environment(self) -> dict[str, str]:
@@ -96,6 +119,29 @@ def all_stuck(mesh: ActorMesh[Any], without: int) -> list[Any]:
     for _ in calls:
         receiver.recv().get(20)
     return calls
+
+
+# -- ranks that raise -------------------------------------------------------------------------------
+
+
+def test_an_endpoint_that_raises_releases_those_that_wait_for_it(tmp_path: Path) -> None:
+    mesh = procs(4).spawn("sum", Sum)
+    mesh.join_alone.call(f"file://{tmp_path}/meeting").get(60)
+    # One that fails while nobody waits, in the middle of another call or alone, breaks nothing.
+    with pytest.raises(ActorError):
+        mesh.check.call().get(20)
+    assert set(mesh.add.call().get(20).values()) == {4.0}
+    with pytest.raises(ActorError) as raised:
+        mesh.add_unless.call(2).get(20)
+    error = raised.value
+    assert isinstance(error, ValueError)
+    assert ([one.rank for one in error.failures], [one.rank for one in error.released]) == ([2], [0, 1, 3])
+    assert error.unanswered == []
+    assert "failed on rank 2 of 4" in str(error)
+    assert "Ranks 0-1,3 waited in torch.distributed for rank 2, and were released" in str(error)
+    assert "by peer" not in str(error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert ([one.rank for one in copy.failures], [one.rank for one in copy.released]) == ([2], [0, 1, 3])
 
 
 # -- groups -----------------------------------------------------------------------------------------

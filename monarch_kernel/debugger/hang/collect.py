@@ -5,15 +5,13 @@ Only threads count that run endpoints or cells, and others that are in `torch.di
 
 from __future__ import annotations
 
-import dis
 import os
-import re
 import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from monarch_kernel.debugger.hang.evidence import (
@@ -31,13 +29,17 @@ from monarch_kernel.debugger.hang.evidence import (
 from monarch_kernel.debugger.hang.flight import C10D, SECOND, public_name, record
 from monarch_kernel.debugger.places import Place, is_user, is_user_frame, kind_of, place_of
 from monarch_kernel.debugger.rank import existing_engine, rank_of
-from monarch_kernel.tools import awaited_by, endpoints_here, failures, proc_here
-
-#: How a message says that another rank is gone, or has not come.
-_OF_PEER = re.compile(
-    r"closed by peer|reset by peer|broken pipe|read error|write error|timed? ?out|remote process|aborted|socketstart",
-    re.IGNORECASE,
+from monarch_kernel.tools import (
+    WAITING,
+    awaited_by,
+    called_method,
+    endpoints_here,
+    failed_by_peer,
+    failures,
+    proc_here,
+    said_first,
 )
+
 _TORCH = f"{os.sep}torch{os.sep}"
 _LOADER = f"{_TORCH}utils{os.sep}data{os.sep}"
 _FUNCTIONAL = "_functional_collectives.py"
@@ -49,8 +51,6 @@ _MAKING = {
     "new_group",
     "init_process_group",
 }
-#: What waits for work that was started before: methods of `Work`, of futures, and what brings results of a GPU here.
-_WAITING = {"wait", "result", "synchronize", "item", "tolist", "cpu", "numpy", "value"}
 
 
 def collect(depth: int = 128) -> Evidence:
@@ -196,16 +196,14 @@ def _failure(history: dict[str, tuple[Call, ...]]) -> Failed | None:
         for frame in traceback.extract_tb(error.__traceback__, limit=-64)
     ]
     users = [frame for frame in frames if is_user(frame.file)]
-    # What torch puts before a message, a line of its own source, and what follows the first sentence, say little.
-    message = re.sub(r"^\[/[^\]]*\] ", "", str(error).strip().split("\n", 1)[0]).partition(". This is typically")[0]
+    message = said_first(error)
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    of_torch = any(_TORCH in frame.file for frame in frames) or type(error).__module__.startswith("torch")
     return Failed(
         text if len(text) <= 200 else f"{text[:199]}…",
         users[-1] if users else None,
         last.cell,
         last.when,
-        of_torch and _OF_PEER.search(message) is not None,
+        failed_by_peer(error),
         users[0].file if users else "",
     )
 
@@ -298,7 +296,7 @@ class _Reader:
         file = innermost.f_code.co_filename
         called = called_method(innermost)
         in_torch = _TORCH in file
-        if self._pending and (in_torch or called in _WAITING):
+        if self._pending and (in_torch or called in WAITING):
             return Wait(self._pending[0], place=place)
         if called == "wait" and is_user(file) and self._work_of(innermost):
             return Wait(Call("", 0, "p2p", "wait", place=place), "work", place=place)
@@ -371,31 +369,3 @@ def _shapes(values: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
         if value is not None and all(hasattr(each, "shape") for each in many):
             return tuple(tuple(int(size) for size in each.shape) for each in many)
     return ()
-
-
-def called_method(frame: FrameType) -> str:
-    """The name of the method that a frame is calling at this moment; "" if it is no method, or nothing is called."""
-    call = _instructions(frame.f_code).get(frame.f_lasti)
-    return call or ""
-
-
-_methods: dict[CodeType, dict[int, str]] = {}
-
-
-def _instructions(code: CodeType) -> dict[int, str]:
-    """For each call in this code, by its offset, the name of the method that is called."""
-    known = _methods.get(code)
-    if known is None:
-        known = {}
-        loaded: dict[tuple[int | None, int | None], str] = {}
-        for each in dis.get_instructions(code):
-            at = each.positions
-            start = (at.lineno, at.col_offset) if at is not None else (None, None)
-            if each.opname in ("LOAD_METHOD", "LOAD_ATTR"):
-                loaded[start] = str(each.argval)
-            elif each.opname.startswith("CALL") and start in loaded:
-                known[each.offset] = loaded[start]
-        if len(_methods) > 256:
-            _methods.clear()
-        _methods[code] = known
-    return known

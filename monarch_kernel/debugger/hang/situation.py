@@ -56,7 +56,7 @@ class Situation:
         self.meetings = self._meet()
 
     def _guess_unknown(self) -> None:
-        """Ranks that never answered have no rank in torch.distributed; those of the others tell which it is."""
+        """Ranks that never answered, or have left it, have no rank in torch.distributed; the others' tell which."""
         by_world: dict[str, set[int]] = {}
         for (world, at), rank in self.known.items():
             by_world.setdefault(world, set()).add(rank - at)
@@ -67,7 +67,7 @@ class Situation:
             return
         offset = offsets.pop()
         for rank, each in self.evidence.items():
-            if each.dist_rank < 0 and not each.answered:
+            if each.dist_rank < 0:
                 self.known.setdefault((world, rank - offset), rank)
 
     # -- who waits for whom ------------------------------------------------------------------------

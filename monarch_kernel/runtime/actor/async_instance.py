@@ -138,6 +138,7 @@ class AsyncActorInstance(ActorInstance):
             if not endpoint.concurrent:
                 self.running = message.endpoint
                 self.running_for = message.cell
+                self.answering = message
             self._interruptible = True
             try:
                 result = function(*args, **kwargs)
@@ -146,7 +147,7 @@ class AsyncActorInstance(ActorInstance):
             finally:
                 self._interruptible = False
                 if not endpoint.concurrent:
-                    self.running = None
+                    self.running = self.answering = None
             del args, kwargs
             if endpoint.explicit_port or not message.call:
                 return None

@@ -11,11 +11,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from monarch_kernel.protocol.casting import GONE
 from monarch_kernel.protocol.faults import Fault, capture, decode_fault, encode_fault
-from monarch_kernel.protocol.messages import DEAD, OK, Death, ProcRef, Reply, decode_death, encode_death
+from monarch_kernel.protocol.messages import DEAD, OK, Death, PeersFailed, ProcRef, Reply, decode_death, encode_death
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
+from monarch_kernel.runtime.actor.collectives import failed_by_peer
 from monarch_kernel.runtime.actor.errors import RankFailure, build_actor_error, build_supervision_error
 from monarch_kernel.runtime.mesh.rankset import format_points
 from monarch_kernel.runtime.mesh.shape import Extent, Point
@@ -46,6 +49,8 @@ class Reported:
         self.raised: set[Any] = set()
 
 
+#: What a call asked for, for those that run it: the actor, the endpoint, and the sender.
+Asked = tuple[str, str, str]
 _UNPLANNED = object()
 _NOBODY: frozenset[str] = frozenset()
 #: Values that may be shared between ranks that have sent the same bytes.
@@ -210,6 +215,7 @@ class ManyCall(Future[Any]):
         "_statuses",
         "_target",
         "_timer",
+        "asked",
         "relayed",
     )
 
@@ -224,6 +230,7 @@ class ManyCall(Future[Any]):
         self._buffers: list[tuple[int, ...]] = [()] * n
         self._timer: Any = None
         self._decoded = False
+        self.asked: Asked | None = None
         self.relayed = _NOBODY  # procs whose agents answer for them
         self._number = node.new_call(self)
 
@@ -283,6 +290,8 @@ class ManyCall(Future[Any]):
     def _end_within(self, grace: float) -> None:
         if self._timer is None:
             self._timer = self._node.poller.call_later(grace, self._end)
+            failed = [rank for rank, status in enumerate(self._statuses) if status > OK]
+            release_others(self._node, self._target, self.asked, failed, self.unanswered())
         elif grace < ERROR_GRACE:
             self._timer.cancel()
             self._timer = self._node.poller.call_later(grace, self._end)
@@ -371,6 +380,8 @@ class StreamCall(Iterator[Future[Any]]):
         self._handed_out = 0
         self._slots: list[Future[Any]] = [_Slot(node.poller, what) for _ in self._ranks]
         self._completed = 0
+        self._has_failed = False
+        self.asked: Asked | None = None
         self.relayed = _NOBODY
         self._number = node.new_call(self)
 
@@ -398,6 +409,10 @@ class StreamCall(Iterator[Future[Any]]):
         self._completed += 1
         if self._completed == len(self._slots):
             self._node.calls.pop(self._number, None)
+        elif status != OK and not self._has_failed:
+            self._has_failed = True
+            waiting = [rank for rank, other in enumerate(self._ranks) if not other.done()]
+            release_others(self._node, self._target, self.asked, [rank], waiting)
         slot._resolve(element)
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
@@ -457,4 +472,15 @@ def ask_agent(node: Node, agent: ProcRef, what: str, message: Callable[..., Any]
 
 def fault_body(error: BaseException) -> bytes:
     """The body of an ERROR reply."""
-    return encode_fault(capture(error))
+    fault = capture(error)
+    return encode_fault(msgspec.structs.replace(fault, of_peer=True) if failed_by_peer(error) else fault)
+
+
+def release_others(node: Node, target: Target, asked: Asked | None, failed: list[int], waiting: Sequence[int]) -> None:
+    """Tell ranks that have not answered a call that others have failed: they may wait for these in a collective."""
+    if asked is None:
+        return
+    message = PeersFailed(asked, failed)
+    for rank in waiting:
+        node.learn(target.procs[rank])
+        node.send(target.procs[rank].id, message)

@@ -154,6 +154,8 @@ class Endpoint(Generic[R]):
             mesh._actor, self._name, number, 0, extent.labels, extent.sizes, self._sender(), buffers, reply_to
         )
         message.cell = calling_cell()
+        if sink is not None:
+            sink.asked = message.actor, message.endpoint, message.sender
         plan = target.plan_for(system)
         near: Any = enumerate(target.procs)
         if plan is not None:

@@ -55,6 +55,7 @@ class _Outcome:
     failures: list[RankFailure] = field(default_factory=list["RankFailure"])
     values: dict[int, Any] = field(default_factory=dict[int, Any])
     unanswered: list[int] = field(default_factory=list[int])
+    released: list[RankFailure] = field(default_factory=list["RankFailure"])
     text: str | None = None
 
 
@@ -108,8 +109,13 @@ class ActorError(Exception):
 
     @property
     def failures(self) -> list[RankFailure]:
-        """Every failing rank, in rank order."""
+        """Every failing rank, in rank order; those that only waited for them in a collective are in `released`."""
         return self._outcome.failures
+
+    @property
+    def released(self) -> list[RankFailure]:
+        """Ranks that waited in `torch.distributed` for those that failed, until their wait was ended."""
+        return self._outcome.released
 
     @property
     def values(self) -> dict[int, Any]:
@@ -131,7 +137,8 @@ class ActorError(Exception):
         outcome = self._outcome
         if outcome.extent is None:
             return ActorError(outcome.exception, outcome.message)
-        return build_actor_error(outcome.call_name, outcome.extent, outcome.failures, {}, outcome.unanswered)
+        failures = [*outcome.failures, *outcome.released]
+        return build_actor_error(outcome.call_name, outcome.extent, failures, {}, outcome.unanswered)
 
     def __str__(self) -> str:
         outcome = self._outcome
@@ -146,7 +153,8 @@ class ActorError(Exception):
         outcome = self._outcome
         if outcome.extent is None:
             return ActorError, (outcome.exception, outcome.message)
-        parts = (outcome.call_name, outcome.extent, outcome.failures, outcome.values, outcome.unanswered)
+        failures = [*outcome.failures, *outcome.released]
+        parts = (outcome.call_name, outcome.extent, failures, outcome.values, outcome.unanswered)
         return build_actor_error, parts
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -165,7 +173,7 @@ def build_actor_error(
     `call_name` is as in `actor.endpoint`. When all failing ranks raised the same type, the error is an
     instance of that type too, unless that could run foreign code or mislead (see `_class_for`).
     """
-    failures = sorted(failures, key=lambda failure: failure.rank)
+    failures, released = _own_and_released(failures)
     # Unpickled once, not for every rank: the others' types are known by name.
     exception = failures[0].exception
     types = {(f.fault.module, f.fault.qualname) for f in failures if f.fault is not None}
@@ -179,15 +187,26 @@ def build_actor_error(
     outcome.failures = failures
     outcome.values = dict(values)
     outcome.unanswered = list(unanswered)
+    outcome.released = released
     if cls is not ActorError and exception is not None:
         _copy_state(exception, error)
     return error
+
+
+def _own_and_released(failures: Sequence[RankFailure]) -> tuple[list[RankFailure], list[RankFailure]]:
+    """Ranks that failed for reasons of their own, and those that failed as others had; if none has one, all are own."""
+    ordered = sorted(failures, key=lambda failure: failure.rank)
+    own = [failure for failure in ordered if failure.fault is None or not failure.fault.of_peer]
+    if not own:
+        return ordered, []
+    return own, [failure for failure in ordered if failure.fault is not None and failure.fault.of_peer]
 
 
 def _actor_error_text(outcome: _Outcome) -> str:
     if outcome.extent is None:
         return outcome.message
     lines = [outcome.message, *telling.tracebacks(outcome.failures, outcome.extent)]
+    lines += telling.released(outcome.released, outcome.failures)
     lines += telling.answers(outcome.values, outcome.unanswered)
     return "\n".join(lines)
 
@@ -354,7 +373,7 @@ def build_supervision_error(
     actor_class: str = "",
 ) -> SupervisionError:
     """The error for a call over at least one rank that is dead; ranks that raised are told as well."""
-    failures = sorted(failures, key=lambda failure: failure.rank)
+    failures, released = _own_and_released(failures)
     dead = [failure for failure in failures if failure.death is not None]
     raised = [failure for failure in failures if failure.fault is not None]
     lines = telling.deaths(f"Endpoint call {call_name}() failed: ", mesh_name, dead, extent)
@@ -365,6 +384,7 @@ def build_supervision_error(
     if raised:
         lines.append(telling.headline("The endpoint also", extent, [failure.rank for failure in raised]))
         lines += telling.tracebacks(raised, extent)
+    lines += telling.released(released, failures)
     lines += telling.answers(values, unanswered)
     return SupervisionError(
         "\n".join(lines),
@@ -373,7 +393,7 @@ def build_supervision_error(
         ranks=[failure.rank for failure in dead],
         cause=dead[0].death.cause if dead and dead[0].death is not None else "",
         extent=extent,
-        failures=failures,
+        failures=[*failures, *released],
         values=values,
         unanswered=unanswered,
     )

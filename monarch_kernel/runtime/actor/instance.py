@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.protocol.faults import capture
@@ -26,6 +26,7 @@ from monarch_kernel.protocol.messages import (
     Checkpoint,
     Create,
     Death,
+    PeersFailed,
     ProcRef,
     Reply,
     StopActor,
@@ -33,7 +34,7 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
-from monarch_kernel.runtime.actor import postmortem
+from monarch_kernel.runtime.actor import collectives, postmortem
 from monarch_kernel.runtime.actor.base import ActorSpec, EndpointSpec
 from monarch_kernel.runtime.actor.calls import acknowledge, fault_body
 from monarch_kernel.runtime.actor.context import Context, cell, current, shared
@@ -173,6 +174,7 @@ class ActorInstance(Instance):
         self._fatal: BaseException | None = None  # what ended the actor from outside its messages
         self.running: str | None = None  # the endpoint that runs now
         self.running_for = create.cell  # the cell on whose behalf
+        self.answering: Call | None = None  # what it runs for
         self._warned = False  # of a checkpoint that is too large
         self._interruptible = False
         self._woken: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None  # while that runs
@@ -223,6 +225,20 @@ class ActorInstance(Instance):
             except IndexError:
                 return
             self.refuse(link, message)
+
+    def release(self, message: PeersFailed) -> None:
+        """Other ranks have failed in a call: this one must not wait for them in a collective."""
+
+        def is_it(call: Any) -> bool:
+            return type(call) is Call and (call.actor, call.endpoint, call.sender) == message.asked
+
+        def runs() -> bool:
+            return is_it(self.answering) or any(is_it(each[1]) for each in list(self._queue))
+
+        def thread() -> int:
+            return self._thread if is_it(self.answering) else 0
+
+        collectives.release(message.asked, thread, runs, frozenset(message.ranks))
 
     # -- driving ----------------------------------------------------------------------------------
 
@@ -330,12 +346,13 @@ class ActorInstance(Instance):
             function, args, kwargs = self._prepare(link, message, endpoint, body)
             self.running = message.endpoint
             self.running_for = message.cell
+            self.answering = message
             self._interruptible = True
             try:
                 result = function(*args, **kwargs)
             finally:
                 self._interruptible = False
-                self.running = None
+                self.running = self.answering = None
             del args, kwargs  # memory of arrays among them goes back to the caller together with the answer
             if endpoint.explicit_port or not message.call:
                 return None
@@ -531,6 +548,13 @@ class ActorInstance(Instance):
     def interrupted_here(self) -> None:
         """KeyboardInterrupt is about to be raised in user code of this actor, because somebody asked for it."""
         self._system.note_interrupt(self)
+
+
+def on_peers_failed(actors: Mapping[str, ActorInstance], _link: Any, message: PeersFailed, _body: Any) -> None:
+    """Handles ``PeersFailed`` for the actors of a process."""
+    actor = actors.get(message.asked[0])
+    if actor is not None:
+        actor.release(message)
 
 
 class _Undecorated:

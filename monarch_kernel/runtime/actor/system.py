@@ -31,6 +31,7 @@ from monarch_kernel.protocol.messages import (
     Launch,
     OutputChunk,
     OutputEnd,
+    PeersFailed,
     Ping,
     ProcRef,
     Reply,
@@ -51,7 +52,7 @@ from monarch_kernel.runtime.actor.casting import Caster
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.healing import Healer
 from monarch_kernel.runtime.actor.holding import Hold
-from monarch_kernel.runtime.actor.instance import ActorInstance, Client, Instance
+from monarch_kernel.runtime.actor.instance import ActorInstance, Client, Instance, on_peers_failed
 from monarch_kernel.runtime.actor.portbook import PortBook, arrived
 from monarch_kernel.runtime.actor.ports import ReplyPort
 from monarch_kernel.runtime.node.future import Future
@@ -120,6 +121,7 @@ class System:
                 StopActor: self._on_stop_actor,
                 ActorFailed: self._on_actor_failed,
                 Interrupt: self._on_interrupt,
+                PeersFailed: partial(on_peers_failed, self.actors),
                 Ping: self._on_ping,
                 SetLogLevel: self._on_set_log_level,
                 EndProc: self._on_end_proc,

@@ -112,6 +112,19 @@ def have_failed(cls: str, name: str, ranks: Sequence[int], extent: Extent) -> st
     return f"  The actor {actor_label(cls, name, ranks[0], extent)} and all its descendants have failed{others}"
 
 
+def released(ranks: Sequence[Failed], failed: Sequence[Failed]) -> list[str]:
+    """Which ranks waited for those that failed, and what is to be done about their process group."""
+    if not ranks:
+        return []
+    who = _ranks([each.rank for each in ranks]).capitalize()
+    return [
+        "",
+        f"{who} waited in torch.distributed for {_ranks([each.rank for each in failed])}, and "
+        f"{'was' if len(ranks) == 1 else 'were'} released. That process group is gone: destroy_process_group() and "
+        "init_process_group() on all ranks, or ProcessGroups.form(), make another.",
+    ]
+
+
 def answers(values: Mapping[int, Any], unanswered: Sequence[int]) -> list[str]:
     """Which ranks answered, and which had not yet."""
     lines: list[str] = []

@@ -26,6 +26,7 @@ from monarch_kernel.protocol.keeping import Adopt
 from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, ProcRef, RankConfig, Reply
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
+from monarch_kernel.runtime.actor import collectives
 from monarch_kernel.runtime.actor.calls import acknowledge, fault_body
 from monarch_kernel.runtime.actor.context import Context, current, shared
 from monarch_kernel.runtime.actor.instance import ActorInstance
@@ -220,6 +221,7 @@ def main(config: bytes) -> None:
         aliases.enable_monarch_imports()
     sys.argv = [f"monarch rank {decoded.rank} of {decoded.mesh}"]
     capture.install()
+    collectives.install()
     sys.breakpointhook = _breakpoint
     code = 1
     try:

@@ -2,8 +2,8 @@
 
 Gloo tells only those of a failed rank that are just then talking to it. The others wait for their neighbours, who will
 never come, until the group's timeout (half an hour by default), and there is no call that ends such a wait. So a rank
-remembers which connections its group opened. ``abandon`` ends them, from another thread: then every collective
-that is under way ends in an error, here and at whoever waits for this rank.
+remembers which connections its group opened (``runtime.actor.collectives``). ``abandon`` ends them, from another
+thread: then every collective that is under way ends in an error, here and at whoever waits for this rank.
 
 Nearly every: when gloo sends on a connection in the very moment in which its end is noticed, it forgets to tell the
 sender. Therefore ``abandon`` also says whether the threads that were in torch then have come out of it.
@@ -14,17 +14,16 @@ from __future__ import annotations
 import gc
 import os
 import socket
-import stat
 import sys
 import threading
 import time
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 from typing import Any
 
+from monarch_kernel.runtime.actor.collectives import Opened, opening
 from monarch_kernel.runtime.actor.postmortem import let_go_of_groups
 from monarch_kernel.runtime.spmd.addresses import LOOPBACK, choose_interface, own_address
 
@@ -40,6 +39,7 @@ class Meeting:
     port: int
     world_size: int
     local_size: int
+    store_port: int = 0  # for programs that run in the ranks and make groups of their own
 
 
 class _Member:
@@ -47,8 +47,7 @@ class _Member:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.before: frozenset[int] | None = None  # inodes of the sockets that were there before the group
-        self.own: frozenset[int] | None = None  # of those that it opened; None while it is being made
+        self.opened: Opened | None = None  # its connections
         self.given_up: dict[str, int] = {}  # the last group of each series that must not be joined any more
         # Where the ranks find each other, at rank 0: of the next group, and of the one before it for latecomers.
         self.stores: deque[Any] = deque(maxlen=2)
@@ -65,10 +64,11 @@ def reserve(world_size: int, local_size: int, *, local: bool, serve: bool = True
         serve: have the store there at once, for ``join``; otherwise the port is left free for who listens there next.
     """
     address = LOOPBACK if local else own_address()
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as taken:
+    with socket.socket(socket.AF_INET) as taken, socket.socket(socket.AF_INET) as other:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind((address if local else "", 0))
-        meeting = Meeting(address, taken.getsockname()[1], world_size, local_size)
+        other.bind((address if local else "", 0))
+        meeting = Meeting(address, taken.getsockname()[1], world_size, local_size, other.getsockname()[1])
         if serve:
             taken.listen(1024)
             _member.stores.append(_store(meeting, master_listen_fd=taken.detach()))
@@ -137,33 +137,33 @@ def join(
     series, which = number
     if backend == "gloo":
         choose_interface(LOOPBACK if meeting.address == LOOPBACK else own_address())
-    before = _sockets()
-    store = _store(meeting)
-    store.set_timeout(timedelta(seconds=join_timeout))
-    with _member.lock:
-        if which <= _member.given_up.get(series, 0):
-            raise RuntimeError(f"process group {which} was given up before rank {rank} joined it: join the next one")
-        # Who gives the group up from here on breaks that connection.
-        _member.before, _member.own = before, None
-    try:
-        if timeout is not None:
-            options["timeout"] = timedelta(seconds=timeout)
-        # torch names groups by this count, and one that could not be made leaves it raised: then this rank would look
-        # for the others under another name than a rank that is new.
-        distributed.distributed_c10d._world.group_count = 0
-        distributed.init_process_group(backend, store=store, rank=rank, world_size=meeting.world_size, **options)
-    except BaseException:
+    with opening() as opened:
+        store = _store(meeting)
+        store.set_timeout(timedelta(seconds=join_timeout))
         with _member.lock:
-            _member.before = None
-        raise
-    with _member.lock:
-        _member.own = _sockets() - _member.before
+            if which <= _member.given_up.get(series, 0):
+                raise RuntimeError(
+                    f"process group {which} was given up before rank {rank} joined it: join the next one"
+                )
+            # Who gives the group up from here on breaks that connection.
+            _member.opened = opened
+        try:
+            if timeout is not None:
+                options["timeout"] = timedelta(seconds=timeout)
+            # torch names groups by this count, and one that could not be made leaves it raised: then this rank would
+            # look for the others under another name than a rank that is new.
+            distributed.distributed_c10d._world.group_count = 0
+            distributed.init_process_group(backend, store=store, rank=rank, world_size=meeting.world_size, **options)
+        except BaseException:
+            with _member.lock:
+                _member.opened = None
+            raise
 
 
 def leave() -> None:
     """Leave the default process group, if there is one."""
     with _member.lock:
-        _member.before = _member.own = None
+        _member.opened = None
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
@@ -207,10 +207,8 @@ def abandon(number: tuple[str, int] = ("", 0), patience: float = 0.0) -> bool:
 
 def _break_connections() -> None:
     with _member.lock:
-        if _member.before is None:
-            return
-        for inode in _member.own if _member.own is not None else _sockets() - _member.before:
-            _shut_down(inode)
+        if _member.opened is not None:
+            _member.opened.shut_down()
 
 
 def _stack(top: FrameType | None) -> list[FrameType]:
@@ -228,35 +226,3 @@ def _in_torch(top: FrameType) -> FrameType | None:
         if frame.f_code is join.__code__ or any(part in frame.f_code.co_filename for part in parts):
             return frame
     return None
-
-
-# -- this process's sockets -------------------------------------------------------------------------
-
-
-def _descriptors() -> dict[int, int]:
-    """The descriptors of all sockets of this process, by inode."""
-    found: dict[int, int] = {}
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # it was closed meanwhile
-            status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode):
-                found[status.st_ino] = int(name)
-    return found
-
-
-def _sockets() -> frozenset[int]:
-    return frozenset(_descriptors())
-
-
-def _shut_down(inode: int) -> None:
-    """End a connection over the network as if its peer had; whatever else has that inode is left alone."""
-    fd = _descriptors().get(inode)
-    if fd is None:
-        return
-    with suppress(OSError), socket.socket(fileno=os.dup(fd)) as held:
-        # Closed and opened again as something else before it was duplicated?
-        if os.fstat(held.fileno()).st_ino != inode or held.family not in (socket.AF_INET, socket.AF_INET6):
-            return
-        # A listener that ends would be an error of its own to who accepts there.
-        if not held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            held.shutdown(socket.SHUT_RD)

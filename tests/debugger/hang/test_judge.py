@@ -391,6 +391,15 @@ def test_a_group_that_reaches_beyond_the_mesh_leaves_room_for_those_outside() ->
     assert "2 of its ranks are not in this mesh" in found.sentence
 
 
+def test_a_rank_that_failed_and_has_left_its_group_is_not_taken_for_one_outside() -> None:
+    group = Group("0", "", (0, 1, 2, 3))
+    failure = Failed("ValueError: no", at(7), root="train.py")
+    left = Evidence(1, IDLE, failure=failure)  # as after destroy_process_group() in a finally
+    found = judge({rank: left if rank == 1 else waits(rank, group, 1, 10) for rank in range(4)})
+    assert (found.kind, found.ranks) == (verdict.FAILED, (1,))
+    assert found.sentence.startswith("Rank 1 failed with ValueError: no at train.py:7; ranks 0, 2-3 wait")
+
+
 def test_nothing_is_said_where_nobody_waits() -> None:
     found = judge({0: Evidence(0, RUNS, place=at(3)), 1: Evidence(1, IDLE)})
     assert found.kind == verdict.NOTHING

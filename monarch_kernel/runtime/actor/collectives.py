@@ -1,0 +1,403 @@
+"""The process groups of ``torch.distributed`` in this process: their connections, and how a wait in them is ended.
+
+When one rank of a call raises, the others may wait for it in a collective. Gloo has no call that ends such a wait, so
+a rank notes which connections its groups open, whoever makes them: the user's ``init_process_group``, DeviceMesh, or
+this package. To release a rank is to shut these connections down, as if the peers had: then the collective raises.
+Shutting down reaches a connection also where a child process (a DataLoader worker) has inherited it; closing does not.
+
+Nothing here imports torch, and nothing costs anything before it is imported.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import importlib.util
+import os
+import re
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+C10D = "torch.distributed.distributed_c10d"
+#: How long a thread must have stood still in a collective, without processor time, before it is released (seconds).
+STILL = 0.3
+#: The same where waiting takes processor time (NCCL), or where the group may be one that the failed ranks are not in.
+STILL_UNSURE = 3.0
+#: How often a thread is looked at, at first and later (seconds).
+LOOK, LOOK_LATER = 0.05, 0.25
+
+_TORCH = f"{os.sep}torch{os.sep}"
+_LOADER = f"{_TORCH}utils{os.sep}data{os.sep}"
+#: What waits for work that was started before: methods of `Work`, and what brings results of a GPU here.
+WAITING = frozenset({"wait", "result", "synchronize", "item", "tolist", "cpu", "numpy", "value"})
+#: How a message says that another rank is gone, or has not come.
+_OF_PEER = re.compile(
+    r"closed by peer|reset by peer|broken pipe|read error|write error|timed? ?out|remote process|aborted|socketstart"
+    r"|connection refused|connection was likely closed|failed to recv|failed to send",
+    re.IGNORECASE,
+)
+
+
+# -- connections ------------------------------------------------------------------------------------
+
+
+class Opened:
+    """The network connections that were opened while a process group was made, by their inodes."""
+
+    def __init__(self) -> None:
+        self._before = sockets()
+        self._own: frozenset[int] | None = None  # None while the group is being made
+        self.ended = False
+
+    def close(self) -> None:
+        """The group is made."""
+        self._own = sockets() - self._before
+
+    def inodes(self) -> frozenset[int]:
+        """Those that are, or were, its own."""
+        return self._own if self._own is not None else sockets() - self._before
+
+    def shut_down(self) -> None:
+        """End them, as if the other sides had: collectives under way raise, here and there."""
+        self.ended = True
+        for inode in self.inodes():
+            _shut_down(inode)
+
+
+_lock = threading.Lock()
+_opened: list[Opened] = []
+_endings = 0  # how often all were ended
+_meeting: set[int] = set()  # threads that wait for the others' coming, outside of torch
+
+
+@contextmanager
+def opening() -> Generator[Opened]:
+    """What is connected inside of this block belongs to a process group."""
+    found = Opened()
+    with _lock:
+        living = sockets()
+        # What is left of groups that were ended (a wrapped model holds on to its own) says nothing of the new one.
+        _opened[:] = [each for each in _opened if not each.ended and each.inodes() & living]
+        _opened.append(found)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def shut_down_all() -> None:
+    """End every collective that is under way in this process, in any group. The groups are as good as dead then."""
+    global _endings
+    with _lock:
+        groups = list(_opened)
+    _endings += 1
+    for each in groups:
+        each.shut_down()
+    c10d: Any = sys.modules.get(C10D)
+    if c10d is None:
+        return
+    for group, (backend, _) in list(c10d._world.pg_map.items()):
+        if backend == "gloo":
+            continue
+        with suppress(Exception):  # not every backend can, and one that has been ended refuses
+            group.abort()
+
+
+def endings() -> int:
+    """How often the connections of all groups have been ended here."""
+    return _endings
+
+
+@contextmanager
+def meeting() -> Generator[Callable[[], None]]:
+    """The calling thread waits for others to come, in a loop that calls what it is given; that raises if released."""
+    thread, began = threading.get_ident(), _endings
+
+    def check() -> None:
+        if _endings != began:
+            raise RuntimeError("aborted: the process group is not made, as other ranks do not come")
+
+    _meeting.add(thread)
+    try:
+        yield check
+    finally:
+        _meeting.discard(thread)
+
+
+def are_broken() -> bool:
+    """Whether a process group that is still there has had its connections ended."""
+    if not in_process_group():
+        return False
+    with _lock:
+        return any(each.ended for each in _opened)
+
+
+def in_process_group() -> bool:
+    """Whether this process is in a process group."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
+
+
+def _descriptors() -> dict[int, int]:
+    """The descriptors of all sockets of this process, by inode."""
+    found: dict[int, int] = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # it was closed meanwhile
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found[status.st_ino] = int(name)
+    return found
+
+
+def sockets() -> frozenset[int]:
+    """The inodes of all sockets of this process."""
+    return frozenset(_descriptors())
+
+
+def _shut_down(inode: int) -> None:
+    """End a connection over the network as if its peer had; whatever else has that inode is left alone."""
+    fd = _descriptors().get(inode)
+    if fd is None:
+        return
+    with suppress(OSError), socket.socket(fileno=os.dup(fd)) as held:
+        # Closed and opened again as something else before it was duplicated?
+        if os.fstat(held.fileno()).st_ino != inode or held.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        # A listener that ends would be an error of its own to who accepts there.
+        if not held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            held.shutdown(socket.SHUT_RD)
+
+
+# -- noting what torch opens ------------------------------------------------------------------------
+
+#: How the ranks of a group find each other where no other way is asked for: takes torch's ``rendezvous``, and what that
+#: is called with, and gives what that would. Set by what runs programs here.
+find_others: Callable[..., Iterator[Any]] | None = None
+
+
+def install() -> None:
+    """Note the connections of process groups from now on; as soon as torch.distributed is imported, if it is not."""
+    module = sys.modules.get(C10D)
+    if module is not None:
+        _watch(module)
+    else:
+        sys.meta_path.insert(0, _OnImport())  # type: ignore[arg-type]
+
+
+class _OnImport:
+    """A finder that lets the import of torch.distributed pass, and then has it watched."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """See ``importlib.abc.MetaPathFinder``."""
+        if name != C10D:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _watch(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _watch(c10d: Any) -> None:
+    """Both functions are private, but are what every way to make a group comes by; another PyTorch may lack them."""
+    make = getattr(c10d, "_new_process_group_helper", None)
+    if make is not None and not hasattr(make, "__wrapped__"):
+
+        @functools.wraps(make)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with opening():
+                return make(*args, **kwargs)
+
+        c10d._new_process_group_helper = watched
+    meet = getattr(c10d, "rendezvous", None)
+    if meet is not None and not hasattr(meet, "__wrapped__"):
+
+        @functools.wraps(meet)
+        def watched_meeting(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            others = find_others(meet, *args, **kwargs) if find_others is not None else meet(*args, **kwargs)
+            while True:
+                with opening():
+                    try:
+                        found = next(others)
+                    except StopIteration:
+                        return
+                yield found
+
+        c10d.rendezvous = watched_meeting
+
+
+# -- waits ------------------------------------------------------------------------------------------
+
+
+class _Stand:
+    """Where a thread stands that may wait in a collective: equal to a later one if it has not moved since."""
+
+    def __init__(self, frame: FrameType | None = None, cpu: int = 0) -> None:
+        self._frame = frame
+        self._at = frame.f_lasti if frame is not None else -1
+        self._cpu = cpu
+
+    def is_at(self, other: _Stand | None, *, idle: bool) -> bool:
+        """Whether it has stayed there; with ``idle`` also without computing."""
+        same = other is not None and other._frame is self._frame and other._at == self._at
+        return same and (not idle or other is None or other._cpu == self._cpu)
+
+
+_MEETING = _Stand()
+
+
+def _stand(thread: int) -> _Stand | None:
+    """Where a thread may wait in a collective; None if it is elsewhere."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return None
+    if thread in _meeting:
+        return _MEETING
+    innermost = frame
+    file = innermost.f_code.co_filename
+    outer: FrameType | None = frame
+    while outer is not None:
+        if _LOADER in outer.f_code.co_filename:
+            return None
+        outer = outer.f_back
+    if _TORCH in file or called_method(innermost) in WAITING:
+        return _Stand(innermost, _processor_time(thread))
+    return None
+
+
+def _processor_time(thread: int) -> int:
+    """Of a thread of this process so far, in nanoseconds where that is known; -1 where nothing is."""
+    native = next((each.native_id for each in threading.enumerate() if each.ident == thread), None)
+    if native is None:
+        return -1
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/self/task/{native}/schedstat") as schedstat:
+        return int(schedstat.read().split()[0])
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/self/task/{native}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+    return -1
+
+
+def called_method(frame: FrameType) -> str:
+    """The name of the method that a frame is calling at this moment; "" if it is no method, or nothing is called."""
+    return _calls(frame.f_code).get(frame.f_lasti, "")
+
+
+_methods: dict[CodeType, dict[int, str]] = {}
+
+
+def _calls(code: CodeType) -> dict[int, str]:
+    """For each call in this code, by its offset, the name of the method that is called."""
+    known = _methods.get(code)
+    if known is None:
+        known = {}
+        loaded: dict[tuple[int | None, int | None], str] = {}
+        for each in dis.get_instructions(code):
+            at = each.positions
+            start = (at.lineno, at.col_offset) if at is not None else (None, None)
+            if each.opname in ("LOAD_METHOD", "LOAD_ATTR"):
+                loaded[start] = str(each.argval)
+            elif each.opname.startswith("CALL") and start in loaded:
+                known[each.offset] = loaded[start]
+        if len(_methods) > 256:
+            _methods.clear()
+        _methods[code] = known
+    return known
+
+
+_watched: set[object] = set()
+
+
+def release(
+    key: object, thread: Callable[[], int], runs: Callable[[], bool], failed: frozenset[int] = frozenset()
+) -> None:
+    """Have a thread released from collectives, now and until what it runs has ended, as others will never come there.
+
+    A thread that computes is left alone until it waits; nothing happens to what never does.
+
+    Args:
+        key: names what the thread runs; asked for again, nothing more is done.
+        thread: gives its identifier, 0 while it has not begun.
+        runs: whether it still does, or will; asked often.
+        failed: the ranks of torch.distributed that will not come, as far as that is known.
+    """
+    if "torch.distributed" not in sys.modules:
+        return
+    with _lock:
+        if key in _watched:
+            return
+        _watched.add(key)
+
+    def watch() -> None:
+        try:
+            _release(thread, runs, failed)
+        finally:
+            with _lock:
+                _watched.discard(key)
+
+    threading.Thread(target=watch, name="monarch-release", daemon=True).start()
+
+
+def _release(thread: Callable[[], int], runs: Callable[[], bool], failed: frozenset[int]) -> None:
+    began = since = time.monotonic()
+    before: _Stand | None = None
+    while runs():
+        now = time.monotonic()
+        stand = _stand(thread())
+        computes, apart = _doubts(failed)
+        if stand is None or not stand.is_at(before, idle=not computes):
+            before, since = stand, now
+        elif now - since >= (STILL_UNSURE if computes or apart else STILL):
+            if runs():
+                shut_down_all()
+            since = now  # it may catch the error, and wait again
+        time.sleep(LOOK if now - began < 10 else LOOK_LATER)
+
+
+def _doubts(failed: frozenset[int]) -> tuple[bool, bool]:
+    """Whether waiting takes processor time here, and whether there is a group that can do without the failed ranks."""
+    c10d: Any = sys.modules.get(C10D)
+    if c10d is None:
+        return False, False
+    try:
+        world = c10d._world
+        computes = any(backend != "gloo" for backend, _ in list(world.pg_map.values()))
+        groups = [set(ranks) for ranks in list(world.pg_group_ranks.values())]
+        largest = max(map(len, groups), default=0)
+        apart = any(len(ranks) < largest and not ranks & failed for ranks in groups)
+    except Exception:  # a group that is being made at this moment, or another PyTorch
+        return False, False
+    return computes, apart
+
+
+def failed_by_peer(error: BaseException) -> bool:
+    """Whether a rank has failed only because another one was gone or did not come, or because it was released."""
+    at = error.__traceback__
+    of_torch = type(error).__module__.startswith("torch")
+    while at is not None and not of_torch:
+        of_torch = _TORCH in at.tb_frame.f_code.co_filename
+        at = at.tb_next
+    if not of_torch and not (isinstance(error, RuntimeError) and "gloo" in str(error)):
+        return False
+    return _OF_PEER.search(said_first(error)) is not None
+
+
+def said_first(error: BaseException) -> str:
+    """The message without what torch puts around it: a line of its own source before, and what follows a sentence."""
+    first = str(error).strip().split("\n", 1)[0]
+    return re.sub(r"^\[/[^\]]*\] ", "", first).partition(". This is typically")[0]

@@ -1,0 +1,142 @@
+"""How ``init_process_group()`` of a program that runs on all ranks of a mesh finds the other ranks.
+
+torch's own way is made for processes that do so once. Here ranks live on: a second program, or the same one again,
+meets at the same address, and may find the store of the first there with what that left in it (addresses of connections
+that are closed). And a rank that never comes, as it has raised, leaves the others in a wait that nothing can end. So
+ranks that join as torchrun's environment says count their meetings, each of which has keys of its own in the store, and
+they wait for rank 0's store in Python, where they can be released. The store is not at MASTER_PORT, unless the program
+has set that: there a program that ranks start as a process of its own finds room for its store.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlparse
+
+from monarch_kernel.runtime.actor import collectives
+from monarch_kernel.runtime.actor.postmortem import let_go_of_groups
+from monarch_kernel.runtime.spmd.member import Meeting
+
+#: How long a rank waits between two looks whether rank 0's store is there, at first and at most (seconds).
+RETRY, RETRY_LATER = 0.01, 0.25
+#: How long one look may take (seconds).
+CONNECT = 5.0
+
+
+class _Meetings:
+    """The meetings of this process since all ranks began to count."""
+
+    def __init__(self) -> None:
+        self.begun: Meeting | None = None
+        self.count = 0
+        # The latest, and where. It stays while the program runs: others may still be on their way out of a meeting.
+        self.store: Any = None
+        self.place: object = None
+
+
+_meetings = _Meetings()
+
+
+def count_meetings(begun: Meeting) -> None:
+    """Begin to count. All ranks of a mesh do so at the same time, with a meeting that was reserved for that."""
+    _meetings.begun, _meetings.count, _meetings.store = begun, 0, None
+    collectives.find_others = _find_others
+
+
+def meetings() -> int:
+    """How many process groups this rank has joined since: others that have joined more or fewer would not meet it."""
+    return _meetings.count
+
+
+def tidy_up() -> None:
+    """A program has ended here: if it has left its process group, have nothing of it stay connected or listen."""
+    c10d: Any = sys.modules.get(collectives.C10D)
+    if c10d is None or collectives.in_process_group():
+        return
+    # torch names groups by this count, and one that could not be made leaves it raised, on the ranks that tried.
+    c10d._world.group_count = 0
+    if _meetings.store is not None:
+        _meetings.store = None
+        let_go_of_groups()
+        gc.collect()
+
+
+def _find_others(
+    original: Callable[..., Iterator[Any]], url: Any, rank: int = -1, world_size: int = -1, **options: Any
+) -> Iterator[Any]:
+    """In place of torch's ``rendezvous``: gives the store, the rank and the size of the world."""
+    place = _place(url, rank, world_size)
+    if place is None:  # not what the environment says: only torch knows
+        yield from original(url, rank, world_size, **options)
+        return
+    host, port, rank, world_size = place
+    _meetings.count += 1
+    timeout = options.get("timeout") or timedelta(minutes=30)
+    here = host, port, collectives.endings()
+    if _meetings.store is None or _meetings.place != here:
+        _meetings.store, _meetings.place = _store(host, port, rank, world_size, timeout), here
+    store = _meetings.store
+    store.set_timeout(timeout)
+    begun = _meetings.begun.port if _meetings.begun is not None else 0
+    c10d: Any = importlib.import_module("torch.distributed")
+    yield c10d.PrefixStore(f"{begun}/{_meetings.count}", store), rank, world_size
+    raise RuntimeError(f"Unable to perform re-rendezvous using {urlparse(url).scheme}:// method")  # as torch says
+
+
+def _place(url: Any, rank: int, world_size: int) -> tuple[str, int, int, int] | None:
+    """Where all ranks of the mesh are to meet: host, port, this rank and how many; None if it is anything else."""
+    env = os.environ
+    try:
+        found = urlparse(url)
+        own, world = int(env["RANK"]), int(env["WORLD_SIZE"])
+        if rank not in (-1, own) or world_size not in (-1, world) or found.query:
+            return None
+        if "TORCHELASTIC_USE_AGENT_STORE" in env or env.get("USE_LIBUV", "1") != "1":
+            return None
+        if found.scheme == "env":
+            host, port, begun = env["MASTER_ADDR"], int(env["MASTER_PORT"]), _meetings.begun
+            if begun is not None and (host, port) == (begun.address, begun.port):
+                port = begun.store_port
+            return host, port, own, world
+        if found.scheme == "tcp" and found.hostname and found.port and rank >= 0 and world_size >= 0:
+            return found.hostname, found.port, own, world
+    except (KeyError, ValueError, TypeError, AttributeError):
+        pass
+    return None
+
+
+def _store(host: str, port: int, rank: int, world_size: int, timeout: timedelta) -> Any:
+    if rank != 0:
+        _await(host, port, timeout.total_seconds())
+    c10d: Any = importlib.import_module("torch.distributed")
+    # multi_tenant: one that a group of this process still has is used again.
+    return c10d.TCPStore(host, port, world_size, rank == 0, timeout=timeout, wait_for_workers=False, multi_tenant=True)
+
+
+def _await(host: str, port: int, timeout: float) -> None:
+    """Wait until rank 0 listens."""
+    deadline = time.monotonic() + timeout
+    pause = RETRY
+    with collectives.meeting() as check:
+        while True:
+            try:
+                socket.create_connection((host, port), CONNECT).close()
+                return
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"timed out after {timeout:g} s: rank 0 did not open its store at {host}:{port} ({error}); "
+                        "all ranks have to call init_process_group()"
+                    ) from None
+            check()
+            time.sleep(pause)
+            check()
+            pause = min(pause * 1.5, RETRY_LATER)
