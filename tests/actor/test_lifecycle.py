@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -304,3 +306,37 @@ def test_the_level_of_the_loggers(procs: Procs, seen: Seen) -> None:
     mesh.say.call_one("done", 2).get()
     seen.wait("done")
     assert "two" not in seen.out + seen.err
+
+
+class Finalized(Actor):
+    """Writes into a file when it, what it holds, and its process are finalized."""
+
+    def __init__(self, path: str, in_cycle: bool) -> None:
+        self.path = path
+        self.me = self if in_cycle else None
+        atexit.register(self.note, path, "exit handler")
+
+    @staticmethod
+    def note(path: str, what: str) -> None:
+        with open(path, "a") as file:
+            file.write(what + "\n")
+
+    def __del__(self) -> None:
+        self.note(self.path, "actor")
+
+    @endpoint
+    def ping(self) -> None: ...
+
+
+@pytest.mark.parametrize("in_cycle", [False, True])
+def test_an_orderly_stop_runs_finalizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_cycle: bool) -> None:
+    """Those of the rank, and not those of a template that it was forked from."""
+    path = tmp_path / "seen"
+    source = "import atexit, os, weakref\nclass C: pass\nc = C()\ndef note():\n    open(os.environ['MK_SEEN'], 'a')"
+    source += ".write('template\\n')\natexit.register(note)\nweakref.finalize(c, note)\n"
+    (tmp_path / "mk_preloaded.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    world = this_host().spawn_procs(env={"MK_SEEN": str(path)}, preload=["mk_preloaded"])
+    world.spawn("finalized", Finalized, str(path), in_cycle).ping.call_one().get(PATIENCE)
+    world.stop().get(PATIENCE)
+    assert path.read_text().splitlines() == ["actor", "exit handler"]

@@ -502,6 +502,9 @@ class ActorInstance(Instance):
         ports = list(self.ports)  # which it may still use while it cleans up
         self.stop_owned("its owner ended")
         self._clean_up(error)
+        if hasattr(self._object, "__del__"):
+            alive = [actor for actor in self._system.finalizing if actor() is not None]
+            self._system.finalizing = [*alive, weakref.ref(self._object)]
         self._object = None
         self._functions = {}
         self.ended = True

@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -86,6 +87,7 @@ class System:
         self.is_root = root.id == node.id
         self.actors: dict[str, ActorInstance] = {}
         self.ended: dict[str, Death] = {}
+        self.finalizing: list[weakref.ref[Any]] = []  # actors that have ended, and have a __del__
         self.client = Client(self, "root" if self.is_root else f"client-{node.id}")
         self.agent: ProcRef | None = None
         self.launch: Launch | None = None  # how this proc was started, if not forked: so is what it starts

@@ -19,10 +19,12 @@ the end of the socket tells the fork server, which removes all that is left of t
 from __future__ import annotations
 
 import array
+import atexit
 import ctypes
 import fcntl
 import gc
 import importlib
+import logging
 import os
 import select
 import signal
@@ -33,6 +35,7 @@ import time
 import traceback
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -341,6 +344,7 @@ class ForkServer:
         _close_from(3)
         sys.path[:] = request.sys_path
         _forget_missing_folders()
+        _forget_exit_handlers()
         _reseed()
 
     def _make_template(self, request: MakeTemplate, fds: list[int]) -> Rank | None:
@@ -475,6 +479,19 @@ def _forget_missing_folders() -> None:
 def _close_from(first: int) -> None:
     # The limit says nothing of how high the numbers go: they may have been opened under a higher one.
     os.closerange(first, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+
+
+def _forget_exit_handlers() -> None:
+    # A rank that is stopped runs its exit handlers. What the modules of a template have registered is for the
+    # template's end, and may remove what its ranks share; these two are of the interpreter, and any process needs them.
+    atexit._clear()
+    atexit.register(logging.shutdown)
+    processes = sys.modules.get("multiprocessing.util")
+    if processes is not None:
+        atexit.register(processes._exit_function)
+    for known in weakref.finalize._registry.values():  # pyright: ignore[reportAttributeAccessIssue]  # no API for it
+        known.atexit = False
+    weakref.finalize._registered_with_atexit = False  # pyright: ignore[reportAttributeAccessIssue]  # the next one does
 
 
 def _reseed() -> None:

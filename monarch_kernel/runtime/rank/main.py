@@ -7,6 +7,8 @@ the main thread, where signals and interrupts reach it.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import gc
 import inspect
 import os
 import signal
@@ -84,8 +86,15 @@ class Rank:
             # An actor that has the main thread must be driven to its end, even if the end of the proc came first.
             self._main_work.popleft()()
         self.system.stop_all_actors(self._ending or "", STOP_TIMEOUT)
+        self._finalize()
         _flush()
         return 0
+
+    def _finalize(self) -> None:
+        """Do what user code has left for the end of its process; the host agent kills it when that takes too long."""
+        if any(actor() is not None for actor in self.system.finalizing):
+            gc.collect()  # actors in cycles
+        atexit._run_exitfuncs()
 
     def _notify(self) -> None:
         self._done = True
@@ -234,7 +243,7 @@ def main(config: bytes) -> None:
         traceback.print_exc()
     finally:
         _flush()
-        # Threads of user code must not hold up the end; their atexit handlers have nothing to say to us.
+        # Not an ordinary exit: threads of user code would hold it up.
         os._exit(code)
 
 
