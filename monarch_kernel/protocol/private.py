@@ -250,7 +250,7 @@ class PrivateFolder:
         """Make this new folder known as one of ours, in use by this process and all that inherit ``lock_fd``.
 
         Raises:
-            OSError: nothing can be written there; then the folder is gone again.
+            OSError: nothing can be written there; then the folder is gone again, and this is closed.
         """
         new = LOCK + NEW
         try:
@@ -266,6 +266,7 @@ class PrivateFolder:
         except OSError as e:
             self._unlink(new)
             self._rmdir()
+            self.close()
             raise type(e)(e.errno, e.strerror, self.path) from None
         self.lock_fd = fd
 

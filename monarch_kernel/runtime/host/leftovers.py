@@ -221,11 +221,7 @@ def make_run_dir(base: str | None = None) -> RunDir:
     base = base or _base()
     remove_stale(base)
     folder = PrivateFolder.make(os.path.join(base, f"{PREFIX}-{os.getuid()}-{os.urandom(5).hex()}"))
-    try:
-        folder.claim(_WHAT)
-    except BaseException:
-        folder.close()
-        raise
+    folder.claim(_WHAT)
     return RunDir(folder)
 
 
