@@ -36,7 +36,10 @@ def disk() -> Iterator[Disk]:
         pytest.skip("only root can mount a small file system")
     folder = tempfile.mkdtemp(prefix="mk-disk-", dir="/tmp")
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "none", folder], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "none", folder],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         os.rmdir(folder)

@@ -20,6 +20,7 @@ import msgspec
 import monarch_kernel
 from monarch_kernel.protocol.keeping import DESCRIPTION, FILES, FOLDER, KeptInfo
 from monarch_kernel.protocol.private import NotOursError, NotPrivateError, PrivateFolder, temporary_folder
+from monarch_kernel.runtime.node import coredumps
 
 #: Where kept meshes have their folders, instead of the temporary folder.
 FOLDER_VARIABLE = "MONARCH_KERNEL_KEPT_DIR"
@@ -76,15 +77,16 @@ def start_daemon(
         if value:
             command += [option, value]
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=(write, folder.lock_fd),
-            start_new_session=True,
-            env={**os.environ, **(env or {})},
-        )
+        with coredumps.users_limit():
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(write, folder.lock_fd),
+                start_new_session=True,
+                env={**os.environ, **(env or {})},
+            )
         os.close(write)
         write = -1
         process.wait(START_TIMEOUT)  # it has forked the worker

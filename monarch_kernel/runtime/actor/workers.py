@@ -17,6 +17,7 @@ from monarch_kernel.protocol.messages import ProcRef
 from monarch_kernel.runtime.actor.hosts import HostMesh, HostRef, HostUse
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, Region
+from monarch_kernel.runtime.node import coredumps
 from monarch_kernel.runtime.node.future import Future, gathered
 
 #: How long a worker may take to start, and to end (seconds).
@@ -138,13 +139,14 @@ def _start(
         if path is not None:
             command += [option, os.fspath(path)]
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            pass_fds=(read,),
-            start_new_session=True,  # Ctrl-C is for this process, which then ends the worker
-        )
+        with coredumps.users_limit():
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                pass_fds=(read,),
+                start_new_session=True,  # Ctrl-C is for this process, which then ends the worker
+            )
     except OSError:
         os.close(write)
         raise
@@ -265,6 +267,7 @@ def _have_keys(system: System, key_file: Path | None, allow: Path | None) -> Non
     node = system.node
     if node.keys is not None and key_file is None and allow is None:
         return
+    coredumps.give_up(for_good=False)
     keys = _load_keys(key_file, allow)
     if keys == node.keys:
         return

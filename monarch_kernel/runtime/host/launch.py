@@ -18,7 +18,7 @@ from monarch_kernel.protocol.messages import Death, ProcRef
 from monarch_kernel.runtime.host import leftovers
 from monarch_kernel.runtime.host.config import AgentConfig
 from monarch_kernel.runtime.host.procs import describe_exit
-from monarch_kernel.runtime.node import descriptors
+from monarch_kernel.runtime.node import coredumps, descriptors
 from monarch_kernel.runtime.node.node import Node
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ def launch_local_agent(node: Node) -> AgentProcess:
     lifeline, far_end = socket.socketpair()
     node.expect(ref)
     try:
-        with far_end, open(os.path.join(node.run_dir, "agent.log"), "ab") as output:
+        with far_end, open(os.path.join(node.run_dir, "agent.log"), "ab") as output, coredumps.users_limit():
             process = subprocess.Popen(
                 interpreter_command("monarch_kernel.runtime.host.__main__"),
                 stdin=far_end.fileno(),

@@ -29,7 +29,7 @@ from monarch_kernel.runtime.host.__main__ import restore_python_path, serve_fork
 from monarch_kernel.runtime.host.agent import ORPHAN_GRACE, Agent
 from monarch_kernel.runtime.host.launch import interpreter_command
 from monarch_kernel.runtime.host.recipe import package_root
-from monarch_kernel.runtime.node import descriptors
+from monarch_kernel.runtime.node import coredumps, descriptors
 from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.link import listens
 from monarch_kernel.runtime.node.node import Node
@@ -79,6 +79,7 @@ class Worker(Agent):
         if remote:
             from monarch_kernel.protocol.keys import load_keys
 
+            coredumps.give_up(for_good=True)  # the fork server, and so each rank, has the user's limit
             node.keys = load_keys(config.key_file, config.allow)
             node.audit = _audit(node, config.audit)
         self._own_gateway = (node.ref.gateway, "")
