@@ -34,7 +34,7 @@ def get_mesh(name: str) -> Any:
 
 
 def heal_mesh(mesh: Any, hosts: Any = None, timeout: float = 60.0) -> Any:
-    """Replace what is dead of a proc mesh, or of the procs of an actor mesh; see ``ProcMesh.heal``."""
+    """Replace what is dead of a proc mesh, or of the procs of an actor mesh; gives the healed mesh, usable at once."""
     from monarch_kernel.actor import heal_mesh as heal
 
     return heal(mesh, hosts, timeout)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import operator
 import os
 import signal
 from typing import Any
 
+import psutil
 import pytest
 
 from monarch_kernel import actor as public
 from monarch_kernel.actor import (
+    Accumulator,
     Actor,
     ActorError,
     ActorMesh,
@@ -24,6 +28,8 @@ from monarch_kernel.actor import (
     heal_mesh,
     this_host,
 )
+from monarch_kernel.runtime.actor.healing import Healer
+from monarch_kernel.runtime.actor.system import get_system
 from tests.conftest import wait_until
 from tests.deaths import KINDS, PROCESS_KINDS, Mortal
 from tests.workers import Start
@@ -285,13 +291,81 @@ def test_output_of_a_successor_belongs_to_its_place() -> None:
     assert any(h[2] == {"gpus": 1} for h in heard)
 
 
+async def _awaited(mesh: Any) -> Any:
+    return await mesh
+
+
+def test_heal_mesh_gives_the_healed_proc_mesh() -> None:
+    p = procs(2)
+    p.spawn("w", Counter, 3).where.call().get()
+    p.kill().get(20)
+    again = heal_mesh(p)
+    mesh = again.spawn("later", Counter, 5)
+    assert [v[2] for v in mesh.where.call().get(60).values()] == [5, 5]
+    assert len(again.healed.replaced) == 2
+    assert asyncio.run(_awaited(again.slice(gpus=0))).extent == again.slice(gpus=0).extent
+
+
+def test_calls_behind_heal_wait_for_it() -> None:
+    p = procs()
+    mesh = p.spawn("w", Saved, 100)
+    mesh.add.call(1).get()
+    mesh.checkpoint.call().get()
+    kill(mesh, 1)
+    agent = psutil.Process(get_system().agent_process.pid)
+    agent.suspend()  # so the heal cannot be over before all of these are made
+    try:
+        healing = p.heal()
+        one = mesh.slice(gpus=1).add.call_one(1)
+        many = mesh.add.call(1)
+        chosen = mesh.slice(gpus=1).where.choose()
+        streamed = list(mesh.where.stream())
+        mesh.add.broadcast(1)
+        folded = Accumulator(mesh.add, 0, operator.add).accumulate(0)
+        healthy = mesh.slice(gpus=slice(0, 3, 2)).where.call()  # behind those in order, so it waits as well
+        assert not any(call.done() for call in (healing, one, many, chosen, *streamed, folded, healthy))
+    finally:
+        agent.resume()
+    assert one.get(60) == 102, "the checkpoint was restored before the first of them came"
+    assert [v for _, v in many.get(20).items()] == [102, 103, 102]
+    assert healing.get(20).restored == ["w"]
+    assert chosen.get(20)[2] == 103
+    assert sorted(element.get(20)[2] for element in streamed) == [102, 102, 103]
+    assert folded.get(20) == 103 + 104 + 103
+    assert [v[2] for v in healthy.get(20).values()] == [103, 103]
+
+
+def test_a_call_behind_a_heal_that_fails_meets_the_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = procs(2)
+    mesh = p.spawn("w", Counter, 0)
+    mesh.where.call().get()
+    kill(mesh, 1)
+
+    def no_place(*_args: Any) -> Any:
+        raise HealError("there is no place")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Healer, "_places", no_place)
+        again = heal_mesh(mesh)
+        with pytest.raises(SupervisionError, match="SIGKILL"):
+            again.where.call().get(20)
+        with pytest.raises(HealError, match="there is no place"):
+            _ = again.healed
+    assert len(heal_mesh(mesh).where.call().get(60)) == 2
+
+
 def test_heal_mesh_takes_an_actor_mesh() -> None:
     p = procs(2)
     mesh = p.spawn("w", Counter, 3)
     mesh.where.call().get()
     kill(mesh, 0)
-    assert heal_mesh(mesh).get(60).respawned == ["w"]
+    again = heal_mesh(mesh)
+    assert len(again.where.call().get(60)) == 2, "it can be used at once"
+    assert again.healed.respawned == ["w"]
+    assert asyncio.run(_awaited(again)) is again
     assert mesh.where.call().get(20)
+    with pytest.raises(RuntimeError, match="did not come from heal_mesh"):
+        _ = mesh.healed
     with pytest.raises(TypeError, match="heal_mesh takes a proc mesh or an actor mesh"):
         heal_mesh("w")
 

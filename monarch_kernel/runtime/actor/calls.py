@@ -234,6 +234,10 @@ class ManyCall(Future[Any]):
         self.relayed = _NOBODY  # procs whose agents answer for them
         self._number = node.new_call(self)
 
+    def retarget(self, target: Target) -> None:
+        """Others stand in some ranks' places now; nothing was sent to those before."""
+        self._target = target
+
     def on_replies(
         self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Any], buffers: dict[int, tuple[int, ...]]
     ) -> None:
@@ -384,6 +388,12 @@ class StreamCall(Iterator[Future[Any]]):
         self.asked: Asked | None = None
         self.relayed = _NOBODY
         self._number = node.new_call(self)
+
+    def retarget(self, target: Target) -> None:
+        """Others stand in some ranks' places now; nothing was sent to those before."""
+        self._target = target
+        for element in self._ranks:
+            element._target = target
 
     def on_replies(
         self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Any], buffers: dict[int, tuple[int, ...]]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from monarch_kernel.protocol.messages import Call, Death
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.runtime.actor.base import EndpointSpec, tell_undeliverable
-from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, StreamCall
+from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, StreamCall, Target
 from monarch_kernel.runtime.actor.context import calling_cell, current
 from monarch_kernel.runtime.actor.portbook import give, pickled
 from monarch_kernel.runtime.actor.ports import Port
@@ -38,19 +38,14 @@ class Endpoint(Generic[R]):
         self._spec = spec
         self._label = f"{mesh._name}.{name.removesuffix('!port')}"
 
-    def _body(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, ranks: tuple[int, ...] | None = None
-    ) -> tuple[Any, tuple[int, ...]]:
-        """The message's body, for these ranks of the target (all by default)."""
+    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[int, ...], Sequence[Port[Any]]]:
+        """The message's body, and the ports in it."""
         if self._spec is not None:
             self._spec.check(args, kwargs)
         try:
-            body, buffers, ports = pickled((args, kwargs))
+            return pickled((args, kwargs))
         except Exception as e:
             raise TypeError(f"an argument of {self._label} cannot be pickled: {e}") from e
-        if ports:
-            give(ports, target, ranks)
-        return body, buffers
 
     def _sender(self) -> str:
         here = current.get()
@@ -67,9 +62,9 @@ class Endpoint(Generic[R]):
         """
         mesh = self._mesh
         target = mesh._target()
-        body, buffers = self._body(args, kwargs, target)
+        body, buffers, ports = self._body(args, kwargs)
         call = ManyCall(mesh._system.node, self._label, target)
-        self._cast(body, buffers, call._number, call)
+        self._cast(body, buffers, ports, call._number, call)
         return call
 
     def call_one(self, *args: Any, **kwargs: Any) -> Future[R]:
@@ -84,22 +79,22 @@ class Endpoint(Generic[R]):
             raise ValueError(
                 f"call_one requires exactly 1 actor, but mesh has {len(target.procs)}: slice it to one, or use call"
             )
-        body, buffers = self._body(args, kwargs, target)
-        return self._single(0, target, body, buffers)
+        body, buffers, ports = self._body(args, kwargs)
+        return self._single(0, target, body, buffers, ports)
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[R]:
         """Call one rank, chosen at random for each call."""
         target = self._mesh._target()
         rank = random.randrange(len(target.procs))
-        body, buffers = self._body(args, kwargs, target, (rank,))
-        return self._single(rank, target, body, buffers)
+        body, buffers, ports = self._body(args, kwargs)
+        return self._single(rank, target, body, buffers, ports)
 
     def stream(self, *args: Any, **kwargs: Any) -> StreamCall:
         """Call on all ranks; iterate over one future for each, in order of completion."""
         target = self._mesh._target()
-        body, buffers = self._body(args, kwargs, target)
+        body, buffers, ports = self._body(args, kwargs)
         call = StreamCall(self._mesh._system.node, self._label, target)
-        self._cast(body, buffers, call._number, call)
+        self._cast(body, buffers, ports, call._number, call)
         return call
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
@@ -107,8 +102,8 @@ class Endpoint(Generic[R]):
 
         An exception in the endpoint ends the actor, as nobody else would learn of it.
         """
-        body, buffers = self._body(args, kwargs, self._mesh._target())
-        lost = self._cast(body, buffers, 0, None)
+        body, buffers, ports = self._body(args, kwargs)
+        lost = self._cast(body, buffers, ports, 0, None)
         if lost:
             tell_undeliverable(self._label, tuple(lost), next(iter(lost.values())).cause)
 
@@ -119,15 +114,33 @@ class Endpoint(Generic[R]):
 
     # -- sending ----------------------------------------------------------------------------------
 
-    def _single(self, rank: int, target: Any, body: Any, buffers: tuple[int, ...]) -> Future[Any]:
+    def _single(
+        self, rank: int, target: Target, body: Any, buffers: tuple[int, ...], ports: Sequence[Port[Any]]
+    ) -> Future[Any]:
+        mesh = self._mesh
+        system = mesh._system
+        call = OneCall(system.node, self._label, target, rank)
+        if system.waiting.active and system.waiting.keep(
+            (target.procs[rank].id,), lambda: self._send_one(call, body, buffers, ports, mesh._target())
+        ):
+            return call
+        self._send_one(call, body, buffers, ports, target)
+        return call
+
+    def _send_one(
+        self, call: OneCall, body: Any, buffers: tuple[int, ...], ports: Sequence[Port[Any]], target: Target
+    ) -> None:
         mesh = self._mesh
         node = mesh._system.node
-        call = OneCall(node, self._label, target, rank)
+        rank = call._rank
+        call._target = target
+        if ports:
+            give(ports, target, (rank,))
         ref = target.procs[rank]
         link = node.links.get(ref.id)
         if link is None and (link := mesh._reach(ref)) is None:
             call.on_peer_dead(ref.id, node.deaths[ref.id])
-            return call
+            return
         sender = self._sender()
         extent = target.extent
         segment = None
@@ -138,17 +151,47 @@ class Endpoint(Generic[R]):
         )
         message.cell = calling_cell()
         link.send(encode_header(message), body)
-        return call
 
     def _cast(
-        self, body: Any, buffers: tuple[int, ...], number: int, sink: Any, reply_to: Any = None
+        self,
+        body: Any,
+        buffers: tuple[int, ...],
+        ports: Sequence[Port[Any]],
+        number: int,
+        sink: Any,
+        reply_to: Any = None,
     ) -> dict[int, Death]:
         """Send to all ranks. Returns those that are known to be dead, as far as they are not reached through agents."""
+        waiting = self._mesh._system.waiting
+        if waiting.active:
+
+            def later() -> None:
+                if sink is not None:
+                    sink.retarget(self._mesh._target())
+                lost = self._send_all(body, buffers, ports, number, sink, reply_to)
+                if lost and not number:
+                    tell_undeliverable(self._label, tuple(lost), next(iter(lost.values())).cause)
+
+            if waiting.keep((ref.id for ref in self._mesh._target().procs), later):
+                return {}
+        return self._send_all(body, buffers, ports, number, sink, reply_to)
+
+    def _send_all(
+        self,
+        body: Any,
+        buffers: tuple[int, ...],
+        ports: Sequence[Port[Any]],
+        number: int,
+        sink: Any,
+        reply_to: Any,
+    ) -> dict[int, Death]:
         mesh = self._mesh
         system = mesh._system
         node = system.node
         links = node.links
         target = mesh._target()
+        if ports:
+            give(ports, target)
         extent = target.extent
         message = Call(
             mesh._actor, self._name, number, 0, extent.labels, extent.sizes, self._sender(), buffers, reply_to
@@ -233,11 +276,10 @@ def send(
     number, reply_to = (port._number, port._ref) if port is not None else (0, None)
     if selection == "choose":
         endpoint = _at(endpoint, random.randrange(len(endpoint._mesh._target().procs)))
-    target = endpoint._mesh._target()
-    body, buffers = endpoint._body(args, kwargs, target)
+    body, buffers, ports = endpoint._body(args, kwargs)
     if port is not None:
-        give([port], target)
-    endpoint._cast(body, buffers, number, None, reply_to)
+        ports = (*ports, port)
+    endpoint._cast(body, buffers, ports, number, None, reply_to)
 
 
 def _at(endpoint: Endpoint[Any], position: int) -> Endpoint[Any]:

@@ -136,16 +136,29 @@ class Healer:
                 f"{mesh.name} can be healed only in the process that spawned its procs, and only until it is stopped"
             )
         future: Future[Healed] = Future(self._system.node.poller, f"{mesh.name}.heal")
+        waiting = self._system.waiting
+        broken = self._broken(mesh)
+        waiting.begin(broken)
 
         def work() -> None:
             try:
                 with recipe.lock:
-                    future._resolve(self._heal(mesh, recipe, hosts, timeout))
+                    healed = self._heal(mesh, recipe, hosts, timeout)
             except BaseException as e:
+                waiting.end(broken)
                 future._reject(e)
+            else:
+                waiting.end(broken)
+                future._resolve(healed)
 
         threading.Thread(target=work, name="monarch-heal", daemon=True).start()
         return future
+
+    def _broken(self, mesh: ProcMesh) -> set[str]:
+        """The procs of a mesh that are dead, or on which an actor is."""
+        deaths = self._system.node.deaths
+        failed = self._system.tree.failed_on()
+        return {ref.id for ref in mesh._target().procs if ref.id in deaths or ref.id in failed}
 
     def _heal(self, mesh: ProcMesh, recipe: Recipe, hosts: HostMesh | None, timeout: float) -> Healed:
         began = time.monotonic()

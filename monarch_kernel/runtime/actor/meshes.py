@@ -27,7 +27,7 @@ from monarch_kernel.runtime.actor.errors import ActorError
 from monarch_kernel.runtime.actor.inspecting import Inspectable
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.portbook import pickled
-from monarch_kernel.runtime.actor.recipes import HEAL_TIMEOUT, Healed
+from monarch_kernel.runtime.actor.recipes import HEAL_TIMEOUT, Healed, Mendable
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Region, shrunk
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
@@ -43,7 +43,7 @@ T = TypeVar("T")
 STOP_GRACE = 5.0
 
 
-class ActorMesh(MeshTrait, Generic[T]):
+class ActorMesh(Mendable, MeshTrait, Generic[T]):
     """A mesh of actors of one class. Its endpoints are attributes: ``mesh.method.call(...)``.
 
     Made by ``ProcMesh.spawn``; picklable, and usable from any process that it was sent to.
@@ -205,7 +205,7 @@ def _rebuild_actor_mesh(
     return ActorMesh(get_system(), actor, name, mesh_name, cls, procs, region)
 
 
-class ProcMesh(Inspectable, MeshTrait):
+class ProcMesh(Mendable, Inspectable, MeshTrait):
     """A mesh of processes. Made by ``HostMesh.spawn_procs``; actors are spawned on it.
 
     Picklable: whoever gets it can spawn actors on it, too.
@@ -292,6 +292,10 @@ class ProcMesh(Inspectable, MeshTrait):
             raise RuntimeError(f"proc mesh {self.name} was stopped: spawn on a new one")
         system = self._system
         node = system.node
+        if system.waiting.active:
+            over: Future[None] = Future(node.poller, f"{self.name}.heal")
+            if system.waiting.keep((ref.id for ref in self._target().procs), lambda: over._resolve(None)):
+                over.get()
         target = self._target()
         extent = target.extent
         actor = unique(name)
@@ -385,7 +389,7 @@ class ProcMesh(Inspectable, MeshTrait):
         A successor runs on the same host, or, if that is gone, on a spare one. It runs the mesh's bootstrap, gets the
         actors that its predecessor had, with their original arguments, and what their last ``checkpoint`` returned.
         Ranks that live are not touched, and all references to the mesh go on being good, in other processes too. Calls
-        that failed are not repeated.
+        that failed are not repeated; those made from now on over what is being replaced wait until it is there.
 
         Args:
             hosts: spare hosts for those that are gone.

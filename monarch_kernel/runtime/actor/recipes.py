@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch_kernel.protocol.messages import ProcRef, SpawnProcs
+from monarch_kernel.runtime.node.future import Future, nothing
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.hosts import HostMesh
     from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
-    from monarch_kernel.runtime.node.future import Future
 
 #: How long the start of a successor, and every ``__init__`` and ``__restore__`` on it, may take (seconds).
 HEAL_TIMEOUT = 60.0
@@ -103,18 +103,54 @@ class Recipe:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def heal_mesh(
-    mesh: ProcMesh | ActorMesh[Any], hosts: HostMesh | None = None, timeout: float = HEAL_TIMEOUT
-) -> Future[Healed]:
-    """Replace what is dead of a proc mesh, or of the procs of an actor mesh. See ``ProcMesh.heal``."""
+class Mendable:
+    """A handle of a mesh, which ``heal_mesh`` may have given."""
+
+    _healed: Future[Healed] | None = None
+
+    @property
+    def healed(self) -> Healed:
+        """What ``heal_mesh``, which gave this handle, has done; waits until it is done.
+
+        Raises:
+            HealError: it could not be done. RuntimeError: this handle did not come from ``heal_mesh``.
+        """
+        if self._healed is None:
+            raise RuntimeError(f"{self!r} did not come from heal_mesh: what heal() did is in the future that it gives")
+        return self._healed.get()
+
+
+Mesh = TypeVar("Mesh", bound="ProcMesh | ActorMesh[Any]")
+
+
+def heal_mesh(mesh: Mesh, hosts: HostMesh | None = None, timeout: float = HEAL_TIMEOUT) -> Mesh:
+    """Replace what is dead of a proc mesh, or of the procs of an actor mesh. See ``ProcMesh.heal``.
+
+    Returns:
+        The healed mesh, to be used at once: calls on it wait for the heal. Await it, or ask for its ``healed``, the
+        report, to know that all is there.
+
+    Raises:
+        HealError: this process has not spawned these procs. What else can go wrong, awaiting the mesh raises.
+    """
     from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
 
-    if isinstance(mesh, ProcMesh):
-        return mesh.heal(hosts, timeout)
-    if not isinstance(mesh, ActorMesh):
+    if not isinstance(mesh, ProcMesh | ActorMesh):
         raise TypeError(f"heal_mesh takes a proc mesh or an actor mesh, not {type(mesh).__name__}")
+    done = _procs_of(mesh).heal(hosts, timeout)
+    again: Any = mesh._new_with_region(mesh._shape)
+    again._healed = done
+    again._ready = done.then(nothing)
+    return again
+
+
+def _procs_of(mesh: ProcMesh | ActorMesh[Any]) -> ProcMesh:
+    from monarch_kernel.runtime.actor.meshes import ProcMesh
+
+    if isinstance(mesh, ProcMesh):
+        return mesh
     mine = {ref.id for ref in mesh._target().procs}
     for procs in mesh._system.proc_meshes.values():
         if mine <= {ref.id for ref in procs._target().procs}:
-            return procs.heal(hosts, timeout)
+            return procs
     raise HealError(f"the procs of {mesh._name} can be healed only in the process that spawned them")

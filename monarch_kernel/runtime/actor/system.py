@@ -52,6 +52,7 @@ from monarch_kernel.runtime.actor.calls import Reported, acknowledge, ask_agent,
 from monarch_kernel.runtime.actor.casting import Caster
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.healing import Healer
+from monarch_kernel.runtime.actor.healing_calls import WaitingCalls
 from monarch_kernel.runtime.actor.holding import Hold
 from monarch_kernel.runtime.actor.instance import ActorInstance, Client, Instance, on_peers_failed
 from monarch_kernel.runtime.actor.portbook import PortBook, arrived
@@ -99,6 +100,7 @@ class System:
         #: In a rank: marks the end of its output before an answer to a process, on behalf of a cell.
         self.mark_output: Callable[[str, str], int] | None = None
         self.output_sinks: list[Callable[[str, int, bytes | None], None]] = []
+        self.waiting = WaitingCalls()
         self.tree = Tree()
         self.proc_meshes: dict[str, Any] = {}  # by unique id, in order of birth
         self.kept_from: set[str] = (

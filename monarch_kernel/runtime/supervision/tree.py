@@ -102,6 +102,10 @@ class Tree:
         if mesh is not None:
             mesh.dead.difference_update(ranks)
 
+    def failed_on(self) -> set[str]:
+        """The procs on which an actor that was spawned here has died."""
+        return {mesh.procs[rank].id for mesh in self._actors.values() for rank in mesh.dead}
+
     def owned_by(self, owner: str) -> list[OwnedMesh]:
         """What an actor owns, oldest first."""
         return [mesh for known in (self._procs, self._actors) for mesh in known.values() if mesh.owner == owner]

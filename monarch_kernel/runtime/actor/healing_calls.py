@@ -1,0 +1,64 @@
+"""Calls that are made while their ranks are being healed: they wait, as calls made after ``spawn`` wait for it.
+
+A call over a dead rank fails at once. Over one that ``heal()`` is about to replace, it is kept in this process and sent
+when the heal is over, to the rank's successor; if the heal has failed, the call fails as it would have before. Calls of
+one process stay in order: what concerns a rank that an earlier call waits to reach waits, too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from contextvars import copy_context
+
+from monarch_kernel.runtime.actor.context import calling_cell, cell
+
+
+class WaitingCalls:
+    """The calls of one process that wait for a heal."""
+
+    def __init__(self) -> None:
+        #: Whether ``keep`` has to be asked at all.
+        self.active = False
+        # Reentrant: what is sent to this process itself may call again.
+        self._lock = threading.RLock()
+        self._healing: dict[str, int] = {}
+        self._kept: list[tuple[frozenset[str], Callable[[], None]]] = []
+
+    def begin(self, procs: Iterable[str]) -> None:
+        """These procs, or actors on them, are being replaced."""
+        with self._lock:
+            for proc in procs:
+                self._healing[proc] = self._healing.get(proc, 0) + 1
+            self.active = bool(self._healing or self._kept)
+
+    def keep(self, procs: Iterable[str], send: Callable[[], None]) -> bool:
+        """Whether a call to these procs has to wait; then ``send`` is called when it need not any more."""
+        wanted = frozenset(procs)
+        with self._lock:
+            if not self._must_wait(wanted, self._kept):
+                return False
+            context = copy_context()
+            context.run(cell.set, calling_cell())
+            self._kept.append((wanted, lambda: context.run(send)))
+            return True
+
+    def end(self, procs: Iterable[str]) -> None:
+        """That is over, whatever came of it: send what has waited."""
+        with self._lock:
+            for proc in procs:
+                self._healing[proc] -= 1
+                if not self._healing[proc]:
+                    del self._healing[proc]
+            kept, self._kept = self._kept, []
+            still: list[tuple[frozenset[str], Callable[[], None]]] = []
+            for wanted, send in kept:
+                if self._must_wait(wanted, still):
+                    still.append((wanted, send))
+                else:
+                    send()
+            self._kept = [*still, *self._kept]
+            self.active = bool(self._healing or self._kept)
+
+    def _must_wait(self, wanted: frozenset[str], before: list[tuple[frozenset[str], Callable[[], None]]]) -> bool:
+        return not wanted.isdisjoint(self._healing) or any(not wanted.isdisjoint(earlier) for earlier, _ in before)
