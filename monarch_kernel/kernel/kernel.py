@@ -48,6 +48,7 @@ class MonarchKernel(IPythonKernel):
         self._watch = SigintWatch(self._sigint)
         self.shell.sigint = self._sigint
         self.faults = FaultNotices(self.shell)
+        self._arrived: set[str] = set()  # requests to run cells that have not begun
         self._debug_requests: set[asyncio.Task[None]] = set()
 
     @property
@@ -83,6 +84,27 @@ class MonarchKernel(IPythonKernel):
         if threading.current_thread() is threading.main_thread():
             self._sigint.end()
             self._install_sigint()
+
+    async def shell_channel_thread_main(self, msg: Any) -> None:
+        """Pass a message on to the thread that handles it; called on the thread that receives them."""
+        session: Any = self.session
+        with suppress(Exception):  # what is wrong with it is found out, and said, further on
+            _, frames = session.feed_identities(msg, copy=False)
+            header = session.deserialize(frames, content=False, copy=False)["header"]
+            if header["msg_type"] == "execute_request" and header.get("subshell_id") is None:
+                self._arrived.add(header["msg_id"])
+        await super().shell_channel_thread_main(msg)
+
+    def set_parent(self, ident: Any, parent: dict[str, Any], channel: str = "shell") -> None:
+        """Called when a message is handled, or thrown away."""
+        super().set_parent(ident, parent, channel)
+        if channel == "shell":
+            self._arrived.discard(parent.get("header", {}).get("msg_id", ""))
+
+    @property
+    def cells_wait(self) -> bool:
+        """Whether cells have been sent that wait for the one that runs, as with "Run All"."""
+        return bool(self._arrived)
 
     async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Run a cell."""

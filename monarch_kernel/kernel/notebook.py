@@ -80,6 +80,7 @@ class Notebook:
 
     def after_cell(self, _result: Any) -> None:
         """IPython's `post_run_cell`: what actors printed during an ordinary cell is shown before it ends."""
+        self.stops.after_cell()
         if not self._raw_cell.lstrip().startswith("%%mesh"):  # those wait for the end of their own output
             _let_output_arrive()
             for notice in self._outdated.notices(self._raw_cell):

@@ -25,6 +25,8 @@ SUBCOMMANDS: tuple[str, ...] = ("break", "clear", "debug", "pm")
 
 _ADDRESSED = {"-r": "word", "--ranks": "word", "--on": "word"}
 _RANKS = "ranks, such as 0-3,7 or 0:8:2, or dimensions, such as hosts=1,gpus=0-3 (default: all)"
+#: Said instead of opening a prompt.
+_NOT_HELD = "Other cells wait already, so no prompt opens here; {line} in a cell of its own opens it."
 
 
 class StopMagics:
@@ -82,12 +84,14 @@ class StopMagics:
                     "No rank is stopped. %mesh break sets a breakpoint, %mesh debug pause stops ranks where they are."
                 )
                 return
-            if prompt.may_ask() and not prompt.is_open:
+            if prompt.may_hold() and not prompt.is_open:
                 choice = f"ranks {options['ranks']}" if "ranks" in options else ""
                 if "on" in options:
                     choice = f"mesh {options['on']}"
                 prompt.talk(debugger, lambda: not live(debugger.stops()), first=choice, patient=True)
                 return
+            if prompt.may_ask() and not prompt.is_open:
+                print(_NOT_HELD.format(line=f"%mesh debug {line.strip()}".rstrip()))
             command = "groups"
         console = self._one_shot()
         mesh, ranks = self._addressed_stops(options)
@@ -113,9 +117,11 @@ class StopMagics:
         mesh, ranks = self._addressed_stops({"on": self._session.find(None, "%mesh pm").name, **options})
         assert mesh is not None
         prompt = self._notebook.stops
-        if prompt.may_ask() and not prompt.is_open:
-            prompt.post_mortem(debugger, mesh, ranks)
+        if prompt.may_hold() and not prompt.is_open:
+            prompt.post_mortem(debugger, mesh, ranks, self._one_shot())
             return
+        if prompt.may_ask() and not prompt.is_open:
+            print(_NOT_HELD.format(line=f"%mesh pm {line.strip()}".rstrip()))
         if self._one_shot().post_mortem(mesh, ranks):
             print("%mesh debug print EXPR, where, up, locals look into these frames; %mesh debug continue closes them.")
 

@@ -35,6 +35,11 @@ OPENING = 0.5
 #: How often an open prompt looks whether it is still wanted (seconds).
 LOOK = 0.05
 
+_HOLDS = "This cell holds the notebook: it waits for you at the prompt below. continue moves the ranks on, q leaves.\n"
+_HOLDS_MORTEM = (
+    "This cell holds the notebook: it waits for you at the prompt below. q leaves, and the frames stay open.\n"
+)
+
 
 @dataclass(slots=True, eq=False)
 class _Running:
@@ -69,7 +74,6 @@ class StopPrompt:
         self.notices.install()
         events = self._notebook.shell.events
         events.register("pre_run_cell", self._before_cell)
-        events.register("post_run_cell", self._after_cell)
 
     def close(self) -> None:
         """Undo `install`."""
@@ -77,7 +81,6 @@ class StopPrompt:
             self._installed = False
             events = self._notebook.shell.events
             events.unregister("pre_run_cell", self._before_cell)
-            events.unregister("post_run_cell", self._after_cell)
             self.notices.close()
 
     # -- which cell runs --------------------------------------------------------------------------
@@ -87,7 +90,8 @@ class StopPrompt:
             context = contextvars.copy_context()
             self._running = _Running(self._notebook.cell_key, context, self.may_ask())
 
-    def _after_cell(self, _result: Any) -> None:
+    def after_cell(self) -> None:
+        """The cell has ended: from now on no prompt opens for it, whatever is still waited for on its behalf."""
         if threading.current_thread() is threading.main_thread():
             self._running = None
             self.notices.refresh()
@@ -112,6 +116,13 @@ class StopPrompt:
         if kernel is not None:
             return bool(getattr(kernel, "_allow_stdin", False))
         return sys.stdin is not None and sys.stdin.isatty()
+
+    def may_hold(self) -> bool:
+        """Whether a prompt may hold up the notebook: there is a person to ask, who has not sent further cells yet."""
+        return self.may_ask() and not self._cells_wait()
+
+    def _cells_wait(self) -> bool:
+        return bool(getattr(getattr(self._notebook.shell, "kernel", None), "cells_wait", False))
 
     def _others_show(self) -> bool:
         """Whether the front end's own debugger is on, which then shows stops, and moves ranks."""
@@ -155,8 +166,10 @@ class StopPrompt:
     def _on_settled(self, debugger: MeshDebugger) -> None:
         """Stops have come or gone (on the notices' thread)."""
         running = self._running
-        if running is None or self._open_in or not self._opens_for(running.key):
+        if running is None or self._open_in or running.quiet or self._others_show():
             return
+        if not running.stdin and running.run is None:
+            return  # it can neither ask nor go on without its ranks
         if not of_cell(debugger.stops(), running.key):
             return
         sigint = getattr(self._notebook.shell, "sigint", None)
@@ -178,6 +191,16 @@ class StopPrompt:
         if running is not self._running or self._open_in or running.quiet:
             return  # this was for a cell that has ended
         if not of_cell(debugger.stops(), running.key):
+            return
+        if running.run is not None and (not running.stdin or self._cells_wait()):
+            running.quiet = True
+            why = "other cells wait already" if running.stdin else "this front end takes no input"
+            self._say(
+                f"Ranks have stopped, and {why}: no prompt opens here, and this cell ends. It goes on on mesh "
+                f"{running.run.managed.name}, and its output comes here. %mesh debug in a cell of its own opens a "
+                f"prompt; {terminal_hint()}\n"
+            )
+            running.run.detach()
             return
         try:
             left = self.talk(debugger, lambda: not of_cell(debugger.stops(), running.key), running.key)
@@ -222,13 +245,19 @@ class StopPrompt:
 
         return self._talk(debugger, begin, over, key, patient)
 
-    def post_mortem(self, debugger: MeshDebugger, mesh: str, ranks: Sequence[int] | None) -> None:
-        """Open the last exceptions of ranks, and talk about them, if there are any."""
+    def post_mortem(self, debugger: MeshDebugger, mesh: str, ranks: Sequence[int] | None, heir: Console) -> None:
+        """Open the last exceptions of ranks, and talk about them, if there are any.
+
+        Args:
+            heir: has the frames when the person leaves the prompt and has not closed them.
+        """
+        heir.release()
 
         def over() -> bool:
             return not any(at.stop.reason == "post mortem" for at in debugger.stops())
 
-        self._talk(debugger, lambda console: console.post_mortem(mesh, ranks), over)
+        if self._talk(debugger, lambda console: console.post_mortem(mesh, ranks), over, heir=heir):
+            self._say("The frames stay open: %mesh debug COMMAND looks into them, %mesh debug continue closes them.\n")
 
     def _talk(
         self,
@@ -237,16 +266,20 @@ class StopPrompt:
         over: Callable[[], bool],
         key: str = "",
         patient: bool = False,
+        heir: Console | None = None,
     ) -> bool:
         from monarch_kernel.debugger.console.session import Console
 
         said: list[str] = []
         console = Console(debugger, said.append, name=NAME)
+        left = False
         self._open_in = key or self._notebook.cell_key
         self._opened.set()
         self.notices.refresh()
         try:
             self._apart(lambda: begin(console))
+            if said and not over() and getattr(self._notebook.shell, "kernel", None) is not None:
+                said.insert(0, _HOLDS_MORTEM if heir is not None else _HOLDS)
             while not over():
                 self._flush(said)
                 line = self.ask(console.prompt(), over)
@@ -257,6 +290,7 @@ class StopPrompt:
                 if news:
                     self._say(f"Stopped meanwhile:\n{news}\n")
                 if self._apart(lambda line=line: console.run(line)):
+                    left = True
                     return True
                 if patient and console.is_stepping and over():
                     self._flush(said)
@@ -265,9 +299,12 @@ class StopPrompt:
                     said.append(f"{console.news()}\n")
             return False
         except EOFError:
+            left = True
             return True
         finally:
             self._flush(said)
+            if left and heir is not None:
+                heir.take_over(console)
             console.release()
             console.close()
             self._open_in = ""

@@ -86,6 +86,12 @@ class Console(Looking):
         mine, self._mortem = self._mortem, set()
         self.debugger.resume([at for at in self.debugger.stops() if at.key in mine])
 
+    def take_over(self, other: Console) -> None:
+        """Go on where another console leaves: with the ranks that it has chosen, and what it has opened."""
+        self.release()
+        self._set = other._set
+        self._mortem, other._mortem = other._mortem, set()
+
     @property
     def _viewer(self) -> Viewer:
         if self._opened is None:
@@ -354,7 +360,11 @@ class Console(Looking):
         # Ranks say that they go on a moment after they were told to.
         self.debugger.wait(lambda now: not any(at.key in keys for at in now), timeout=PAUSE_TIMEOUT)
         self._set.narrow(None)
-        self._say(f"{who} {_runs_on(stops)}." if any(at.stop.thread for at in stops) else f"{who}: closed.")
+        if any(at.stop.thread for at in stops):
+            self._say(f"{who} {_runs_on(stops)}.")
+        else:
+            self._set.choose(None)  # those that had failed are not meant when something stops later
+            self._say(f"{who}: closed.")
 
     def _advance(self, how: str, line: int = 0) -> None:
         stops = self._set.need()

@@ -76,6 +76,7 @@ def test_the_prompt_opens_in_the_cell_that_waits(mesh: Kernel) -> None:
     cell = ask(mesh, SPLIT)
     assert cell.asked() == "(m 0-3) "
     cell.printed(":3 in f  (breakpoint())")
+    assert cell.outcome.stdout.startswith("This cell holds the notebook")
     cell.says("p x", "0  x = 0", "3  x = 3")
     cell.says("n", ":4 in f\n         if x == 3:")
     assert cell.says("n", "The set has split", "1: 0-2  In[", "2: 3    In[") == "(m 0-2, group 1/2) "
@@ -216,18 +217,54 @@ def test_with_the_front_ends_own_debugger_on_no_prompt_opens(fresh_kernel: Kerne
 # -- notices -----------------------------------------------------------------------------------
 
 
-def test_without_a_prompt_the_cell_says_who_is_stopped_as_long_as_they_are(mesh: Kernel) -> None:
-    subshell = mesh.control("create_subshell_request")["subshell_id"]
+def test_where_nobody_can_be_asked_a_cell_does_not_wait_for_its_stopped_ranks(mesh: Kernel) -> None:
     cell = Asking(mesh.client, SPLIT, stdin=False)
-    cell.until(lambda out: "0-3  In[" in ever(out))
-    assert f"monarch-kernel debug {mesh.pid} in a terminal" in ever(cell.outcome)
-    # One command at a time works beside the busy cell.
-    assert ":3 in f" in run(mesh, "%mesh debug where", subshell).stdout
-    assert ":4 in f" in run(mesh, "%mesh debug -r 1-2 next", subshell).stdout
-    assert run(mesh, "%mesh debug -r 1-2 print x", subshell).stdout == "1  x = 1\n2  x = 2\n"
-    assert run(mesh, "%mesh debug continue", subshell).stdout == "0-3 run on.\n"
-    assert text(cell.wait()) == "[0] 1\n[1] 2\n[2] 3\n[3] 0"
-    assert mesh.control("delete_subshell_request", {"subshell_id": subshell})["status"] == "ok"
+    assert cell.wait().status == "ok"
+    assert "this front end takes no input: no prompt opens here" in cell.outcome.stdout
+    assert f"monarch-kernel debug {mesh.pid} in a terminal" in cell.outcome.stdout
+    while "0-3  In[" not in ever(cell.outcome):
+        cell.read()
+    # One command at a time works in other cells.
+    assert ":3 in f" in run(mesh, "%mesh debug where").stdout
+    assert ":4 in f" in run(mesh, "%mesh debug -r 1-2 next").stdout
+    assert run(mesh, "%mesh debug -r 1-2 print x").stdout == "1  x = 1\n2  x = 2\n"
+    assert run(mesh, "%mesh debug continue").stdout == "0-3 run on.\n"
+    while text(cell.outcome) != "[0] 1\n[1] 2\n[2] 3\n[3] 0":
+        cell.read()
+
+
+def test_run_all_is_not_held_up_by_a_prompt(mesh: Kernel) -> None:
+    assert mesh.run("%%mesh\ndef h(x):\n    return 1 // x\nh(rank - 2)").ename == "MeshCellError"
+    # As "Run All" does it: everything is sent before the first has ended.
+    mortem = ask(mesh, "import time; time.sleep(0.2)\n%mesh pm -r 2")
+    stopping = ask(mesh, "%%mesh\nbreakpoint()\nprint('on')")
+    last = ask(mesh, "%mesh debug print rank")
+    assert mortem.wait().status == "ok"
+    assert mortem.outcome.stdout.startswith(
+        "Other cells wait already, so no prompt opens here; %mesh pm -r 2 in a cell"
+    )
+    assert "ZeroDivisionError" in mortem.outcome.stdout
+    assert stopping.wait().status == "ok"
+    assert "other cells wait already: no prompt opens here" in stopping.outcome.stdout
+    assert last.wait().status == "ok"
+    assert last.outcome.stdout == "rank = 2\n"
+    assert run(mesh, "%mesh debug continue").stdout == "2: closed.\n"
+    prompt = ask(mesh, "%mesh debug")
+    assert prompt.asked() == "(m 0-3) "
+    prompt.type("c")
+    prompt.wait()
+    while text(stopping.outcome) != "[0-3] on":
+        stopping.read()
+
+
+def test_no_prompt_opens_in_a_cell_that_waits_for_stops_only(mesh: Kernel) -> None:
+    code = "going = adders.halt.call()\nlen(get_debugger().wait(lambda stops: len(stops) == 4, 30))"
+    cell = ask(mesh, code)
+    outcome = cell.wait()
+    assert (outcome.text, outcome.stdout) == ("4", "")
+    assert "return 'went on'" in run(mesh, "%mesh debug next").stdout
+    run(mesh, "%mesh debug continue")
+    assert "went on" in run(mesh, "going.get()").text
 
 
 def test_a_notice_never_stands_in_an_innocent_cell(mesh: Kernel) -> None:
@@ -294,10 +331,12 @@ def test_post_mortem_without_any_breakpoint(mesh: Kernel) -> None:
     cell.says("p rank", "0  rank = 0", "2  rank = 2")
     cell.type("q")
     assert cell.wait().status == "ok"
+    assert cell.outcome.stdout.startswith("This cell holds the notebook")
+    assert mesh.ok("%mesh debug print rank").stdout == "0  rank = 0\n2  rank = 2\n"  # the frames that were left
     one = mesh.ok("%mesh pm -r 2")
     assert "return 1 // x" in one.stdout
     assert mesh.ok("%mesh debug print x").stdout == "x = 0\n"
-    mesh.ok("%mesh debug continue")
+    assert "closed" in mesh.ok("%mesh debug continue").stdout
     assert "There is no exception" in mesh.ok("%mesh pm -r 1").stdout
 
 
