@@ -345,7 +345,6 @@ class ForkServer:
         sys.path[:] = request.sys_path
         _forget_missing_folders()
         _forget_exit_handlers()
-        _reseed()
 
     def _make_template(self, request: MakeTemplate, fds: list[int]) -> Rank | None:
         server = os.getpid()
@@ -492,14 +491,6 @@ def _forget_exit_handlers() -> None:
     for known in weakref.finalize._registry.values():  # pyright: ignore[reportAttributeAccessIssue]  # no API for it
         known.atexit = False
     weakref.finalize._registered_with_atexit = False  # pyright: ignore[reportAttributeAccessIssue]  # the next one does
-
-
-def _reseed() -> None:
-    # Python's random reseeds itself after a fork. numpy's global state would be the same in all ranks, which
-    # in fresh processes it never is; torch's default seed is the same in all fresh processes as well.
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
 
 
 # -- preloading -------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from monarch_kernel.runtime.actor.context import Context, current, shared
 from monarch_kernel.runtime.actor.instance import ActorInstance
 from monarch_kernel.runtime.actor.system import System, set_system
 from monarch_kernel.runtime.node.node import Node
-from monarch_kernel.runtime.rank import capture
+from monarch_kernel.runtime.rank import capture, entropy
 
 #: How long actors may take to stop before the rank exits anyway (seconds).
 STOP_TIMEOUT = 30.0
@@ -231,6 +231,7 @@ def main(config: bytes) -> None:
     sys.argv = [f"monarch rank {decoded.rank} of {decoded.mesh}"]
     capture.install()
     collectives.install()
+    entropy.install()
     sys.breakpointhook = _breakpoint
     code = 1
     try:
