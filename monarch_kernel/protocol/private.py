@@ -129,7 +129,7 @@ def _is_unmapped_root(uid: int) -> bool:
 
 
 def temporary_folder(longest: int) -> str:
-    """The folder for what is temporary: the one that ``TMPDIR`` names, or else ``/tmp``.
+    """The folder for what is temporary: the first that is writable, and that no other user can change.
 
     Args:
         longest: bytes that its path may have, as the path of a Unix socket has at most 107.
@@ -137,19 +137,28 @@ def temporary_folder(longest: int) -> str:
     Raises:
         NotPrivateError: other users could replace what this user puts there.
     """
-    import tempfile
-
-    chosen = tempfile.gettempdir()
-    candidates = [path for path in (chosen, "/tmp") if len(os.fsencode(path)) <= longest]
     why: list[str] = []
-    for path in dict.fromkeys(candidates):
+    for path in temporary_folders(longest):
         try:
             os.close(open_way(path))
         except OSError as e:
             why.append(str(e))
-        else:
+            continue
+        if os.access(path, os.W_OK | os.X_OK):
             return path
+        why.append(f"{path} is not writable")
     raise NotPrivateError(f"no temporary folder is safe to use: {'; '.join(why)}; name one of your own in TMPDIR")
+
+
+def temporary_folders(longest: int) -> list[str]:
+    """Where temporary folders may be: the one that ``TMPDIR`` names, and those of the system.
+
+    In a container, ``/tmp`` is often a volume that all may write to, and without the sticky bit.
+    """
+    import tempfile
+
+    found = dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"))
+    return [path for path in found if len(os.fsencode(path)) <= longest]
 
 
 # -- folders of this user -----------------------------------------------------------------------

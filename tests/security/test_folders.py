@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,11 @@ from monarch_kernel.protocol.private import (
     read_own_file,
     remove_socket,
     temporary_folder,
+    temporary_folders,
     write_own_file,
 )
 from monarch_kernel.runtime.host import leftovers
+from tests.kernel.harness import PATIENCE, Kernel
 from tests.otheruser import OtherUser
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +99,28 @@ def test_the_place_of_kept_meshes_may_be_another_users(
         with pytest.raises(KeptError, match=whose):
             use()
     assert tree(home) == before
+
+
+def test_a_notebook_says_whose_folder_is_in_the_way(
+    other_user: OtherUser,
+    shared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    start_kernel: Callable[[], Kernel],
+) -> None:
+    monkeypatch.delenv("MONARCH_KERNEL_KEPT_DIR", raising=False)
+    before = work_in(tmp_path / "home", 0o700)
+    code = 'os.mkdir(sys.argv[1]); os.symlink(sys.argv[2], sys.argv[1] + "/kept")'
+    other_user.run(code, shared / f"monarch-kernel-{os.getuid()}", tmp_path / "home")
+    kernel = start_kernel()
+    listed = kernel.ok("%mesh ls").stdout
+    assert f"belongs to the user with uid {other_user.uid}" in listed and "No mesh is up" in listed
+    assert kernel.client.complete("%mesh down ", reply=True, timeout=PATIENCE)["content"]["matches"] == []
+    for command in ("attach nothing", "down data", "up m --procs 1 --keep"):
+        failed = kernel.run(f"%mesh {command}")
+        assert failed.ename == "UsageError"
+        assert f"uid {other_user.uid}" in failed.evalue
+    assert tree(tmp_path / "home") == before
 
 
 def test_a_link_of_another_user_on_the_way_is_not_followed(other_user: OtherUser, shared: Path, tmp_path: Path) -> None:
@@ -180,6 +205,7 @@ def test_a_temporary_folder_that_others_can_change_is_not_used(
     other_user.run("os.mkdir(sys.argv[1])", shared / "theirs")
     monkeypatch.setattr("tempfile.tempdir", str(shared / "theirs"))
     assert temporary_folder(60) == "/tmp"
+    assert str(shared / "theirs") in temporary_folders(60), "what an older program has put there is found"
     os.chmod(shared, 0o777)
     with pytest.raises(NotPrivateError, match=rf"other users may write to {shared} \(mode 777\)"):
         open_way(str(shared / "x"))

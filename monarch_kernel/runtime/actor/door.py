@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.messages import ERROR, OK, PREFIX, WIRE_VERSION, AskConsole, Reply, decode, encode
-from monarch_kernel.protocol.private import PrivateFolder
+from monarch_kernel.protocol.private import PrivateFolder, temporary_folders
 from monarch_kernel.runtime.node.link import Link, check_peer, peer_of
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: The path of a Unix socket has at most 107 bytes.
+_LONGEST = 107
 _CONSOLE = "monarch_kernel.debugger.console.server"
 
 
@@ -46,10 +48,8 @@ class Controller:
 
 def controllers() -> list[Controller]:
     """The controllers of this user that run on this machine, oldest first. Does not start the runtime."""
-    import tempfile
-
     found: list[tuple[float, Controller]] = []
-    for base in dict.fromkeys((tempfile.gettempdir(), "/tmp")):
+    for base in temporary_folders(_LONGEST):
         start = f"monarch-{os.getuid()}-"
         try:
             folders = [entry for entry in os.scandir(base) if entry.name.startswith(start)]
