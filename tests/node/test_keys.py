@@ -28,7 +28,7 @@ def test_a_key_file_is_read_back_as_a_pair(key_file: Path, monkeypatch: pytest.M
     keys = load_keys(key_file)
     assert keys.path == str(key_file) and len(keys.fingerprint) == 64
     monkeypatch.setenv("MONARCH_KERNEL_KEY_FILE", str(key_file))
-    assert load_keys() == keys == load_keys(str(key_file))
+    assert keys.same_as(load_keys()) and keys.same_as(load_keys(str(key_file)))
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o277])

@@ -205,7 +205,7 @@ def test_a_list_of_another_name(make: Make, tmp_path: Path, monkeypatch: pytest.
     worker = make("worker")
     for keys in (load_keys(worker.path, team), load_keys(worker.path, str(team))):
         assert keys.name_of(public(alice).certificate) == "alice"
-        assert keys != worker
+        assert not keys.same_as(worker)
     monkeypatch.setenv("MONARCH_KERNEL_ALLOW", str(team))
     assert load_keys(worker.path).allow == str(team)
     monkeypatch.setenv("MONARCH_KERNEL_ALLOW", str(tmp_path / "none"))
@@ -229,7 +229,7 @@ def test_the_first_use_makes_a_key(home: Path) -> None:
     assert keys.path == str(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert keys == load_keys()
+    assert keys.same_as(load_keys())
     assert re.fullmatch(rf"{pwd.getpwuid(os.getuid()).pw_name}@[\w.-]+", keys.name)
 
 
