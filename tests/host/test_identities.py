@@ -125,8 +125,7 @@ def test_a_revoked_person_is_out_and_the_others_stay(tmp_path: Path, begun: list
 
 
 MONARCH = """
-import os
-from monarch.actor import Actor, attach_to_workers, endpoint, shutdown_context, start_worker_loop_forever
+from monarch_kernel.actor import Actor, attach_to_workers, endpoint, shutdown_context, start_worker_loop_forever
 
 class Echo(Actor):
     @endpoint

@@ -65,6 +65,13 @@ def test_a_file_that_others_may_use(key_file: Path, mode: int) -> None:
         load_keys(key_file)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_file_of_another_user(key_file: Path) -> None:
+    os.chown(key_file, 65533, -1)
+    with pytest.raises(KeyFileError, match="belongs to .*65533"):
+        load_keys(key_file)
+
+
 def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path in (tmp_path, tmp_path / "pipe"):

@@ -261,6 +261,15 @@ def test_a_home_that_cannot_hold_it(home: Path, monkeypatch: pytest.MonkeyPatch)
         load_keys()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_home_of_another_user(home: Path) -> None:
+    """As sudo may leave it in the environment: a key of root in there would keep its owner out."""
+    os.chown(home, 65533, -1)
+    with pytest.raises(KeyFileError, match=r"cannot be made: .* belongs to .*65533"):
+        load_keys()
+    assert os.listdir(home) == []
+
+
 def test_a_home_is_written_as_a_tilde(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_key_file("~/team.key", "team")
     add_key(str(home / "team.list"), made.public)

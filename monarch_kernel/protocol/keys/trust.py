@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import ssl
 import threading
@@ -10,6 +11,9 @@ import threading
 from monarch_kernel.protocol.keys.allowed import AllowList
 from monarch_kernel.protocol.keys.guarded import KeyFileError, KeyFileExistsError, expanded
 from monarch_kernel.protocol.keys.identity import Identity, load_pair, make_key_file, read_key_file
+from monarch_kernel.protocol.private import user_name
+
+log = logging.getLogger(__name__)
 
 KEY_FILE_VARIABLE = "MONARCH_KERNEL_KEY_FILE"
 ALLOW_VARIABLE = "MONARCH_KERNEL_ALLOW"
@@ -65,6 +69,13 @@ class Keys:
                 self._contexts.clear()
                 self.generation += 1
             return self.generation
+
+    @property
+    def described(self) -> str:
+        """This key and whom it trusts, for a log."""
+        listed = len(self._allowed.keys)
+        others = f" and {listed} on {self.allow}" if listed else ""
+        return f"the key {self.name} ({self.fingerprint[:16]}) of {self.path}, which trusts itself{others}"
 
     def name_of(self, der: bytes) -> str | None:
         """Whose certificate this is, as the list says (as of the last ``refresh()``); None: it is not trusted.
@@ -170,13 +181,24 @@ def default_key_file() -> str:
             base = expanded("~/.config")
         path = os.path.join(base, "monarch_kernel", "key")
         if not os.path.lexists(path):
+            _check_home(path)
             for folder in (base, os.path.dirname(path)):
                 os.makedirs(folder, 0o700, exist_ok=True)
             with contextlib.suppress(KeyFileExistsError):  # another process was first
-                make_key_file(path)
+                made = make_key_file(path).public
+                log.info("made %s, the key of %s (%s)", path, made.name, made.fingerprint[:16])
     except (OSError, KeyFileError) as e:
         raise KeyFileError(
             f"TCP needs a key, and this user's own cannot be made: {e}. Make one elsewhere with "
             f"'monarch-kernel keys FILE', and name it by --key-file FILE, key_file= or {KEY_FILE_VARIABLE}"
         ) from e
     return path
+
+
+def _check_home(path: str) -> None:
+    """Raises: this would be in another user's home, which ``sudo`` may leave in the environment."""
+    folder = os.path.dirname(path)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    if (owner := os.stat(folder).st_uid) not in (os.geteuid(), 0):
+        raise KeyFileError(f"{folder} belongs to {user_name(owner)}")

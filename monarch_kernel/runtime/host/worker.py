@@ -82,6 +82,7 @@ class Worker(Agent):
             coredumps.give_up(for_good=True)  # the fork server, and so each rank, has the user's limit
             node.keys = load_keys(config.key_file, config.allow)
             node.audit = _audit(node, config.audit)
+            log.info("uses %s", node.keys.described)
         self._own_gateway = (node.ref.gateway, "")
         self._near: dict[str, ProcRef] = {}  # controllers of this site
         self._cwd = os.getcwd()
