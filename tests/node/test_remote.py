@@ -268,7 +268,8 @@ def test_a_worker_that_comes_up_later_is_waited_for(net: Net) -> None:
     assert future.get(10).id == late.id
 
 
-def test_no_key_no_tcp(net: Net) -> None:
+def test_no_key_no_tcp(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/proc/none")  # where this user's own key cannot be made
     controller = net.add("controller", "controller", "a")
     with pytest.raises(ValueError, match=r"tcp://127.0.0.1:1 needs a key"):
         dial(controller, "tcp://127.0.0.1:1")

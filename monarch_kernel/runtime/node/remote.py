@@ -206,10 +206,16 @@ class Routes:
         return _Dial(node, self, ref.gateway_address, None, LAZY_TIMEOUT, ref).link
 
     def _why_not(self, url: str) -> str:
-        """What this process lacks to use this URL; nothing: ''."""
+        """What this process lacks to use this URL; nothing: ''. A key is read when one is first needed."""
         if url.startswith("ipc://") or self._node.keys is not None:
             return ""
-        return f"{url} needs a key: name its file by --key-file, key_file= or MONARCH_KERNEL_KEY_FILE"
+        from monarch_kernel.protocol.keys import KeyFileError, load_keys
+
+        try:
+            self._node.keys = load_keys()
+        except KeyFileError as e:
+            return f"{url} needs a key: {e}"
+        return ""
 
     def lost(self, gateway: str) -> None:
         """A gateway is out of reach."""
@@ -262,8 +268,9 @@ class Routes:
             sock = listen_unix(path)
             self._listeners.append(_UnixListener(node.accept_unix(sock), path))
             return url
-        if node.keys is None:
-            raise ValueError(f"{self._why_not(url)} (monarch-kernel keys FILE makes one)")
+        if why := self._why_not(url):
+            raise ValueError(why)
+        assert node.keys is not None
         from monarch_kernel.runtime.node.tcp import Listener
 
         listener = Listener(

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from monarch_kernel.protocol.refs import ProcRef
+from monarch_kernel.runtime.node.acceptor import Acceptor
 from monarch_kernel.runtime.node.poller import Poller
 from monarch_kernel.runtime.node.tally import Tally
 
@@ -72,15 +73,14 @@ class Door:
 
     def __init__(self, poller: Poller, host: str) -> None:
         self._poller = poller
-        self._sock = _listen(host)
-        self.address: tuple[str, int] = (host, self._sock.getsockname()[1])
+        sock = _listen(host)
+        self.address: tuple[str, int] = (host, sock.getsockname()[1])
         self._guests: dict[bytes, _Guest] = {}
         self._strangers: dict[int, _Stranger] = {}
         self._guard = threading.Lock()
-        self._closed = False
         self._refusals = Tally(poller, REFUSALS, self._log_refused)
-        _ours.add(self._sock)
-        poller.register(self._sock.fileno(), self._on_connection)
+        _ours.add(sock)
+        self._acceptor = Acceptor(poller, sock, "the data port", self._on_connection, self._make_room)
         poller.start_background()
 
     def expect(self, welcome: Callable[[socket.socket], None]) -> bytes:
@@ -98,17 +98,18 @@ class Door:
         with self._guard:
             self._guests.pop(token, None)
 
-    def _on_connection(self, _events: int) -> None:
-        while True:
-            try:
-                sock, where = self._sock.accept()
-            except OSError:
-                return
-            if len(self._strangers) >= STRANGERS:
-                next(iter(self._strangers.values())).leave("too many others came")
-            _ours.add(sock)
-            stranger = _Stranger(self, sock, where[0])
-            self._strangers[sock.fileno()] = stranger
+    def _on_connection(self, sock: socket.socket, where: tuple[str, int]) -> None:
+        if len(self._strangers) >= STRANGERS:
+            self._make_room()
+        _ours.add(sock)
+        self._strangers[sock.fileno()] = _Stranger(self, sock, where[0])
+
+    def _make_room(self) -> bool:
+        """Close the connection that has waited longest without showing a token; whether there was one."""
+        oldest = next(iter(self._strangers.values()), None)
+        if oldest is not None:
+            oldest.leave("too many others came")
+        return oldest is not None
 
     def admit(self, token: bytes, sock: socket.socket) -> bool:
         """Take a connection that shows this token; False if it is not expected."""
@@ -121,9 +122,7 @@ class Door:
 
     def close(self) -> None:
         """Expect nobody any more."""
-        self._closed = True
-        self._poller.unregister(self._sock.fileno())
-        self._sock.close()
+        self._acceptor.close()
         for stranger in list(self._strangers.values()):
             stranger.leave("")
         with self._guard:
