@@ -1,7 +1,13 @@
 """The errors that calls on meshes raise."""
 
 from monarch_kernel.protocol.faults import Fault, capture, label_files
-from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, RankFailure, SupervisionError
+from monarch_kernel.runtime.actor.errors import (
+    ActorError,
+    MeshFailure,
+    RankFailure,
+    SupervisionError,
+    build_actor_error,
+)
 from monarch_kernel.runtime.mesh.shape import UnknownDimensionError
 
 __all__ = [
@@ -11,6 +17,7 @@ __all__ = [
     "RankFailure",
     "SupervisionError",
     "UnknownDimensionError",
+    "build_actor_error",
     "capture",
     "label_files",
 ]

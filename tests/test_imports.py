@@ -23,7 +23,7 @@ PROTOCOL = "monarch_kernel.protocol"
 MESH = f"{RUNTIME}.mesh"
 # How a controller starts its host agent: by name, so the agent itself does not come with it.
 LAUNCH = f"{RUNTIME}.host.launch"
-TOOLS = ("debugger", "kernel", "launchers", "server", "widgets")
+TOOLS = ("debugger", "kernel", "launchers", "pool", "server", "widgets")
 
 # package -> which of our packages it may import, beside itself.  The most exact entry counts.
 ALLOWED: dict[str, set[str]] = {

@@ -16,9 +16,11 @@ from monarch_kernel.kernel.completion import MeshCompleter
 from monarch_kernel.kernel.interrupts import get_relay
 from monarch_kernel.kernel.introspection import Introspection
 from monarch_kernel.kernel.magics import SUBCOMMANDS, MeshMagics
+from monarch_kernel.kernel.map_progress import MapProgress
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.session import session
 from monarch_kernel.output import subscribe
+from monarch_kernel.pool import on_progress
 
 _ATTRIBUTE = "_monarch_kernel_extension"
 
@@ -30,6 +32,7 @@ class _Extension:
         self._ip = ip
         self.notebook = Notebook(ip, session())
         self.magics = MeshMagics(self.notebook)
+        self._end_progress = on_progress(MapProgress(self.notebook))
         self._unsubscribe: Callable[[], None] = subscribe(self.notebook.router.on_event)
         ip.register_magics(self.magics)
         callerrors.install(ip)
@@ -52,6 +55,7 @@ class _Extension:
     def remove(self) -> None:
         """Undo all of it. The meshes stay."""
         self._unsubscribe()
+        self._end_progress()
         callerrors.remove()
         formatters.remove(self._ip)
         self._stop_inspecting()

@@ -20,7 +20,7 @@ from monarch_kernel.protocol import serialize
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 #: Files below these are the runtime's own; nobody looks for their bug there.
-RUNTIME_PREFIXES = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("runtime", "protocol", "debugger"))
+RUNTIME_PREFIXES = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("runtime", "protocol", "debugger", "pool"))
 
 _MAX_FRAMES = 64
 _HALF = _MAX_FRAMES // 2

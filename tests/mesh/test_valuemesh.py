@@ -98,3 +98,48 @@ def test_repr_is_bounded_and_indents_values_of_several_lines() -> None:
             return "[1\n 2]"
 
     assert repr(ValueMesh(Extent(["r"], [1]), [Matrix()])) == "ValueMesh({r: 1}):\n  r=0  [1\n        2]"
+
+
+def test_arithmetic_is_of_the_values_and_keeps_the_shape() -> None:
+    values = ValueMesh(Extent(("hosts", "gpus"), (2, 2)), [1, 2, 3, 4])
+    other = ValueMesh(values.extent, [10, 20, 30, 40])
+    for made, wanted in (
+        (values + 1, [2, 3, 4, 5]),
+        (1 - values, [0, -1, -2, -3]),
+        (other - values, [9, 18, 27, 36]),
+        (2 * values, [2, 4, 6, 8]),
+        (other / values, [10.0] * 4),
+        (12 / values, [12.0, 6.0, 4.0, 3.0]),
+        (other // 3 % 4, [3, 2, 2, 1]),
+        (100 // other, [10, 5, 3, 2]),
+        (7 % values, [0, 1, 1, 3]),
+        (values**2, [1, 4, 9, 16]),
+        (2**values, [2, 4, 8, 16]),
+        (abs(-values), [1, 2, 3, 4]),
+        (+values, [1, 2, 3, 4]),
+        (values.map(str), ["1", "2", "3", "4"]),
+        (values.map(max, other, values), [10, 20, 30, 40]),
+    ):
+        assert (list(made.values()), made.extent) == (wanted, values.extent)
+    texts = values.map(str)
+    assert list((texts + "x").values()) == ["1x", "2x", "3x", "4x"]
+    assert list(("x" + texts).values()) == ["x1", "x2", "x3", "x4"]
+
+
+def test_arithmetic_with_arrays() -> None:
+    numpy = pytest.importorskip("numpy")
+    values = ValueMesh(Extent(("gpus",), (2,)), [numpy.eye(2), numpy.ones((2, 2))])
+    for made in (numpy.ones(2) + values, values + numpy.ones(2)):
+        assert isinstance(made, ValueMesh)
+        assert [value.sum() for value in made.values()] == [6.0, 8.0]
+    assert [value.sum() for value in (values @ numpy.ones(2)).values()] == [2.0, 4.0]
+    assert [value.sum() for value in (numpy.ones(2) @ values).values()] == [2.0, 4.0]
+
+
+def test_what_goes_wrong_names_the_rank() -> None:
+    values = ValueMesh(Extent(("gpus",), (3,)), [1, 0, 2])
+    with pytest.raises(ZeroDivisionError) as caught:
+        1 / values
+    assert caught.value.__notes__ == ["at rank 1 of a ValueMesh (gpus=1)"]
+    with pytest.raises(ValueError, match=r"\{gpus: 2\} cannot be combined with one of \{gpus: 3\}"):
+        values + values[0:2]

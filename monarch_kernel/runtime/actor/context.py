@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +57,16 @@ def set_cell(cell_id: str) -> None:
 def calling_cell() -> str:
     """The cell that a call made here belongs to; empty for none."""
     return cell.get() or _latest_cell
+
+
+@contextmanager
+def on_behalf_of(cell_id: str) -> Generator[None]:
+    """Calls that are made in this block belong to that cell, though another one may run by now."""
+    token = cell.set(cell_id or None)
+    try:
+        yield
+    finally:
+        cell.reset(token)
 
 
 def context() -> Context:

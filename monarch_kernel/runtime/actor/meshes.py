@@ -26,6 +26,7 @@ from monarch_kernel.runtime.actor.endpoint import Endpoint, PlainMethod
 from monarch_kernel.runtime.actor.errors import ActorError
 from monarch_kernel.runtime.actor.inspecting import Inspectable
 from monarch_kernel.runtime.actor.names import unique
+from monarch_kernel.runtime.actor.pooled import Pooled
 from monarch_kernel.runtime.actor.portbook import pickled
 from monarch_kernel.runtime.actor.recipes import HEAL_TIMEOUT, Healed, Mendable
 from monarch_kernel.runtime.actor.system import System, get_system
@@ -205,7 +206,7 @@ def _rebuild_actor_mesh(
     return ActorMesh(get_system(), actor, name, mesh_name, cls, procs, region)
 
 
-class ProcMesh(Mendable, Inspectable, MeshTrait):
+class ProcMesh(Mendable, Inspectable, Pooled, MeshTrait):
     """A mesh of processes. Made by ``HostMesh.spawn_procs``; actors are spawned on it.
 
     Picklable: whoever gets it can spawn actors on it, too.

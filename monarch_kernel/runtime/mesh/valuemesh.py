@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, SupportsIndex, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, SupportsIndex, TypeVar, cast, overload
 
 from monarch_kernel.runtime.mesh.rankset import format_points
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Point, Region, Selection
 
 T_co = TypeVar("T_co", covariant=True)
+R = TypeVar("R")
 
 _SHOWN_ROWS = 20
 
@@ -19,7 +20,8 @@ class ValueMesh(MeshTrait, Generic[T_co]):
 
     Iterating gives `(Point, value)` pairs. `values[3]` is the value of rank 3, `values[1, 2]` and
     `values[{"hosts": 1, "gpus": 2}]` the value at coordinates; with slices among the coordinates the result
-    is a smaller ValueMesh. Slicing, splitting and renaming work as on any mesh.
+    is a smaller ValueMesh. `losses / 2`, `after - before` and `map` compute with the values of each rank. Slicing,
+    splitting and renaming work as on any mesh.
     """
 
     __slots__ = ("_extent", "_values")
@@ -91,6 +93,96 @@ class ValueMesh(MeshTrait, Generic[T_co]):
 
     def __iter__(self) -> Iterator[tuple[Point, T_co]]:
         return self.items()
+
+    # -- values from values --------------------------------------------------------------------
+
+    def map(self, function: Callable[..., R], *others: ValueMesh[Any]) -> ValueMesh[R]:
+        """`function(value)` of every rank, in the same shape; with `others`, of the values that they have there, too.
+
+        It runs here, rank by rank. What it raises is raised, with a note that names the rank.
+
+        Raises:
+            ValueError: one of `others` has another shape.
+        """
+        for other in others:
+            if other._extent != self._extent:
+                raise ValueError(f"a ValueMesh of {other._extent} cannot be combined with one of {self._extent}")
+        found: list[R] = []
+        for rank, value in enumerate(self._values):
+            try:
+                found.append(function(value, *(other._values[rank] for other in others)))
+            except Exception as error:
+                where = format_points([rank], self._extent)
+                error.add_note(f"at rank {rank} of a ValueMesh" + (f" ({where})" if where else ""))
+                raise
+        return ValueMesh(self._extent, found)
+
+    def _with(self, operation: Callable[[Any, Any], Any], other: Any, swap: bool = False) -> ValueMesh[Any]:
+        if isinstance(other, ValueMesh):
+            return self.map(operation, cast("ValueMesh[Any]", other))
+        if swap:
+            return self.map(lambda value: operation(other, value))
+        return self.map(lambda value: operation(value, other))
+
+    #: NumPy leaves operations between an array and a ValueMesh to us.
+    __array_ufunc__ = None
+
+    def __add__(self, other: Any) -> ValueMesh[Any]:
+        return self._with(operator.add, other)
+
+    def __radd__(self, other: Any) -> ValueMesh[Any]:
+        return self._with(operator.add, other, swap=True)
+
+    def __sub__(self, other: Any) -> ValueMesh[Any]:
+        return self._with(operator.sub, other)
+
+    def __rsub__(self, other: Any) -> ValueMesh[Any]:
+        return self._with(operator.sub, other, swap=True)
+
+    def __mul__(self, other: Any) -> ValueMesh[Any]:
+        return self._with(operator.mul, other)
+
+    def __rmul__(self, other: Any) -> ValueMesh[Any]:
+        return self._with(operator.mul, other, swap=True)
+
+    def __truediv__(self, other: Any) -> ValueMesh[Any]:
+        return self._with(operator.truediv, other)
+
+    def __rtruediv__(self, other: Any) -> ValueMesh[Any]:
+        return self._with(operator.truediv, other, swap=True)
+
+    def __floordiv__(self, other: Any) -> ValueMesh[Any]:
+        return self._with(operator.floordiv, other)
+
+    def __rfloordiv__(self, other: Any) -> ValueMesh[Any]:
+        return self._with(operator.floordiv, other, swap=True)
+
+    def __mod__(self, other: Any) -> ValueMesh[Any]:
+        return self._with(operator.mod, other)
+
+    def __rmod__(self, other: Any) -> ValueMesh[Any]:
+        return self._with(operator.mod, other, swap=True)
+
+    def __pow__(self, other: Any) -> ValueMesh[Any]:
+        return self._with(operator.pow, other)
+
+    def __rpow__(self, other: Any) -> ValueMesh[Any]:
+        return self._with(operator.pow, other, swap=True)
+
+    def __matmul__(self, other: Any) -> ValueMesh[Any]:
+        return self._with(operator.matmul, other)
+
+    def __rmatmul__(self, other: Any) -> ValueMesh[Any]:
+        return self._with(operator.matmul, other, swap=True)
+
+    def __neg__(self) -> ValueMesh[Any]:
+        return self.map(operator.neg)
+
+    def __pos__(self) -> ValueMesh[Any]:
+        return self.map(operator.pos)
+
+    def __abs__(self) -> ValueMesh[Any]:
+        return self.map(operator.abs)
 
     def __repr__(self) -> str:
         head = f"ValueMesh({self._extent})"

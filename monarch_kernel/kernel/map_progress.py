@@ -1,0 +1,40 @@
+"""The line below a cell that waits for a map over the ranks of a mesh: how far it is, and how long it may take."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from monarch_kernel.kernel.progress import QUIET
+from monarch_kernel.kernel.render import seconds
+
+if TYPE_CHECKING:
+    from monarch_kernel.kernel.notebook import Notebook
+    from monarch_kernel.pool import Mapping
+
+
+class MapProgress:
+    """Shows the progress of maps in the cells that started them; `monarch_kernel.pool.on_progress` calls it."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+
+    def __call__(self, mapping: Mapping) -> None:
+        """Show how far a map is, or, when it has ended, nothing."""
+        output = self._notebook.output_of(mapping.cell)
+        if output is not None and output.progress(line(mapping, time.monotonic())):
+            self._notebook.router.touch(output)
+
+
+def line(mapping: Mapping, now: float) -> str:
+    """What to say of a map at this moment."""
+    passed = now - mapping.started
+    if mapping.ended or passed < QUIET:
+        return ""
+    total = f" of {mapping.total:,}" if mapping.total is not None else ""
+    parts = [f"map {mapping.name}: {mapping.done:,}{total} items", f"{mapping.ranks} ranks"]
+    if mapping.failed:
+        parts.append(f"{mapping.failed:,} failed")
+    if mapping.total and mapping.done:
+        parts.append(f"about {seconds(passed / mapping.done * (mapping.total - mapping.done))} left")
+    return " · ".join(parts)

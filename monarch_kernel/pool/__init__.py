@@ -1,0 +1,11 @@
+"""Independent work over the ranks of a mesh: `map`, `submit`, `scatter` and `gather` of a `ProcMesh`.
+
+Written against the public actor API. Two actors on every rank do the work: `Worker` runs functions, `Control`
+interrupts them. `Pool` in the caller's process has the queue: whichever rank is free gets the next task.
+"""
+
+from monarch_kernel.pool.data import gather, scatter
+from monarch_kernel.pool.mapping import Mapping, on_progress, start_map
+from monarch_kernel.pool.pool import Pool, TaskFuture, pool_of
+
+__all__ = ["Mapping", "Pool", "TaskFuture", "gather", "on_progress", "pool_of", "scatter", "start_map"]

@@ -1,0 +1,282 @@
+"""`ProcMesh.map`: a function over items, in order, as completed, or all at once; read ahead no further than allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, wait
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from monarch_kernel.actor import ProcMesh
+from monarch_kernel.errors import RankFailure, build_actor_error
+from monarch_kernel.output import calling_cell
+from monarch_kernel.pool.pool import Pool, TaskFuture, pool_of
+from monarch_kernel.pool.worker import Failed
+
+#: How often whoever waits looks up to tell of progress (seconds).
+TICK = 0.2
+
+#: Called with a `Mapping` while somebody waits for it, and when it has ended.
+_listeners: list[Callable[[Mapping], None]] = []
+
+
+def on_progress(listener: Callable[[Mapping], None]) -> Callable[[], None]:
+    """Have `listener(mapping)` called a few times a second while somebody waits for a map, and at its end.
+
+    It is called on the thread that waits, and must be quick.
+
+    Returns:
+        A function that ends this.
+    """
+    _listeners.append(listener)
+
+    def end() -> None:
+        if listener in _listeners:
+            _listeners.remove(listener)
+
+    return end
+
+
+@dataclass(slots=True, eq=False)
+class _Chunk:
+    first: int
+    count: int
+    future: TaskFuture
+
+
+class _Counts:
+    def __init__(self) -> None:
+        self.done = 0
+
+    def add(self, count: int, future: Any) -> None:
+        """A chunk of so many items has ended."""
+        if _has_value(future):
+            self.done += count
+
+
+class Mapping(Iterator[Any]):
+    """The values of a map that runs. Made by `ProcMesh.map`; used by one consumer.
+
+    It works ahead of whoever takes values, so that they need not be waited for; `ahead` bounds that. A Ctrl-C while
+    values are waited for cancels it.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        function: Callable[..., Any],
+        items: Iterator[tuple[Any, ...]],
+        total: int | None,
+        chunk: int,
+        ahead: int,
+        return_errors: bool,
+    ) -> None:
+        self.name = getattr(function, "__name__", type(function).__name__)
+        #: How many items there are; None where that is not known.
+        self.total = total
+        self._counts = _Counts()
+        #: How many items have failed.
+        self.failed = 0
+        #: The cell that started it.
+        self.cell = calling_cell()
+        self.started = time.monotonic()
+        self.ended = True  # until it has begun
+        self._pool = pool
+        self._items = items
+        self._chunk = chunk
+        self._ahead = ahead
+        self._return_errors = return_errors
+        self._key = pool.define(function)
+        self._sent = 0
+        self._open = 0  # items that were sent, and whose values were not taken
+        self._exhausted = False
+        self._cancelled = False
+        self._chunks: deque[_Chunk] = deque()
+        self._values: deque[Any] = deque()  # of the chunk that is being taken
+        self.ended = False
+        with _Guard(self):
+            self._fill()
+
+    @property
+    def done(self) -> int:
+        """How many values there are, taken or not."""
+        return self._counts.done
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks work on it."""
+        return len(self._pool.alive)
+
+    # -- taking values ---------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        with _Guard(self):
+            while not self._values:
+                self._fill()
+                if not self._chunks:
+                    self._end()
+                    raise StopIteration
+                chunk = self._chunks[0]
+                self._wait([chunk])
+                self._chunks.popleft()
+                self._values.extend(self._taken(chunk))
+                self._fill()
+            return self._values.popleft()
+
+    def as_completed(self) -> Iterator[tuple[int, Any]]:
+        """`(number of the item, value)`, whichever is there first."""
+        while True:
+            with _Guard(self):
+                self._fill()
+                if not self._chunks:
+                    self._end()
+                    return
+                ready = self._wait(list(self._chunks))
+                for chunk in ready:
+                    self._chunks.remove(chunk)
+            for chunk in ready:
+                with _Guard(self):
+                    values = self._taken(chunk)
+                    self._fill()
+                yield from enumerate(values, chunk.first)
+
+    def get(self) -> list[Any]:
+        """All values that were not taken yet, in the order of the items."""
+        return list(self)
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        return self._all().__await__()
+
+    async def _all(self) -> list[Any]:
+        try:
+            return await asyncio.to_thread(self.get)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        nothing = object()
+        while (value := await asyncio.to_thread(next, self, nothing)) is not nothing:
+            yield value
+
+    def cancel(self) -> None:
+        """Send no more, and interrupt what runs. Values that are there can still be taken."""
+        self._cancelled = self._exhausted = True
+        self._pool.interrupt([chunk.future for chunk in list(self._chunks) if not chunk.future.done()])
+        self._chunks = deque(chunk for chunk in list(self._chunks) if _has_value(chunk.future))
+        if not self._chunks:
+            self._end()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Send as many items as may be read ahead."""
+        while not self._exhausted and self._open + min(self._chunk, self._ahead) <= self._ahead:
+            items = list(islice(self._items, min(self._chunk, self._ahead)))
+            if len(items) < min(self._chunk, self._ahead):
+                self._exhausted = True
+            if not items:
+                return
+            future = self._pool.submit_items(self._key, self._sent, items, self._return_errors)
+            future.add_done_callback(partial(self._counts.add, len(items)))  # which must not keep this map
+            self._chunks.append(_Chunk(self._sent, len(items), future))
+            if self._cancelled:  # by another thread, just now
+                self._pool.interrupt([future])
+            self._sent += len(items)
+            self._open += len(items)
+
+    def _wait(self, chunks: list[_Chunk]) -> list[_Chunk]:
+        """Wait for any of these chunks, telling of progress."""
+        while True:
+            ready, _ = wait([chunk.future for chunk in chunks], TICK, FIRST_COMPLETED)
+            self._tell()
+            if ready:
+                return [chunk for chunk in chunks if chunk.future in ready]
+
+    def _taken(self, chunk: _Chunk) -> list[Any]:
+        values: list[Any] = chunk.future.result()
+        self._open -= chunk.count
+        rank = chunk.future.rank or 0
+        return [self._error(value, rank) if isinstance(value, Failed) else value for value in values]
+
+    def _error(self, failed: Failed, rank: int) -> BaseException:
+        self.failed += 1
+        procs, extent = self._pool.procs, self._pool.extent
+        failure = RankFailure(rank, dict(extent.point(rank)), "", procs.pids().get(rank), "", failed.fault)
+        return build_actor_error(f"in the pool of mesh {procs.name}", extent, [failure], {}, [])
+
+    def _tell(self) -> None:
+        for listener in tuple(_listeners):
+            listener(self)
+
+    def _end(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self._pool.forget(self._key)
+            self._tell()
+
+    def __del__(self) -> None:
+        if not getattr(self, "ended", True):
+            for chunk in self._chunks:
+                chunk.future.cancel()
+            self._pool.dropped.append(self._key)
+
+    def __repr__(self) -> str:
+        total = "" if self.total is None else f" of {self.total}"
+        state = "ended" if self.ended else "running"
+        return f"<map of {self.name} on mesh {self._pool.procs.name}: {self.done}{total} items, {state}>"
+
+
+class _Guard:
+    """Cancels a map when its consumer is interrupted, or when an item fails."""
+
+    __slots__ = ("_mapping",)
+
+    def __init__(self, mapping: Mapping) -> None:
+        self._mapping = mapping
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _traceback: Any) -> None:
+        if kind is not None and not issubclass(kind, StopIteration):
+            mapping = self._mapping
+            mapping.cancel()
+            mapping._chunks.clear()
+            mapping._end()
+
+
+def _has_value(future: Any) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+def start_map(
+    procs: ProcMesh,
+    function: Callable[..., Any],
+    iterables: tuple[Iterable[Any], ...],
+    *,
+    chunk: int = 1,
+    ahead: int | None = None,
+    return_errors: bool = False,
+) -> Mapping:
+    """See `ProcMesh.map`."""
+    if not callable(function):
+        raise TypeError(f"map(function, items): {function!r} cannot be called")
+    if not iterables:
+        raise TypeError("map(function, items): give the items, too")
+    for what, number in (("chunk", chunk), ("ahead", ahead)):
+        if number is not None and number < 1:
+            raise ValueError(f"map(..., {what}={number}): it must be at least 1")
+    items = zip(*iterables)
+    lengths = [len(each) for each in iterables if hasattr(each, "__len__")]  # type: ignore[arg-type]
+    total = min(lengths) if len(lengths) == len(iterables) else None
+    if ahead is None:
+        ahead = max(256, 16 * len(procs) * chunk)
+    return Mapping(pool_of(procs), function, items, total, chunk, ahead, return_errors)

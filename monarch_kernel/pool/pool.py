@@ -1,0 +1,259 @@
+"""The queue of tasks for the ranks of a mesh, in the process that has the tasks.
+
+A task waits here until a rank is free, so that a slow one holds up no other. Only where tasks are short, a rank has a
+second one that waits there, which saves it the way to here and back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future as ThreadFuture
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from monarch_kernel.actor import ActorError, ProcMesh, SupervisionError
+from monarch_kernel.errors import build_actor_error
+from monarch_kernel.meshes import format_ranks
+from monarch_kernel.output import calling_cell, on_behalf_of
+from monarch_kernel.pool.worker import Control, Worker
+
+#: Tasks that take less than this on the average (seconds) are sent before the rank is free.
+SHORT = 0.01
+#: How many ranks a task may have been on when they died; then it is taken for the cause.
+MOST_DEATHS = 2
+
+_numbers = itertools.count(1)
+
+
+class TaskFuture(ThreadFuture[Any]):
+    """The result of a task: a `concurrent.futures.Future` that can be awaited, too.
+
+    `concurrent.futures.wait` and `as_completed` take it. `cancel` has an effect while the task waits in the queue;
+    `interrupt` also where it runs.
+    """
+
+    def __init__(self, pool: Pool, number: int) -> None:
+        super().__init__()
+        self._pool = pool
+        self.number = number
+        #: The rank that it was last sent to.
+        self.rank: int | None = None
+        #: What it is, in words.
+        self.title = f"task {number}"
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The same as `result`."""
+        return self.result(timeout)
+
+    def interrupt(self) -> None:
+        """Cancel it; where it runs, raise KeyboardInterrupt in it."""
+        self._pool.interrupt([self])
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.wrap_future(self).__await__()
+
+
+@dataclass(slots=True)
+class _Task:
+    future: TaskFuture
+    send: Callable[[Any, int], Any]  # (the rank's worker, the task's number) -> a Future
+    cell: str
+    since: float = 0.0  # when it was sent
+    sent: bool = False  # once already, to a rank that then died
+    died: list[int] = field(default_factory=list[int])
+
+
+class Pool:
+    """The ranks of a mesh as workers. One for each mesh and slice of a mesh: `pool_of`.
+
+    Args:
+        procs: the mesh.
+    """
+
+    def __init__(self, procs: ProcMesh) -> None:
+        self.procs = procs
+        self.extent = procs.extent
+        whole = procs.spawn("pool", Worker).flatten("ranks")
+        self._whole = whole
+        self._workers = [whole.slice(ranks=rank) for rank in range(len(procs))]
+        control = procs.spawn("pool_control", Control).flatten("ranks")
+        self._controls = [control.slice(ranks=rank) for rank in range(len(procs))]
+        self._lock = threading.Lock()
+        self._queue: deque[_Task] = deque()
+        self._running: dict[int, dict[int, _Task]] = {rank: {} for rank in range(len(procs))}
+        self._dead: dict[int, SupervisionError] = {}
+        self._mean = SHORT  # what tasks take, seen from here (seconds)
+        self._last_task: dict[int, int] = {}  # of each dead rank
+        self._events: queue.SimpleQueue[tuple[int, _Task, Any] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        #: Functions of maps that were collected, which is no time to send anything.
+        self.dropped: list[int] = []
+
+    @property
+    def alive(self) -> list[int]:
+        """The ranks that take tasks."""
+        return [rank for rank in self._running if rank not in self._dead]
+
+    # -- tasks -----------------------------------------------------------------------------------
+
+    def define(self, function: Callable[..., Any]) -> int:
+        """Send a function to all ranks, once; its key, for `submit_items`."""
+        while self.dropped:
+            self.forget(self.dropped.pop())
+        key = next(_numbers)
+        dead = self.procs.dead()
+        for rank in [rank for rank in self._dead if rank not in dead]:  # it was healed
+            del self._dead[rank], self._last_task[rank]
+        for rank in range(len(self._workers)):
+            if rank not in dead:
+                self._workers[rank].define.call_one(key, function)
+        return key
+
+    def forget(self, key: int) -> None:
+        """Have all ranks let go of a function."""
+        for rank in self.alive:
+            self._workers[rank].forget.call_one(key)
+
+    def submit(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TaskFuture:
+        """Queue one call."""
+        return self._put(lambda worker, number: worker.run.call_one(number, function, args, kwargs))
+
+    def submit_items(self, key: int, first: int, items: list[tuple[Any, ...]], keep: bool) -> TaskFuture:
+        """Queue a chunk of items of a map."""
+        last = first + len(items) - 1
+        title = f"item {first} of the map" if last == first else f"items {first}-{last} of the map"
+        return self._put(lambda worker, number: worker.run_items.call_one(number, key, first, items, keep), title)
+
+    def interrupt(self, futures: Iterable[TaskFuture]) -> None:
+        """Cancel tasks; where they run, raise KeyboardInterrupt in them."""
+        wanted = {future.number for future in futures if not future.cancel()}
+        with self._lock:
+            running = {rank: [n for n in tasks if n in wanted] for rank, tasks in self._running.items()}
+        for rank, numbers in running.items():
+            if numbers and rank not in self._dead:
+                self._controls[rank].cancel.call_one(numbers)
+
+    def _put(self, send: Callable[[Any, int], Any], title: str = "") -> TaskFuture:
+        future = TaskFuture(self, next(_numbers))
+        future.title = title or future.title
+        with self._lock:
+            self._queue.append(_Task(future, send, calling_cell()))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._drive, name="monarch-pool", daemon=True)
+                self._thread.start()
+        self._events.put(None)
+        return future
+
+    # -- the thread that sends and receives --------------------------------------------------------
+
+    def _drive(self) -> None:
+        while True:
+            self._send_what_can_be_sent()
+            with self._lock:
+                if not self._queue and not any(self._running.values()):
+                    self._thread = None
+                    return
+            event = self._events.get()
+            if event is not None:
+                self._ended(*event)
+
+    def _send_what_can_be_sent(self) -> None:
+        while True:
+            with self._lock:
+                rank = min(self.alive, key=lambda rank: len(self._running[rank]), default=None)
+                depth = 2 if self._mean < SHORT else 1
+                if not self._queue or (rank is not None and len(self._running[rank]) >= depth):
+                    return
+                task = self._queue.popleft()
+            future = task.future
+            if not task.sent and not future.set_running_or_notify_cancel():
+                continue
+            if rank is None:
+                future.set_exception(self._nobody(task))
+                continue
+            future.rank = rank
+            task.since = time.monotonic()
+            with self._lock:
+                self._running[rank][future.number] = task
+            try:
+                with on_behalf_of(task.cell):
+                    call = task.send(self._workers[rank], future.number)
+            except Exception as error:  # it cannot be pickled, or the mesh was stopped
+                with self._lock:
+                    del self._running[rank][future.number]
+                future.set_exception(error)
+                continue
+            call.add_done_callback(lambda call, rank=rank, task=task: self._events.put((rank, task, call)))
+
+    def _ended(self, rank: int, task: _Task, call: Any) -> None:
+        with self._lock:
+            oldest = next(iter(self._running[rank]), 0)  # what it ran; the other one waited there
+            self._running[rank].pop(task.future.number, None)
+        try:
+            value = call.get()
+        except SupervisionError as error:
+            self._last_task.setdefault(rank, oldest)
+            self._lost(rank, task, error)
+        except ActorError as error:
+            task.future.set_exception(self._of_rank(error, rank))
+        except BaseException as error:  # unpickling the value runs user code
+            task.future.set_exception(error)
+        else:
+            self._mean += 0.2 * (time.monotonic() - task.since - self._mean)
+            task.future.set_result(value)
+
+    def _of_rank(self, error: ActorError, rank: int) -> BaseException:
+        """The error of a call to one worker, as one of a call on the mesh, which names the rank."""
+        failures = [
+            replace(failure, rank=rank, coords=dict(self.extent.point(rank)), proc=failure.proc)
+            for failure in error.failures[:1]
+        ]
+        if not failures:
+            return error
+        return build_actor_error(f"in the pool of mesh {self.procs.name}", self.extent, failures, {}, [])
+
+    def _lost(self, rank: int, task: _Task, error: SupervisionError) -> None:
+        """A rank died: its tasks go to others, unless others have died of the one that it ran."""
+        self._dead[rank] = error
+        if task.future.number == self._last_task[rank]:
+            task.died.append(rank)
+        task.sent = True
+        if len(task.died) >= MOST_DEATHS:
+            ranks = format_ranks(task.died)
+            error.add_note(f"ranks {ranks} of mesh {self.procs.name} died while they ran {task.future.title}")
+            task.future.set_exception(error)
+            return
+        with self._lock:
+            self._queue.appendleft(task)
+
+    def _nobody(self, task: _Task) -> BaseException:
+        error = SupervisionError(
+            f"no rank of mesh {self.procs.name} is left for {task.future.title}: "
+            + "; ".join(f"rank {rank}: {error.cause}" for rank, error in sorted(self._dead.items())),
+            mesh_name=self.procs.name,
+            ranks=sorted(self._dead),
+            extent=self.extent,
+            cause=next((error.cause for error in self._dead.values()), ""),
+        )
+        error.__cause__ = next(iter(self._dead.values()), None)
+        return error
+
+
+_pools_lock = threading.Lock()
+
+
+def pool_of(procs: ProcMesh) -> Pool:
+    """The pool of a mesh (or slice), made when it is first asked for."""
+    with _pools_lock:
+        pools: dict[Any, Pool] = procs._shared.setdefault("pools", {})
+        key = (procs.extent.labels, tuple(procs._region.ranks()))
+        pool = pools.get(key)
+        if pool is None:
+            pool = pools[key] = Pool(procs)
+        return pool

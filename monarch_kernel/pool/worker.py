@@ -1,0 +1,142 @@
+"""What runs on the ranks: one actor that runs functions, and one that interrupts it."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from monarch_kernel.actor import Actor, endpoint
+from monarch_kernel.errors import Fault, capture
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An item whose function raised, where the others of its chunk go on."""
+
+    fault: Fault
+
+
+class TaskInterrupted(Exception):
+    """A task was interrupted: by `cancel` of its map, by its future, or by Ctrl-C."""
+
+
+class _Running:
+    """What `Worker` runs in this process, for `Control`."""
+
+    lock = threading.Lock()
+    thread: ClassVar[int] = 0  # inside of user code
+    task: ClassVar[int] = 0
+    cancelled: ClassVar[set[int]] = set()
+
+
+class Worker(Actor):
+    """Runs functions, one after the other."""
+
+    __tool__ = True
+
+    def __init__(self) -> None:
+        self._functions: dict[int, Callable[..., Any]] = {}
+
+    @endpoint
+    def define(self, key: int, function: Callable[..., Any]) -> None:
+        """Keep a function for many calls: it travels once."""
+        self._functions[key] = function
+
+    @endpoint
+    def forget(self, key: int) -> None:
+        """Let go of a function."""
+        self._functions.pop(key, None)
+
+    @endpoint
+    def run(self, task: int, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one function, given itself."""
+        return _run(task, function, args, kwargs)
+
+    @endpoint
+    def run_items(self, task: int, key: int, first: int, items: Sequence[tuple[Any, ...]], keep: bool) -> list[Any]:
+        """Run a defined function with each of some items; `first` is the number of the first.
+
+        Args:
+            keep: go on after an item whose function raised: it gives a `Failed`. Else what it raised is raised.
+        """
+        function = self._functions[key]
+        values: list[Any] = []
+        for number, args in enumerate(items, first):
+            try:
+                values.append(_run(task, function, args, {}))
+            except BaseException as error:
+                error.add_note(f"item {number} of the map: {_short(args)}")
+                if not keep or isinstance(error, TaskInterrupted) or not isinstance(error, Exception):
+                    raise
+                values.append(Failed(capture(error)))
+        return values
+
+    # -- data ------------------------------------------------------------------------------------
+
+    @endpoint
+    def put(self, name: str, value: Any) -> int:
+        """Set a variable of this rank's `__main__`; gives the length of the value."""
+        setattr(sys.modules["__main__"], name, value)
+        return len(value)
+
+    @endpoint
+    def take(self, name: str) -> Any:
+        """A variable of this rank's `__main__`."""
+        try:
+            return getattr(sys.modules["__main__"], name)
+        except AttributeError:
+            raise NameError(f"there is no variable {name!r} on this rank") from None
+
+
+class Control(Actor):
+    """Interrupts tasks, on a thread of its own."""
+
+    __tool__ = True
+
+    @endpoint
+    def cancel(self, tasks: list[int]) -> None:
+        """Raise KeyboardInterrupt in these tasks, now or as soon as they begin."""
+        with _Running.lock:
+            _Running.cancelled.update(tasks)
+            if _Running.thread and _Running.task in _Running.cancelled:
+                raised = ctypes.py_object(KeyboardInterrupt)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(_Running.thread), raised)
+
+
+def _run(task: int, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    me = threading.get_ident()
+    try:
+        try:
+            with _Running.lock:
+                if task in _Running.cancelled:
+                    raise KeyboardInterrupt
+                _Running.thread, _Running.task = me, task
+            return function(*args, **kwargs)
+        finally:
+            _leave(me)
+    except KeyboardInterrupt as error:  # as such it would end the actor
+        raise TaskInterrupted("the task was interrupted").with_traceback(error.__traceback__) from None
+
+
+def _leave(thread: int) -> None:
+    """User code has ended: an interrupt that is still under way is not to hit what follows."""
+    while True:
+        try:
+            with _Running.lock:
+                _Running.thread = 0
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+            return
+        except KeyboardInterrupt:
+            continue
+
+
+def _short(args: tuple[Any, ...]) -> str:
+    try:
+        text = ", ".join(map(repr, args))
+    except Exception:  # user code
+        return "(it has no repr)"
+    return text if len(text) <= 120 else f"{text[:119]}…"
