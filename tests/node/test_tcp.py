@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -17,7 +18,8 @@ import pytest
 
 from monarch_kernel.runtime.node.tcp import TcpLink
 from monarch_kernel.runtime.node.tcp.channel import RECORD
-from monarch_kernel.runtime.node.tcp.link import CLOSED_HERE, CLOSED_THERE
+from monarch_kernel.runtime.node.tcp.link import CLOSED_HERE, CLOSED_THERE, LOST
+from monarch_kernel.runtime.node.tcp.pulse import Vitals
 from tests.conftest import alive, wait_until
 from tests.node.conftest import PEER, ROOT
 from tests.node.tcpside import Side, assert_true, echoing, free_port, header
@@ -307,6 +309,52 @@ def test_a_peer_that_hangs_under_load_is_noticed(
     link.send(header("load"), b"x" * 30_000_000)
     ours.wait(lambda: ours.ended, "the end of the link")
     assert link.ended == "the connection was lost" and link.queued == 0
+
+
+@pytest.mark.parametrize("role", ["listen", "dial"])
+def test_a_controller_that_computes_in_c_is_not_taken_for_lost(
+    sides: Callable[..., Side], peer: Any, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    """No thread of it runs, so it sends no beats, and reads nothing; its kernel answers."""
+    monkeypatch.setenv("MONARCH_KERNEL_HEARTBEAT_TIMEOUT", "0.3")
+    monkeypatch.setenv("PEER_RUNS_USER_CODE", "1")
+    ours = sides()
+    _, link = connect(ours, peer, role)
+    link.send(header("compute", 1_200_000))
+    link.send(header("more"), b"x" * (BUFFERS + 4_000_000))
+    ours.wait(lambda: "compute" in ours.names() and "more" in ours.names(), "its answers")
+    assert not ours.ended
+    # Not for ever: behind a proxy, a kernel answers in the name of a host that has gone.
+    monkeypatch.setenv("MONARCH_KERNEL_SILENCE_TIMEOUT", "0.5")
+    other = sides()
+    process, link = connect(other, peer, role)
+    process.send_signal(signal.SIGSTOP)
+    other.wait(lambda: other.ended, "the end of the link")
+    assert link.ended == LOST
+
+
+def test_what_the_kernel_says_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONARCH_KERNEL_HEARTBEAT_TIMEOUT", "3")
+
+    def info(probes: int, unacknowledged: int, sent: int, acknowledged: int, window: int = 1 << 20) -> bytes:
+        return struct.pack("=3xB20xI16xI8xI168xI", probes, unacknowledged, sent, acknowledged, window)
+
+    def lost(*looks: bytes) -> bool:
+        vitals = Vitals(steady=True)
+        return [vitals.is_unreachable(look) for look in looks][-1]
+
+    gone = info(0, 2, 1000, 3500)
+    assert lost(gone, gone)
+    assert not lost(gone)  # an answer may be on its way
+    assert not lost(gone, info(0, 0, 1000, 10), gone)
+    assert not lost(*[info(0, 0, 9000, 9000)] * 3)  # nothing was asked
+    assert not lost(*[info(0, 2, 1500, 1400)] * 3)  # answered, though nothing is taken
+    assert lost(*[info(2, 0, 9000, 4000, 0)] * 2)
+    assert not lost(*[info(1, 0, 9000, 2000, 0)] * 2)
+    monkeypatch.setenv("MONARCH_KERNEL_HEARTBEAT_TIMEOUT", "0.5")
+    assert lost(*[info(0, 2, 100, 600)] * 2)
+    assert not lost(*[info(0, 2, 100, 600, 0)] * 2)  # a shut window answers twice a second
+    assert not lost(b"", b"")
 
 
 def test_a_receiver_that_computes_for_long_is_not_taken_for_dead(

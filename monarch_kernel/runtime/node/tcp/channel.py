@@ -166,7 +166,7 @@ class Channel:
 
     def info(self) -> bytes:
         """What the kernel knows of the connection (``struct tcp_info``)."""
-        return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+        return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
 
     # -- ending ---------------------------------------------------------------------------------------
 

@@ -40,12 +40,16 @@ SILENCE_TIMEOUT = 600.0
 #: How often links are looked at, at least (seconds); revoked keys are noticed then.
 _LOOK = 0.5
 
-#: How long a kernel may leave such a question unanswered (seconds): it answers two in a second, at most.
-_PROBED = 2.0
+#: How long a kernel may leave a question unanswered that comes while its window is closed (seconds): it answers two in
+#: a second, at most.
+_SHUT = 2.0
+
+#: A window that more than one packet fits into.
+_OPEN = 128 * 1024
 
 #: What is used of ``struct tcp_info``: probes of a closed window without an answer; packets that are not acknowledged;
-#: how long ago something was sent last, and the last acknowledgement came (milliseconds).
-_INFO = struct.Struct("=3xB20xI16xI8xI")
+#: how long ago something was sent last, and the last acknowledgement came (milliseconds); the window of the other side.
+_INFO = struct.Struct("=3xB20xI16xI8xI168xI")
 
 
 def heartbeat_timeout() -> float:
@@ -100,15 +104,14 @@ class Vitals:
 
     def is_unreachable(self, info: bytes) -> bool:
         """Whether the other host acknowledges nothing any more, as the kernel sees it."""
-        if len(info) < _INFO.size:
-            return False
-        probes, unacknowledged, sent, acknowledged = _INFO.unpack_from(info)
+        info = info.ljust(_INFO.size, b"\0")  # an older kernel says less
+        probes, unacknowledged, sent, acknowledged, window = _INFO.unpack_from(info)
         # A receiver that does not read is asked again and again by its sender's kernel, less and less often, and
         # answers: only what was not answered counts, and not if it was sent just now.
-        asked = unacknowledged > 0 and acknowledged > sent and acknowledged >= self._timeout * 1000
-        asked = asked or (probes > 0 and acknowledged >= max(self._timeout, _PROBED) * 1000)
-        suspected, self._suspected = self._suspected, asked
-        return suspected and asked
+        asked = probes > 0 or (unacknowledged > 0 and acknowledged > sent)
+        patience = self._timeout if window >= _OPEN else max(self._timeout, _SHUT)
+        suspected, self._suspected = self._suspected, asked and acknowledged >= patience * 1000
+        return suspected and self._suspected
 
 
 class Pulse:
