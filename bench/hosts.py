@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def _times(ask: Callable[[], Any], times: int) -> Iterator[float]:
 
 
 @contextmanager
-def worker(key: Path, log: Any) -> Iterator[str]:
+def worker(key: Path, log: Any) -> Generator[str]:
     """A worker on this machine; gives its URL."""
     command = [
         sys.executable,
