@@ -15,6 +15,7 @@ from traitlets import Type
 
 from monarch_kernel._version import __version__
 from monarch_kernel.kernel import spawned
+from monarch_kernel.kernel.aside import answer_aside
 from monarch_kernel.kernel.faults import FaultNotices
 from monarch_kernel.kernel.interrupts import get_relay
 from monarch_kernel.kernel.mesh_targets import running_meshes
@@ -48,6 +49,7 @@ class MonarchKernel(IPythonKernel):
         self._watch = SigintWatch(self._sigint)
         self.shell.sigint = self._sigint
         self.faults = FaultNotices(self.shell)
+        self._running: dict[str, Any] | None = None  # the request whose cell runs
         self._arrived: set[str] = set()  # requests to run cells that have not begun
         self._debug_requests: set[asyncio.Task[None]] = set()
 
@@ -89,9 +91,15 @@ class MonarchKernel(IPythonKernel):
         """Pass a message on to the thread that handles it; called on the thread that receives them."""
         session: Any = self.session
         with suppress(Exception):  # what is wrong with it is found out, and said, further on
-            _, frames = session.feed_identities(msg, copy=False)
-            header = session.deserialize(frames, content=False, copy=False)["header"]
+            idents, frames = session.feed_identities(msg, copy=False)
+            request = session.deserialize(frames, content=False, copy=False)
+            header = request["header"]
             if header["msg_type"] == "execute_request" and header.get("subshell_id") is None:
+                ranks, running = getattr(getattr(self, "debugger", None), "ranks", None), self._running
+                if ranks is not None and running is not None:
+                    request["content"] = session.unpack(request["content"])
+                    if answer_aside(self, idents, request, running, ranks):
+                        return
                 self._arrived.add(header["msg_id"])
         await super().shell_channel_thread_main(msg)
 
@@ -108,8 +116,15 @@ class MonarchKernel(IPythonKernel):
 
     async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Run a cell."""
-        with self._sigint.request(parent):
-            await super().execute_request(stream, ident, parent)
+        on_main = threading.current_thread() is threading.main_thread()
+        if on_main:
+            self._running = parent
+        try:
+            with self._sigint.request(parent):
+                await super().execute_request(stream, ident, parent)
+        finally:
+            if on_main:
+                self._running = None
 
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Any:
         # ipykernel's own does not wake the event loop, so an idle await goes on until something else does.

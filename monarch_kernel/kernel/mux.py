@@ -52,6 +52,8 @@ class MonarchDebugger(Debugger):
         # debugpy's replies are told apart by their order, so there is one question at a time.
         self._asking = asyncio.Lock()
         self._order = asyncio.Lock()
+        #: What the front end has last asked for, by file: it has these breakpoints again when it comes back.
+        self._asked: dict[str, Message] = {}
 
     def start(self) -> bool:
         """Start listening. Called on the control thread by the first ``initialize`` request."""
@@ -152,7 +154,10 @@ class MonarchDebugger(Debugger):
                 self.log.exception("The debugging of ranks could not be ended in order")
             if self._threads is not None:
                 self._threads.shutdown(wait=False)
-            return dict(await super().process_request(message))
+            kept = self.breakpoint_list
+            reply = dict(await super().process_request(message))
+            self.breakpoint_list = kept  # which `debugInfo` tells the front end when it is turned on again
+            return reply
         if command == "setExceptionBreakpoints":
             names = arguments.get("filters") or []
             options = arguments.get("filterOptions") or []  # the same filters, where the front end has conditions
@@ -164,6 +169,12 @@ class MonarchDebugger(Debugger):
             return dict(await super().process_request(message))
         reply = await self._from_kernel(message)
         if command == "attach":
+            if ranks.lists_threads:  # it sets its breakpoints itself, each time
+                self._asked.clear()
+                self.breakpoint_list = {}
+            for asked in list(self._asked.values()):
+                again = {**message, "command": "setBreakpoints", "arguments": asked}
+                await self._set_breakpoints(ranks, again, await self._from_kernel(again))
             await self._on_thread(ranks.attach)
         elif command == "threads":
             reply.setdefault("body", {}).setdefault("threads", []).extend(ranks.threads())
@@ -181,6 +192,7 @@ class MonarchDebugger(Debugger):
         kernel = reply["body"]["breakpoints"] if worked else None
         made = await self._on_thread(ranks.set_breakpoints, message["arguments"], kernel)
         path = message["arguments"].get("source", {}).get("path")
+        self._asked[path] = message["arguments"]
         self.breakpoint_list[path] = [{"line": each["line"]} for each in made]
         return _response(message, {"breakpoints": made})
 

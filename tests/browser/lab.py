@@ -157,6 +157,17 @@ class Lab:
             at,
         )
 
+    def beside(self, at: int) -> None:
+        """Run a cell while another one runs, for whose end `done` still waits."""
+        self.page.evaluate(
+            f"""at => {{
+                const book = {_BOOK};
+                book.content.activeCellIndex = at;
+                window.jupyterapp.commands.execute('notebook:run-cell');
+            }}""",
+            at,
+        )
+
     def run(self, at: int) -> str:
         """Run a cell to its end; its output."""
         self.start(at)
@@ -177,10 +188,11 @@ class Lab:
 
     # -- its debugger --------------------------------------------------------------------------------
 
-    def debug(self) -> None:
-        """Press the bug button."""
+    def debug(self, on: bool = True) -> None:
+        """Press the bug button, which turns the debugger on or off."""
         self.page.locator("jp-button.jp-DebuggerBugButton[aria-disabled=false]").first.click()
-        self.page.locator(".jp-NotebookPanel[data-jp-debugger=true]").wait_for()
+        panel = self.page.locator(".jp-NotebookPanel[data-jp-debugger=true]")
+        panel.wait_for(state="attached" if on else "detached")
 
     def break_at(self, at: int, line: int) -> None:
         """Click into the gutter of a cell, at a line counted from 1."""
@@ -192,6 +204,11 @@ class Lab:
             return any(each["line"] == line for of in known for each in of["breakpoints"])
 
         wait_until(is_set, f"the breakpoint in line {line} is set")
+
+    def has_break(self, at: int, line: int) -> None:
+        """Wait until the gutter of a cell shows a breakpoint at that line."""
+        gutter = self.cell(at).locator(".cm-breakpoint-gutter .cm-gutterElement")
+        gutter.nth(line).locator(".cm-breakpoint-icon").wait_for()
 
     def frames(self, wanted: str) -> list[str]:
         """Wait until the innermost frame is called so (a pattern); the call stack."""

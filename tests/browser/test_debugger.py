@@ -16,7 +16,7 @@ work(rank)"""
 
 @pytest.mark.slow
 def test_a_breakpoint_in_the_gutter_stops_three_ranks(lab: Lab) -> None:
-    lab.open("%mesh up --procs 3", WORK)
+    lab.open("%mesh up --procs 3", WORK, "%mesh focus 0")
     assert "3 ranks" in lab.run(0)
     lab.debug()
     lab.break_at(1, 3)
@@ -44,10 +44,28 @@ def test_a_breakpoint_in_the_gutter_stops_three_ranks(lab: Lab) -> None:
     assert lab.frames(r"work")[0] == f"[rank {last}] work"
     lab.shows("x", str(last + 1))
 
-    # Go on, one rank after the other, with JupyterLab's own button.
-    for rank in (last, shown, other):
-        lab.frames(rf"\[rank {rank}\] work")
-        lab.press("Continue")
+    # A cell that asks for another rank does not wait for the one that is stopped.
+    lab.beside(2)
+    lab.prints(2, "rank 0 is shown")
+    lab.frames(r"\[rank 0\] work")
+
+    # Go on, all ranks together, with JupyterLab's own button.
+    lab.press("Continue")
     lab.done()
     for rank in range(3):
         lab.prints(1, rf"\[{rank}\]\s*{10 * (rank + 1)}")
+
+    # Off and on: the breakpoint is there again, and holds. Stepping out of the cell shows the next rank, and no error.
+    lab.debug(on=False)
+    lab.debug()
+    lab.has_break(1, 3)
+    lab.start(1)
+    first = lab.frames(r"\[rank \d\] work")[0]
+    lab.all_stopped(3)
+    lab.press("Step Out")
+    lab.frames(r"<module>")
+    lab.press("Step Out")
+    assert lab.frames(r"\[rank \d\] work")[0] != first
+    lab.press("Continue")
+    lab.done()
+    assert "Traceback" not in lab.output(1)

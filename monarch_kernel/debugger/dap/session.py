@@ -29,7 +29,7 @@ from monarch_kernel.debugger.dap.translate import (
     stopped_body,
     value_reply,
 )
-from monarch_kernel.debugger.events import BreakpointsChanged, RankGone, RankResumed, RankStop, RankStopped
+from monarch_kernel.debugger.events import BreakpointsChanged, RankGone, RankRanOff, RankResumed, RankStop, RankStopped
 from monarch_kernel.debugger.events import Event as MeshEvent
 from monarch_kernel.debugger.viewers import DriverError
 
@@ -91,6 +91,7 @@ class RankSession(RankTable):
         self._bundle = bundle
         self._kernel_threads: set[int] = set()
         self._steps = 0
+        self._step_from: StopKey | None = None  # of a rank: where the last step began
         self._error_breakpoint: int | None = None
         self._viewer = debugger.viewer("JupyterLab")
         self._unsubscribe: Callable[[], None] | None = None
@@ -103,6 +104,11 @@ class RankSession(RankTable):
         with self._lock:
             self._queue.lists_threads = client.lower() not in _ONE_THREAD
             self._viewer.name = str(arguments.get("clientName") or client or "a Jupyter front end")
+
+    @property
+    def lists_threads(self) -> bool:
+        """Whether the front end shows more than one thread."""
+        return self._queue.lists_threads
 
     def attach(self) -> None:
         """Begin to tell of stops, first of those that there are. May be called again."""
@@ -139,6 +145,9 @@ class RankSession(RankTable):
                     self._resumed(key)
                 for thread in self._ids.forget_rank(event.mesh, event.rank):
                     self._send(self._queue.gone(thread))
+            elif isinstance(event, RankRanOff):
+                if event.key == self._step_from:  # the thread will not stop again: its turn is over
+                    self._send(self._queue.overdue())
             else:
                 assert isinstance(event, BreakpointsChanged)
 
@@ -373,14 +382,26 @@ class RankSession(RankTable):
             if command != "continue":
                 if not at.stop.steppable:
                     raise RequestError("these frames have ended with an error: they can be looked at, or continued")
+                self._step_from = at.key
                 self._step(self._thread_of[at.key])
+            stops = self._together(at) if command == "continue" else [at]
+            self._queue.withdraw(self._thread_of[each.key] for each in stops if each is not at)
         try:
-            self._debugger.resume([at], MOVES[command], viewer=self._viewer)
+            self._debugger.resume(stops, MOVES[command], viewer=self._viewer)
         except BaseException:
             with self._lock:
                 self._queue.hold()
+                for each in stops:  # that have not gone on
+                    if each.key in self._at and self._thread_of[each.key] not in self._queue:
+                        self._send(self._queue.stopped(self._thread_of[each.key], stopped_body(each)))
             raise
         return {"allThreadsContinued": False} if command == "continue" else {}
+
+    def _together(self, at: RankStop) -> list[RankStop]:
+        """The stops that Continue means: where one thread is shown, those of all ranks of its mesh."""
+        if self._queue.lists_threads or not at.stop.thread:
+            return [at]
+        return [each for each in self._at.values() if each.mesh == at.mesh and each.stop.thread]
 
     def _pause(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         thread = self._ids.thing(arguments.get("threadId"))

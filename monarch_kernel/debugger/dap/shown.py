@@ -10,6 +10,7 @@ The kernel's own threads and those of ranks stand in one queue. Pure: events in,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 Event = dict[str, Any]
@@ -61,6 +62,12 @@ class ShownStop:
             # What it showed stays on display until it stops again, so that stepping does not flicker.
             return [_continued(thread)] if self.lists_threads else []
         return [_continued(thread), *self._next()]
+
+    def withdraw(self, threads: Iterable[int]) -> None:
+        """These threads, which are not shown, are about to run on together with the one that is: none gets its turn."""
+        for thread in threads:
+            if thread != self.shown:
+                self._stopped.pop(thread, None)
 
     def gone(self, thread: int) -> list[Event]:
         """A thread has ended, stopped or not."""

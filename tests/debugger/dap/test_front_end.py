@@ -48,6 +48,15 @@ class FrontEnd:
         self.ask("configurationDone")
         return list(made)
 
+    def clear(self) -> None:
+        """Take all breakpoints of the kernel away."""
+        for each in self.ask("debugInfo")["breakpoints"]:
+            self.ask("setBreakpoints", source={"path": each["source"]}, breakpoints=[])
+
+    def off(self) -> None:
+        """Turn the debugger off."""
+        self.kernel.debug("disconnect", {"restart": False, "terminateDebuggee": False})
+
     def top(self, thread: int) -> dict[str, Any]:
         """The innermost frame."""
         return dict(self.ask("stackTrace", threadId=thread)["stackFrames"][0])
@@ -82,7 +91,8 @@ def lab(kernel: Kernel) -> Iterator[FrontEnd]:
     """JupyterLab with its debugger on."""
     front = FrontEnd(kernel)
     yield front
-    kernel.debug("disconnect", {"restart": False, "terminateDebuggee": False})
+    front.clear()
+    front.off()
 
 
 @pytest.fixture
@@ -90,7 +100,7 @@ def code(kernel: Kernel) -> Iterator[FrontEnd]:
     """VS Code debugging a cell."""
     front = FrontEnd(kernel, "vscode")
     yield front
-    kernel.debug("disconnect", {"restart": False, "terminateDebuggee": False})
+    front.off()
 
 
 def test_a_breakpoint_in_a_cell_stops_every_rank_one_is_shown_and_the_others_follow(lab: FrontEnd) -> None:
@@ -109,7 +119,11 @@ def test_a_breakpoint_in_a_cell_stops_every_rank_one_is_shown_and_the_others_fol
         assert lab.locals(frames[0]["id"]) == {"rank": str(rank), "x": str(rank + 1)}
         assert lab.ask("evaluate", expression="x * 100", frameId=frames[0]["id"])["result"] == str((rank + 1) * 100)
         seen.append(frames[0]["name"])
-        lab.ask("continue", threadId=1)  # what JupyterLab 4.6 says
+        everybody_stops(lab)
+        left = sorted(set(range(RANKS)) - {int(name.partition("]")[0].removeprefix("[rank ")) for name in seen})
+        if left:
+            lab.ask("mesh/focus", rank=left[0])
+    lab.ask("continue", threadId=1)  # what JupyterLab 4.6 says; all go on
     assert len(set(seen)) == RANKS
     assert cell.wait().status == "ok"
     assert lab.ask("debugInfo")["stoppedThreads"] == []
@@ -386,6 +400,48 @@ def test_the_focus_is_a_magic_too(lab: FrontEnd) -> None:
     lab.ask("mesh/resume")
     lab.kernel.control("delete_subshell_request", {"subshell_id": subshell})
     lab.kernel.ok("pass")
+
+
+def test_a_cell_with_the_focus_magic_does_not_wait_for_the_cell_that_is_stopped(lab: FrontEnd) -> None:
+    lab.break_at(WORK, 4)
+    cell = lab.kernel.send(WORK)
+    stopped(cell, 1)
+    everybody_stops(lab)
+    for code, said in (("%mesh focus 2", "rank 2 is shown"), ("%mesh focus", "* mesh m rank 2: line 4 in work")):
+        other = lab.kernel.send(code)
+        other.prints(said)
+        assert other.wait().status == "ok"
+    wrong = lab.kernel.run("%mesh focus 9")
+    assert (wrong.status, wrong.ename) == ("error", "UsageError")
+    assert "9" in wrong.evalue
+    lab.ask("mesh/resume")
+    lab.kernel.ok("pass")
+
+
+def test_breakpoints_are_there_again_after_off_and_on(lab: FrontEnd) -> None:
+    lab.break_at(WORK, 4)
+    path = lab.ask("dumpCell", code=WORK)["sourcePath"]
+    lab.off()
+    info = lab.kernel.debug("debugInfo")["body"]
+    assert (info["isStarted"], info["breakpoints"]) == (False, [{"source": path, "breakpoints": [{"line": 4}]}])
+    assert lab.kernel.ok(WORK).status == "ok"  # nothing stops while it is off
+    again = FrontEnd(lab.kernel)
+    cell = lab.kernel.send(WORK)
+    assert again.top(stopped(cell, 1)[0])["line"] == 4
+    everybody_stops(again)
+    again.ask("continue", threadId=1)
+    assert cell.wait().status == "ok"
+
+
+def test_a_step_out_of_the_users_code_ends_quietly(lab: FrontEnd) -> None:
+    code = "%%mesh -r 0\ndef leave():\n    return 1\nleave()"
+    lab.break_at(code, 3)
+    cell = lab.kernel.send(code)
+    thread = stopped(cell, 1)[0]
+    lab.ask("stepOut", threadId=thread)
+    lab.ask("stepOut", threadId=stopped(cell, 2)[1])
+    outcome = cell.wait()
+    assert (outcome.status, outcome.stderr) == ("ok", "")
 
 
 def test_the_focus_needs_the_debugger(start_kernel: Callable[..., Kernel]) -> None:

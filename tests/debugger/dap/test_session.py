@@ -9,7 +9,7 @@ import pytest
 
 from monarch_kernel.debugger.dap.ids import BASE
 from monarch_kernel.debugger.dap.session import RankSession
-from monarch_kernel.debugger.events import RankGone
+from monarch_kernel.debugger.events import RankGone, RankRanOff
 from monarch_kernel.debugger.stopping.spec import Bound
 from tests.debugger.dap.memory import CELL, Debugger, Mesh
 
@@ -177,19 +177,44 @@ def test_rich_values_completions_and_sources_come_from_the_rank(lab: Desk) -> No
 # -- going on -----------------------------------------------------------------------------------------
 
 
-def test_continue_shows_the_next_rank(lab: Desk) -> None:
+def test_continue_moves_all_ranks_of_the_mesh_that_is_shown(lab: Desk) -> None:
+    lab.meshes.append(Mesh("n", 2))
     for rank in range(3):
         lab.debugger.stop(rank)
+    lab.debugger.stop(1, mesh="n")
     ((_, first),) = lab.events()
-    assert lab.body("continue", threadId=first) == {"allThreadsContinued": False}
-    (_, (event, second)) = lab.events()
-    assert event == "stopped"
     # From 4.6.1 on JupyterLab forgets the thread before it continues it, and then says 1.
-    lab.body("continue", threadId=1)
+    assert lab.body("continue", threadId=1) == {"allThreadsContinued": False}
+    (gone, (event, second)) = lab.events()
+    assert (gone, event) == (("continued", first), "stopped")
+    assert lab.said("resume") == [("resume", [0, 1, 2], "continue")]
+    assert lab.body("stackTrace", threadId=1)["stackFrames"][0]["name"] == "[n rank 1] work"  # up to 4.4.4: always 1
+    lab.body("continue", threadId=second)
+    assert lab.events() == [("continued", second)]
+
+
+def test_ranks_that_did_not_continue_keep_their_turn(lab: Desk) -> None:
+    for rank in range(2):
+        lab.debugger.stop(rank)
+    ((_, first),) = lab.events()
+    with lab.debugger.viewer("another") as other:
+        other.drive()
+        assert not lab.ask("continue", threadId=first)["success"]
+    assert lab.events() == []
+    lab.debugger.go(lab.debugger.stops()[0])
     assert [event for event, _ in lab.events()] == ["continued", "stopped"]
-    assert lab.said("resume") == [("resume", [0], "continue"), ("resume", [1], "continue")]
-    assert second != first
-    assert lab.body("stackTrace", threadId=1)["stackFrames"][0]["name"] == "[rank 2] work"  # up to 4.4.4: always 1
+
+
+def test_a_step_out_of_the_users_code_shows_who_else_is_stopped(lab: Desk) -> None:
+    at = lab.debugger.stop(0)
+    lab.debugger.stop(1)
+    ((_, thread),) = lab.events()
+    lab.body("stepOut", threadId=thread)
+    assert lab.events() == []
+    lab.debugger.tell(RankRanOff(at.key))
+    (gone, (event, other)) = lab.events()
+    assert (gone, event) == (("continued", thread), "stopped")
+    assert other != thread
 
 
 def test_steps_stay_with_their_rank(lab: Desk) -> None:
