@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -87,8 +87,11 @@ def _threads() -> set[threading.Thread]:
 
 
 @contextmanager
-def leak_check(what: str = "test") -> Iterator[None]:
-    """Ends the runtime afterwards, and fails if a process, run folder, socket, shared memory or thread is left."""
+def leak_check(what: str = "test", deadline: float = 10) -> Iterator[None]:
+    """Ends the runtime afterwards, and fails if a process, run folder, socket, shared memory or thread is left.
+
+    It names all that is left, and ends the processes: the next test begins as if nothing had been.
+    """
     processes = children()
     threads = set(threading.enumerate())
     memory = set(os.listdir("/dev/shm"))
@@ -96,22 +99,38 @@ def leak_check(what: str = "test") -> Iterator[None]:
     from monarch_kernel.runtime.actor import system
 
     folder = system.get_system().node.run_dir if system.started() else None
-    system.shutdown()
+    left: list[str] = []
     try:
-        wait_until(lambda: not children() - processes, f"all processes of the {what} have ended", 10)
-    except AssertionError:
-        left = "\n".join(describe(pid) for pid in children() - processes)
-        raise AssertionError(f"the {what} left processes behind:\n{left}") from None
+        system.shutdown()
+    except Exception as e:
+        left.append(f"a runtime that cannot be shut down: {type(e).__name__}: {e}")
+        system.set_system(None)
+    if not _within(deadline, lambda: not children() - processes):
+        stray = children() - processes
+        left.append("processes:\n" + "\n".join(map(describe, stray)))
+        for pid in stray:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _within(deadline, lambda: not any(map(alive, stray)))
     if folder is not None:
-        assert not os.path.exists(folder), f"the run folder is still there: {os.listdir(folder)}"
+        if os.path.exists(folder):
+            left.append(f"its run folder, with {os.listdir(folder)}")
         # A process counts as ended when its main thread has; the others hold its sockets a moment longer.
-        wait_until(lambda: not {s for s in _sockets() if s.startswith(folder)}, f"sockets in {folder} are closed", 5)
-    wait_until(
-        lambda: not (left := _threads() - threads) or all(t.daemon and not t.name.startswith("monarch") for t in left),
-        f"threads of the {what} have ended: {_threads() - threads}",
-        5,
-    )
-    assert set(os.listdir("/dev/shm")) <= memory, f"the {what} left shared memory behind"
+        if not _within(5, lambda: not {s for s in _sockets() if s.startswith(folder)}):
+            left.append(f"open sockets in {folder}")
+    if not _within(5, lambda: all(t.daemon and not t.name.startswith("monarch") for t in _threads() - threads)):
+        left.append(f"threads: {', '.join(sorted(t.name for t in _threads() - threads))}")
+    if fresh := set(os.listdir("/dev/shm")) - memory:
+        left.append(f"shared memory: {', '.join(sorted(fresh))}")
+    assert not left, f"the {what} left behind " + "; ".join(left)
+
+
+def _within(deadline: float, condition: Callable[[], object]) -> bool:
+    try:
+        wait_until(condition, "", deadline)
+    except AssertionError:
+        return False
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -32,19 +33,21 @@ def keys(key_file: Path) -> Keys:
 
 @pytest.fixture
 def sides(keys: Keys) -> Iterator[Callable[..., Side]]:
-    made: list[Side] = []
+    before = set(threading.enumerate())  # of a test that has failed, maybe: that is not this one's fault
+    with ExitStack() as made:  # one that cannot be closed leaves no other one open
 
-    def make(with_keys: Keys = keys, background: bool = True, steady: bool = True) -> Side:
-        made.append(Side(with_keys, background, steady))
-        return made[-1]
+        def make(with_keys: Keys = keys, background: bool = True, steady: bool = True) -> Side:
+            side = Side(with_keys, background, steady)
+            made.callback(side.close)
+            return side
 
-    yield make
-    for side in made:
-        side.close()
-    names = {"monarch-pulse", "monarch-poller"}
-    wait_until(
-        lambda: not names & {thread.name for thread in threading.enumerate()}, "the threads of all sides have ended"
-    )
+        yield make
+
+    def left() -> list[str]:
+        ours = (thread.name for thread in set(threading.enumerate()) - before)
+        return [name for name in ours if name in ("monarch-pulse", "monarch-poller")]
+
+    wait_until(lambda: not left(), "the threads of all sides have ended")
 
 
 @pytest.fixture

@@ -1,0 +1,51 @@
+"""The leak check of all tests: what one test leaves is named and cleaned, and is no neighbour's failure."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import alive, leak_check
+
+
+def test_a_process_that_is_left_is_named_and_ended() -> None:
+    named = pytest.raises(AssertionError, match="the example left behind processes:\n.*sleep 600")
+    with named, leak_check("example", deadline=0.1):
+        left = subprocess.Popen(["sleep", "600"])
+    assert not alive(left.pid)
+    with leak_check("neighbour", deadline=0.1):
+        pass
+    left.wait(10)
+
+
+def test_all_that_is_left_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    monkeypatch.setattr("tests.conftest._within", lambda _deadline, condition: bool(condition()))
+    thread = threading.Thread(target=stop.wait, name="monarch-left")
+    shared = Path("/dev/shm/mk-test-left")
+    try:
+        named = pytest.raises(AssertionError, match="threads: monarch-left; shared memory: .*mk-test-left")
+        with named, leak_check("example"):
+            thread.start()
+            shared.touch()
+        with leak_check("neighbour"):
+            pass
+    finally:
+        stop.set()
+        thread.join(10)
+        shared.unlink()
+
+
+def test_a_runtime_that_cannot_be_shut_down_is_not_the_next_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    from monarch_kernel.runtime.actor import system
+
+    def fail() -> None:
+        raise OSError("stuck")
+
+    named = pytest.raises(AssertionError, match="cannot be shut down: OSError: stuck")
+    with monkeypatch.context() as patch, named, leak_check("example"):
+        patch.setattr(system, "shutdown", fail)
+    assert not system.started()
