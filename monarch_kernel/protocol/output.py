@@ -123,14 +123,14 @@ class TextEncoder:
         self._cell = _cell_bytes(cell)
         #: Bytes that one record can carry.
         self.room = _room(self._cell)
-        self._heads: dict[int, bytes] = {}
+        #: All that precedes the payload, by the length of that, which is all that differs in it.
+        self.heads: dict[int, bytes] = {}
 
     def record(self, data: bytes) -> bytes:
         """The record of at most ``room`` bytes of UTF-8."""
-        head = self._heads.get(len(data))
+        head = self.heads.get(len(data))
         if head is None:
-            # All that precedes the payload; only its length is in there.
-            head = self._heads[len(data)] = _encode(_TEXT, self._number, self._cell, data)[: -len(data)]
+            head = self.heads[len(data)] = _encode(_TEXT, self._number, self._cell, data)[: -len(data)]
         return head + data
 
     def records(self, data: bytes) -> Iterator[bytes]:

@@ -246,11 +246,8 @@ class _Pending:
                 self.stream = stream
                 self.cell = cell
             self._parts.append(text)
-            if text == "\n" or "\n" in text or "\r" in text:
-                self._send()
-                return
             self._size += len(text)
-            if self._size > MAX_PENDING:
+            if "\n" in text or "\r" in text or self._size > MAX_PENDING:
                 self._send()
             elif not self._listed:
                 self._list()
@@ -281,18 +278,20 @@ class _Pending:
     def _send(self) -> None:
         # Taken first: a signal handler that prints may come here again before this is through.
         parts, self._parts = self._parts, []
-        self._size = 0
         text = "".join(parts)
         encoder = self._encoder
-        if len(text) > encoder.room:
+        if self._size > encoder.room:
+            self._size = 0
             self._send_long(text, encoder)
             return
+        self._size = 0
         data = text.encode("utf-8", "backslashreplace")
-        if len(data) > encoder.room:
+        head = encoder.heads.get(len(data))  # as of most lines; None of those that are too long
+        if head is None and len(data) > encoder.room:
             self._send_long(text, encoder)
             return
         try:
-            _write(_fds["stdout"], encoder.record(data))
+            _write(_fds["stdout"], encoder.record(data) if head is None else head + data)
         except BaseException:
             self._keep(text)
             raise
