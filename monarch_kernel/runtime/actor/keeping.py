@@ -277,6 +277,10 @@ class KeptHost:
                 node.declare_dead(proc, held.deaths[proc])
             elif proc in node.successors:
                 node.declare_dead(proc, Death("it was replaced", "proc", proc, refs[proc].host))
+            elif refs[proc].agent in self._agents - {self._agent.id}:
+                died = Death("its host agent died", "agent", refs[proc].agent, refs[proc].host)
+                node.declare_dead(refs[proc].agent, died)
+                node.declare_dead(proc, died)
         for key, part in parts.items():
             mesh_id = key.partition(":")[2]
             self._known[mesh_id] = key
