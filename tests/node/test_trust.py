@@ -19,6 +19,7 @@ import pytest
 from monarch_kernel.protocol.keys import KeyFileError, Keys, allowed, load_keys, make_key_file
 from monarch_kernel.protocol.keys.allowed import add_key, revoke_keys
 from monarch_kernel.protocol.keys.identity import Identity, Public
+from tests.conftest import wait_until
 
 Make = Callable[..., Keys]
 
@@ -213,6 +214,28 @@ def test_a_list_of_another_name(make: Make, tmp_path: Path, monkeypatch: pytest.
         load_keys(worker.path)
 
 
+def test_a_file_system_that_does_not_answer_holds_up_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    alice, worker = make("alice"), make("worker")
+    trust(alice, worker)
+    answers, asked = threading.Event(), threading.Event()
+    real = allowed.AllowList.refresh
+
+    def refresh(listed: allowed.AllowList) -> bool:
+        asked.set()
+        answers.wait(60)
+        return real(listed)
+
+    assert alice.refresh() == 1
+    monkeypatch.setattr(allowed.AllowList, "refresh", refresh)
+    add_key(worker.allow, public(alice))
+    assert worker.refresh() == 0 and asked.is_set()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(alice, worker)
+    answers.set()
+    wait_until(lambda: worker.generation == 1, "the list is read")
+    assert shake_hands(alice, worker) == ("worker", "alice")
+
+
 # -- the user's own key -------------------------------------------------------------------------------------
 
 
@@ -245,7 +268,7 @@ def test_all_who_make_it_at_once_have_the_same(home: Path) -> None:
     program = f"import sys; sys.stdin.read(); {load}"
     makers = [
         subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(6)
+        for _ in range(4)
     ]
     for maker in makers:
         assert maker.stdin is not None

@@ -1,8 +1,8 @@
-"""Allow-lists: the keys that a process lets in, beside its own, one public line each, like ``authorized_keys``.
+"""Allow-lists: the keys that a process trusts beside its own, one public line each, like ``authorized_keys``.
 
-A list is read anew when it changes. Who is new is let in at once; who is gone from it is revoked when the file has been
-still for a moment, as an editor may empty it before it writes it. A list with an error changes nothing: the one before
-stays in force, and the log says what is wrong. A list that was removed allows nobody.
+A list is read again when it changes. A key that is added is trusted at once. A key that is gone is revoked once the
+file has not changed for a moment, as an editor may empty a file before it writes it. A list with an error changes
+nothing: the previous list stays in force, and the log says what is wrong. If the file is removed, no key is listed.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class AllowList:
     def _complain(self, text: str) -> None:
         if text != self._complaint:
             self._complaint = text
-            log.error("%s; the list as it was before stays in force", text)
+            log.error("%s; the previous list stays in force", text)
 
 
 def _keys_in(path: str, text: str) -> dict[bytes, Public]:

@@ -1,10 +1,9 @@
-"""One key: a private key, the certificate that others know it by, and its name; and the files and lines that they are
-kept in.
+"""One key: a private key, its certificate and its name; and the files and lines that hold them.
 
-The certificate is self-signed and may sign no others; it is trusted because a list has exactly it, never because
-somebody has signed it. It holds no name: a stranger who connects sees a server's certificate. A name is what the own
-key file, or the own list, calls a key. Its validity has no meaning, as the clocks of a cluster's nodes may be wrong; a
-key is in force while it is on a list.
+The certificate is self-signed and may sign no others. It is trusted because a list contains exactly it, never because
+of a signature. It holds no name, because a stranger who connects to a listener sees its certificate: a key has the name
+that its own file, or the list, gives it. The validity period has no meaning, as clocks of cluster nodes may be wrong: a
+key is valid as long as it is on a list.
 """
 
 from __future__ import annotations

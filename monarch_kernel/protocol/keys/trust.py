@@ -7,6 +7,7 @@ import logging
 import os
 import ssl
 import threading
+import time
 
 from monarch_kernel.protocol.keys.allowed import AllowList
 from monarch_kernel.protocol.keys.guarded import KeyFileError, KeyFileExistsError, expanded
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 KEY_FILE_VARIABLE = "MONARCH_KERNEL_KEY_FILE"
 ALLOW_VARIABLE = "MONARCH_KERNEL_ALLOW"
 
+#: How long a look at a list may hold up the caller (seconds).
+PATIENCE = 0.2
 #: A key file's own list has its name with this behind it.
 ALLOW_SUFFIX = ".allow"
 
@@ -25,7 +28,7 @@ ALLOW_SUFFIX = ".allow"
 class Keys:
     """A key of one's own, and those that are trusted: this one, and those on the allow-list.
 
-    ``load_keys`` makes these. Whoever holds links calls ``refresh()`` now and then (twice a second, say), and ends
+    ``load_keys`` makes these. An owner of links calls ``refresh()`` now and then (twice a second, say), and ends
     those whose certificate ``name_of`` does not know any more when ``generation`` has changed.
 
     Args:
@@ -46,6 +49,8 @@ class Keys:
         self._lock = threading.Lock()
         self._trusted = self._find_trusted()
         self._contexts: dict[int, ssl.SSLContext] = {}
+        self._look: threading.Thread | None = None  # looks at the list
+        self._look_until = 0.0
 
     @property
     def name(self) -> str:
@@ -62,13 +67,33 @@ class Keys:
         return (self.fingerprint, self.allow) == (other.fingerprint, other.allow)
 
     def refresh(self) -> int:
-        """Look whether the allow-list has changed; gives ``generation``."""
+        """Look whether the allow-list has changed; gives ``generation``.
+
+        Another thread looks: a file system may not answer for minutes, and the caller goes on without it.
+        """
         with self._lock:
+            look = self._look
+            if look is None:
+                look = self._look = threading.Thread(target=self._refresh, name="allow-list", daemon=True)
+                self._look_until = time.monotonic() + PATIENCE
+                try:
+                    look.start()
+                except RuntimeError:  # there can be no more threads, as at the end of the interpreter
+                    self._look = None
+                    return self.generation
+        look.join(max(0.0, self._look_until - time.monotonic()))
+        return self.generation
+
+    def _refresh(self) -> None:
+        try:
             if self._allowed.refresh():
-                self._trusted = self._find_trusted()
-                self._contexts.clear()
-                self.generation += 1
-            return self.generation
+                with self._lock:
+                    self._trusted = self._find_trusted()
+                    self._contexts.clear()
+                    self.generation += 1
+        finally:
+            with self._lock:
+                self._look = None
 
     @property
     def described(self) -> str:

@@ -5,7 +5,7 @@ if one was asked for::
 
     2026-11-22T03:16:00.123Z connected alice@laptop 3f9a1c2233445566 10.0.0.5:41234
     2026-11-22T03:16:09.004Z ended alice@laptop 3f9a1c2233445566 10.0.0.5:41234: the connection was closed
-    2026-11-22T03:17:30.550Z refused - - 10.0.0.66: it has no key that is trusted here
+    2026-11-22T03:17:30.550Z refused - - 10.0.0.66: its key is not one that this worker trusts
 
 A refusal is what a stranger can cause, so those of one address for one reason go into a line a period, with their
 number.
