@@ -350,11 +350,10 @@ class ProcStatus(msgspec.Struct, array_like=True, frozen=True):
 
 
 class GetLogs(msgspec.Struct, array_like=True, tag=39):
-    """Answered with a Reply whose body is a pickle of bytes: MessagePack of ``list[LogText]``."""
+    """Answered with a Reply: a pickle of MessagePack of ``list[LogText]``. ``tail``: so many lines at least; 0: all."""
 
     call: int
     procs: list[str]
-    #: Only the end of each stream, with at least so many lines; 0: all that is kept.
     tail: int = 0
 
 

@@ -591,9 +591,7 @@ class Agent:
         for name in message.procs:
             proc = self._procs.get(name)
             if proc is not None:
-                out, err = (proc.logs[stream].read(message.tail) for stream in (1, 2))
-                dropped = 0 if message.tail else sum(kept.dropped for kept in proc.logs.values())
-                found.append(LogText(name, out, err, dropped))
+                found.append(proc.log_text(message.tail))
             else:
                 found.append(LogText(name, b"", b""))
         _reply(link, message.call, msgspec.msgpack.encode(found))

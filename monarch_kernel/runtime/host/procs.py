@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch_kernel.protocol.messages import ProcExited, ProcSpec
+from monarch_kernel.protocol.messages import LogText, ProcExited, ProcSpec
 from monarch_kernel.protocol.output import beginning
 from monarch_kernel.runtime.host import forkserver
 from monarch_kernel.runtime.host.crash import CrashFilter
@@ -123,6 +123,11 @@ class Proc:
         self.logs = {n: OutputLog(os.path.join(logs, f"{spec.id}.{n}.log")) for n in (1, 2)}
         self.crash = CrashFilter()  # what of its stderr is shown; its log has all
         self._cpu_at = (self.started, 0.0)
+
+    def log_text(self, tail: int) -> LogText:
+        """What is kept of its output; see `OutputLog.read`."""
+        out, err = (self.logs[stream].read(tail) for stream in (1, 2))
+        return LogText(self.id, out, err, 0 if tail else sum(kept.dropped for kept in self.logs.values()))
 
     @property
     def asked(self) -> str:
