@@ -24,7 +24,7 @@ from monarch_kernel.runtime.actor.inspecting import (
     running_here,
     whole_of,
 )
-from monarch_kernel.runtime.actor.pending import Awaited, awaited_by, proc_here
+from monarch_kernel.runtime.actor.pending import Awaited, awaited_by, awaited_here, proc_here
 from monarch_kernel.runtime.actor.postmortem import Failure
 from monarch_kernel.runtime.node.link import is_ours, peer_of
 
@@ -39,6 +39,7 @@ __all__ = [
     "actors_here",
     "ask_console",
     "awaited_by",
+    "awaited_here",
     "call_in_wait",
     "called_method",
     "controllers",

@@ -16,7 +16,7 @@ from monarch_kernel.actor import ActorError, SupervisionError, ValueMesh
 from monarch_kernel.debugger.hang import hang
 from monarch_kernel.errors import capture
 from monarch_kernel.kernel.cellrunner import Cell
-from monarch_kernel.kernel.executor import Reply, Whereabouts
+from monarch_kernel.kernel.executor import Interrupted, Reply, Whereabouts
 from monarch_kernel.kernel.folding import Source
 from monarch_kernel.kernel.hang_watch import HangWatch
 from monarch_kernel.kernel.progress import Place, Progress
@@ -115,6 +115,9 @@ class CellRun:
         self._pending: deque[tuple[Part, Any]] = deque()
         self._note_text = ""
         self._held = HeldInterrupts()
+        self._asked: deque[Any] = deque()  # what interrupts have found
+        self._begun: set[int] = set()
+        self._dropped: set[int] = set()
 
     # -- the wait ------------------------------------------------------------------------------
 
@@ -166,7 +169,7 @@ class CellRun:
         self.detached = True
 
     def _step(self) -> bool:
-        if self._pending:
+        if self._pending and self._progress.waiting:
             part, slot = self._pending[0]
             try:
                 error = slot.exception(TICK)
@@ -188,6 +191,8 @@ class CellRun:
     def _settle(self, part: Part, slot: Any, error: BaseException | None) -> None:
         if error is None:
             reply: Reply = slot.get()
+            if reply.rank in self._dropped:
+                return
             self._broken |= reply.broken
             self._meetings.add(reply.meetings)
             if reply.fault is None:
@@ -221,6 +226,8 @@ class CellRun:
         now = time.monotonic()
         while self._sample and self._sample[0].done():
             self._note(self._sample.popleft())
+        while self._asked and self._asked[0].done():
+            self._note_interrupted(self._asked.popleft())
         if self._progress.is_due(now):
             self._sample = deque(self.managed.monitor.where.stream())
         self._progress.silent = self.managed.procs.unresponsive()
@@ -242,11 +249,32 @@ class CellRun:
         if slot.exception() is not None:
             return
         told: Whereabouts | None = slot.get()
-        if told is not None:
+        if told is not None and told.cell != self.cell.id:
+            if not self._has_begun(told.rank):
+                which = self._file_label(told.cell_file) or "a cell of another notebook"
+                self._progress.behind(told.rank, f"{which} since {time.strftime('%X', time.localtime(told.since))}")
+        elif told is not None:
+            self._begun.add(told.rank)
             label = self._file_label(told.file)
             name = label.removeprefix("Cell ") if label else told.file.rpartition("/")[2]
             self._progress.at({told.rank: Place(name, told.line, told.function)})
             self._stuck[told.rank] = self._stuck.get(told.rank, 0) + 1 if told.waits else 0
+
+    def _note_interrupted(self, slot: Any) -> None:
+        """An interrupt has come to a rank: where the cell had not begun, it is over."""
+        if slot.exception() is not None:
+            return
+        told: Interrupted = slot.get()
+        if told.begun:
+            self._begun.add(told.rank)
+        elif told.rank in self._progress.waiting:
+            self._dropped.add(told.rank)
+            self._progress.done(told.rank)
+            said = capture(KeyboardInterrupt("the cell had not begun here, and was dropped"))
+            self.failures[told.rank] = Failed(told.rank, *self._whereabouts(told.rank), fault=said)
+
+    def _has_begun(self, rank: int) -> bool:
+        return rank in self._begun or self._output.has_begun(Source(self.managed.name, rank))
 
     def _rejoin(self) -> str:
         """After a process group was broken: make a new one where there was one of ours. What to say about it."""
@@ -272,7 +300,7 @@ class CellRun:
     def _drain(self) -> None:
         """Wait for the output that ranks wrote before they answered."""
         name = self.managed.name
-        alive = [Source(name, rank) for rank in self.ranks if not self._is_dead(rank)]
+        alive = [Source(name, rank) for rank in self.ranks if not self._is_dead(rank) and rank not in self._dropped]
         dead = [Source(name, rank) for rank in self.ranks if self._is_dead(rank)]
         now = time.monotonic()
         self._wait_for(alive, now + OUTPUT_GRACE)
@@ -341,8 +369,9 @@ class CellRun:
     def interrupt(self) -> object:
         """See `InterruptTarget`."""
         self.interrupted = True
-        waiting = sorted(self._progress.waiting)
-        return [part.mesh.interrupt_cell.call(self.cell.id) for part in monitor_parts_of(self.managed, waiting)]
+        for part in monitor_parts_of(self.managed, sorted(self._progress.waiting)):
+            self._asked += part.mesh.interrupt_cell.stream(self.cell.id)
+        return self._asked
 
     def drop(self, ranks: Iterable[int]) -> None:
         """Have it not begin on those of `ranks` where it has not; what already runs is the caller's to interrupt."""
@@ -350,11 +379,11 @@ class CellRun:
         if waiting:
             self.interrupted = True
         for part in monitor_parts_of(self.managed, waiting):
-            part.mesh.drop_cell.call(self.cell.id)
+            self._asked += part.mesh.drop_cell.stream(self.cell.id)
 
     def unanswered(self) -> Iterable[int]:
-        """See `InterruptTarget`."""
-        return sorted(self._progress.waiting)
+        """See `InterruptTarget`. A rank that has not begun runs something else, which is not to be killed."""
+        return sorted(rank for rank in self._progress.waiting if self._has_begun(rank))
 
     def kill(self, ranks: Sequence[int]) -> object:
         """See `InterruptTarget`."""

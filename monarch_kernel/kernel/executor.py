@@ -86,6 +86,8 @@ class _Activity:
     """What `CellExecutor` does on the main thread of this process, and what `Monitor` wants of it."""
 
     cell: str = ""
+    file: str = ""
+    since: float = 0.0
     stopped: ClassVar[set[str]] = set()
     shell: ClassVar[LazyShell | None] = None
     ended: ClassVar[deque[str]] = deque(maxlen=256)
@@ -153,6 +155,7 @@ class CellExecutor(Actor):
 
     def _run(self, cell: Cell, started: float) -> Reply:
         rank_output.begin_cell(cell.id)
+        _Activity.file, _Activity.since = cell.filename, time.time()
         _Activity.cell = cell.id
         if cell.id in _Activity.stopped:  # it waited behind another cell when it was interrupted
             raise KeyboardInterrupt
@@ -215,13 +218,35 @@ class CellExecutor(Actor):
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Where a rank's main thread is: the user's innermost line, and whether it waits in torch for other ranks."""
+    """Where a rank's main thread is.
+
+    Attributes:
+        rank: the rank in its mesh.
+        file: of the user's innermost line.
+        line: its number.
+        function: its function.
+        waits: whether it waits in torch for other ranks.
+        cell: the id of the cell that runs.
+        cell_file: what tracebacks call that.
+        since: when that began (`time.time()`).
+    """
 
     rank: int
     file: str
     line: int
     function: str
     waits: bool
+    cell: str = ""
+    cell_file: str = ""
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """What an interrupt found on a rank: whether the cell had begun. One that had not will not run any of its code."""
+
+    rank: int
+    begun: bool
 
 
 class Monitor(Actor):
@@ -240,15 +265,18 @@ class Monitor(Actor):
         if not _Activity.cell:
             return None
         place = where_is(self._main, _is_foreign)
-        return None if place is None else Whereabouts(self._rank, *place, self._waits())
+        if place is None:
+            return None
+        return Whereabouts(self._rank, *place, self._waits(), _Activity.cell, _Activity.file, _Activity.since)
 
     @endpoint
-    def interrupt_cell(self, cell: str) -> None:
+    def interrupt_cell(self, cell: str) -> Interrupted:
         """Raise KeyboardInterrupt in that cell, now or as soon as it begins; never in another one."""
-        _Activity.stopped.add(cell)
-        if _Activity.cell == cell:
+        dropped = self._drop(cell)
+        if dropped.begun and cell not in _Activity.ended:
             os.kill(os.getpid(), signal.SIGINT)
-        self._release(cell, ())  # no signal ends a wait in a collective
+            self._release(cell, ())  # no signal ends a wait in a collective
+        return dropped
 
     @endpoint
     def release_cell(self, cell: str, failed: tuple[int, ...]) -> None:
@@ -262,9 +290,14 @@ class Monitor(Actor):
         release(cell, thread, lambda: cell not in _Activity.ended, frozenset(failed))
 
     @endpoint
-    def drop_cell(self, cell: str) -> None:
+    def drop_cell(self, cell: str) -> Interrupted:
         """If that cell has not begun, raise KeyboardInterrupt in it as soon as it does."""
+        return self._drop(cell)
+
+    def _drop(self, cell: str) -> Interrupted:
+        # In this order: a cell that begins now says so before it looks whether it was stopped.
         _Activity.stopped.add(cell)
+        return Interrupted(self._rank, _Activity.cell == cell or cell in _Activity.ended)
 
     def _waits(self) -> bool:
         """Whether the main thread is in torch, in a process group, and has not computed since it was last asked."""

@@ -25,10 +25,12 @@ class MeshTarget:
         mesh: the procs.
         pending: gives the ranks that have not answered, when whoever called them knows it. Without it
             the ranks are asked.
+        cells: how the ids of the notebook cells begin whose calls this concerns; "" for all that runs there.
     """
 
-    def __init__(self, mesh: ProcMesh, pending: Callable[[], Iterable[int]] | None = None) -> None:
+    def __init__(self, mesh: ProcMesh, pending: Callable[[], Iterable[int]] | None = None, cells: str = "") -> None:
         self._mesh = mesh
+        self._cells = cells
         self._pending = pending
         self._asked: Any = None
         self._positions = {rank: position for position, rank in enumerate(mesh._region.ranks())}
@@ -46,7 +48,7 @@ class MeshTarget:
 
     def interrupt(self) -> object:
         """See ``InterruptTarget``."""
-        self._asked = self._mesh.interrupt()
+        self._asked = self._mesh.interrupt(self._cells)
         return self._asked
 
     def unanswered(self) -> Iterable[int]:
@@ -57,7 +59,7 @@ class MeshTarget:
         if self._pending is not None:
             return self._pending()
         suspects = self._suspects()
-        probes = {rank: self._at(rank).interrupt() for rank in suspects}
+        probes = {rank: self._at(rank).interrupt(self._cells) for rank in suspects}
         deadline = time.monotonic() + PROBE_TIMEOUT
         return [rank for rank, probe in probes.items() if self._still_runs(probe, deadline)]
 
@@ -69,9 +71,9 @@ class MeshTarget:
             kill.get(timeout=max(0.0, deadline - time.monotonic()))
 
     def _suspects(self) -> list[int]:
-        everyone = list(self._positions)
         if self._asked is None:
             return []
+        everyone = self._awaited()
         if not self._asked.done():
             return everyone
         try:
@@ -79,6 +81,19 @@ class MeshTarget:
         except Exception:  # ranks died meanwhile; the others are asked again
             return everyone
         return [rank for rank, position in self._positions.items() if stopped.get(position)]
+
+    def _awaited(self) -> list[int]:
+        """The ranks that may run something for this target: with ``cells``, those that this kernel has called."""
+        if not self._cells:
+            return list(self._positions)
+        from monarch_kernel.kernel.session import session
+        from monarch_kernel.tools import awaited_here
+
+        managed = session().managed(self._mesh.name)
+        own = () if managed is None else (managed.executor._actor, managed.monitor._actor)
+        called = {proc for call in awaited_here(own) for proc in call.procs}
+        procs = self._mesh._target().procs
+        return [rank for rank, position in self._positions.items() if procs[position].id in called]
 
     @staticmethod
     def _still_runs(probe: Any, deadline: float) -> bool:
@@ -95,8 +110,10 @@ class MeshTarget:
 
 
 def running_meshes() -> list[MeshTarget]:
-    """A target for each proc mesh of this process; none when it never used the runtime."""
+    """A target for each proc mesh of this process, for what cells of this kernel run there; none before the runtime."""
     meshes = sys.modules.get("monarch_kernel.meshes")
+    notebook = sys.modules.get("monarch_kernel.kernel.notebook")
     if meshes is None:
         return []
-    return [MeshTarget(mesh) for mesh in meshes.list_proc_meshes()]
+    cells = notebook.RUN if notebook is not None else ""
+    return [MeshTarget(mesh, cells=cells) for mesh in meshes.list_proc_meshes()]

@@ -33,7 +33,7 @@ _MOST_CELLS = 500
 
 _count = itertools.count(1)
 #: Cells of this kernel: ranks that have outlived another one still have cells of that.
-_RUN = f"cell-{os.urandom(3).hex()}"
+RUN = f"cell-{os.urandom(3).hex()}"
 
 
 class Notebook:
@@ -69,7 +69,7 @@ class Notebook:
     def before_cell(self, info: Any) -> None:
         """IPython's `pre_run_cell`."""
         self._raw_cell = info.raw_cell or ""
-        self._key = f"{_RUN}-{next(_count)}"
+        self._key = f"{RUN}-{next(_count)}"
         set_cell(self._key)
         self._publishers[self._key] = publisher_for(self.shell)
         self._own_output.watch()
@@ -158,7 +158,7 @@ class Notebook:
 
     def file_label(self, file: str) -> str | None:
         """What IPython calls the file of a cell, or a cell by its identity: `Cell In[3]`."""
-        if file.startswith(_RUN):
+        if file.startswith(RUN):
             number = self._numbers.get(file.partition(".")[0])
             return None if number is None else f"Cell In[{number}]"
         name = self.shell.compile.format_code_name(file)
@@ -184,7 +184,7 @@ class Notebook:
 
     def _ordinary_output(self, cell: str) -> tuple[str, CellOutput] | None:
         """Where output goes that is no `%%mesh` cell's: to the cell that called the actor, else to the latest."""
-        if cell and not cell.startswith(_RUN) and cell not in self._publishers and self._key in self._publishers:
+        if cell and not cell.startswith(RUN) and cell not in self._publishers and self._key in self._publishers:
             self._publishers[cell] = self._publishers[self._key]  # of a kernel before: all of it goes to one place
             self._foreign.append(cell)
         key = cell if cell in self._publishers else self._key

@@ -42,6 +42,8 @@ class Progress:
         #: Ranks that live, but do not answer anybody, and why.
         self.silent: dict[int, str] = {}
         self.failed: dict[int, str] = {}
+        #: Ranks that still run something else, and what.
+        self.queued: dict[int, str] = {}
         self._places: dict[int, Place] = {}
         self._started = now
         self._asked = now
@@ -52,6 +54,7 @@ class Progress:
     def done(self, rank: int) -> None:
         """`rank` finished."""
         self.waiting.discard(rank)
+        self.queued.pop(rank, None)
         self._places.pop(rank, None)
 
     def fail(self, rank: int, why: str) -> None:
@@ -65,7 +68,13 @@ class Progress:
             if place is None:
                 self._places.pop(rank, None)
             elif rank in self.waiting:
+                self.queued.pop(rank, None)
                 self._places[rank] = place
+
+    def behind(self, rank: int, what: str) -> None:
+        """`rank` has not begun: it still runs `what`."""
+        if rank in self.waiting:
+            self.queued[rank] = what
 
     def standing(self) -> object:
         """What changes when the cell goes on: who is done, who has failed, and where the others are."""
@@ -88,7 +97,12 @@ class Progress:
         for rank, why in self.failed.items():
             alike.setdefault(why, []).append(rank)
         parts += [f"{format_ranks(ranks, limit=6)} failed: {why}" for why, ranks in alike.items()]
-        parts.append(self._waiting())
+        for what in dict.fromkeys(self.queued.values()):
+            who = [rank for rank in self.queued if self.queued[rank] == what]
+            all_of_them = len(who) == self.total
+            parts.append(f"queued behind {what}" if all_of_them else f"{_listed(who)} queued behind {what}")
+        if self.waiting - self.queued.keys():
+            parts.append(self._waiting())
         silent = {rank: why for rank, why in self.silent.items() if rank in self.waiting}
         for why in dict.fromkeys(silent.values()):
             parts.append(f"{_listed(rank for rank in silent if silent[rank] == why)} does not respond: {why}")
@@ -98,13 +112,14 @@ class Progress:
         places: dict[Place, list[int]] = {}
         for rank, place in sorted(self._places.items()):
             places.setdefault(place, []).append(rank)
-        ranks = _listed(self.waiting)
+        begun = self.waiting - self.queued.keys()
+        ranks = _listed(begun)
         if not places:
             return f"waiting for {ranks}"
-        if len(places) == 1 and len(self._places) == len(self.waiting):
+        if len(places) == 1 and len(self._places) == len(begun):
             return f"waiting for {ranks} · {next(iter(places))}"
         said = [f"{_listed(who)} at {place}" for place, who in list(places.items())[:_PLACES]]
-        rest = self.waiting - {rank for who in list(places.values())[:_PLACES] for rank in who}
+        rest = begun - {rank for who in list(places.values())[:_PLACES] for rank in who}
         if rest:
             said.append(f"{_listed(rest)} elsewhere" if said else _listed(rest))
         return f"waiting for {', '.join(said)}"

@@ -120,6 +120,7 @@ class Interrupt(msgspec.Struct, array_like=True, tag=15):
 
     call: int
     rank: int
+    cells: str = ""  # only in those of actors that run for cells whose ids begin so
 
 
 class Bootstrap(msgspec.Struct, array_like=True, tag=16):

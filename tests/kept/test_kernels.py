@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from monarch_kernel.meshes import kept
 from tests.conftest import alive, children, wait_until
 from tests.kept.conftest import nothing_kept
 from tests.kernel.harness import PATIENCE, Bell, Kernel
+from tests.kernel.screen import text
 
 UP = "%mesh up m --procs 2 --keep"
 
@@ -274,3 +276,53 @@ def test_options_that_cannot_be_meant(start_kernel: Callable[..., Kernel]) -> No
     assert "no mesh" in kernel.run("%mesh detach").evalue
     kernel.ok("%mesh up --procs 1")
     assert "only what %mesh up --keep has started" in kernel.run("%mesh detach m").evalue
+
+
+def test_no_stop_touches_what_another_kernel_left_running(
+    start_kernel: Callable[..., Kernel], kept_folder: str, bell: Bell, tmp_path: Path
+) -> None:
+    """Neither that of a cell that waits behind it, nor that of an ordinary cell, nor with nothing running; nor twice."""
+    gate = tmp_path / "gate"
+    kernel = start_kernel()
+    kernel.ok(UP)
+    kernel.ok(bell.code())
+    kernel.ok("%mesh push ring")
+    training = (
+        f"import os, time\nring()\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\ntrained = rank"
+    )
+    kernel.ok(f"%%mesh --no-wait\n{training}")
+    bell.wait(2)
+    before = pids(kernel)
+    kernel.ok("%mesh detach")
+    other = start_kernel()
+    other.ok("%mesh attach m")
+    handled = "from monarch_kernel.kernel.interrupts import get_relay\nassert get_relay().flush(30)"
+
+    queued = other.send("%%mesh\nprint('never')")
+    while "queued behind a cell of another notebook since" not in text(queued.outcome):
+        queued.read()
+    other.interrupt()
+    assert queued.wait().ename == "MeshCellInterrupt"  # at once
+    assert "had not begun" in queued.outcome.traceback
+    other.interrupt()
+    other.ok(handled)
+
+    background = other.send("%%mesh --no-wait -o job\nprint('never')")
+    background.wait()
+    other.interrupt()
+    assert other.run("job.result(30)").ename == "MeshCellInterrupt"
+    other.interrupt()
+    other.ok(handled)
+
+    plain = other.send("import time\nprint('sleeping', flush=True)\ntime.sleep(600)")
+    plain.prints("sleeping")
+    other.interrupt()
+    assert plain.wait().ename == "KeyboardInterrupt"
+    other.interrupt()
+    other.ok(handled)
+
+    assert pids(other) == before
+    gate.touch()
+    assert text(other.ok("%%mesh\ntrained")) == "[0] 0\n[1] 1"
+    assert all(map(alive, before))
+    other.ok("%mesh down")

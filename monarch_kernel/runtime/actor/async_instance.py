@@ -34,6 +34,7 @@ class AsyncActorInstance(ActorInstance):
         self._loop: asyncio.AbstractEventLoop | None = None  # while messages are taken
         self._wake = asyncio.Event()
         self._running_task: asyncio.Task[Any] | None = None
+        self._cells: dict[asyncio.Task[Any], str] = {}  # for which notebook cell each of these runs
         self._tasks: dict[asyncio.Task[Any], str] = {}  # concurrent endpoints that run, and their names
         self._hooks: set[asyncio.Task[None]] = set()
         self._cancelled: set[asyncio.Task[Any]] = set()  # by an interrupt
@@ -111,6 +112,7 @@ class AsyncActorInstance(ActorInstance):
                 task = loop.create_task(self._handle_async(link, message, body))
                 if endpoint is not None and endpoint.concurrent:
                     self._tasks[task] = message.endpoint
+                    self._cells[task] = message.cell
                     task.add_done_callback(partial(self._task_done, fatal, link, message, endpoint))
                 else:
                     # A task of its own, so that an interrupt can cancel it and nothing else.
@@ -183,6 +185,7 @@ class AsyncActorInstance(ActorInstance):
     ) -> None:
         """A concurrent endpoint has ended."""
         self._tasks.pop(task, None)
+        self._cells.pop(task, None)
         if task.cancelled():  # before its first step, so it has not answered
             error = self._was_cancelled(link, message, endpoint, asyncio.CancelledError(), task)
         else:
@@ -255,18 +258,20 @@ class AsyncActorInstance(ActorInstance):
 
     # -- interrupts ----------------------------------------------------------------------------------
 
-    def interrupt(self) -> list[str]:
+    def interrupt(self, cells: str = "") -> list[str]:
         """Cancel the endpoints that wait, and raise KeyboardInterrupt in the one that computes."""
         loop = self._loop
         if loop is None:
-            return super().interrupt()
-        running = [*self._tasks.values()]
-        if self.running is not None:
+            return super().interrupt(cells)
+        tasks = [task for task in self._tasks if self._runs_for(self._cells.get(task, ""), cells)]
+        running = [self._tasks[task] for task in tasks]
+        if self.running is not None and self._runs_for(self.running_for, cells):
             running.append(self.running)
+            if self._running_task is not None:
+                tasks.append(self._running_task)
+        for task in tasks:
+            loop.call_soon_threadsafe(self._cancel, task)
         if running:
-            for task in (self._running_task, *self._tasks):
-                if task is not None:
-                    loop.call_soon_threadsafe(self._cancel, task)
             self._raise_in_driver()
         return [f"{self.name}.{name}" for name in running]
 

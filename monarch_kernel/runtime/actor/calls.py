@@ -378,6 +378,7 @@ class StreamCall(Iterator[Future[Any]]):
     """A call to all actors of a slice; iterating gives one future for each, in the order in which they complete."""
 
     def __init__(self, node: Node, what: str, target: Target) -> None:
+        self.what = what
         self._node = node
         self._target = target
         self._ranks = [_StreamElement(node, what, target, rank) for rank in range(len(target.procs))]
@@ -421,14 +422,17 @@ class StreamCall(Iterator[Future[Any]]):
             self._node.calls.pop(self._number, None)
         elif status != OK and not self._has_failed:
             self._has_failed = True
-            waiting = [rank for rank, other in enumerate(self._ranks) if not other.done()]
-            release_others(self._node, self._target, self.asked, [rank], waiting)
+            release_others(self._node, self._target, self.asked, [rank], self.unanswered())
         slot._resolve(element)
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
         if proc not in self.relayed:
             for rank in self._target.by_proc.get(proc, ()):
                 self.on_gone(rank, death)
+
+    def unanswered(self) -> list[int]:
+        """Ranks of the slice that have not answered yet."""
+        return [rank for rank, element in enumerate(self._ranks) if not element.done()]
 
     def __iter__(self) -> Iterator[Future[Any]]:
         return self

@@ -531,13 +531,19 @@ class ActorInstance(Instance):
 
     # -- interrupts ----------------------------------------------------------------------------------
 
-    def interrupt(self) -> list[str]:
-        """Raise KeyboardInterrupt in the endpoint that runs now. Returns the names of what was interrupted."""
+    def interrupt(self, cells: str = "") -> list[str]:
+        """Raise KeyboardInterrupt in the endpoint that runs now. Returns the names of what was interrupted.
+
+        With ``cells``, only if the actor is no tool and runs for a notebook cell whose id begins so.
+        """
         name = self.running
-        if name is None:
+        if name is None or not self._runs_for(self.running_for, cells):
             return []
         self._raise_in_driver()
         return [f"{self.name}.{name}"]
+
+    def _runs_for(self, cell: str, cells: str) -> bool:
+        return not cells or (not self._spec.tool and cell.startswith(cells))
 
     def _raise_in_driver(self) -> None:
         if self._thread == threading.main_thread().ident:

@@ -461,12 +461,14 @@ class ProcMesh(Mendable, Inspectable, Pooled, MeshTrait):
 
         return gathered(node.poller, [settled(call) for call in calls], f"{self.name}.{what}").then(answers)
 
-    def interrupt(self) -> Future[ValueMesh[list[str]]]:
+    def interrupt(self, cells: str = "") -> Future[ValueMesh[list[str]]]:
         """Raise KeyboardInterrupt in whatever endpoints run in these procs; gives the names of what was interrupted.
+
+        With ``cells`` only in what runs for notebook cells whose ids begin so, and not in cells on ranks themselves.
 
         Procs that cannot answer (native code that holds the GIL) leave the future pending: give ``get`` a timeout.
         """
-        return self._ask_procs(lambda call, rank: Interrupt(call, rank), "interrupt")
+        return self._ask_procs(lambda call, rank: Interrupt(call, rank, cells), "interrupt")
 
     def _ask_procs(self, message: Any, what: str) -> Future[Any]:
         node = self._system.node

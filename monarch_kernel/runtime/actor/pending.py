@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from types import FrameType
 
-from monarch_kernel.runtime.actor.calls import ManyCall, OneCall
+from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, StreamCall
 from monarch_kernel.runtime.node.future import Future
 
 _GET = Future.get.__code__
@@ -41,6 +41,28 @@ def awaited_by(frames: Iterable[FrameType]) -> Awaited | None:
             procs = tuple(dict.fromkeys(call._target.procs[rank].id for rank in ranks))
             return Awaited(call.what, procs, call._number)
     return None
+
+
+def awaited_here(without: Collection[str] = ()) -> list[Awaited]:
+    """The calls of endpoints that this process has made and that have not been answered.
+
+    Args:
+        without: actors (by the unique names of their meshes) whose calls are left out.
+    """
+    from monarch_kernel.runtime.actor import system
+
+    found: list[Awaited] = []
+    for call in list(system.get_system().node.calls.values()) if system.started() else []:
+        if isinstance(call, OneCall):
+            ranks, target = [call._rank], call._target
+        elif isinstance(call, ManyCall | StreamCall) and call.asked is not None:
+            ranks, target = call.unanswered(), call._target
+        else:
+            continue
+        if target.actor not in without:
+            procs = tuple(dict.fromkeys(target.procs[rank].id for rank in ranks))
+            found.append(Awaited(call.what, procs, call._number))
+    return found
 
 
 def proc_here() -> str:

@@ -316,7 +316,7 @@ class System:
     # -- interrupts --------------------------------------------------------------------------------
 
     def _on_interrupt(self, link: Any, message: Interrupt, _body: Any) -> None:
-        names = [name for actor in list(self.actors.values()) for name in actor.interrupt()]
+        names = [name for actor in list(self.actors.values()) for name in actor.interrupt(message.cells)]
         acknowledge(link, message.call, message.rank, names)
 
     def note_interrupt(self, instance: ActorInstance) -> None:
