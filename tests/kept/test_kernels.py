@@ -281,7 +281,7 @@ def test_options_that_cannot_be_meant(start_kernel: Callable[..., Kernel]) -> No
 def test_no_stop_touches_what_another_kernel_left_running(
     start_kernel: Callable[..., Kernel], kept_folder: str, bell: Bell, tmp_path: Path
 ) -> None:
-    """Neither that of a cell that waits behind it, nor that of an ordinary cell, nor with nothing running; nor twice."""
+    """Neither that of a cell that waits behind it, nor that of an ordinary cell, nor with nothing running."""
     gate = tmp_path / "gate"
     kernel = start_kernel()
     kernel.ok(UP)
