@@ -397,10 +397,13 @@ NEW = ".new"
 def _open_own(path: str, parent: int, closed_to: int) -> int:
     """Open the last component of a path, a folder of this user."""
     name = os.path.basename(path)
-    about = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    try:
+        about = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except OSError as e:
+        raise type(e)(e.errno, e.strerror, path) from None
     if about.st_uid != os.geteuid():
-        kind = "a link" if stat.S_ISLNK(about.st_mode) else "there, and"
-        raise NotPrivateError(f"{path} is {kind} of {user_name(about.st_uid)}, so it is not used: name another folder")
+        kind = "is a link of" if stat.S_ISLNK(about.st_mode) else "belongs to"
+        raise NotPrivateError(f"{path} {kind} {user_name(about.st_uid)}, so it is not used: name another folder")
     if not stat.S_ISDIR(about.st_mode):
         kind = "a link: name the folder itself" if stat.S_ISLNK(about.st_mode) else "not a folder"
         raise NotPrivateError(f"{path} is {kind}")
