@@ -209,6 +209,29 @@ def dumps_flat(obj: Any) -> bytes:
     return out.getvalue()
 
 
+#: Modules that say no themselves when something cannot be pickled.
+_PICKLERS = ("monarch_kernel", "cloudpickle", "pickle", "copyreg")
+
+
+def explain(error: Exception, what: str) -> None:
+    """Say which object it was that could not be pickled, in the ``except`` clause of ``dumps``.
+
+    What a method of the user's has raised (``__getstate__``, ``__reduce__``) gets a note, and is to be raised again.
+
+    Raises:
+        TypeError: the pickler itself refuses the object.
+    """
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    module = "" if tb is None else str(tb.tb_frame.f_globals.get("__name__", ""))
+    if module.partition(".")[0] in _PICKLERS:
+        raise TypeError(f"{what} cannot be pickled: {error}") from error
+    note = f"{what} cannot be pickled"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
 def padded(buffers: tuple[int, ...]) -> int:
     """How many bytes of a body lie before the pickle, if it has these buffers."""
     return sum(length + (-length % _ALIGN) for length in buffers)

@@ -126,6 +126,18 @@ def test_constructor_arguments(procs: Procs) -> None:
         world.spawn("needs", Needs)
     with pytest.raises(TypeError, match="an argument of its constructor cannot be pickled: cannot pickle"):
         world.spawn("needs", Needs, threading.Lock())
+
+    class Stubborn:
+        def __getstate__(self) -> Any:
+            raise KeyError("not me")
+
+        def __call__(self) -> None: ...
+
+    with pytest.raises(KeyError) as caught:
+        world.spawn("needs", Needs, Stubborn())
+    assert caught.value.__notes__ == ["Needs or an argument of its constructor cannot be pickled"]
+    with pytest.raises(KeyError):
+        this_host().spawn_procs(bootstrap=Stubborn())
     assert world.spawn("basic", Basic, "x").get_tag.call_one().get() == "x"
 
 
@@ -153,8 +165,9 @@ def test_arguments_that_cannot_be_pickled(two: Any) -> None:
             TypeError, match="an argument of basic.note cannot be pickled: cannot pickle '_thread.lock'"
         ):
             verb(threading.Lock())
-        with pytest.raises(TypeError, match="an argument of basic.note cannot be pickled: not me"):
+        with pytest.raises(ZeroDivisionError, match="not me") as caught:  # as it was raised
             verb([Stubborn()])
+        assert caught.value.__notes__ == ["an argument of basic.note cannot be pickled"]
         with pytest.raises(TypeError, match="an argument of basic.note cannot be pickled"):
             verb(x for x in "abc")
     # Nobody has got anything.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from monarch_kernel.protocol.messages import Call, Death
 from monarch_kernel.protocol.messages import encode as encode_header
+from monarch_kernel.protocol.serialize import explain
 from monarch_kernel.runtime.actor.base import EndpointSpec, tell_undeliverable
 from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, StreamCall, Target
 from monarch_kernel.runtime.actor.context import calling_cell, current
@@ -45,7 +46,8 @@ class Endpoint(Generic[R]):
         try:
             return pickled((args, kwargs))
         except Exception as e:
-            raise TypeError(f"an argument of {self._label} cannot be pickled: {e}") from e
+            explain(e, f"an argument of {self._label}")
+            raise
 
     def _sender(self) -> str:
         here = current.get()

@@ -12,7 +12,7 @@ from typing import Any
 from monarch_kernel import aliases
 from monarch_kernel.protocol.messages import Bootstrap, Launch, ProcRef, ProcSpec, Shutdown, SpawnProcs, StopProcs
 from monarch_kernel.protocol.messages import encode as encode_header
-from monarch_kernel.protocol.serialize import dumps
+from monarch_kernel.protocol.serialize import dumps, explain
 from monarch_kernel.runtime.actor.calls import ManyCall, Target, ask_agent
 from monarch_kernel.runtime.actor.commands import BootstrapCommand, checked_env, command_of, launch_of
 from monarch_kernel.runtime.actor.context import current
@@ -154,7 +154,8 @@ class HostMesh(MeshTrait):
             try:
                 body, buffers = dumps(bootstrap)
             except Exception as e:
-                raise TypeError(f"bootstrap {bootstrap!r} cannot be pickled: {e}") from e
+                explain(e, f"bootstrap {bootstrap!r}")
+                raise
         hosts = self._selected()
         for host in hosts:
             death = self._system.node.deaths.get(host.agent.id)

@@ -17,7 +17,7 @@ from monarch_kernel.protocol.messages import (
     StopActor,
     StopProcs,
 )
-from monarch_kernel.protocol.serialize import dumps_flat, loads
+from monarch_kernel.protocol.serialize import dumps_flat, explain, loads
 from monarch_kernel.runtime.actor.base import ActorSpec, check_constructor, class_label, spec_of
 from monarch_kernel.runtime.actor.calls import ManyCall, Target, ask_agent
 from monarch_kernel.runtime.actor.casting import send_to_all
@@ -305,7 +305,8 @@ class ProcMesh(Mendable, Inspectable, Pooled, MeshTrait):
         try:
             body, buffers, ports = pickled((spec.cls, args, kwargs, self))
         except Exception as e:
-            raise TypeError(f"{cls.__name__} or an argument of its constructor cannot be pickled: {e}") from e
+            explain(e, f"{cls.__name__} or an argument of its constructor")
+            raise
         call = ManyCall(node, f"{name}.__init__", Target(name, actor, extent, target.procs, system.reported))
         mesh: ActorMesh[T] = ActorMesh(
             system, actor, name, self.name, cls, target.procs, Region.from_extent(extent), _Ready(call, actor)
