@@ -5,8 +5,10 @@ A receiver knows who was given its port (``portbook``), so that waiting for a va
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
+from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from monarch_kernel.protocol.faults import capture, decode_fault, encode_fault
@@ -162,6 +164,10 @@ class _Inlet:
             receiver.fail_waiting()
 
 
+#: Rank, status, body, buffers.
+_Item = tuple[int, int, Any, tuple[int, ...]]
+
+
 class PortReceiver(Generic[R]):
     """The receiving end; stays in the process that opened it.
 
@@ -181,44 +187,78 @@ class PortReceiver(Generic[R]):
         self._number = self._node.new_call(_Inlet(self))
         self._ranked = ranked
         self._once = once
-        self._values: deque[tuple[int, int, Any, tuple[int, ...]]] = deque()
-        self._wanted: deque[_Received] = deque()
+        self._lock = threading.RLock()  # reentrant: a future may be collected anywhere
+        self._values: deque[_Item] = deque()  # that nothing waits for yet
+        self._waiting: deque[weakref.ref[_Received]] = deque()  # in the order in which they were first waited for
 
     def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
         if self._once:
             self._node.end_call(self._number)
-        item = (rank, status, bytes(body) if not buffers else body, buffers)
-        while self._wanted:
-            future = self._wanted.popleft()
-            if not future.done():
-                future._resolve(item)
-                return
-        self._values.append(item)
+        with self._lock:
+            self._values.append((rank, status, bytes(body) if not buffers else body, buffers))
+        self._hand_out()
 
     def recv(self) -> Future[R]:
-        """The next value, as a future. A value that was sent by ``Port.exception`` is raised."""
-        future = _Received(self)
-        if self._values:
-            future._resolve(self._values.popleft())
-        else:
-            self._wanted.append(future)
-            if self._values:  # it came between the two lines
-                self._wanted.remove(future)
-                future._resolve(self._values.popleft())
-            elif self._senders.lost:
-                self.fail_waiting()
-        return future
+        """The next value, as a future. A value that was sent by ``Port.exception`` is raised.
+
+        Which value that is shows when the future is first waited for (``get``, ``await``, a callback): values go to
+        futures in the order in which that happens. A future that is thrown away takes none.
+        """
+        return _Received(self)
+
+    def _hand_out(self) -> None:
+        """Give what has come to those that wait."""
+        while True:
+            with self._lock:
+                future = self._next() if self._values else None
+                if future is None:
+                    return
+                item = self._values.popleft()
+            future._resolve(item)
+
+    def _next(self) -> _Received | None:
+        """The future that has waited longest; those that were thrown away are passed over."""
+        while self._waiting:
+            future = self._waiting.popleft()()
+            if future is not None and not future._done:
+                return future
+        return None
+
+    def serve(self, future: _Received) -> None:
+        """A future is waited for."""
+        with self._lock:
+            self._waiting.append(weakref.ref(future))
+        self._hand_out()
+        if self._senders.lost:
+            self.fail_waiting()
+
+    def dismiss(self, future: _Received) -> bool:
+        """A future is not waited for any more; False: it has got its value in the meantime."""
+        with self._lock:
+            for waiting in self._waiting:
+                if waiting() is future:
+                    self._waiting.remove(waiting)
+                    return True
+        return False
+
+    def take_back(self, item: _Item) -> None:
+        """A future was thrown away before its value was read: the next one gets that."""
+        with self._lock:
+            self._values.appendleft(item)
+        self._hand_out()
 
     def fail_waiting(self) -> None:
         """Nobody is left who could send: what waits for a value fails."""
         lost = self._senders.lost
-        while lost and self._wanted:
-            future = self._wanted.popleft()
-            if not future.done():
-                for sender, death in lost:
-                    key = (sender.actor, sender.proc.id) if death.what == "actor" else sender.proc.id
-                    self._reported.met.add(key)
-                future._reject(NobodyLeft(lost))
+        while lost:
+            with self._lock:
+                future = self._next()
+            if future is None:
+                return
+            for sender, death in lost:
+                key = (sender.actor, sender.proc.id) if death.what == "actor" else sender.proc.id
+                self._reported.met.add(key)
+            future._reject(NobodyLeft(lost))
 
     def _error(self, gone: NobodyLeft) -> SupervisionError:
         """What a ``recv`` raises when nobody is left."""
@@ -262,15 +302,69 @@ class PortReceiver(Generic[R]):
 
 
 class _Received(Future[Any]):
-    __slots__ = ("_ranked", "_receiver")
+    """The next value of a receiver, from when it is first waited for."""
+
+    __slots__ = ("_awaiting", "_claims", "_kept", "_ranked", "_read", "_receiver")
 
     def __init__(self, receiver: PortReceiver[Any]) -> None:
         super().__init__(receiver._node.poller, "recv()")
         self._ranked = receiver._ranked
         self._receiver = receiver  # somebody waits: the receiver must stay
+        self._claims = False
+        self._read = False
+        self._awaiting = 0
+        self._kept: _Received | None = None  # itself: what has callbacks lives until they are called
+
+    def _claim(self) -> None:
+        with self._receiver._lock:
+            if self._claims:
+                return
+            self._claims = True
+        self._receiver.serve(self)
+
+    def done(self) -> bool:
+        """Whether ``get`` would return (or raise) at once; asking claims nothing."""
+        return self._done or (not self._claims and bool(self._receiver._values))
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait for the value."""
+        __tracebackhide__ = True
+        self._claim()
+        return super().get(timeout)
+
+    def add_done_callback(self, callback: Callable[[Future[Any]], None]) -> None:
+        """Call ``callback(self)`` once there is a value."""
+        self._kept = self
+        self._claim()
+        super().add_done_callback(callback)
+        if self._done:
+            self._kept = None
+
+    def _finish(self) -> None:
+        super()._finish()
+        self._kept = None
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        __tracebackhide__ = True
+        self._claim()
+        self._awaiting += 1
+        try:
+            return (yield from super().__await__())
+        finally:
+            self._awaiting -= 1
+            if not self._done and not self._awaiting and self._kept is None and self._receiver.dismiss(self):
+                self._claims = False  # cancelled: it claims again when it is waited for again
+
+    def __del__(self) -> None:
+        try:
+            if self._done and not self._read and self._error is None:
+                self._receiver.take_back(self._value)
+        except AttributeError:  # construction failed
+            pass
 
     def _result(self) -> Any:
         __tracebackhide__ = True
+        self._read = True
         if isinstance(self._error, NobodyLeft):
             self._error = self._receiver._error(self._error)
         rank, status, body, buffers = super()._result()

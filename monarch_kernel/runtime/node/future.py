@@ -143,7 +143,7 @@ class Future(Generic[R]):
                     pass
 
             self._poller.start_background()
-            self.add_done_callback(wake)
+            Future.add_done_callback(self, wake)  # a subclass may make more of a callback of the user's
             yield from waiter
         return self._result()
 
