@@ -195,7 +195,7 @@ def select(command: str, ranks: str | None, where: Sequence[str], extent: Extent
 
 
 def _example(extent: Extent) -> str:
-    return f"{extent.labels[0] if extent.labels else DEFAULT_DIM}=0:2"
+    return f"{extent.names[0] if extent.names else DEFAULT_DIM}=0:2"
 
 
 def _sentence(error: BaseException) -> str:
@@ -206,7 +206,7 @@ def boxed(ranks: Sequence[int], extent: Extent) -> dict[str, slice] | None:
     """`ranks` (sorted) as slices of every dimension; None if they do not form such a box."""
     slices: dict[str, slice] = {}
     count = 1
-    for label, size, stride in zip(extent.labels, extent.sizes, extent.strides, strict=True):
+    for label, size, stride in zip(extent.names, extent.shape, extent.strides, strict=True):
         coords = sorted({rank // stride % size for rank in ranks})
         steps = {later - earlier for earlier, later in pairwise(coords)}
         if len(steps) > 1:

@@ -116,7 +116,7 @@ class ManagedMesh:
         box = boxed(ranks, self.extent)
         if box is None:
             return Extent(("ranks",), (len(ranks),))
-        return Extent(self.extent.labels, [len(range(self.extent[label])[part]) for label, part in box.items()])
+        return Extent(self.extent.names, [len(range(self.extent[label])[part]) for label, part in box.items()])
 
     @property
     def is_alive(self) -> bool:

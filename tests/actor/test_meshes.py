@@ -46,7 +46,7 @@ def test_this_host_and_this_proc_are_singletons() -> None:
     assert len(this_host()) == 1
     assert isinstance(this_proc(), ProcMesh)
     assert this_proc() is this_proc()
-    assert this_proc().initialized.get() is None
+    assert this_proc().initialized.get() is this_host().initialized.get() is True
 
 
 def test_an_actor_in_the_controller() -> None:
@@ -206,7 +206,7 @@ def test_context_in_an_actor(procs: Procs) -> None:
     assert first["proc_mesh"] == {"hosts": 1, "gpus": 2}
     assert first["proc"] == {}
     assert first["proc_id"] != second["proc_id"]
-    assert first["id"] == second["id"]
+    assert first["id"] != second["id"]
     assert "looks" in first["repr"]
 
 
@@ -362,7 +362,7 @@ def test_bootstrap_runs_first(procs: Procs) -> None:
 
 def test_bootstrap_of_a_module_goes_by_reference(procs: Procs) -> None:
     world = this_host().spawn_procs(per_host={"gpus": 1}, bootstrap=os.getpid)
-    assert world.initialized.get() is None
+    assert world.initialized.get() is True
     assert world.spawn("basic", Basic).echo.call_one(1).get() == 1
 
 

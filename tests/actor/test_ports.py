@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import typing
 from typing import Any
 
 import pytest
@@ -12,14 +13,17 @@ from monarch_kernel.actor import (
     Actor,
     ActorError,
     Channel,
+    Future,
     Port,
     PortReceiver,
     SupervisionError,
+    ValueMesh,
     current_rank,
     endpoint,
 )
 from tests.actor.actors import PATIENCE, Basic, Parent
 from tests.actor.conftest import Procs
+from tests.conftest import wait_until
 
 
 class Answers(Actor):
@@ -324,3 +328,72 @@ def test_an_answer_that_cannot_be_pickled_can_be_replaced(procs: Procs) -> None:
                 port.send("a better answer")
 
     assert procs(1).spawn("tries", Tries).work.call_one().get(PATIENCE) == "a better answer"
+
+
+def test_values_go_to_futures_in_the_order_in_which_these_are_waited_for() -> None:
+    port, receiver = Channel.open()
+    first, second, dropped = receiver.recv(), receiver.recv(), receiver.recv()
+    del dropped  # and takes nothing
+    for value in range(3):
+        port.send(value)
+    wait_until(first.done, "the values are here")
+    assert [second.get(PATIENCE), first.get(PATIENCE), second.get(PATIENCE)] == [0, 1, 0]
+    assert receiver.recv().get(PATIENCE) == 2
+
+
+def test_a_future_that_waited_is_served_before_later_ones() -> None:
+    port, receiver = Channel.open()
+    first, second = receiver.recv(), receiver.recv()
+    with pytest.raises(TimeoutError):
+        first.get(0)
+    thrown_away = receiver.recv()
+    with pytest.raises(TimeoutError):
+        thrown_away.get(0)
+    del thrown_away
+    called: list[Any] = []
+    receiver.recv().add_done_callback(lambda future: called.append(future.get()))  # nothing else holds it
+    for value in "abc":
+        port.send(value)
+    assert [second.get(PATIENCE), first.get(PATIENCE), called] == ["c", "a", ["b"]]
+
+
+def test_an_await_that_is_cancelled_takes_nothing() -> None:
+    port, receiver = Channel.open()
+
+    async def main() -> list[Any]:
+        kept = receiver.recv()
+        for awaited in (kept, receiver.recv()):
+            task = asyncio.ensure_future(awaited.as_asyncio())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            del task, awaited
+        port.send("a")
+        port.send("b")
+        return [await receiver.recv(), await kept]
+
+    assert asyncio.run(main()) == ["a", "b"]
+
+
+def test_a_value_that_nobody_read_is_for_the_next() -> None:
+    port, receiver = Channel.open()
+    future = receiver.recv()
+    with pytest.raises(TimeoutError):
+        future.get(0)
+    port.send("a")
+    port.send("b")
+    wait_until(future.done, "it has got its value")
+    del future
+    assert [receiver.recv().get(PATIENCE), receiver.recv().get(PATIENCE)] == ["a", "b"]
+
+
+def test_types_in_annotations() -> None:
+    def function(values: ValueMesh[int], port: Port[int], error: ActorError) -> Future[int]: ...
+
+    hints = typing.get_type_hints(function)
+    assert hints["values"] is ValueMesh
+    assert hints["port"] is Port
+    assert hints["error"] is ActorError
+    assert hints["return"] is Future[int]

@@ -387,7 +387,7 @@ def test_bad_requests(tmp_path: Any) -> None:
 def test_a_host_mesh_is_a_mesh_of_hosts(pair: Team) -> None:
     hosts = pair.attach()
     assert isinstance(hosts, HostMesh)
-    assert hosts.initialized.get(PATIENCE) is None
+    assert hosts.initialized.get(PATIENCE) is True
     assert hosts.flatten("all").sizes == {"all": 2}
     with pytest.raises(ValueError, match="have a dimension 'hosts'"):
         hosts.spawn_procs(per_host={"hosts": 2})

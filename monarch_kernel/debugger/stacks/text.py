@@ -97,7 +97,7 @@ def rank_label(ranks: Iterable[int]) -> str:
 
 def where_label(ranks: Sequence[int], extent: Extent) -> str:
     """Where ranks lie in a mesh of several dimensions: `hosts=0,gpus=3`; '' for all of them."""
-    if len(extent.labels) < 2 or len(ranks) == extent.nelements:
+    if len(extent.names) < 2 or len(ranks) == extent.nelements:
         return ""
     return format_points(ranks, extent, limit=3)
 

@@ -87,7 +87,7 @@ def current_rank() -> Point:
 def current_size() -> dict[str, int]:
     """Dimensions of the slice to which the current message was sent."""
     extent = context().message_rank.extent
-    return dict(zip(extent.labels, extent.sizes, strict=True))
+    return dict(zip(extent.names, extent.shape, strict=True))
 
 
 def current_actor_name() -> str:

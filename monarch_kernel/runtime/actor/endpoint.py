@@ -51,7 +51,7 @@ class Endpoint(Generic[R]):
 
     def _sender(self) -> str:
         here = current.get()
-        return here.actor_instance.actor_id if here is not None else ""
+        return here.actor_instance.mesh_id if here is not None else ""
 
     # -- verbs ------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class Endpoint(Generic[R]):
         if buffers:
             body, segment = node.pack(body, buffers, [ref.id])
         message = Call(
-            mesh._actor, self._name, call._number, rank, extent.labels, extent.sizes, sender, buffers, None, segment
+            mesh._actor, self._name, call._number, rank, extent.names, extent.shape, sender, buffers, None, segment
         )
         message.cell = calling_cell()
         link.send(encode_header(message), body)
@@ -196,7 +196,7 @@ class Endpoint(Generic[R]):
             give(ports, target)
         extent = target.extent
         message = Call(
-            mesh._actor, self._name, number, 0, extent.labels, extent.sizes, self._sender(), buffers, reply_to
+            mesh._actor, self._name, number, 0, extent.names, extent.shape, self._sender(), buffers, reply_to
         )
         message.cell = calling_cell()
         if sink is not None:

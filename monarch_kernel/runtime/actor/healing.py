@@ -247,7 +247,7 @@ class Healer:
             call = OneCall(node, f"{whole.name}.setup", target, rank)
             calls.append(call)
             extent = whole.extent
-            if not node.send(ref.id, Bootstrap(call._number, rank, extent.labels, extent.sizes, buffers), body):
+            if not node.send(ref.id, Bootstrap(call._number, rank, extent.names, extent.shape, buffers), body):
                 call.on_peer_dead(ref.id, node.deaths[ref.id])
         try:
             gathered(node.poller, calls, f"{whole.name}.setup").get(timeout)
@@ -343,8 +343,8 @@ class Healer:
             mesh._name,
             call._number,
             rank,
-            extent.labels,
-            extent.sizes,
+            extent.names,
+            extent.shape,
             birth.owner,
             node.ref,
             birth.buffers,
@@ -370,9 +370,7 @@ class Healer:
         body, buffers = dumps(((loads(*kept),), {}))
         call = OneCall(node, f"{mesh._name}.__restore__", target, rank)
         extent = target.extent
-        message = Call(
-            mesh._actor, "__restore__", call._number, rank, extent.labels, extent.sizes, birth.owner, buffers
-        )
+        message = Call(mesh._actor, "__restore__", call._number, rank, extent.names, extent.shape, birth.owner, buffers)
         if not node.send(ref.id, message, body):
             call.on_peer_dead(ref.id, node.deaths[ref.id])
         call.get(max(0.0, deadline - time.monotonic()))

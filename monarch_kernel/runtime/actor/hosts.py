@@ -20,7 +20,7 @@ from monarch_kernel.runtime.actor.meshes import _NO_EXTENT, STOP_GRACE, ProcMesh
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Point, Region
-from monarch_kernel.runtime.node.future import Future, gathered, nothing, resolved
+from monarch_kernel.runtime.node.future import Future, gathered, nothing, resolved, true
 from monarch_kernel.runtime.supervision.restarts import RestartPolicy
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
 
@@ -209,14 +209,14 @@ class HostMesh(MeshTrait):
             tuple(refs),
             Region.from_extent(extent),
             Region.from_extent(self._shape.extent),
-            owner.actor_id,
-            call.then(nothing),
+            owner.mesh_id,
+            call.then(true),
         )
         system.proc_meshes[uid] = mesh
         if self._use is not None:
             self._use.spawned &= system.proc_meshes.keys()
             self._use.spawned.add(uid)
-        system.tree.spawned_procs(OwnedMesh(uid, name, owner.actor_id, extent, tuple(refs)))
+        system.tree.spawned_procs(OwnedMesh(uid, name, owner.mesh_id, extent, tuple(refs)))
         owner.owned.append(mesh)
         messages: list[SpawnProcs] = []
         for at, host in enumerate(hosts):
@@ -230,8 +230,8 @@ class HostMesh(MeshTrait):
                 env=_inherited_env(system, host) | env,
                 cwd=os.getcwd(),
                 sys_path=[entry for entry in sys.path if isinstance(entry, str)],  # as the import system does
-                labels=extent.labels,
-                sizes=extent.sizes,
+                labels=extent.names,
+                sizes=extent.shape,
                 preload=modules,
                 per_proc=per_proc[at * count : (at + 1) * count],
                 cpus=cpus,
@@ -249,7 +249,7 @@ class HostMesh(MeshTrait):
         for rank, ref in enumerate(refs):
             link = node.link_to(ref.id)
             if link is not None:
-                link.send(encode_header(Bootstrap(call._number, rank, extent.labels, extent.sizes, buffers)), body)
+                link.send(encode_header(Bootstrap(call._number, rank, extent.names, extent.shape, buffers)), body)
         system.changed()
         return mesh
 
@@ -266,10 +266,10 @@ class HostMesh(MeshTrait):
     # -- life -----------------------------------------------------------------------------------
 
     @property
-    def initialized(self) -> Future[None]:
-        """Done when the hosts' agents answer."""
+    def initialized(self) -> Future[bool]:
+        """True when the hosts' agents answer."""
         answers = self._system.agent_answers if self._is_local else None
-        return answers or resolved(self._system.node.poller, "host mesh")
+        return answers or resolved(self._system.node.poller, "host mesh", True)
 
     def __await__(self) -> Generator[Any, None, HostMesh]:
         yield from self.initialized.__await__()

@@ -65,16 +65,16 @@ class Instance:
     """What ``context().actor_instance`` gives; the client's has no mailbox of its own.
 
     Attributes:
-        actor_id: unique name of the mesh this actor belongs to.
+        mesh_id: unique name of the mesh this actor belongs to.
         name: the name it was spawned under.
         class_name: its class.
         rank: position in the mesh as spawned.
         creator: actor id of who spawned it.
     """
 
-    def __init__(self, system: System, actor_id: str, name: str, class_name: str, rank: Point, creator: str) -> None:
+    def __init__(self, system: System, mesh_id: str, name: str, class_name: str, rank: Point, creator: str) -> None:
         self._system = system
-        self.actor_id = actor_id
+        self.mesh_id = mesh_id
         self.name = name
         self.class_name = class_name
         self.rank = rank
@@ -89,6 +89,11 @@ class Instance:
     def hold(self, port: Any) -> None:
         """A port has come to this actor."""
         self.ports.add(port)
+
+    @property
+    def actor_id(self) -> str:
+        """Unique name of this actor: another one for each rank of its mesh."""
+        return f"{self.mesh_id}.{self.rank.rank}" if self.creator else self.mesh_id
 
     @property
     def proc_id(self) -> str:
@@ -138,7 +143,7 @@ class Instance:
         raise RuntimeError("the client cannot stop itself: use shutdown_context()")
 
     def __repr__(self) -> str:
-        return f"<{self.class_name} {self.actor_id} at rank {self.rank.rank}>"
+        return f"<{self.class_name} {self.mesh_id} at rank {self.rank.rank}>"
 
 
 class ActorInstance(Instance):
@@ -386,7 +391,7 @@ class ActorInstance(Instance):
                     file=sys.stderr,
                 )
             self._system.node.learn(self.owner_proc)
-            self._system.node.send(self.owner_proc.id, Checkpoint(self.actor_id, self.rank.rank, buffers), state)
+            self._system.node.send(self.owner_proc.id, Checkpoint(self.mesh_id, self.rank.rank, buffers), state)
 
     def _prepare(
         self, link: Any, message: Call, endpoint: EndpointSpec, body: Any
@@ -514,10 +519,10 @@ class ActorInstance(Instance):
         self._refuse_queue()
         while self.open_ports:
             self.open_ports.pop().abandon(self.death)
-        leave(self._system, self.actor_id, ports, self.death)
+        leave(self._system, self.mesh_id, ports, self.death)
         self._system.actor_ended(self)
         if error is not None:
-            failed = ActorFailed(self.actor_id, self.rank.rank, self.creator)
+            failed = ActorFailed(self.mesh_id, self.rank.rank, self.creator)
             self._system.node.learn(self.owner_proc)
             self._system.node.send(self.owner_proc.id, failed, encode_death(self.death))
 

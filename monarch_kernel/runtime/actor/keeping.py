@@ -144,7 +144,7 @@ class KeptHost:
         mesh = system.proc_meshes.get(mesh_id)
         recipe = healer._recipes.get(mesh_id)
         birth = healer._births.get(mesh_id)
-        root = system.client.actor_id
+        root = system.client.mesh_id
         if "#" in mesh_id:
             self._on_checkpoint(mesh_id)
         elif recipe is not None and mesh is not None:
@@ -321,7 +321,7 @@ class KeptHost:
         system = self._system
         root = system.client
         procs = tuple(map(self._near, procs))
-        mesh = ProcMesh(system, uid, name, procs, region, hosts, root.actor_id, resolved(system.node.poller, name))
+        mesh = ProcMesh(system, uid, name, procs, region, hosts, root.mesh_id, resolved(system.node.poller, name, True))
         system.proc_meshes[uid] = mesh
         system.tree.spawned_procs(self._owned(uid, name, region.extent, mesh._target().procs))
         root.owned.append(mesh)
@@ -356,14 +356,14 @@ class KeptHost:
         mesh: ActorMesh[Any] = ActorMesh(system, actor, name, mesh_name, cls, procs, region, ready)
         system.tree.spawned_actors(self._owned(actor, name, region.extent, mesh._target().procs, tool))
         root.owned.append(mesh)
-        system.healer._births[actor] = Birth(mesh, root.actor_id, body, buffers)
+        system.healer._births[actor] = Birth(mesh, root.mesh_id, body, buffers)
 
     def _owned(
         self, mesh_id: str, name: str, extent: Extent, procs: tuple[ProcRef, ...], tool: bool = False
     ) -> OwnedMesh:
         system = self._system
         dead = {rank for rank, ref in enumerate(procs) if ref.id in system.node.deaths}
-        return OwnedMesh(mesh_id, name, system.client.actor_id, extent, procs, tool=tool, dead=dead)
+        return OwnedMesh(mesh_id, name, system.client.mesh_id, extent, procs, tool=tool, dead=dead)
 
     # -- letting go -----------------------------------------------------------------------------------
 

@@ -312,18 +312,18 @@ class ProcMesh(Mendable, Inspectable, Pooled, MeshTrait):
             system, actor, name, self.name, cls, target.procs, Region.from_extent(extent), _Ready(call, actor)
         )
         system.tree.spawned_actors(
-            OwnedMesh(actor, name, owner.actor_id, extent, target.procs, spec.tool, class_label(spec.cls))
+            OwnedMesh(actor, name, owner.mesh_id, extent, target.procs, spec.tool, class_label(spec.cls))
         )
         owner.owned.append(mesh)
-        system.healer.born(mesh, owner.actor_id, body, buffers, ports)
+        system.healer.born(mesh, owner.mesh_id, body, buffers, ports)
         message = Create(
             actor,
             name,
             call._number,
             0,
-            extent.labels,
-            extent.sizes,
-            owner.actor_id,
+            extent.names,
+            extent.shape,
+            owner.mesh_id,
             node.ref,
             buffers,
             calling_cell(),
@@ -340,8 +340,8 @@ class ProcMesh(Mendable, Inspectable, Pooled, MeshTrait):
     # -- life -----------------------------------------------------------------------------------
 
     @property
-    def initialized(self) -> Future[None]:
-        """Done when every proc runs and its bootstrap has returned."""
+    def initialized(self) -> Future[bool]:
+        """True when every proc runs and its bootstrap has returned."""
         if self._ready is None:
             raise RuntimeError(
                 f"{self!r} came from another process: only the handle that spawn_procs returned knows when it is ready"
@@ -580,9 +580,9 @@ def _rebuild_proc_mesh(uid: str, name: str, procs: tuple[ProcRef, ...], region: 
 def proc_mesh_of_this_process(system: System) -> ProcMesh:
     """This process as a proc mesh of one."""
     region = Region.from_extent(_NO_EXTENT)
-    ready = resolved(system.node.poller, "this_proc()")
+    ready = resolved(system.node.poller, "this_proc()", True)
     return ProcMesh(
-        system, system.node.id, "this_proc", (system.node.ref,), region, region, system.client.actor_id, ready
+        system, system.node.id, "this_proc", (system.node.ref,), region, region, system.client.mesh_id, ready
     )
 
 

@@ -72,7 +72,7 @@ def give(ports: Iterable[Port[Any]], to: Target | ProcRef, ranks: Iterable[int] 
     chosen = tuple(range(len(to.procs)) if ranks is None else ranks)
     procs = tuple(to.procs[rank] for rank in chosen)
     extent = to.extent
-    _tell(ports, PortGiven(0, 0, to.actor, to.mesh_name, extent.labels, extent.sizes, procs, chosen))
+    _tell(ports, PortGiven(0, 0, to.actor, to.mesh_name, extent.names, extent.shape, procs, chosen))
 
 
 def give_to_unknown(ports: Iterable[Port[Any]]) -> None:

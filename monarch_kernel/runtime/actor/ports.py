@@ -43,6 +43,10 @@ class Port(Generic[R]):
     #: Whether a value for a receiver that is gone raises here instead of being dropped.
     return_undeliverable = True
 
+    def __class_getitem__(cls, _item: Any) -> type[Port[Any]]:
+        """``Port[int]`` at run time is ``Port``, so that annotations can be compared by ``is``."""
+        return cls
+
     def __init__(self, ref: ProcRef, number: int, rank: int = 0) -> None:
         self._ref = ref
         self._number = number
@@ -85,7 +89,7 @@ class Port(Generic[R]):
     def __del__(self) -> None:
         holder = getattr(self, "_holder", None)
         if holder is not None:
-            let_go(holder._system, self, holder.actor_id)
+            let_go(holder._system, self, holder.mesh_id)
 
     def __repr__(self) -> str:
         return f"<Port to {self._ref.id}#{self._number}>"

@@ -94,7 +94,7 @@ class System:
         self.launch: Launch | None = None  # how this proc was started, if not forked: so is what it starts
         self.agent_process: Any = None
         self.own_agents: set[str] = set()  # that this process has started, one after the other
-        self.agent_answers: Future[None] | None = None  # done when others can reach the agent, too
+        self.agent_answers: Future[bool] | None = None  # done when others can reach the agent, too
         self.agent_env: dict[str, str] = {}  # this process's environment when the agent was started
         self.workers: dict[str, ProcRef] = {}  # the agents of other hosts that this controller is attached to
         #: In a rank: marks the end of its output before an answer to a process, on behalf of a cell.
@@ -271,7 +271,7 @@ class System:
         """Make an actor under a fixed id in this process, if it is not there."""
         if actor in self.actors:
             return
-        create = Create(actor, name, 0, 0, (), (), self.client.actor_id, self.node.ref)
+        create = Create(actor, name, 0, 0, (), (), self.client.mesh_id, self.node.ref)
         instance = self._instance(create, spec_of(cls, frozenset()), cls, _Local(None), self.this_proc())
         self.actors[actor] = instance
         instance.start_thread()
@@ -286,9 +286,9 @@ class System:
     def actor_ended(self, instance: ActorInstance) -> None:
         """An actor of this process is no more."""
         assert instance.death is not None
-        if self.actors.get(instance.actor_id) in (instance, None):  # else it was replaced already
-            self.ended[instance.actor_id] = instance.death
-            self.actors.pop(instance.actor_id, None)
+        if self.actors.get(instance.mesh_id) in (instance, None):  # else it was replaced already
+            self.ended[instance.mesh_id] = instance.death
+            self.actors.pop(instance.mesh_id, None)
 
     def _on_ping(self, link: Any, message: Ping, _body: Any) -> None:
         acknowledge(link, message.call, message.rank)
@@ -305,7 +305,7 @@ class System:
         waiting = []
         for actor in list(self.actors.values()):
             future: Future[Any] = Future(self.node.poller, "stop")
-            actor.deliver(_Local(future), StopActor(actor.actor_id, 1, 0, reason), None)
+            actor.deliver(_Local(future), StopActor(actor.mesh_id, 1, 0, reason), None)
             waiting.append(future)
         for future in waiting:
             try:
@@ -321,11 +321,11 @@ class System:
 
     def note_interrupt(self, instance: ActorInstance) -> None:
         """The next KeyboardInterrupt of this actor is one that was asked for."""
-        self._interrupted[instance.actor_id] = self._interrupted.get(instance.actor_id, 0) + 1
+        self._interrupted[instance.mesh_id] = self._interrupted.get(instance.mesh_id, 0) + 1
 
     def was_interrupted(self, instance: ActorInstance) -> bool:
         """Whether a KeyboardInterrupt (or cancellation) in this actor was asked for; counts it as arrived."""
-        return self._interrupted.pop(instance.actor_id, 0) > 0
+        return self._interrupted.pop(instance.mesh_id, 0) > 0
 
     def signal_main_thread(self, attempts: int = 20) -> None:
         """Interrupt the main thread, also out of a blocking system call.
@@ -365,11 +365,11 @@ class System:
         # Actors whose owner lived there go with it.
         for actor in list(self.actors.values()):
             if actor.owner_proc.id == proc and proc not in self.kept_from:
-                actor.deliver(_Local(None), StopActor(actor.actor_id, 0, 0, "its owner's process ended"), None)
+                actor.deliver(_Local(None), StopActor(actor.mesh_id, 0, 0, "its owner's process ended"), None)
         self.workers.pop(proc, None)
         if self.is_root and self.agent is not None and proc == self.agent.id:
             if self.agent_answers is not None:
-                self.agent_answers._resolve(None)  # it never will; whoever uses it is told
+                self.agent_answers._resolve(True)  # it never will; whoever uses it is told
             self.agent = self._this_host = None  # the next this_host() starts a new one
         if proc == self.root.id and not self.is_root and proc not in self.kept_from:
             self.on_end_proc("the controller ended")
@@ -435,7 +435,7 @@ class System:
 
     def _on_hello(self, link: Any) -> None:
         if self.agent_answers is not None and self.agent is not None and link.peer == self.agent.id:
-            self.agent_answers._resolve(None)
+            self.agent_answers._resolve(True)
 
     # -- hosts -----------------------------------------------------------------------------------------
 

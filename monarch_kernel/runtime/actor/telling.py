@@ -47,7 +47,7 @@ class Failed(Protocol):
 
 def headline(what: str, extent: Extent, ranks: Sequence[int]) -> str:
     """`what failed on ranks 1,3 of 4 (gpus=1,3).`"""
-    if not extent.labels:
+    if not extent.names:
         return f"{what} failed."
     if len(ranks) == extent.nelements:
         return f"{what} failed on all {len(ranks)} ranks." if len(ranks) > 1 else f"{what} failed."
@@ -102,7 +102,7 @@ def deaths(head: str, mesh_name: str, dead: Sequence[Failed], extent: Extent) ->
 
 def actor_label(cls: str, name: str, rank: int, extent: Extent) -> str:
     """An actor as Monarch writes it: its class, the name of its mesh, and its place there."""
-    place = str(Point(rank, extent)) if extent.labels else ""
+    place = str(Point(rank, extent)) if extent.names else ""
     return f"<{cls} {name}{place}>"
 
 

@@ -37,14 +37,14 @@ def format_points(ranks: Iterable[int], extent: Extent, *, limit: int | None = N
     Empty for a mesh without dimensions. With `limit`, at most that many boxes, and runs in each, are written.
     """
     ordered = sorted(set(ranks))
-    if not extent.labels or not ordered:
+    if not extent.names or not ordered:
         return ""
-    boxes = _boxes(ordered, extent.sizes)
-    single = len(extent.labels) == 1
+    boxes = _boxes(ordered, extent.shape)
+    single = len(extent.names) == 1
     shown: list[str] = []
     for box in boxes[:limit]:
         parts: list[str] = []
-        for label, coords in zip(extent.labels, box, strict=True):
+        for label, coords in zip(extent.names, box, strict=True):
             text = format_ranks(coords, limit=limit)
             parts.append(f"{label}={text}" if single or "," not in text else f"{label}=[{text}]")
         shown.append(",".join(parts))
@@ -122,7 +122,7 @@ def _parse_points(text: str, extent: Extent) -> list[int]:
         if equals:
             label = name.strip()
             if label not in extent:
-                raise ValueError(str(unknown_dimension(label, extent.labels)))
+                raise ValueError(str(unknown_dimension(label, extent.names)))
             if label in chosen:
                 raise ValueError(f"dimension {label!r} is named twice in {text.strip()!r}")
             chosen[label] = rest
@@ -133,7 +133,7 @@ def _parse_points(text: str, extent: Extent) -> list[int]:
                 f"{token.strip()!r} in {text.strip()!r} belongs to no dimension; write dim={token.strip()}"
             )
     ranks = [0]
-    for name, size, stride in zip(extent.labels, extent.sizes, extent.strides, strict=True):
+    for name, size, stride in zip(extent.names, extent.shape, extent.strides, strict=True):
         coords = _parse_set(chosen[name], size, name) if name in chosen else range(size)
         ranks = [rank + at * stride for rank in ranks for at in coords]
     return ranks

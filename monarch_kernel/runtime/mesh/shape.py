@@ -42,38 +42,49 @@ class Extent(Mapping[str, int]):
     Raises `ValueError` for labels and sizes that do not match, repeated labels, and sizes below 1.
     """
 
-    __slots__ = ("_hash", "_region", "labels", "nelements", "sizes", "strides")
+    __slots__ = ("_hash", "_region", "names", "nelements", "shape", "strides")
 
-    labels: tuple[str, ...]
-    sizes: tuple[int, ...]
+    #: The labels and the sizes, as what can be a key.
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
     strides: tuple[int, ...]
     nelements: int
     _hash: int
     _region: Region | None
 
     def __init__(self, labels: Sequence[str], sizes: Sequence[SupportsIndex]) -> None:
-        self.labels = tuple(labels)
+        self.names = tuple(labels)
         try:
-            self.sizes = tuple([operator.index(size) for size in sizes])
+            self.shape = tuple([operator.index(size) for size in sizes])
         except TypeError:
             raise TypeError(f"sizes of a mesh must be whole numbers, got {list(sizes)!r}") from None
-        if len(self.labels) != len(self.sizes):
+        if len(self.names) != len(self.shape):
             raise ValueError(
-                f"a mesh needs one size for each dimension, got {len(self.labels)} labels "
-                f"{self.labels!r} and {len(self.sizes)} sizes {self.sizes!r}"
+                f"a mesh needs one size for each dimension, got {len(self.names)} labels "
+                f"{self.names!r} and {len(self.shape)} sizes {self.shape!r}"
             )
-        for label, size in zip(self.labels, self.sizes, strict=True):
+        for label, size in zip(self.names, self.shape, strict=True):
             if not isinstance(label, str) or not label:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"a dimension's label must be a non-empty string, got {label!r}")
             if size < 1:
                 raise ValueError(f"dimension {label!r} must have a size of at least 1, got {size}")
-        if len(set(self.labels)) != len(self.labels):
-            twice = next(label for label in self.labels if self.labels.count(label) > 1)
-            raise ValueError(f"dimension {twice!r} is named twice in {self.labels!r}; labels must differ")
-        self.nelements = prod(self.sizes)
-        self.strides = _dense_strides(self.sizes)
-        self._hash = hash((self.labels, self.sizes))
+        if len(set(self.names)) != len(self.names):
+            twice = next(label for label in self.names if self.names.count(label) > 1)
+            raise ValueError(f"dimension {twice!r} is named twice in {self.names!r}; labels must differ")
+        self.nelements = prod(self.shape)
+        self.strides = _dense_strides(self.shape)
+        self._hash = hash((self.names, self.shape))
         self._region = None
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the dimensions, outermost first."""
+        return list(self.names)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Sizes of the dimensions."""
+        return list(self.shape)
 
     def point(self, rank: int) -> Point:
         """The point of `rank` in row-major order; `IndexError` when there is no such rank."""
@@ -89,12 +100,12 @@ class Extent(Mapping[str, int]):
         Raises `KeyError` for missing or extra labels and `IndexError` for a coordinate out of range.
         """
         rank = 0
-        for label, size, stride in zip(self.labels, self.sizes, self.strides, strict=True):
+        for label, size, stride in zip(self.names, self.shape, self.strides, strict=True):
             if label not in coords:
                 raise KeyError(f"coordinate for dimension {label!r} is missing; give one for each of {self}")
             rank += _checked_index(label, coords[label], size) * stride
-        if len(coords) != len(self.labels):
-            extra = ", ".join(repr(label) for label in coords if label not in self.labels)
+        if len(coords) != len(self.names):
+            extra = ", ".join(repr(label) for label in coords if label not in self.names)
             raise KeyError(f"coordinates name unknown dimensions {extra}; the mesh has {self}")
         return rank
 
@@ -102,35 +113,35 @@ class Extent(Mapping[str, int]):
     def region(self) -> Region:
         """The region that selects everything."""
         if self._region is None:
-            self._region = Region(self.labels, self.sizes, self.strides, 0)
+            self._region = Region(self.names, self.shape, self.strides, 0)
         return self._region
 
     def __getitem__(self, label: str) -> int:
         try:
-            return self.sizes[self.labels.index(label)]
+            return self.shape[self.names.index(label)]
         except ValueError:
-            raise unknown_dimension(label, self.labels) from None
+            raise unknown_dimension(label, self.names) from None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.labels)
+        return iter(self.names)
 
     def __len__(self) -> int:
         """The number of dimensions; `nelements` is the number of points."""
-        return len(self.labels)
+        return len(self.names)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Extent):
-            return self is other or (self.labels == other.labels and self.sizes == other.sizes)
+            return self is other or (self.names == other.names and self.shape == other.shape)
         return isinstance(other, Mapping) and dict(self) == other
 
     def __hash__(self) -> int:
         return self._hash
 
     def __repr__(self) -> str:
-        return "{" + ", ".join(f"{label}: {self[label]}" for label in self.labels) + "}"
+        return "{" + ", ".join(f"{label}: {self[label]}" for label in self.names) + "}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _shared_extent, (self.labels, self.sizes)
+        return _shared_extent, (self.names, self.shape)
 
 
 @lru_cache(maxsize=4096)
@@ -160,16 +171,16 @@ class Point(Mapping[str, int]):
     def __getitem__(self, label: str) -> int:
         extent = self.extent
         try:
-            at = extent.labels.index(label)
+            at = extent.names.index(label)
         except ValueError:
-            raise unknown_dimension(label, extent.labels) from None
-        return self.rank // extent.strides[at] % extent.sizes[at]
+            raise unknown_dimension(label, extent.names) from None
+        return self.rank // extent.strides[at] % extent.shape[at]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.extent.labels)
+        return iter(self.extent.names)
 
     def __len__(self) -> int:
-        return len(self.extent.labels)
+        return len(self.extent.names)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Point):
@@ -206,7 +217,7 @@ class Region:
         self.extent = _shared_extent(tuple(labels), tuple(sizes))
         self.strides = tuple(strides)
         self.offset = offset
-        if len(self.strides) != len(self.extent.sizes):
+        if len(self.strides) != len(self.extent.shape):
             raise ValueError(f"a region of {self.extent} needs one stride per dimension, got {self.strides}")
         self._hash = None
         self._ranks = None
@@ -220,12 +231,12 @@ class Region:
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of the dimensions, outermost first."""
-        return self.extent.labels
+        return self.extent.names
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Sizes of the dimensions."""
-        return self.extent.sizes
+        return self.extent.shape
 
     @property
     def nelements(self) -> int:
@@ -491,6 +502,6 @@ def _split_sizes(label: str, size: int, new: tuple[str, ...], given: dict[str, i
 def shrunk(extent: Extent, ranks: Sequence[int]) -> Extent:
     """The shape of these ranks (ascending) of an extent: the same dimensions if they are a grid, else one dimension."""
     points = [extent.point(rank) for rank in ranks]
-    kept = [sorted({point[label] for point in points}) for label in extent.labels]
-    grid = Extent(extent.labels, [len(values) for values in kept])
+    kept = [sorted({point[label] for point in points}) for label in extent.names]
+    grid = Extent(extent.names, [len(values) for values in kept])
     return grid if grid.nelements == len(ranks) else Extent(("ranks",), (len(ranks),))

@@ -29,6 +29,10 @@ class ValueMesh(MeshTrait, Generic[T_co]):
     _extent: Extent
     _values: tuple[T_co, ...]
 
+    def __class_getitem__(cls, _item: Any) -> type[ValueMesh[Any]]:
+        """``ValueMesh[int]`` at run time is ``ValueMesh``, so that annotations can be compared by ``is``."""
+        return cls
+
     def __init__(self, shape: Extent | Region, values: Iterable[T_co]) -> None:
         self._extent = shape if isinstance(shape, Extent) else shape.extent
         self._values = tuple(values)
@@ -83,7 +87,7 @@ class ValueMesh(MeshTrait, Generic[T_co]):
                 "a ValueMesh is indexed by a rank, a tuple of coordinates or a dict of coordinates, "
                 f"got {type(index).__name__} {index!r}"
             )
-        labels = self._extent.labels
+        labels = self._extent.names
         if len(index) != len(labels):
             raise IndexError(f"{self._extent} needs {len(labels)} coordinates, got {len(index)}: {index!r}")
         coords = dict(zip(labels, index, strict=True))
@@ -186,7 +190,7 @@ class ValueMesh(MeshTrait, Generic[T_co]):
 
     def __repr__(self) -> str:
         head = f"ValueMesh({self._extent})"
-        if not self._extent.labels:
+        if not self._extent.names:
             return f"{head}: {self._values[0]!r}"
         # Equal values share a line: what differs between ranks is what one looks for.
         alike: dict[str, list[int]] = {}

@@ -199,10 +199,15 @@ def nothing(_value: Any) -> None:
     """What ``then`` takes where only the end counts."""
 
 
-def resolved(poller: Poller, what: str = "") -> Future[None]:
-    """A future that is done, with nothing to tell."""
-    future: Future[None] = Future(poller, what)
-    future._resolve(None)
+def true(_value: Any) -> bool:
+    """What ``then`` takes where the value is that it has come to an end."""
+    return True
+
+
+def resolved(poller: Poller, what: str = "", value: Any = None) -> Future[Any]:
+    """A future that is done, by default with nothing to tell."""
+    future: Future[Any] = Future(poller, what)
+    future._resolve(value)
     return future
 
 

@@ -232,7 +232,7 @@ def _spawn_keepers(procs: ProcMesh, name: str) -> ActorMesh[Keeper]:
 
 def _meet(procs: ProcMesh, keepers: ActorMesh[Keeper], *, serve: bool) -> Meeting:
     local = len({ref.site for ref in procs._target().procs}) == 1
-    local_size = procs.extent.sizes[-1] if procs.extent.labels else 1
+    local_size = procs.extent.shape[-1] if procs.extent.names else 1
     first = keepers.flatten("ranks").slice(ranks=0)
     return first.reserve.call_one(len(procs), local_size, local, serve).get()
 

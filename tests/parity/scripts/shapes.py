@@ -13,7 +13,7 @@ class Worker(Actor):
 procs = this_host().spawn_procs(per_host={"gpus": 4})
 mesh = procs.spawn("worker", Worker)
 show("sizes", procs.sizes, mesh.sizes, len(mesh), mesh.size(), mesh.size("gpus"))
-show("extent", list(mesh.extent.labels), list(mesh.extent.sizes), mesh.extent.nelements)
+show("extent", mesh.extent.labels, mesh.extent.sizes, mesh.extent.nelements)
 show("whole", list(mesh.where.call().get().values()))
 show("tail", list(mesh.slice(gpus=slice(1, 3)).where.call().get().values()))
 show("step", list(mesh.slice(gpus=slice(0, 4, 2)).where.call().get().values()))
