@@ -168,6 +168,25 @@ class Lab:
             at,
         )
 
+    def run_all(self, above: int) -> None:
+        """Run all cells above one, and do not wait for their ends."""
+        self.page.evaluate(
+            f"""at => {{
+                const book = {_BOOK};
+                window.jupyterapp.shell.activateById(book.id);
+                book.content.activeCellIndex = at;
+                window.jupyterapp.commands.execute('notebook:run-all-above');
+            }}""",
+            above,
+        )
+
+    def answer(self, at: int, line: str) -> None:
+        """Type a line into the prompt of a cell."""
+        box = self.cell(at).locator(".jp-Stdin-input")
+        box.wait_for()
+        box.fill(line)
+        box.press("Enter")
+
     def run(self, at: int) -> str:
         """Run a cell to its end; its output."""
         self.start(at)
