@@ -149,6 +149,7 @@ class DebugpyTunnel(Actor):
 
             pydevd.stoptrace()
             self._listener = None
+            _hooks.give_back()
 
     def _close(self) -> None:
         if self._socket is None:
@@ -164,6 +165,29 @@ class DebugpyTunnel(Actor):
         if self._reader is not None:
             self._reader.join(_GOODBYE)
         connection.close()
+
+
+class _Hooks:
+    """What `breakpoint()` calls: pydevd puts its own function there when it is imported, for good."""
+
+    def __init__(self) -> None:
+        self._before: Callable[..., Any] | None = None
+
+    def note(self) -> None:
+        """pydevd may be imported next."""
+        self._before = sys.breakpointhook
+
+    def take(self, pydevd: ModuleType) -> None:
+        """`breakpoint()` stops for the IDE; pydevd may have been imported, and have been put away, before."""
+        pydevd.install_breakpointhook()
+
+    def give_back(self) -> None:
+        """It stops for whom it did before."""
+        if self._before is not None:
+            sys.breakpointhook, self._before = self._before, None
+
+
+_hooks = _Hooks()
 
 
 class _Listener:
@@ -198,12 +222,14 @@ def _listen() -> _Listener | Exception:
     """Start debugpy; where it waits for connections, or what went wrong."""
     try:
         os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else it prints into the user's cell
+        _hooks.note()
         import debugpy  # type: ignore[import-not-found]
         from debugpy.server import api  # type: ignore[import-not-found]
 
         api.ensure_logging()
         import pydevd  # type: ignore[import-not-found]
 
+        _hooks.take(pydevd)
         spare_runtime()
         listener = _Listener()
         create = pydevd.create_server_socket

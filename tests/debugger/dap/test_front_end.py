@@ -492,3 +492,17 @@ def test_debugpy_is_opened_and_ended_by_a_magic(kernel: Kernel) -> None:
     assert cell.wait().status == "ok"
     assert "rank 1 of mesh m: debugpy has ended" in kernel.ok("%mesh debugpy --stop").stdout
     assert kernel.run("%mesh debugpy").ename == "UsageError"
+    hook = "%%mesh -r 0,1 -o hooks\nimport sys\nsys.breakpointhook.__module__"
+    kernel.ok(hook)
+    assert len(set(kernel.ok("list(hooks.values())").text.strip("[]").split(", "))) == 1
+    kernel.ok("%mesh debugpy -r 1")  # a second time, and ended again
+    kernel.ok(hook)
+    assert "pydevd" in kernel.ok("hooks[1]").text
+    kernel.ok("%mesh debugpy --stop")
+    kernel.ok("%%mesh -r 1 --no-wait -o stopped\nhere = 7\nbreakpoint()")
+    kernel.ok(
+        "from monarch_kernel import debug\nfrom monarch_kernel.meshes import get_mesh\nimport time\n"
+        "while not get_mesh('m').debug: time.sleep(0.01)"
+    )
+    assert "7" in kernel.ok("str(get_mesh('m').debug.print('here'))").text
+    kernel.ok("get_mesh('m').debug.cont()\nstopped.result(30)")
