@@ -5,8 +5,11 @@ Nodes of three sites in one process, with real sockets between them. A worker's 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -266,6 +269,36 @@ def test_a_worker_that_comes_up_later_is_waited_for(net: Net) -> None:
     controller.dial(f"ipc://{net.folder}/late", future._resolve, 10)
     late = net.worker("late")
     assert future.get(10).id == late.id
+
+
+def test_a_refusal_that_comes_at_once_is_told_at_once(
+    net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the caller of dial() has its link, even: another thread may poll."""
+    from monarch_kernel.runtime.node import tcp
+
+    def dial_slowly(*args: Any) -> Any:
+        link = real(*args)
+        wait_until(lambda: link.closed, "it is refused")
+        return link
+
+    real = tcp.dial
+    monkeypatch.setattr(tcp, "dial", dial_slowly)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    controller = net.add("controller", "controller", "a")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as sock, contextlib.suppress(ConnectionResetError):
+                sock.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+                sock.recv(4096)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        future: Future[Any] = Future(controller.poller, "dial")
+        controller.dial(f"tcp://127.0.0.1:{server.getsockname()[1]}", future._resolve, 600)
+        thread.join()
+        assert isinstance(future.get(10), ConnectionError)
 
 
 def test_no_key_no_tcp(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:

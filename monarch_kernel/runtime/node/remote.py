@@ -568,6 +568,9 @@ class _Dial:
         else:
             routes._dials[self.link] = self
             hello = make_hello(node, answer=True)
+        if self.link.closed:  # refused before it was known here, by the thread that polls
+            node._on_closed(self.link)
+            return
         self.link.send(hello)
         if url.startswith("ipc://"):
             self._try_unix()
