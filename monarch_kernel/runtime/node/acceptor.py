@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import socket
 from collections.abc import Callable
 from typing import Any
 
+from monarch_kernel.protocol.private import remove_socket
 from monarch_kernel.runtime.node import descriptors
 from monarch_kernel.runtime.node.poller import Poller
 
@@ -79,3 +81,22 @@ class Acceptor:
         """In a fork of this process: leave it to the other one."""
         self._closed = True
         self._sock.close()
+
+
+class UnixListener:
+    """One more Unix socket at which links are accepted, with the name that it has in the file system."""
+
+    def __init__(self, acceptor: Acceptor, path: str) -> None:
+        self._acceptor = acceptor
+        self._path = path
+        about = os.lstat(path)
+        self._inode = (about.st_dev, about.st_ino)
+
+    def close(self) -> None:
+        """Accept nobody any more, and remove the socket's name."""
+        self._acceptor.close()
+        remove_socket(self._path, self._inode)  # unless a successor listens there by now
+
+    def abandon(self) -> None:
+        """As ``Acceptor.abandon``."""
+        self._acceptor.abandon()

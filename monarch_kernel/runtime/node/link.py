@@ -262,7 +262,45 @@ class Link:
             return False
         self._receiving = True
         try:
-            return self._receive(sock) if self._big is None else self._receive_big(sock)
+            if self._big is not None:
+                return self._receive_big(sock)
+            try:
+                data = sock.recv(_CHUNK)
+            except BlockingIOError:
+                return False
+            except OSError as e:
+                self._at_end(e)
+                return False
+            if not data:
+                self._at_end(None)
+                return False
+            if self._rest:
+                data = self._rest + data
+                self._rest = b""
+            at = 0
+            end = len(data)
+            view = memoryview(data)
+            on_message = self.on_message
+            while end - at >= _HEAD:
+                header_size, body_size = _unpack_from(data, at)
+                head_at = at + _HEAD
+                body_at = head_at + header_size
+                after = body_at + body_size
+                if after > end:
+                    if after - at > _CHUNK:
+                        self._begin_big(header_size, body_size, view[head_at:])
+                        return True
+                    break
+                at = after
+                if header_size:
+                    on_message(self, decode(view[head_at:body_at]), view[body_at:after])
+                else:
+                    self._on_word(view[body_at:after])
+                if self.closed:
+                    return False
+            if at < end:
+                self._rest = data[at:]
+            return True
         except Exception as e:
             try:
                 self._fail(e)
@@ -271,44 +309,6 @@ class Link:
             return False
         finally:
             self._receiving = False
-
-    def _receive(self, sock: Any) -> bool:
-        try:
-            data = sock.recv(_CHUNK)
-        except BlockingIOError:
-            return False
-        except OSError as e:
-            self._at_end(e)
-            return False
-        if not data:
-            self._at_end(None)
-            return False
-        if self._rest:
-            data = self._rest + data
-            self._rest = b""
-        at = 0
-        end = len(data)
-        view = memoryview(data)
-        on_message = self.on_message
-        while end - at >= _HEAD:
-            header_size, body_size = _unpack_from(data, at)
-            body_at = at + _HEAD + header_size
-            after = body_at + body_size
-            if after > end:
-                if after - at > _CHUNK:
-                    self._begin_big(header_size, body_size, view[at + _HEAD :])
-                    return True
-                break
-            at, head_at = after, at + _HEAD
-            if header_size:
-                on_message(self, decode(view[head_at:body_at]), view[body_at:after])
-            else:
-                self._on_word(view[body_at:after])
-            if self.closed:
-                return False
-        if at < end:
-            self._rest = data[at:]
-        return True
 
     def _begin_big(self, header_size: int, body_size: int, have: memoryview) -> None:
         if header_size > MAX_HEADER:

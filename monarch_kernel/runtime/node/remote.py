@@ -41,11 +41,11 @@ from monarch_kernel.protocol.messages import (
     encode,
     encode_death,
 )
-from monarch_kernel.protocol.private import NotPrivateError, remove_socket
+from monarch_kernel.protocol.private import NotPrivateError
+from monarch_kernel.runtime.node.acceptor import UnixListener
 from monarch_kernel.runtime.node.link import Link, connect_unix, describe, is_peers_fault, listen_unix
 
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.node.acceptor import Acceptor
     from monarch_kernel.runtime.node.node import Node
 
 log = logging.getLogger(__name__)
@@ -266,7 +266,7 @@ class Routes:
         if url.startswith("ipc://"):
             path = url.removeprefix("ipc://")
             sock = listen_unix(path)
-            self._listeners.append(_UnixListener(node.accept_unix(sock), path))
+            self._listeners.append(UnixListener(node.accept_unix(sock), path))
             return url
         if why := self._why_not(url):
             raise ValueError(why)
@@ -512,23 +512,6 @@ class Routes:
             listener.abandon()
         for link in self._dials:
             link.abandon()
-
-
-class _UnixListener:
-    """One more Unix socket at which links are accepted."""
-
-    def __init__(self, acceptor: Acceptor, path: str) -> None:
-        self._acceptor = acceptor
-        self._path = path
-        about = os.lstat(path)
-        self._inode = (about.st_dev, about.st_ino)
-
-    def close(self) -> None:
-        self._acceptor.close()
-        remove_socket(self._path, self._inode)  # unless a successor listens there by now
-
-    def abandon(self) -> None:
-        self._acceptor.abandon()
 
 
 class _Dial:
