@@ -273,16 +273,9 @@ class Routes:
         assert node.keys is not None
         from monarch_kernel.runtime.node.tcp import Listener
 
-        listener = Listener(
-            node.poller,
-            url,
-            node.keys,
-            node._dispatch,
-            node._on_closed,
-            lambda _link: None,
-            node.audit,
-            steady=node.kind == "agent",
-        )
+        steady = node.kind == "agent"
+        told = node._dispatch, node._on_closed, lambda _link: None
+        listener = Listener(node.poller, url, node.keys, *told, node.audit, steady)
         self._listeners.append(listener)
         return listener.url
 
