@@ -249,11 +249,13 @@ class CellRun:
         if slot.exception() is not None:
             return
         told: Whereabouts | None = slot.get()
-        if told is not None and told.cell != self.cell.id:
+        if told is None or told.endpoint:  # actors have threads of their own
+            return
+        if told.cell != self.cell.id:
             if not self._has_begun(told.rank):
                 which = self._file_label(told.cell_file) or "a cell of another notebook"
                 self._progress.behind(told.rank, f"{which} since {time.strftime('%X', time.localtime(told.since))}")
-        elif told is not None:
+        else:
             self._begun.add(told.rank)
             label = self._file_label(told.file)
             name = label.removeprefix("Cell ") if label else told.file.rpartition("/")[2]

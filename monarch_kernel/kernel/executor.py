@@ -34,7 +34,7 @@ from monarch_kernel.kernel.rank_env import (
 )
 from monarch_kernel.kernel.value_size import shortened, size_at_least, text_at_least
 from monarch_kernel.spmd import are_broken, in_process_group, meetings, release, tidy_up
-from monarch_kernel.tools import failed_by_peer, keep_failure
+from monarch_kernel.tools import endpoints_here, failed_by_peer, keep_failure
 
 #: A cell's value is sent to the notebook if its pickle is not larger than this (bytes).
 VALUE_LIMIT = 16_000_000
@@ -229,6 +229,7 @@ class Whereabouts:
         cell: the id of the cell that runs.
         cell_file: what tracebacks call that.
         since: when that began (`time.time()`).
+        endpoint: what runs instead of a cell, if it is an actor: `trainers.step`.
     """
 
     rank: int
@@ -239,6 +240,7 @@ class Whereabouts:
     cell: str = ""
     cell_file: str = ""
     since: float = 0.0
+    endpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,13 +263,20 @@ class Monitor(Actor):
 
     @endpoint
     def where(self) -> Whereabouts | None:
-        """Where this rank is in its cell; None when no cell runs."""
+        """Where this rank is in its cell, or in an endpoint of an actor; None when neither runs."""
         if not _Activity.cell:
-            return None
+            return self._in_endpoint()
         place = where_is(self._main, _is_foreign)
         if place is None:
             return None
         return Whereabouts(self._rank, *place, self._waits(), _Activity.cell, _Activity.file, _Activity.since)
+
+    def _in_endpoint(self) -> Whereabouts | None:
+        for each in endpoints_here():
+            place = None if each.tool else where_is(each.thread, _is_foreign)
+            if place is not None:
+                return Whereabouts(self._rank, *place, False, endpoint=f"{each.actor}.{each.endpoint}")
+        return None
 
     @endpoint
     def interrupt_cell(self, cell: str) -> Interrupted:

@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from monarch_kernel.actor import SupervisionError, ValueMesh
+from monarch_kernel.actor import ProcMesh, SupervisionError, ValueMesh
 from monarch_kernel.errors import ActorError
 from monarch_kernel.kernel import arguments as args_of
 from monarch_kernel.kernel import dap_magics, hang_magics, stack_magics, stop_magics, value_magics
@@ -23,6 +23,7 @@ from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.render import Table, kept_rows, kept_state, megabytes, seconds
 from monarch_kernel.kernel.session import ManagedMesh, UpOptions, deaths_of, parts_of
 from monarch_kernel.meshes import KeptError, format_ranks, held, kept_host_of
+from monarch_kernel.tools import awaited_here
 
 #: How long a question to all ranks may take before those that did not answer are left out (seconds).
 ASK_TIMEOUT = 2.0
@@ -167,7 +168,7 @@ class MeshMagics(
         extent = mesh.extent
         ranks = args_of.select("%mesh status", found.ranks, [], extent, mesh.name)
         states = mesh.status().get(ASK_TIMEOUT)
-        places = self._places(mesh.name)
+        places = self._places(mesh)
         rows: list[list[str]] = []
         for rank in ranks:
             status = states.get(rank)
@@ -185,10 +186,11 @@ class MeshMagics(
         lost = "" if host is None or host.is_kept else f": kept {kept_state(host)}"
         return Table(headings, rows, caption=f"mesh {mesh.name}{lost}", right=(0, 3, 5, 6, 7))
 
-    def _places(self, name: str) -> dict[int, str]:
-        managed = self._session.managed(name)
+    def _places(self, mesh: ProcMesh, actors: bool = True) -> dict[int, str]:
+        """Where the ranks of a mesh are that run a cell, or an endpoint of an actor."""
+        managed = self._session.managed(mesh.name)
         if managed is None:
-            return {}
+            return _called(mesh) if actors else {}
         told: dict[int, str] = {}
         for slot in managed.monitor.where.stream():
             try:
@@ -197,8 +199,9 @@ class MeshMagics(
                 break  # completion order: nobody else has answered either
             except Exception:  # a dead rank
                 continue
-            if place is not None:
-                told[place.rank] = self._notebook.place(place.file, place.line, place.function)
+            if place is not None and (actors or not place.endpoint):
+                what = f"{place.endpoint}, " if place.endpoint else ""
+                told[place.rank] = what + self._notebook.place(place.file, place.line, place.function)
         return told
 
     @magic_arguments("mesh use")
@@ -285,7 +288,7 @@ class MeshMagics(
             for cause in dict.fromkeys(dead.values()):
                 ranks = _listed([rank for rank, why in dead.items() if why == cause])
                 print(f"  died meanwhile: {ranks}, {cause}; %mesh heal {mesh.name} puts fresh ones in their places")
-            places = self._places(mesh.name)
+            places = self._places(mesh, actors=False)
             for place in dict.fromkeys(places.values()):
                 ranks = _listed([rank for rank, where in places.items() if where == place])
                 print(f"  still running a cell: {ranks}, at {place}")
@@ -512,6 +515,13 @@ def _wait_apart(run: CellRun) -> MeshCell:
     relay.add(run, background=True)
     threading.Thread(target=wait, name="monarch-cell", daemon=True).start()
     return MeshCell(run, done)
+
+
+def _called(mesh: ProcMesh) -> dict[int, str]:
+    """Which ranks of a mesh this process waits for, and in which call."""
+    waiting = {proc: f"called: {call.what}" for call in awaited_here() for proc in call.procs}
+    procs = mesh._target().procs
+    return {rank: waiting[ref.id] for rank, ref in enumerate(procs) if ref.id in waiting}
 
 
 def _ask(future: Any) -> Any:

@@ -104,3 +104,21 @@ def test_figures_of_ranks_in_rank_order(mesh: Kernel, bell: Bell) -> None:
     )
     figures = [bundle["text/html"] for bundle in shown(outcome) if "<b>" in bundle.get("text/html", "")]
     assert figures == [f"<b>{rank}</b>" for rank in range(4)]
+
+
+def test_status_says_which_calls_of_actors_run(mesh: Kernel, bell: Bell) -> None:
+    mesh.ok(
+        "from monarch_kernel import get_mesh\nfrom monarch_kernel.actor import Actor, endpoint, this_host\n"
+        f"{bell.code()}"
+        "class Sleeper(Actor):\n    @endpoint\n    def sleep(self):\n        import time\n        ring()\n"
+        "        time.sleep(600)\n"
+        "own = this_host().spawn_procs({'gpus': 1}, name='own')\n"
+        "meshes = [get_mesh('m'), own]\n"
+        "calls = [each.spawn('sleepers', Sleeper).sleep.call() for each in meshes]"
+    )
+    bell.wait(5)
+    assert mesh.ok("%mesh status m").text.count("sleepers.sleep, In[") == 4
+    assert "called: sleepers.sleep" in mesh.ok("%mesh status own").text  # no cell has run there
+    mesh.run("for each in meshes:\n    each.interrupt().get(30)\nfor call in calls:\n    call.exception(30)")
+    assert "idle" in mesh.ok("%mesh status m").text
+    mesh.ok("own.stop().get(30)")
