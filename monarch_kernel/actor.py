@@ -3,6 +3,7 @@
 This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
 """
 
+from monarch_kernel import config
 from monarch_kernel.runtime.actor.base import Actor, concurrent_endpoint, endpoint
 from monarch_kernel.runtime.actor.commands import BootstrapCommand, default_bootstrap_cmd
 from monarch_kernel.runtime.actor.context import (
@@ -61,6 +62,7 @@ __all__ = [
     "as_endpoint",
     "attach_to_workers",
     "concurrent_endpoint",
+    "config",
     "context",
     "current_actor_name",
     "current_rank",

@@ -18,6 +18,8 @@ VARIABLE = "MONARCH_KERNEL_IMPORTS"
 
 _ALIAS = "monarch"
 _OURS = "monarch_kernel"
+#: Modules that Monarch has, too, with other contents.
+_MONARCHS_OWN = frozenset({"tools"})
 
 
 class _Finder:
@@ -30,8 +32,16 @@ class _Finder:
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != _ALIAS and not fullname.startswith(_ALIAS + "."):
             return None
+        if fullname.partition(".")[2].partition(".")[0] in _MONARCHS_OWN:
+            # Else the import system would find our module of that name, as it lies in the package's folder.
+            raise ModuleNotFoundError(
+                f"No module named {fullname!r}: monarch is monarch_kernel here, which has no such module", name=fullname
+            )
         ours = _OURS + fullname[len(_ALIAS) :]
-        if importlib.util.find_spec(ours) is None:
+        try:
+            if importlib.util.find_spec(ours) is None:
+                return None
+        except ModuleNotFoundError:  # it names our package, and the program asked for another
             return None
         loader: Any = self  # not derived from importlib.abc, which takes milliseconds to load
         return importlib.machinery.ModuleSpec(fullname, loader, is_package=fullname == _ALIAS)

@@ -14,7 +14,6 @@ LATER = {
     "ProcId": "not decided",
     "Uid": "not decided",
     "attach": "not decided: controllers behind a firewall attach to workers as all others do",
-    "config": "configuration",
     "get_meter": "telemetry",
     "returns_future": "not decided",
     "span": "telemetry",
