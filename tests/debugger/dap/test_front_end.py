@@ -14,7 +14,7 @@ import pytest
 from monarch_kernel.debugger.dap.ids import BASE
 from tests.debugger.dap.client import Ide
 from tests.kernel import harness
-from tests.kernel.harness import Cell, Kernel, stop_kernel
+from tests.kernel.harness import Bell, Cell, Kernel, stop_kernel
 
 RANKS = 3
 WORK = """%%mesh
@@ -461,7 +461,7 @@ def test_lines_are_right_below_blank_lines(lab: FrontEnd) -> None:
     assert cell.wait().status == "ok"
 
 
-def test_debugpy_is_opened_and_ended_by_a_magic(kernel: Kernel) -> None:
+def test_debugpy_is_opened_and_ended_by_a_magic(kernel: Kernel, bell: Bell) -> None:
     out = kernel.ok("%mesh debugpy -r 1").stdout
     text = out[out.index("{") : out.rindex("}") + 1]
     (configuration,) = json.loads(text)["configurations"]
@@ -479,7 +479,9 @@ def test_debugpy_is_opened_and_ended_by_a_magic(kernel: Kernel) -> None:
     ide.ask("setExceptionBreakpoints", filters=[])
     ide.ask("configurationDone")
     ide.reply(attached)
-    cell = kernel.send("%%mesh -r 1\nimport time\nleft = 10_000\nwhile left:\n    left -= 1\n    time.sleep(0.001)")
+    loop = "import time\nleft = 10_000\nring()\nwhile left:\n    left -= 1\n    time.sleep(0.001)"
+    cell = kernel.send(f"%%mesh -r 1\n{bell.code()}\n{loop}")
+    bell.wait()  # else the pause could come before the cell does
     names = {each["name"] for each in ide.ask("threads")["threads"]}
     assert "MainThread" in names
     thread = next(each["id"] for each in ide.ask("threads")["threads"] if each["name"] == "MainThread")
