@@ -107,18 +107,20 @@ def test_figures_of_ranks_in_rank_order(mesh: Kernel, bell: Bell) -> None:
 
 
 def test_status_says_which_calls_of_actors_run(mesh: Kernel, bell: Bell) -> None:
+    gate = f"{bell.path}.gate"
     mesh.ok(
         "from monarch_kernel import get_mesh\nfrom monarch_kernel.actor import Actor, endpoint, this_host\n"
         f"{bell.code()}"
-        "class Sleeper(Actor):\n    @endpoint\n    def sleep(self):\n        import time\n        ring()\n"
-        "        time.sleep(600)\n"
+        "class Waiter(Actor):\n    @endpoint\n    def hold(self):\n        import os, time\n        ring()\n"
+        f"        while not os.path.exists({gate!r}):\n            time.sleep(0.01)\n"
         "own = this_host().spawn_procs({'gpus': 1}, name='own')\n"
-        "meshes = [get_mesh('m'), own]\n"
-        "calls = [each.spawn('sleepers', Sleeper).sleep.call() for each in meshes]"
+        "waiters = [each.spawn('waiters', Waiter) for each in (get_mesh('m'), own)]\n"
+        "calls = [each.hold.call() for each in waiters]"
     )
     bell.wait(5)
-    assert mesh.ok("%mesh status m").text.count("sleepers.sleep, In[") == 4
-    assert "called: sleepers.sleep" in mesh.ok("%mesh status own").text  # no cell has run there
-    mesh.run("for each in meshes:\n    each.interrupt().get(30)\nfor call in calls:\n    call.exception(30)")
-    assert "idle" in mesh.ok("%mesh status m").text
-    mesh.ok("own.stop().get(30)")
+    assert mesh.ok("%mesh status m").text.count("waiters.hold, In[") == 4
+    assert "called: waiters.hold" in mesh.ok("%mesh status own").text  # no cell has run there
+    open(gate, "w").close()
+    mesh.ok("for call in calls:\n    call.get(30)")
+    assert mesh.ok("%mesh status m").text.count("idle") == 4
+    mesh.ok("own.stop().get(30)\nwaiters[0].stop().get(30)")
