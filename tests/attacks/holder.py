@@ -73,6 +73,10 @@ def hello(name: str) -> bytes:
     return framed(encode(Hello(messages.WIRE_VERSION, name, 1, "controller", ref, __version__, PYTHON)))
 
 
+#: Messages that a holder may send, and that do what they say: end the worker, or start what nobody waits for.
+_DOES_HARM = ("Shutdown", "StopProcs", "SpawnProcs")
+
+
 # -- what they send -----------------------------------------------------------------------------------
 
 
@@ -94,7 +98,7 @@ def junk(chance: random.Random) -> bytes:
 def typed(chance: random.Random) -> bytes:
     """A message of a type that exists, with fields of its types and of any value."""
     kinds = typing.get_args(messages.Message)
-    kind: type = chance.choice([k for k in kinds if k.__name__ not in ("Shutdown", "StopProcs")])
+    kind: type = chance.choice([k for k in kinds if k.__name__ not in _DOES_HARM])
     values = [_value(field.type, chance, 0) for field in msgspec.structs.fields(kind)]
     tag = kind.__struct_config__.tag  # pyright: ignore[reportAttributeAccessIssue]  # of every struct
     return framed(msgspec.msgpack.encode([tag, *values]), chance.randbytes(chance.choice([0, 3, 4, 50])))

@@ -231,10 +231,15 @@ class _Attempt:
         self._poller.unregister(sock.fileno())
         self._dial.reached()
         try:
-            self._channel = Channel(sock, self._keys.client_context(), server=False)
+            context = self._keys.client_context()
         except (OSError, ValueError) as e:
+            self._refused(f"this process cannot connect: {e}")
+            return
+        try:
+            self._channel = Channel(sock, context, server=False)
+        except OSError:  # it has hung up already
             self._sock = None
-            self._dial.refused(f"this process cannot connect: {e}")
+            self._dial.was_hung_up()
             return
         self._poller.register(self._channel.fileno(), self._on_event, EPOLLIN)
         self._on_event(0)

@@ -253,10 +253,11 @@ class _Stranger:
             self.refused(OLDER if language == "ZeroMQ" else NO_TLS)
             return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        context = self._listener.keys.server_context()
         poller = self._listener.poller
         poller.unregister(sock.fileno())
         self._sock = None
-        self._channel = Channel(sock, self._listener.keys.server_context(), server=True)
+        self._channel = Channel(sock, context, server=True)
         poller.register(self._channel.fileno(), self.on_event, _ONCE)
         self._shake_hands()
 
