@@ -21,7 +21,7 @@ LAB_ARGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
 # Jupyter must find this checkout's kernel, whatever is installed elsewhere for the user.
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help venv test check format demo lab bench lock clean
+.PHONY: help venv test quick check format demo lab bench lock clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -41,7 +41,10 @@ $(STAMP): pyproject.toml $(wildcard constraints/*.txt) $(KERNELSPEC)
 
 test: venv ## the whole suite, notebooks included; says first what is skipped on this machine
 	@tests/prepare.sh
-	$(PY) -m pytest
+	$(PY) -m tests.run $(TEST_ARGS)
+
+quick: venv ## what tells most, in under three minutes
+	$(PY) -m tests.run --quick $(TEST_ARGS)
 
 check: venv ## lint, format and types
 	$(BIN)/ruff check .
