@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monarch_kernel.protocol.messages import PREFIX, ProcResponds, ProcStarted, StopProcs, encode
+from monarch_kernel.runtime.node import link
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.link import MAX_HEADER, Link, memory_left
 from monarch_kernel.runtime.node.poller import Poller
@@ -53,6 +54,24 @@ def framed(name: str, body: bytes) -> bytes:
 def encoded(message: Any) -> bytes:
     head = encode(message)
     return PREFIX.pack(len(head), 0) + head
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 5_000, 99_999, 100_000, 100_001])
+def test_a_message_ends_where_its_last_bytes_come_in_one_piece_with_others(
+    poller: Poller, monkeypatch: pytest.MonkeyPatch, beyond: int
+) -> None:
+    monkeypatch.setattr(link, "_TURN", 100_000)  # a turn of receiving may end anywhere in what has come
+    ours, theirs = socket.socketpair()
+    end = End(poller)
+    end.link.attach(ours)
+    end.wanted = 1
+    message = ("m", b"x" * (link._CHUNK + 100_000 + beyond))
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    theirs.sendall(framed(*message))
+    assert poller.wait(end.all, 20)
+    assert end.got == [message]
+    end.link.close()
+    theirs.close()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

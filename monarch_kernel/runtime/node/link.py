@@ -336,7 +336,7 @@ class Link:
                 self._at_end(None)
                 return False
             self._big_at += got
-        if stop < len(big):
+        if self._big_at < len(big):  # the last bytes may have come beyond the end of the turn
             return True
         self._big = None
         body = big[self._big_header :]
