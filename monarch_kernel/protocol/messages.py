@@ -313,6 +313,7 @@ class StopProcs(msgspec.Struct, array_like=True, tag=36):
     procs: list[str] | None  # None: all that the sender, and whatever it has started elsewhere, has started here
     reason: str
     grace: Seconds
+    rest: bool = False  # also what ranks of the sender have left behind here, once none of its ranks is left here
 
 
 class Watch(msgspec.Struct, array_like=True, tag=37):

@@ -68,6 +68,11 @@ def test_slices_by_host(pair: Team) -> None:
     assert repr(whole.host_mesh) == "<HostMesh node0, node1 (hosts=2)>"
     again = whole.slice(hosts=1).host_mesh.spawn_procs()
     assert again.spawn("basic", Basic).pid.call().get(PATIENCE).item(hosts=0) in pair[1].ranks()
+    with pytest.raises(RuntimeError, match="reference to those hosts"):
+        whole.host_mesh.stop()
+    hosts.stop().get(PATIENCE)  # also what was spawned on the hosts of its procs
+    for worker in pair:
+        worker.wait_idle()
 
 
 def test_large_arguments_and_results(pair: Team) -> None:
@@ -316,6 +321,18 @@ def test_what_ranks_leave_behind_ends_with_the_controllers_work(pair: Team) -> N
     world.stop().get(PATIENCE)
     hosts.stop().get(PATIENCE)
     wait_until(lambda: not any(map(alive, left)), "what the ranks have left behind is gone")
+
+
+def test_what_runs_below_living_ranks_of_another_mesh_stays(pair: Team) -> None:
+    first, second = pair.attach(), pair.attach()
+    left = [
+        list(hosts.spawn_procs().spawn("remote", Remote).leave_behind.call().get(PATIENCE).values())
+        for hosts in (first, second)
+    ]
+    first.stop().get(PATIENCE)
+    assert all(map(alive, left[1]))
+    second.stop().get(PATIENCE)
+    wait_until(lambda: not any(map(alive, left[0] + left[1])), "what the ranks of both meshes have left behind is gone")
 
 
 def test_only_the_controller_ends_hosts_and_attaches(pair: Team) -> None:

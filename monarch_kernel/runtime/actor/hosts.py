@@ -62,6 +62,7 @@ class HostMesh(MeshTrait):
         command: BootstrapCommand | None = None,
         use: HostUse | None = None,
         name: str = "",
+        part: bool = False,
     ) -> None:
         self._system = system
         self._hosts = hosts
@@ -69,13 +70,14 @@ class HostMesh(MeshTrait):
         self._command = command  # with which procs are started, unless ``spawn_procs`` says another
         self._use = use  # None for a reference that came from elsewhere
         self._name = name
+        self._part = part  # the hosts of some procs, whatever its region says: not for it to stop
 
     @property
     def _region(self) -> Region:
         return self._shape
 
     def _new_with_region(self, region: Region) -> HostMesh:
-        return HostMesh(self._system, self._hosts, region, self._command, self._use, self._name)
+        return HostMesh(self._system, self._hosts, region, self._command, self._use, self._name, self._part)
 
     @property
     def _is_local(self) -> bool:
@@ -212,6 +214,7 @@ class HostMesh(MeshTrait):
             owner.mesh_id,
             call.then(true),
         )
+        mesh._shared["hosts"] = self._use
         system.proc_meshes[uid] = mesh
         if self._use is not None:
             self._use.spawned &= system.proc_meshes.keys()
@@ -282,22 +285,31 @@ class HostMesh(MeshTrait):
         """
         command = BootstrapCommand(python)
         launch_of(command)  # raises what is wrong with it
-        return HostMesh(self._system, self._hosts, self._shape, command, self._use, self._name)
+        return HostMesh(self._system, self._hosts, self._shape, command, self._use, self._name, self._part)
 
     def stop(self, reason: str = "host mesh stopped") -> Future[None]:
         """Stop what was spawned through this mesh and its slices; the hosts stay, and can be used again.
 
         Other meshes of the same hosts, from another ``attach_to_workers`` or ``job.state()``, keep what they have.
+        What ranks have left behind on a worker, in sessions of their own, ends as soon as none of this controller's
+        ranks is left there.
 
         Raises:
             RuntimeError: this is a slice, or a reference from another process.
         """
         self._must_be_whole("stop")
         assert self._use is not None
-        meshes = self._system.proc_meshes
-        stopping = [meshes[uid]._stop(reason) for uid in self._use.spawned if uid in meshes]
+        system, what = self._system, "host mesh stop"
+        meshes = [system.proc_meshes[uid] for uid in self._use.spawned if uid in system.proc_meshes]
         self._use.spawned.clear()
-        return gathered(self._system.node.poller, stopping, "host mesh stop").then(nothing)
+        stopping = [mesh._stop(reason) for mesh in meshes]
+        theirs: dict[str, list[str]] = {host.agent.id: [] for host in self._hosts}
+        for ref in (ref for mesh in meshes for ref in mesh._procs):
+            theirs.get(ref.agent, []).append(ref.id)
+        for host in self._hosts:  # each answers when they are gone, and with them what they have left
+            fields = (theirs[host.agent.id], reason, STOP_GRACE, True)
+            stopping.append(settled(ask_agent(system.node, host.agent, what, StopProcs, *fields)))
+        return gathered(system.node.poller, stopping, what).then(nothing)
 
     def shutdown(self) -> Future[None]:
         """Stop all that runs on these hosts, and end their workers: the handle cannot be used afterwards.
@@ -320,7 +332,7 @@ class HostMesh(MeshTrait):
     def _must_be_whole(self, what: str) -> None:
         if self._down:
             raise RuntimeError("HostMesh has already been shut down")
-        if self._use is None:
+        if self._use is None or self._part:
             raise RuntimeError(
                 f"{what}() is for the handle that attach_to_workers() or this_host() gave, in its own process: "
                 f"{self!r} is a reference to those hosts"

@@ -231,7 +231,8 @@ class ProcMesh(Mendable, Inspectable, Pooled, MeshTrait):
         self._host_region = host_region
         self._owner = owner
         self._ready = ready
-        self._shared: dict[str, Any] = {"stopped": False}  # of the mesh and all its slices
+        # Of the mesh and all its slices; "hosts": what the host mesh that it was spawned through shares with its views.
+        self._shared: dict[str, Any] = {"stopped": False, "hosts": None}
         self._part = False  # not all that was spawned, whatever its region says
         self._cached: Target | None = None
         self._cached_at = 0  # the node's generation then
@@ -520,7 +521,7 @@ class ProcMesh(Mendable, Inspectable, Pooled, MeshTrait):
         region = self._host_region
         if len(hosts) != region.nelements:
             region = Region.from_extent(Extent(("hosts",), (len(hosts),)))
-        return HostMesh(self._system, tuple(hosts.values()), region)
+        return HostMesh(self._system, tuple(hosts.values()), region, use=self._shared["hosts"], part=True)
 
     def to_table(self) -> str:
         """The mesh as a text table, one line for each proc."""

@@ -90,6 +90,7 @@ class Worker(Agent):
         self._signals = 0
         self._users: set[str] = set()
         self._use = 0  # counts the changes between used and unused
+        self._to_sweep: set[str] = set()  # controllers whose leftovers go as soon as none of their procs lives here
         node.on_hello.append(self._on_attached)
 
     # -- life -------------------------------------------------------------------------------
@@ -244,7 +245,23 @@ class Worker(Agent):
     def _stopped(self, link: Any, message: StopProcs) -> None:
         if message.procs is None:
             self._sweep(link.peer)
+        elif message.rest:
+            self._sweep_when_gone(link.peer)
         super()._stopped(link, message)
+
+    def _sweep_when_gone(self, controller: str) -> None:
+        """Sweep when none of its procs lives here: what these execute bears the same mark as what others have left."""
+        living = [proc.id for proc in self._procs.values() if proc.root == controller and proc.exit is None]
+        if not living:
+            self._sweep(controller)
+        elif controller not in self._to_sweep:
+
+            def look_again() -> None:
+                self._to_sweep.discard(controller)
+                self._sweep_when_gone(controller)
+
+            self._to_sweep.add(controller)
+            self._answer_when_gone(living, True, look_again)
 
     def _sweep(self, controller: str) -> None:
         """Kill what ranks of a controller have left behind in sessions of their own."""
