@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from monarch_kernel.protocol.messages import GetLogs, LogText
-from monarch_kernel.protocol.output import OutputDecoder, plain_text
+from monarch_kernel.protocol.output import OutputDecoder, decode_answer, plain_text
 from monarch_kernel.runtime.actor.answer_gate import AnswerGate
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.rankset import format_ranks
@@ -83,10 +83,10 @@ class OutputHub:
         if decoder is None:
             decoder = self._decoders[proc, stream] = OutputDecoder("stdout" if stream == 1 else "stderr")
         events = decoder.feed(data)
-        self._publish(proc, events)
-        for event in events:
-            if event.kind == "flush":
-                self._gate.mark(proc, stream, event.data)
+        marks = [event for event in events if event.kind == "flush" and decode_answer(event.data)[0]]
+        self._publish(proc, [event for event in events if event not in marks] if marks else events)
+        for mark in marks:  # these are no output, but say which answers may now be handed on
+            self._gate.mark(proc, stream, mark.data)
 
     def _place(self, proc: str) -> tuple[str, str, int, dict[str, int], str]:
         place = self._where.get(proc)
