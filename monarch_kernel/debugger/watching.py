@@ -144,12 +144,18 @@ class Watching:
             if watched is None:
                 return
             watched.dead.discard(rank)  # it was replaced
+            self._forget_bound(watched, rank)
         for stop in stops:
             self.on_stopped(uid, rank, pid, stop)
         self._rank_began(watched, rank)
 
     def _rank_began(self, watched: Watched, rank: int) -> None:
         """A rank has an agent now, and knows of no breakpoint yet."""
+
+    def _forget_bound(self, watched: Watched, rank: int) -> None:
+        """What a process has made of its breakpoints ends with it; the lock is held."""
+        for each in self._breakpoints.values():
+            each.bound.pop((watched.name, rank), None)
 
     def on_stopped(self, uid: str, rank: int, pid: int, stop: Stop) -> None:
         """A rank has stopped."""
@@ -197,6 +203,7 @@ class Watching:
                 for rank in sorted(set(dead) - watched.dead):
                     watched.dead.add(rank)
                     watched.over.pop(rank, None)
+                    self._forget_bound(watched, rank)
                     events.append(RankGone(watched.name, rank, dead[rank]))
                     for vote in watched.votes.values():
                         if isinstance(vote, First):

@@ -228,10 +228,11 @@ def test_a_replaced_rank_has_the_breakpoints(procs: Any, debugger: MeshDebugger,
     mesh = procs(2)
     workers = mesh.spawn("worker", Worker)
     made = debugger.break_at(FILE, line("after"), mesh=mesh, ranks=[1])
-    made.bound.clear()
+    assert (mesh.name, 1) in made.bound
     with pytest.raises(SupervisionError):
         os.kill(mesh.status().get(PATIENCE).get(1).pid, signal.SIGKILL)
         workers.spin.call(PATIENCE).get(PATIENCE)
+    wait_until(lambda: (mesh.name, 1) not in made.bound, "a dead process holds no breakpoint")
     mesh.heal().get(PATIENCE)
     wait_until(lambda: (mesh.name, 1) in made.bound, "the new process is armed")
     asked = workers.slice(gpus=1).count.call(1)
