@@ -5,11 +5,18 @@ The actor API is in ``monarch_kernel.actor``; ``%load_ext monarch_kernel`` adds 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel._version import __version__
 
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.mesh import Extent, NDSlice, Selection, Shape
+
 __all__ = [
+    "Extent",
+    "NDSlice",
+    "Selection",
+    "Shape",
     "__version__",
     "enable_monarch_imports",
     "get_mesh",
@@ -17,6 +24,18 @@ __all__ = [
     "load_ipython_extension",
     "unload_ipython_extension",
 ]
+
+
+#: Values that Monarch has in its package, too; loaded at first use, as importing this package is to cost little.
+_SHAPES = frozenset({"Extent", "NDSlice", "Selection", "Shape"})
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _SHAPES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from monarch_kernel.runtime import mesh
+
+    return getattr(mesh, name)
 
 
 def enable_monarch_imports(prefer_installed: bool = False) -> bool:

@@ -72,7 +72,7 @@ class Extent(Mapping[str, int]):
             twice = next(label for label in self.names if self.names.count(label) > 1)
             raise ValueError(f"dimension {twice!r} is named twice in {self.names!r}; labels must differ")
         self.nelements = prod(self.shape)
-        self.strides = _dense_strides(self.shape)
+        self.strides = dense_strides(self.shape)
         self._hash = hash((self.names, self.shape))
         self._region = None
 
@@ -335,7 +335,7 @@ class Region:
             new_sizes = _split_sizes(label, size, new, given) if label in names else (size,)
             labels += new
             sizes += new_sizes
-            strides += [stride * inner for inner in _dense_strides(new_sizes)]
+            strides += [stride * inner for inner in dense_strides(new_sizes)]
         unused = [label for label in given if not any(label in new for new in names.values())]
         if unused:
             example = f'{self.labels[0] if self.labels else "dim"}=("{unused[0]}", "rest")'
@@ -441,7 +441,8 @@ class MeshTrait:
         return self._region.nelements
 
 
-def _dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+def dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The strides with which sizes in row-major order have no gaps."""
     return tuple(accumulate(reversed(sizes[1:]), operator.mul, initial=1))[::-1] if sizes else ()
 
 
