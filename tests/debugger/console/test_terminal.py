@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -222,7 +223,7 @@ def test_a_script_that_cannot_answer_is_told_apart(script: Callable[..., subproc
 
 
 def test_only_this_users_own_folders_are_looked_into(
-    script: Callable[..., subprocess.Popen[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = script()
     (controller,) = [one for one in controllers() if one.pid == process.pid]
@@ -232,14 +233,18 @@ def test_only_this_users_own_folders_are_looked_into(
     assert console.stat().st_mode & 0o777 == 0o600
     assert console.parent.stat().st_mode & 0o777 == 0o700
     # A folder that others can write to proves nothing about who listens in it.
-    open_to_all = tmp_path / f"monarch-{os.getuid()}-x"
-    open_to_all.mkdir()
-    open_to_all.chmod(0o755)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(open_to_all / "controller-1.sock"))
+    with (
+        tempfile.TemporaryDirectory(prefix="mk-", dir="/tmp") as base,  # the path of a Unix socket must be short
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
+        folder = Path(base, f"monarch-{os.getuid()}-x")
+        folder.mkdir(mode=0o700)
+        listener.bind(str(folder / "controller-1.sock"))
         listener.listen()
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        assert [one for one in controllers() if str(tmp_path) in one.address] == []
+        monkeypatch.setattr("tempfile.tempdir", base)
+        assert [one.pid for one in controllers() if base in one.address] == [os.getpid()]
+        folder.chmod(0o755)
+        assert [one for one in controllers() if base in one.address] == []
 
 
 @pytest.mark.skipif("os.getuid() != 0", reason="only root can become another user")
