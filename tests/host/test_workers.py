@@ -369,7 +369,7 @@ def test_a_worker_loop_ends_with_its_process(number: int, tmp_path: Path) -> Non
         wait_until(lambda: not any(map(alive, below)), "the worker is gone")
 
 
-def test_workers_beside_this_process(tmp_path: Path) -> None:
+def test_workers_beside_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from monarch_kernel.actor import attach_to_workers, start_worker_loop_forever
     from tests.actor.actors import Basic
 
@@ -382,5 +382,6 @@ def test_workers_beside_this_process(tmp_path: Path) -> None:
     broken = start_worker_loop_forever(address=f"ipc://{tmp_path}/no/such/folder")
     with pytest.raises(RuntimeError, match="could not start"):
         broken.get(PATIENCE)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/proc/none")  # where no key of this user's own can be made
     with pytest.raises(ValueError, match="monarch-kernel keys FILE"):
         start_worker_loop_forever(address="tcp://127.0.0.1:0", ca="trust_all_connections")
