@@ -146,7 +146,7 @@ def test_the_demo_runs_and_says_what_came_out(quickstart: Run) -> None:
     assert accuracy is not None, quickstart.printed
     assert float(accuracy[1]) >= 97
     assert re.search(r"^ranks +4$", quickstart.printed, re.M)
-    assert "3 x figure, 1 x table, 1 x error on purpose" in quickstart.printed
+    assert "3 x figure, 2 x table, 1 x error on purpose" in quickstart.printed
     page = quickstart.folder / "01_quickstart.html"
     assert str(quickstart.folder / "01_quickstart.ipynb") in str(
         [Path(line.split()[-1]).resolve() for line in quickstart.printed.splitlines() if line.startswith("notebook")]
