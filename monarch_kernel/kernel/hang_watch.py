@@ -55,7 +55,7 @@ class HangWatch:
 
     def _take(self, found: Verdict | None, now: float) -> None:
         self._looking = False
-        said = found.sentence if found is not None and _is_worth_telling(found) else ""
+        said = found.sentence if found is not None and is_worth_telling(found) else ""
         if said == self._before:
             self.text = said
             self._due = now + AGAIN
@@ -75,7 +75,7 @@ class HangWatch:
         threading.Thread(target=run, name="hang-verdict", daemon=True).start()
 
 
-def _is_worth_telling(found: Verdict) -> bool:
+def is_worth_telling(found: Verdict) -> bool:
     """Whether somebody waits; ranks that a debugger has stopped are told of elsewhere."""
     from monarch_kernel.debugger.hang.verdict import NOTHING, PAUSED
 

@@ -13,6 +13,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from monarch_kernel.debugger.console.words import CommandError
+from monarch_kernel.kernel.call_progress import CallProgress
 from monarch_kernel.kernel.cellrunner import Cell, check_syntax, remember_source
 from monarch_kernel.kernel.completion import Known
 from monarch_kernel.kernel.folding import Source
@@ -50,6 +51,7 @@ class Notebook:
         self.stops = StopPrompt(self)
         self.router = OutputRouter(self._ordinary_output, self._tooltip)
         self._own_output = OwnOutput(self._make_way)
+        self._calls = CallProgress(self.router, self._replaceable, session, self.file_label)
         self._raw_cell = ""
         self._outdated = Outdated(shell.user_ns)
         # Where the output of each ordinary cell goes, should actors that it called put out something.
@@ -77,11 +79,14 @@ class Notebook:
         self._numbers[self._key] = min(self.shell.execution_count, len(self.shell.history_manager.input_hist_parsed))
         while len(self._publishers) > _MOST_CELLS:
             self._numbers.pop(self._publishers.popitem(last=False)[0], None)
+        if not self._is_mesh_cell():
+            self._calls.begin(self._key)
 
     def after_cell(self, _result: Any) -> None:
         """IPython's `post_run_cell`: what actors printed during an ordinary cell is shown before it ends."""
+        self._calls.end()
         self.stops.after_cell()
-        if not self._raw_cell.lstrip().startswith("%%mesh"):  # those wait for the end of their own output
+        if not self._is_mesh_cell():  # those wait for the end of their own output
             _let_output_arrive()
             for notice in self._outdated.notices(self._raw_cell):
                 print(notice)
@@ -95,8 +100,12 @@ class Notebook:
     def close(self) -> None:
         """Let go of the shell."""
         self._own_output.stop()
+        self._calls.close()
         self.stops.close()
         self.router.close()
+
+    def _is_mesh_cell(self) -> bool:
+        return self._raw_cell.lstrip().startswith("%%mesh")
 
     def _make_way(self) -> None:
         output = self.router.get(self._key)
@@ -181,6 +190,14 @@ class Notebook:
         if output is None and cell in self._publishers:
             output = self.router.open(cell, CellOutput(self._publishers[cell]))
         return output
+
+    def _replaceable(self, cell: str) -> CellOutput | None:
+        """Where a line can stand in a cell that vanishes again: not in a terminal, where it would overwrite what the
+        cell itself prints, and not where `%%capture` keeps all that is displayed.
+        """
+        publisher = self._publishers.get(cell)
+        captured = getattr(self.shell.display_pub, "session", None) is None
+        return None if publisher is None or not publisher.live or captured else self.output_of(cell)
 
     def _ordinary_output(self, cell: str) -> tuple[str, CellOutput] | None:
         """Where output goes that is no `%%mesh` cell's: to the cell that called the actor, else to the latest."""

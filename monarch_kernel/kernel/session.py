@@ -247,7 +247,7 @@ class MeshSession:
     def _forget_stopped(self) -> None:
         for name, managed in list(self._managed.items()):
             if not managed.is_alive:
-                del self._managed[name]
+                self._managed.pop(name, None)  # several threads look
 
     # -- up and down ---------------------------------------------------------------------------
 

@@ -1,12 +1,15 @@
-"""Which calls a thread of this process waits for, read from its frames by tools that ask why it does not go on."""
+"""Which calls this process has made and a thread of it waits for, for tools that ask why it does not go on."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
-from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, StreamCall
+from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, StreamCall, Target
 from monarch_kernel.runtime.node.future import Future
 
 _GET = Future.get.__code__
@@ -20,11 +23,17 @@ class Awaited:
         what: what was called: `workers.step`.
         procs: the ids of the procs that have not answered.
         number: of the call, in this process.
+        asked: the ids of all procs that were called.
+        waiters: how many threads are in its `get()`, and how many callbacks and tasks its end sets going.
+        tool: it is a call of an actor that belongs to a tool, such as the kernel itself.
     """
 
     what: str
     procs: tuple[str, ...]
     number: int
+    asked: tuple[str, ...] = ()
+    waiters: int = 0
+    tool: bool = False
 
 
 def awaited_by(frames: Iterable[FrameType]) -> Awaited | None:
@@ -38,8 +47,7 @@ def awaited_by(frames: Iterable[FrameType]) -> Awaited | None:
                 ranks = [call._rank]
             else:
                 return None
-            procs = tuple(dict.fromkeys(call._target.procs[rank].id for rank in ranks))
-            return Awaited(call.what, procs, call._number)
+            return Awaited(call.what, _procs(call._target, ranks), call._number)
     return None
 
 
@@ -52,17 +60,39 @@ def awaited_here(without: Collection[str] = ()) -> list[Awaited]:
     from monarch_kernel.runtime.actor import system
 
     found: list[Awaited] = []
+    getting: Counter[int] | None = None
     for call in list(system.get_system().node.calls.values()) if system.started() else []:
+        futures: Sequence[Future[Any]]
         if isinstance(call, OneCall):
-            ranks, target = [call._rank], call._target
+            asked, ranks, futures = [call._rank], [call._rank], [call]
         elif isinstance(call, ManyCall | StreamCall) and call.asked is not None:
-            ranks, target = call.unanswered(), call._target
+            asked, ranks = range(len(call._target.procs)), call.unanswered()
+            futures = [call] if isinstance(call, ManyCall) else call._slots
         else:
             continue
-        if target.actor not in without:
-            procs = tuple(dict.fromkeys(target.procs[rank].id for rank in ranks))
-            found.append(Awaited(call.what, procs, call._number))
+        target = call._target
+        if target.actor in without:
+            continue
+        if getting is None:
+            getting = Counter(_futures_in_get())
+        waiters = sum(len(future._callbacks or ()) + getting[id(future)] for future in futures)
+        tool = target._mesh is None or target._mesh._spec.tool
+        found.append(Awaited(call.what, _procs(target, ranks), call._number, _procs(target, asked), waiters, tool))
     return found
+
+
+def _procs(target: Target, ranks: Iterable[int]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(target.procs[rank].id for rank in ranks))
+
+
+def _futures_in_get() -> Iterator[int]:
+    """The identities of the futures in whose `get()` threads of this process are."""
+    for frame in sys._current_frames().values():
+        here: FrameType | None = frame
+        while here is not None:
+            if here.f_code is _GET:
+                yield id(here.f_locals.get("self"))
+            here = here.f_back
 
 
 def proc_here() -> str:

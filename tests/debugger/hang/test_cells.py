@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kernel.harness import Kernel
-from tests.kernel.screen import ever
+from tests.kernel.screen import ever, text
 
 pytest.importorskip("torch")
 
@@ -42,6 +42,29 @@ def test_a_cell_that_stands_still_says_by_itself_who_is_to_blame(mesh: Kernel) -
     mesh.interrupt()
     assert cell.wait().status == "error"
     assert "killed" in cell.outcome.evalue + cell.outcome.traceback
+    mesh.ok("%mesh restart")
+
+
+def test_an_ordinary_cell_that_waits_for_actors_says_it_too(mesh: Kernel) -> None:
+    mesh.ok(
+        "from monarch_kernel import get_mesh\nfrom monarch_kernel.actor import Actor, current_rank, endpoint\n"
+        "from monarch_kernel.kernel import hang_watch\n"
+        "class Trainer(Actor):\n    @endpoint\n    def step(self):\n"
+        "        import time\n        import torch.distributed as dist\n"
+        "        while current_rank().rank == 1:\n            time.sleep(0.01)\n"
+        "        dist.barrier()\n"
+        "trainers = get_mesh('m').spawn('trainers', Trainer)\n"
+        "still, hang_watch.STILL = hang_watch.STILL, 3.0"
+    )
+    cell = mesh.send("await trainers.step.call()")
+    cell.until(lambda out: "rank 1" in ever(out))
+    shown = ever(cell.outcome)
+    assert "trainers.step: 0 of 4 ranks done · waiting for " in shown, shown
+    assert "Ranks 0, 2-3 wait in barrier" in shown, shown
+    mesh.interrupt()
+    assert cell.wait().ename == "KeyboardInterrupt"
+    assert not text(cell.outcome)
+    mesh.ok("hang_watch.STILL = still")
     mesh.ok("%mesh restart")
 
 

@@ -1,0 +1,262 @@
+"""The line below an ordinary cell that waits for calls of actors, and the verdict when nothing moves.
+
+One thread looks at the cells that run, a few times a second. Of a short cell its start is noted, and nothing more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.actor import ProcMesh
+from monarch_kernel.debugger.hang import hang
+from monarch_kernel.kernel.executor import Whereabouts
+from monarch_kernel.kernel.hang_watch import HangWatch, is_worth_telling
+from monarch_kernel.kernel.progress import PERIOD, Place, Progress
+from monarch_kernel.kernel.router import CellOutput, OutputRouter
+from monarch_kernel.kernel.session import MeshSession
+from monarch_kernel.kernel.tracebacks import FileLabel
+from monarch_kernel.meshes import list_proc_meshes
+from monarch_kernel.tools import Awaited, awaited_here
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.hang.verdict import Verdict
+
+#: How often cells that run are looked at (seconds).
+TICK = 0.25
+#: A call is shown when it has been pending for so long, so that a loop of short ones shows nothing (seconds).
+LONG = 0.5
+#: Ranks that have not said where they are are asked again after this long (seconds).
+UNANSWERED = 5.0
+
+_MOST = 3
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """One cell that runs.
+
+    Attributes:
+        key: of the cell.
+        began: when it did.
+        before: how many waiters each call had when it began: of tasks of earlier cells, for instance.
+        first: when each call was seen first.
+        output: where its line stands; None while it has had none.
+        watch: notices that nothing moves.
+        concerned: the meshes whose ranks it waits for.
+        ended: its line is not to be set any more.
+        lock: held while the line is set, and when the cell ends.
+    """
+
+    key: str
+    began: float
+    before: dict[int, int]
+    first: dict[int, float] = field(default_factory=dict[int, float])
+    output: CellOutput | None = None
+    watch: HangWatch | None = None
+    concerned: list[ProcMesh] = field(default_factory=list[ProcMesh])
+    ended: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class CallProgress:
+    """Shows what cells wait for.
+
+    Args:
+        router: has output shown.
+        output_of: where the output of a cell is shown.
+        session: knows the meshes whose ranks can say where they are.
+        file_label: what a file of user code is called, where that is not its path.
+    """
+
+    def __init__(
+        self,
+        router: OutputRouter,
+        output_of: Callable[[str], CellOutput | None],
+        session: MeshSession,
+        file_label: FileLabel,
+    ) -> None:
+        self._router = router
+        self._output_of = output_of
+        self._places = _Places(session, file_label)
+        self._cells: dict[int, _Waiting] = {}  # by the thread that runs it: subshells run cells, too
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._asleep = False
+        self._closed = False
+
+    def begin(self, key: str) -> None:
+        """This thread begins to run a cell."""
+        self.end()
+        before = {call.number: call.waiters for call in awaited_here()}
+        with self._changed:
+            if self._closed:
+                return
+            self._cells[threading.get_ident()] = _Waiting(key, time.monotonic(), before)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="monarch-call-progress", daemon=True)
+                self._thread.start()
+            elif self._asleep:
+                self._changed.notify()
+
+    def end(self) -> None:
+        """The cell of this thread has ended, in whatever way: its line goes."""
+        cell = self._cells.pop(threading.get_ident(), None)
+        if cell is None:
+            return
+        with cell.lock:
+            cell.ended = True
+        if cell.output is not None and cell.output.progress(""):
+            cell.output.show()
+
+    def close(self) -> None:
+        """Show no more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(2)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._asleep = True
+                self._changed.wait_for(lambda: self._cells or self._closed)
+                self._asleep = False
+                self._changed.wait_for(lambda: self._closed, TICK)
+                if self._closed:
+                    return
+                cells = list(self._cells.values())
+            now = time.monotonic()
+            for cell in cells:
+                if now - cell.began >= LONG:
+                    try:
+                        self._look(cell, now)
+                    except Exception:  # a mesh that is stopped at this moment; the cell goes on
+                        log.debug("what a cell waits for could not be shown", exc_info=True)
+
+    def _look(self, cell: _Waiting, now: float) -> None:
+        pending = {call.number: call for call in awaited_here() if not call.tool}
+        waited_for = [call for call in pending.values() if call.waiters > cell.before.get(call.number, 0)]
+        cell.first = {call.number: cell.first.get(call.number, now) for call in waited_for}
+        shown = [call for call in waited_for if now - cell.first[call.number] >= LONG]
+        line = ""
+        if shown:
+            meshes = list_proc_meshes()
+            line = self._line(cell, shown, meshes, now)
+            said = self._why_still(cell, shown, meshes, now)
+            if line and said:
+                line += f"\n{said}"
+        with cell.lock:
+            if cell.ended or not (line or cell.output):
+                return
+            if cell.output is None:
+                cell.output = self._output_of(cell.key)
+            if cell.output is not None and cell.output.progress(line):
+                self._router.touch(cell.output)
+
+    def _line(self, cell: _Waiting, calls: Sequence[Awaited], meshes: Sequence[ProcMesh], now: float) -> str:
+        places = {proc: (mesh, rank) for mesh in meshes for rank, proc in enumerate(_procs(mesh))}
+        alike: dict[tuple[str, str], list[Awaited]] = {}
+        of_mesh: dict[str, ProcMesh] = {}
+        for call in calls:
+            found = places.get(call.asked[0])
+            name = found[0].name if found is not None else ""
+            if found is not None:
+                of_mesh[name] = found[0]
+            alike.setdefault((call.what, name), []).append(call)
+        self._places.ask(of_mesh, now)
+        said: list[str] = []
+        for (what, name), some in list(alike.items())[:_MOST]:
+            known = {proc: rank for proc, (mesh, rank) in places.items() if mesh is of_mesh.get(name)}
+            progress = _progress(some, known, cell.began)
+            if name:
+                progress.silent = of_mesh[name].unresponsive()
+                progress.at(self._places.of(name, what))
+            several = sum(other == what for other, _ in alike) > 1 and name
+            if line := progress.line(now):
+                said.append(f"{what}{f' on {name}' if several else ''}: {line}")
+        if said and len(alike) > _MOST:
+            said.append(f"… and {len(alike) - _MOST} other endpoints")
+        return "\n".join(said)
+
+    def _why_still(self, cell: _Waiting, calls: Sequence[Awaited], meshes: Sequence[ProcMesh], now: float) -> str:
+        waiting = {proc for call in calls for proc in call.procs}
+        cell.concerned = [mesh for mesh in meshes if not waiting.isdisjoint(_procs(mesh))]
+        if cell.watch is None:
+            cell.watch = HangWatch(lambda: _verdict(cell.concerned), now)
+        standing = frozenset((call.number, call.procs) for call in calls)
+        return cell.watch.tick(standing, bool(cell.concerned), now)
+
+
+def _procs(mesh: ProcMesh) -> tuple[str, ...]:
+    return tuple(ref.id for ref in mesh._target().procs)
+
+
+def _progress(calls: Sequence[Awaited], ranks: Mapping[str, int], began: float) -> Progress:
+    """How far calls of one endpoint are.
+
+    Args:
+        calls: those that are pending.
+        ranks: of the procs; procs of a mesh that was not spawned here are counted.
+        began: when the cell did.
+    """
+    asked = {proc: ranks.get(proc, at) for call in calls for at, proc in enumerate(call.asked)}
+    waiting = {proc for call in calls for proc in call.procs}
+    progress = Progress(sorted(asked.values()), began)
+    for proc, rank in asked.items():
+        if proc not in waiting:
+            progress.done(rank)
+    return progress
+
+
+def _verdict(meshes: Sequence[ProcMesh]) -> Verdict:
+    """Why the first of these meshes in which ranks wait for others does not go on."""
+    for mesh in meshes[:-1]:
+        found = hang(mesh)
+        if is_worth_telling(found):
+            return found
+    return hang(meshes[-1])
+
+
+class _Places:
+    """Where the ranks of meshes are in endpoints; only those that run cells can be asked.
+
+    Args:
+        session: the meshes.
+        file_label: what a file of user code is called.
+    """
+
+    def __init__(self, session: MeshSession, file_label: FileLabel) -> None:
+        self._session = session
+        self._file_label = file_label
+        self._asked: dict[str, tuple[float, list[Any]]] = {}
+        self._found: dict[str, list[Whereabouts]] = {}
+
+    def ask(self, names: Iterable[str], now: float) -> None:
+        """Note what these meshes have answered, and ask them again, once a second."""
+        for name in names:
+            when, slots = self._asked.get(name, (0.0, []))
+            late = not all(slot.done() for slot in slots)
+            managed = self._session.managed(name)
+            if managed is None or now - when < (UNANSWERED if late else PERIOD):
+                continue
+            answers = [slot.get() for slot in slots if slot.done() and slot.exception() is None]
+            self._found[name] = [told for told in answers if told is not None]
+            self._asked[name] = now, list(managed.monitor.where.stream())
+
+    def of(self, name: str, what: str) -> Mapping[int, Place | None]:
+        """Where ranks of a mesh are that run this endpoint."""
+        found: dict[int, Place | None] = {}
+        for told in self._found.get(name, ()):
+            if told.endpoint == what:
+                label = self._file_label(told.file)
+                file = label.removeprefix("Cell ") if label else told.file.rpartition("/")[2]
+                found[told.rank] = Place(file, told.line, told.function)
+        return found
