@@ -252,7 +252,7 @@ def pool_of(procs: ProcMesh) -> Pool:
     """The pool of a mesh (or slice), made when it is first asked for."""
     with _pools_lock:
         pools: dict[Any, Pool] = procs._shared.setdefault("pools", {})
-        key = (procs.extent.labels, tuple(procs._region.ranks()))
+        key = (tuple(procs.extent.labels), tuple(procs._region.ranks()))
         pool = pools.get(key)
         if pool is None:
             pool = pools[key] = Pool(procs)
