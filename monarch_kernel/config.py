@@ -1,8 +1,7 @@
 """Settings that can be changed while a process runs, by Monarch's names: durations as in ``"10s"``.
 
-``cleanup_timeout``: how long the actors of this process have for their ``__cleanup__``. ``process_exit_timeout``: how
-long procs that this process stops have until they are killed. Environment variables set what else can be set; ``docs/``
-has each where it belongs.
+``get_global_config()`` has those that exist here, and ``docs/actors.md`` says what each does. Environment variables set
+what else can be set; ``docs/`` has each where it belongs.
 """
 
 from monarch_kernel.runtime.actor.settings import (

@@ -265,6 +265,7 @@ class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
     preload: list[str] = []
     per_proc: list[Launch] = []  # one for each proc, or nothing
     cpus: list[str] = []  # on which processors each proc may run, or nothing
+    start_limit: float = 0.0  # how long each may take to come up (seconds); 0: as long as the agent has been told
 
 
 class ProcStarted(msgspec.Struct, array_like=True, tag=31):

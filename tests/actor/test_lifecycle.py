@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from monarch_kernel import config
 from monarch_kernel.actor import (
     Actor,
     Channel,
@@ -284,6 +285,12 @@ def test_logging_option_prefixes_lines(procs: Procs, seen: Seen) -> None:
     mesh = world.spawn("prints", Prints)
     mesh.say.call("hello").get()
     seen.wait("[0] hello\n", "[1] hello\n")
+    seen.out = ""
+    with config.configured(prefix_with_rank=False):
+        world.logging_option(stream_to_client=True).get(PATIENCE)
+    mesh.say.call("bare").get()
+    seen.wait("bare\nbare\n")
+    assert "[" not in seen.out
 
 
 def test_logging_option_aggregates_equal_lines(procs: Procs, seen: Seen) -> None:

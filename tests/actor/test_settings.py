@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from monarch_kernel import config
-from monarch_kernel.actor import Actor, endpoint, this_host
+from monarch_kernel.actor import Actor, BootstrapCommand, ChannelTransport, SupervisionError, endpoint, this_host
 from monarch_kernel.runtime.actor import hosts, meshes
+from monarch_kernel.runtime.transfer import settings as transfer
 from tests.actor.actors import PATIENCE, started
 
 
@@ -43,6 +45,50 @@ def test_a_setting_has_its_effect() -> None:
     assert "did not stop within 0.1 s" in str(opened.exception(PATIENCE))
 
 
+def test_what_programs_written_for_monarch_set() -> None:
+    first = config.get_global_config()
+    assert first["enable_log_forwarding"] is True and first["rdma_allow_tcp_fallback"] is True
+    wanted = {
+        "enable_log_forwarding": True,
+        "default_transport": ChannelTransport.TcpWithHostname,
+        "codec_max_frame_length": 1 << 40,
+        "actor_spawn_max_idle": "600s",
+        "rdma_allow_tcp_fallback": False,
+    }
+    config.configure(**wanted)
+    assert wanted.items() <= config.get_global_config().items()
+    assert transfer.tcp_fallback() is False
+    config.clear_runtime_config()
+    assert config.get_global_config() == first
+    assert transfer.tcp_fallback() is None and transfer.FALLBACK not in os.environ
+
+
+def test_a_limit_on_starts(faults: Any) -> None:
+    command = BootstrapCommand("sh", args=("-c", "sleep 1000"))
+    with config.configured(mesh_proc_spawn_max_idle="250ms") as inside:
+        assert inside["mesh_proc_spawn_max_idle"] == "250ms"
+        world = this_host().spawn_procs(bootstrap_command=command, name="mute")
+    with pytest.raises(SupervisionError, match=r"did not come up within 0.25 s .*mesh_proc_spawn_max_idle"):
+        world.initialized.get(PATIENCE)
+    assert "did not come up" in faults.get(timeout=PATIENCE).report()
+
+
+def test_a_wrong_environment_stops_no_import() -> None:
+    env = {**os.environ, transfer.FALLBACK: "2"}
+    script = """
+from monarch_kernel.actor import config
+config.clear_runtime_config()
+try:
+    config.get_global_config()
+except ValueError as e:
+    print(e)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=env, check=True
+    )
+    assert "MONARCH_KERNEL_RDMA_TCP_FALLBACK='2'" in run.stdout
+
+
 def test_wrong_settings_change_nothing() -> None:
     first = config.get_global_config()
     for settings, error, message in (
@@ -53,6 +99,11 @@ def test_wrong_settings_change_nothing() -> None:
         ),
         ({"cleanup_timeout": 3}, TypeError, "invalid value `3` for configuration key `cleanup_timeout`: it must be a"),
         ({"cleanup_timeout": "soon"}, TypeError, "'soon' is no duration"),
+        ({"enable_log_forwarding": False}, ValueError, "what ranks print always comes to their controller"),
+        ({"prefix_with_rank": 1}, TypeError, "it must be True or False"),
+        ({"actor_spawn_max_idle": "1s"}, ValueError, r"there is no such limit here.* after 30s; .*get\(timeout="),
+        ({"default_transport": "pigeon"}, ValueError, "there is no transport 'pigeon'"),
+        ({"message_delivery_timeout": "5m"}, ValueError, "set MONARCH_KERNEL_HEARTBEAT_TIMEOUT in the environment"),
     ):
         with pytest.raises(error, match=message):
             config.configure(process_exit_timeout="1s", **settings)  # type: ignore[arg-type]

@@ -28,6 +28,8 @@ from monarch_kernel.runtime.supervision.tree import OwnedMesh
 MAX_PROCS_PER_HOST = 4096
 #: How long a host agent may take to start (seconds).
 START_TIMEOUT = 30.0
+#: How long a proc may take to come up (seconds); 0: as long as its host agent's environment says.
+START_LIMIT = 0.0
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,7 @@ class HostMesh(MeshTrait):
                 preload=modules,
                 per_proc=per_proc[at * count : (at + 1) * count],
                 cpus=cpus,
+                start_limit=START_LIMIT,
             )
             messages.append(message)
             if not node.send(host.agent.id, message):

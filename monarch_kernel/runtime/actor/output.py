@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 #: Characters of a line that are kept until its end comes.
 LONGEST_LINE = 1_000_000
+#: Whether ``logging_option(stream_to_client=True)`` puts the rank in front of each line.
+PREFIX_WITH_RANK = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +269,7 @@ def flush_default() -> None:
 def set_option(mesh: Any, stream_to_client: bool, window: float | None, level: int) -> Future[None]:
     """What ``ProcMesh.logging_option`` does."""
     system = get_system()
-    hub(system).options[mesh._uid] = _Option(stream_to_client, window)
+    hub(system).options[mesh._uid] = _Option(stream_to_client and PREFIX_WITH_RANK, window)
     return mesh._ask_procs(lambda call, rank: _level_message(call, rank, level), "logging_option").then(lambda _v: None)
 
 

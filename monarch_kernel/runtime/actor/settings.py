@@ -1,17 +1,19 @@
 """Settings of this process that can be changed while it runs, under Monarch's names for them.
 
-Each lies in the module that uses it, as a plain number; here is what it is called, and how it is written.
+Each lies in the module that uses it, as a plain value; here is what it is called, and how it is written.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from monarch_kernel.runtime.actor import async_instance, hosts, instance, meshes
+from monarch_kernel.runtime.actor import async_instance, hosts, instance, meshes, output, transports
+from monarch_kernel.runtime.transfer import settings as transfer
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)\s*")
@@ -30,31 +32,153 @@ def _duration(seconds: float) -> str:
     return f"{seconds:g}s" if seconds >= 1 else f"{seconds * 1000:g}ms"
 
 
+def _start_limit(value: Any) -> float:
+    seconds = _seconds(value)
+    if not seconds:
+        raise ValueError("no process can come up in no time")
+    return seconds
+
+
+def _show_start_limit(seconds: float) -> str:
+    return _duration(seconds or float(os.environ.get("MONARCH_KERNEL_START_LIMIT", "120")))
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("it must be True or False")
+    return value
+
+
+def _forwarding(value: Any) -> bool:
+    if not _boolean(value):
+        raise ValueError("what ranks print always comes to their controller here")
+    return True
+
+
+def _transport(value: Any) -> Any:
+    if not isinstance(value, str | transports.ChannelTransport):
+        raise TypeError("it must be a ChannelTransport, its name or an address")
+    return transports.checked(value)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
 class _Setting:
     """One setting: where it lies, and how its value is read and shown."""
 
     def __init__(
-        self, attribute: str, modules: tuple[ModuleType, ...], read: Callable[[Any], Any], show: Callable[[Any], Any]
+        self,
+        attribute: str,
+        places: tuple[ModuleType, ...],
+        read: Callable[[Any], Any],
+        show: Callable[[Any], Any] = _same,
     ) -> None:
         self.attribute = attribute
-        self.modules = modules
+        self.places = places
         self.read = read
         self.show = show
-        self.default = show(getattr(modules[0], attribute))
+        self.first: tuple[Any] | None = None  # as it was before it was changed
+
+    def change(self, value: Any) -> None:
+        if self.first is None:
+            self.first = (self.get(),)
+        self.put(value)
+
+    def clear(self) -> None:
+        if self.first is not None:
+            self.put(self.first[0])
 
     def get(self) -> Any:
-        return self.show(getattr(self.modules[0], self.attribute))
+        return getattr(self.places[0], self.attribute)
 
     def put(self, value: Any) -> None:
-        for module in self.modules:
-            setattr(module, self.attribute, value)
+        for place in self.places:
+            setattr(place, self.attribute, value)
 
 
-_SETTINGS = {
+class _TcpFallback(_Setting):
+    """Whether RDMA buffers may travel by TCP; ranks inherit it, so it lies in the environment, too."""
+
+    def __init__(self) -> None:
+        super().__init__("", (), _boolean, lambda allowed: allowed is not False)
+
+    def get(self) -> Any:
+        return transfer.tcp_fallback()
+
+    def put(self, value: Any) -> None:
+        transfer.allow_tcp_fallback(value)
+
+
+class _Always(_Setting):
+    """What is so in any case: it can only be set to what it is."""
+
+    def __init__(self, value: Any, read: Callable[[Any], Any]) -> None:
+        self.value = value
+        super().__init__("", (), read)
+
+    def get(self) -> Any:
+        return self.value
+
+    def put(self, value: Any) -> None:
+        """Without effect; ``read`` has checked it."""
+
+
+class _Unlimited(_Setting):
+    """A limit of Monarch's that does not exist here: one that is more patient than Monarch's own is kept anyway."""
+
+    def __init__(self, least: Any, read: Callable[[Any], Any], show: Callable[[Any], Any] = _same) -> None:
+        self.least = least
+        self.value = least
+        super().__init__("value", (), lambda value: self._checked(read(value)), show)
+
+    def _checked(self, value: Any) -> Any:
+        if value < self.least:
+            raise ValueError(
+                f"there is no such limit here, so nothing would end sooner than after {self.show(self.least)}; "
+                "futures take a timeout: get(timeout=...)"
+            )
+        return value
+
+    def get(self) -> Any:
+        return self.value
+
+    def put(self, value: Any) -> None:
+        self.value = value
+
+
+def _bytes(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError("it must be a number of bytes")
+    return value
+
+
+_SETTINGS: dict[str, _Setting] = {
     # How long the actors of this process have for their __cleanup__.
     "cleanup_timeout": _Setting("CLEANUP_TIMEOUT", (instance, async_instance), _seconds, _duration),
     # How long procs that this process stops have until they are killed.
     "process_exit_timeout": _Setting("STOP_GRACE", (meshes, hosts), _seconds, _duration),
+    # How long procs that this process spawns may take to come up.
+    "mesh_proc_spawn_max_idle": _Setting("START_LIMIT", (hosts,), _start_limit, _show_start_limit),
+    "prefix_with_rank": _Setting("PREFIX_WITH_RANK", (output,), _boolean),
+    "rdma_allow_tcp_fallback": _TcpFallback(),
+    "default_transport": _Setting("DEFAULT", (transports,), _transport),
+    # What Monarch's programs set and what is so here in any case.
+    "enable_log_forwarding": _Always(True, _forwarding),
+    "actor_spawn_max_idle": _Unlimited(30.0, _seconds, _duration),
+    "get_actor_state_max_idle": _Unlimited(30.0, _seconds, _duration),
+    "get_proc_state_max_idle": _Unlimited(60.0, _seconds, _duration),
+    "codec_max_frame_length": _Unlimited(10 * 1024**3, _bytes),
+}
+
+#: Settings of Monarch's that are made for all processes alike here, by the environment.
+_BY_ENVIRONMENT = {
+    "max_cast_fanout": "MONARCH_KERNEL_CAST_FANOUT",
+    "mesh_orphan_timeout": "MONARCH_KERNEL_HEARTBEAT_TIMEOUT",
+    "message_delivery_timeout": "MONARCH_KERNEL_HEARTBEAT_TIMEOUT",
+    "server_heartbeat_interval": "MONARCH_KERNEL_HEARTBEAT_TIMEOUT",
+    "supervision_watchdog_timeout": "MONARCH_KERNEL_HEARTBEAT_TIMEOUT",
 }
 
 
@@ -62,20 +186,24 @@ def configure(**settings: Any) -> None:
     """Change settings of this process: all of them, or none if one is wrong.
 
     Raises:
-        ValueError: there is no such setting here.
+        ValueError: there is no such setting here, or a value would have no effect.
         TypeError: a value that it cannot have.
     """
     read: dict[str, Any] = {}
     for name, value in settings.items():
         setting = _SETTINGS.get(name)
         if setting is None:
-            raise ValueError(f"invalid configuration key: `{name}`; those that exist here are {', '.join(_SETTINGS)}")
+            variable = _BY_ENVIRONMENT.get(name)
+            instead = f"set {variable} in the environment of all processes instead; " if variable else ""
+            raise ValueError(
+                f"invalid configuration key: `{name}`; {instead}those that exist here are {', '.join(_SETTINGS)}"
+            )
         try:
             read[name] = setting.read(value)
-        except TypeError as e:
-            raise TypeError(f"invalid value `{value!r}` for configuration key `{name}`: {e}") from None
+        except (TypeError, ValueError) as e:
+            raise type(e)(f"invalid value `{value!r}` for configuration key `{name}`: {e}") from None
     for name, value in read.items():
-        _SETTINGS[name].put(value)
+        _SETTINGS[name].change(value)
 
 
 @contextmanager
@@ -86,12 +214,13 @@ def configured(**settings: Any) -> Generator[dict[str, Any]]:
     try:
         yield get_runtime_config()
     finally:
-        configure(**before)
+        for name, value in before.items():
+            _SETTINGS[name].put(value)
 
 
 def get_global_config() -> dict[str, Any]:
     """All settings, as they are in this process now."""
-    return {name: setting.get() for name, setting in _SETTINGS.items()}
+    return {name: setting.show(setting.get()) for name, setting in _SETTINGS.items()}
 
 
 #: The same: what ``configure`` has changed is all that there is beside the defaults.
@@ -100,4 +229,5 @@ get_runtime_config = get_global_config
 
 def clear_runtime_config() -> None:
     """All settings are as they were at first."""
-    configure(**{name: setting.default for name, setting in _SETTINGS.items()})
+    for setting in _SETTINGS.values():
+        setting.clear()

@@ -21,6 +21,8 @@ class ChannelTransport(enum.Enum):
     MetaTlsWithIpV6 = "metatls"
 
 
+#: What ``monarch.config`` has been told; like ``enable_transport``, it changes nothing.
+DEFAULT: ChannelTransport | str = ChannelTransport.Unix
 _chosen: ChannelTransport | str | None = None
 _lock = threading.Lock()
 
@@ -36,7 +38,7 @@ def enable_transport(transport: ChannelTransport | str) -> None:
         RuntimeError: another one was chosen before, or the API was used already.
     """
     global _chosen
-    wanted = _checked(transport)
+    wanted = checked(transport)
     with _lock:
         if _chosen == wanted:
             return
@@ -49,7 +51,12 @@ def enable_transport(transport: ChannelTransport | str) -> None:
         _chosen = wanted
 
 
-def _checked(transport: ChannelTransport | str) -> ChannelTransport | str:
+def checked(transport: ChannelTransport | str) -> ChannelTransport | str:
+    """What a transport's name means.
+
+    Raises:
+        ValueError: there is no such transport.
+    """
     if isinstance(transport, ChannelTransport):
         return transport
     if isinstance(transport, str):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import math
 import os
 import pickle
 import signal
@@ -195,6 +196,7 @@ class Agent:
         cwd, sys_path = self._place(message)
         for index, spec in enumerate(message.procs):
             proc = Proc(spec, message.mesh, message.owner.id, message.root.id, self._logs)
+            proc.start_limit = message.start_limit if 0 < message.start_limit < math.inf else START_LIMIT
             proc.watchers |= self._early_watchers.pop(spec.id, set())
             self._procs[spec.id] = proc
             ref = self._ref_of(spec.id, spec.address, message)
@@ -278,8 +280,8 @@ class Agent:
             proc.close_far_ends()
             if proc.killing:
                 leftovers.kill_group(proc.pid)
-            elif START_LIMIT > 0:
-                self._poller.call_later(START_LIMIT, functools.partial(self._check_started, proc))
+            elif proc.start_limit > 0:
+                self._poller.call_later(proc.start_limit, functools.partial(self._check_started, proc))
         elif isinstance(event, forkserver.ForkFailed):
             self._exited(self._procs[event.proc], 127, f"could not be started: {event.reason}")
         elif isinstance(event, forkserver.Exited):
@@ -296,7 +298,9 @@ class Agent:
     def _check_started(self, proc: Proc) -> None:
         """Its process has had time enough to say hello."""
         if proc.state == "starting" and proc.exit is None:
-            limit = f"{START_LIMIT:g} s (MONARCH_KERNEL_START_LIMIT)"
+            limit = (
+                f"{proc.start_limit:g} s (MONARCH_KERNEL_START_LIMIT, or mesh_proc_spawn_max_idle of monarch.config)"
+            )
             self._kill(proc, f"it did not come up within {limit}: is its command a Python that has monarch_kernel?")
 
     def _on_template_gone(self, server: ForkClient) -> None:

@@ -115,6 +115,7 @@ class Proc:
         self.stopping = ""  # why, if somebody asked for its end
         self.withdrawn = False  # its host goes, whatever its owner wants
         self.killing = ""
+        self.start_limit = 0.0  # how long it may take to come up (seconds); 0: for ever
         self.request: forkserver.Fork | None = None
         self.server: ForkClient | None = None
         self.pipes: dict[int, int] = {}  # stream -> descriptor to read from

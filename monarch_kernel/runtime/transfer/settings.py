@@ -47,6 +47,15 @@ def configure(*, backend: str | None = None, tcp: str | None = None, allow_tcp_f
             os.environ[variable] = value
 
 
+def allow_tcp_fallback(allowed: bool | None) -> None:
+    """What ``configure`` sets; None is as it is where nobody has said anything: TCP is used, with a warning."""
+    if allowed is None:
+        _configured.pop(FALLBACK, None)
+        os.environ.pop(FALLBACK, None)
+    else:
+        configure(allow_tcp_fallback=allowed)
+
+
 def forced() -> str | None:
     """The backend that must be used; None to choose."""
     name = _get(BACKEND)
