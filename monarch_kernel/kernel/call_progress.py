@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: How often cells that run are looked at (seconds).
 TICK = 0.25
+#: ... and not again before this many times as long as that took: thousands of calls may be pending.
+SHARE = 20.0
 #: A call is shown when it has been pending for so long, so that a loop of short ones shows nothing (seconds).
 LONG = 0.5
 #: Ranks that have not said where they are are asked again after this long (seconds).
@@ -124,12 +126,13 @@ class CallProgress:
             self._thread.join(2)
 
     def _run(self) -> None:
+        pause = TICK
         while True:
             with self._changed:
                 self._asleep = True
                 self._changed.wait_for(lambda: self._cells or self._closed)
                 self._asleep = False
-                self._changed.wait_for(lambda: self._closed, TICK)
+                self._changed.wait_for(lambda: self._closed, pause)
                 if self._closed:
                     return
                 cells = list(self._cells.values())
@@ -140,6 +143,7 @@ class CallProgress:
                         self._look(cell, now)
                     except Exception:  # a mesh that is stopped at this moment; the cell goes on
                         log.debug("what a cell waits for could not be shown", exc_info=True)
+            pause = max(TICK, SHARE * (time.monotonic() - now))
 
     def _look(self, cell: _Waiting, now: float) -> None:
         pending = {call.number: call for call in awaited_here() if not call.tool}
