@@ -14,17 +14,21 @@ from monarch_kernel.runtime.actor.context import (
     current_size,
 )
 from monarch_kernel.runtime.actor.controllers import get_or_spawn_controller
+from monarch_kernel.runtime.actor.deferred import returns_future
 from monarch_kernel.runtime.actor.endpoint import Accumulator, Endpoint, as_endpoint, send
 from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, SupervisionError
 from monarch_kernel.runtime.actor.faultline import default_hook as unhandled_fault_hook
 from monarch_kernel.runtime.actor.hosts import HostMesh, local_proc_mesh, proc_mesh, this_host, this_proc
+from monarch_kernel.runtime.actor.ids import ProcId, Uid
 from monarch_kernel.runtime.actor.inspecting import debug_controller
 from monarch_kernel.runtime.actor.life import shutdown_context
 from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
 from monarch_kernel.runtime.actor.ports import Channel, Port, PortReceiver
 from monarch_kernel.runtime.actor.recipes import Healed, HealError, Replacement, heal_mesh
+from monarch_kernel.runtime.actor.telemetry import get_meter, span, traced
 from monarch_kernel.runtime.actor.transports import ChannelTransport, enable_transport
 from monarch_kernel.runtime.actor.workers import (
+    attach,
     attach_to_workers,
     run_worker_loop_forever,
     run_worker_loop_until_shutdown,
@@ -54,12 +58,15 @@ __all__ = [
     "Point",
     "Port",
     "PortReceiver",
+    "ProcId",
     "ProcMesh",
     "Replacement",
     "RestartPolicy",
     "SupervisionError",
+    "Uid",
     "ValueMesh",
     "as_endpoint",
+    "attach",
     "attach_to_workers",
     "concurrent_endpoint",
     "config",
@@ -71,16 +78,20 @@ __all__ = [
     "default_bootstrap_cmd",
     "enable_transport",
     "endpoint",
+    "get_meter",
     "get_or_spawn_controller",
     "heal_mesh",
     "local_proc_mesh",
     "proc_mesh",
+    "returns_future",
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",
     "send",
     "shutdown_context",
+    "span",
     "start_worker_loop_forever",
     "this_host",
     "this_proc",
+    "traced",
     "unhandled_fault_hook",
 ]

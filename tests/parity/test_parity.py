@@ -9,25 +9,13 @@ import pytest
 import monarch_kernel.actor
 from tests.parity.compare import SCRIPTS, expected, names, output
 
-#: Names of ``monarch.actor`` that come with later parts of this project, and with which.
-LATER = {
-    "ProcId": "not decided",
-    "Uid": "not decided",
-    "attach": "not decided: controllers behind a firewall attach to workers as all others do",
-    "get_meter": "telemetry",
-    "returns_future": "not decided",
-    "span": "telemetry",
-    "traced": "telemetry",
-}
-
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_written_for_monarch(script: str) -> None:
     assert output(sys.executable, "ours", script) == expected(script)
 
 
-def test_all_names_are_here_or_known_to_come_later() -> None:
+def test_all_names_are_here() -> None:
     ours = set(monarch_kernel.actor.__all__)
-    missing = set(names()) - ours
-    assert missing <= set(LATER), f"missing, and not known to come later: {sorted(missing - set(LATER))}"
+    assert not set(names()) - ours
     assert all(hasattr(monarch_kernel.actor, name) for name in ours)

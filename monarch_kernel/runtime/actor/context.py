@@ -35,6 +35,11 @@ class Context:
         """Position of this actor in the slice to which the current message was sent."""
         return Point(self._rank, self._extent)
 
+    @property
+    def endpoint_name(self) -> str:
+        """The endpoint that runs; empty outside of endpoints."""
+        return self._endpoint
+
     def __repr__(self) -> str:
         return f"Context({self.actor_instance!r}, message_rank={self.message_rank!r})"
 

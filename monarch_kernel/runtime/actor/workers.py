@@ -15,7 +15,7 @@ import msgspec
 from monarch_kernel.protocol.addresses import dial_address, worker_address
 from monarch_kernel.protocol.messages import ProcRef
 from monarch_kernel.runtime.actor.hosts import HostMesh, HostRef, HostUse
-from monarch_kernel.runtime.actor.system import System, get_system
+from monarch_kernel.runtime.actor.system import System, get_system, shutdown, started
 from monarch_kernel.runtime.mesh.shape import Extent, Region
 from monarch_kernel.runtime.node import coredumps
 from monarch_kernel.runtime.node.future import Future, gathered
@@ -219,6 +219,43 @@ def attach_to_workers(
     hosts = tuple(HostRef(ref, ref.host) for ref in refs)
     region = Region.from_extent(Extent(("hosts",), (len(hosts),)))
     return HostMesh(system, hosts, region, use=HostUse(), name=name or "")
+
+
+#: The runtime that ``attach`` has started, and where it attached that.
+_attached: tuple[System, str] | None = None
+
+
+def attach(addr: str, timeout: float = 30.0) -> None:
+    """Connect this controller to a worker before anything else, as Monarch's clients behind a firewall do.
+
+    Nothing ever needs to reach a controller here: it connects to workers, and their answers come back over those
+    connections. So a program needs this call for Monarch's sake alone. It fails early where the worker cannot be
+    reached; every worker that ``attach_to_workers`` names must be reachable from here, too. The same address again is a
+    no-op.
+
+    Args:
+        addr: the worker's URL.
+        timeout: for so long it is tried (seconds).
+
+    Raises:
+        ConnectionError: it cannot be reached, or will not have us.
+        RuntimeError: the API was used before, or another worker was attached.
+        ValueError: the address cannot be meant, or there is no key.
+    """
+    global _attached
+    url = dial_address(addr)
+    if started():
+        known = _attached[1] if _attached is not None and _attached[0] is get_system() else ""
+        if url == known:
+            return
+        before = f"this process is attached to {known}" if known else "the API was used without it already"
+        raise RuntimeError(f"attach({addr!r}) comes too late: {before}; call it before anything else of monarch.actor")
+    try:
+        attach_to_workers(workers=[url], name="gateway", timeout=timeout)
+    except BaseException:
+        shutdown()  # it was not used before, and may be attached elsewhere yet
+        raise
+    _attached = (get_system(), url)
 
 
 def dial_all(system: System, urls: list[str], timeout: float) -> list[ProcRef]:

@@ -1,0 +1,132 @@
+"""``returns_future``: async functions that give a ``Future``, whose body runs when the result is first wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, ParamSpec, TypeVar
+
+from monarch_kernel.runtime.actor.context import context
+from monarch_kernel.runtime.actor.system import get_system
+from monarch_kernel.runtime.node.future import Future
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Future[T]]:
+    """Have an async function return a ``Future`` where a coroutine would be.
+
+    A call starts nothing: it takes the caller's context variables, the running actor among them. The first ``await``
+    runs the body on the caller's event loop, and cancelling that ``await`` does not cancel the body. The first
+    ``get()`` runs it on the calling thread, as ``asyncio.run`` does, or on a helper thread if a loop runs here. If that
+    ``get()`` times out, the body is cancelled, and the future fails; so it does where Ctrl-C interrupts the calling
+    thread in the body. Every later ``get()`` and ``await`` has the same outcome. ``done()`` and callbacks start
+    nothing.
+
+    Raises:
+        TypeError: it is no async function.
+    """
+    if not inspect.iscoroutinefunction(function):
+        raise TypeError(f"returns_future requires an async function, got {function!r}")
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        context()  # starts the runtime if need be
+        return _Deferred(function(*args, **kwargs), function.__qualname__)
+
+    return call
+
+
+class _Deferred(Future[Any]):
+    __slots__ = ("_body", "_context", "_lock", "_task")
+
+    def __init__(self, body: Coroutine[Any, Any, Any], what: str) -> None:
+        super().__init__(get_system().node.poller, what)
+        self._body: Coroutine[Any, Any, Any] | None = body
+        self._context = contextvars.copy_context()
+        self._lock = threading.Lock()
+        self._task: asyncio.Task[Any] | None = None  # the loop holds its tasks by weak references
+
+    def _claim(self) -> Coroutine[Any, Any, Any] | None:
+        """The body, for the first who wants its result."""
+        with self._lock:
+            body, self._body = self._body, None
+        return body
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait for the result; the first to do so runs the body. See ``Future.get``."""
+        __tracebackhide__ = True
+        body = self._claim()
+        if body is not None:
+            if _loop_runs_here():
+                helper = threading.Thread(target=self._drive, args=(body, timeout), name=f"monarch-{self.what}")
+                helper.start()
+                helper.join()
+            else:
+                self._drive(body, timeout)
+            return self._result()
+        return super().get(timeout)
+
+    def _drive(self, body: Coroutine[Any, Any, Any], timeout: float | None) -> None:
+        async def limited() -> Any:
+            task = asyncio.get_running_loop().create_task(body, context=self._context)
+            try:
+                done, _ = await asyncio.wait((task,), timeout=timeout)
+            except asyncio.CancelledError:  # Ctrl-C
+                task.cancel()
+                raise
+            if not done:
+                task.cancel()
+                await asyncio.wait((task,))
+                raise TimeoutError(f"{self.what} did not finish within {timeout} s, and was cancelled")
+            return task.result()
+
+        try:
+            self._resolve(asyncio.run(limited()))
+        except KeyboardInterrupt:
+            self._reject(asyncio.CancelledError(f"{self.what} was interrupted"))
+            raise
+        except BaseException as error:  # whoever asks gets it
+            self._reject(error)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        body = self._claim()
+        if body is not None:
+            self._task = asyncio.get_running_loop().create_task(body, context=self._context)
+            self._task.add_done_callback(self._settle)
+        return (yield from super().__await__())
+
+    def _settle(self, task: asyncio.Task[Any]) -> None:
+        self._task = None
+        if task.cancelled():
+            self._reject(asyncio.CancelledError(f"{self.what} was cancelled"))
+        elif (error := task.exception()) is not None:
+            self._reject(error)
+        else:
+            self._resolve(task.result())
+
+    def then(self, convert: Callable[[Any], Any]) -> Future[Any]:
+        """A future of ``convert(result)`` that starts the body like this one."""
+
+        async def converted() -> Any:
+            return convert(await self)
+
+        return _Deferred(converted(), self.what)
+
+    def __del__(self) -> None:
+        body = getattr(self, "_body", None)
+        if body is not None:
+            body.close()  # nobody wanted its result; Python would warn that it was never awaited
+
+
+def _loop_runs_here() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,192 @@
+"""Monarch's identifiers as values: ``Uid`` and ``ProcId``.
+
+Procs of this package are named by plain strings (``context().actor_instance.proc_id``); these are for programs that
+make and compare identifiers of their own.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any
+
+_DIGITS = "123456789abcdefghijkmnopqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ"
+_LABEL = re.compile(r"[a-z](?:[a-zA-Z0-9_-]*[a-z0-9])?")
+_LONGEST = 63
+_UID = re.compile(r"(?P<label>[^<>]*)(?:<(?P<value>[^<>]*)>)?")
+
+
+class Uid:
+    """A name that stands for itself (``name``), or an instance: a 64-bit number, with a name for people or without
+    (``name<4HkNzq7CqKE>``).
+
+    Made by ``from_string``, ``instance``, ``instance_from_value`` and ``anonymous``. Two instances are equal if their
+    numbers are. Immutable and hashable.
+    """
+
+    __slots__ = ("_label", "_value")
+
+    def __init__(self) -> None:
+        raise TypeError("a Uid is made by from_string(), instance(), instance_from_value() or anonymous()")
+
+    @staticmethod
+    def _make(label: str | None, value: int | None) -> Uid:
+        if label is not None:
+            _check_label(label)
+        uid = object.__new__(Uid)
+        uid._label = label
+        uid._value = value
+        return uid
+
+    @staticmethod
+    def from_string(uid: str) -> Uid:
+        """What ``str()`` of a ``Uid`` stands for.
+
+        Raises:
+            ValueError: that cannot be one.
+        """
+        found = _UID.fullmatch(uid)
+        if found is None or not uid:
+            raise ValueError(f"invalid uid: {uid!r} is neither a label nor LABEL<NUMBER>")
+        label, digits = found["label"] or None, found["value"]
+        try:
+            return Uid._make(label, None if digits is None else _number(digits))
+        except ValueError as e:
+            raise ValueError(f"invalid uid: {uid!r}: {e}") from None
+
+    @staticmethod
+    def instance(label: str | None = None) -> Uid:
+        """A new instance, with a random number."""
+        return Uid._make(label, secrets.randbits(64))
+
+    @staticmethod
+    def anonymous() -> Uid:
+        """A new instance without a label."""
+        return Uid.instance()
+
+    @staticmethod
+    def instance_from_value(value: int, label: str | None = None) -> Uid:
+        """The instance with this number.
+
+        Raises:
+            OverflowError: it does not fit into 64 bits.
+        """
+        if not 0 <= value < 1 << 64:
+            raise OverflowError(f"the number of an instance has 64 bits, got {value}")
+        return Uid._make(label, value)
+
+    @property
+    def label(self) -> str | None:
+        """Its name, if it has one."""
+        return self._label
+
+    @property
+    def instance_value(self) -> int | None:
+        """The number of an instance; None for a name that stands for itself."""
+        return self._value
+
+    @property
+    def is_instance(self) -> bool:
+        """Whether it has a number."""
+        return self._value is not None
+
+    @property
+    def is_singleton(self) -> bool:
+        """Whether it is a name that stands for itself."""
+        return self._value is None
+
+    def _key(self) -> str | int | None:
+        return self._label if self._value is None else self._value
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, Uid) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __str__(self) -> str:
+        return (self._label or "") + ("" if self._value is None else f"<{_digits(self._value)}>")
+
+    def __repr__(self) -> str:
+        return f"Uid.from_string({str(self)!r})"
+
+    def __reduce__(self) -> Any:
+        return Uid._make, (self._label, self._value)
+
+
+class ProcId:
+    """The identifier of a proc: a ``Uid``, as a type of its own. Immutable and hashable."""
+
+    __slots__ = ("_uid",)
+
+    def __init__(self, uid: Uid) -> None:
+        if not isinstance(uid, Uid):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"a ProcId is made of a Uid, got {uid!r}: use ProcId.from_string() for a string")
+        self._uid = uid
+
+    @staticmethod
+    def from_string(proc_id: str) -> ProcId:
+        """What ``str()`` of a ``ProcId`` stands for.
+
+        Raises:
+            ValueError: that cannot be one.
+        """
+        try:
+            return ProcId(Uid.from_string(proc_id))
+        except ValueError as e:
+            raise ValueError(f"invalid proc id: {e}") from None
+
+    @property
+    def uid(self) -> Uid:
+        """What it is made of."""
+        return self._uid
+
+    @property
+    def label(self) -> str | None:
+        """The name in it, if it has one."""
+        return self._uid.label
+
+    def __eq__(self, other: object) -> bool:
+        return self._uid == other._uid if isinstance(other, ProcId) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((ProcId, self._uid))
+
+    def __str__(self) -> str:
+        return str(self._uid)
+
+    def __repr__(self) -> str:
+        return f"ProcId.from_string({str(self)!r})"
+
+    def __reduce__(self) -> Any:
+        return ProcId, (self._uid,)
+
+
+def _check_label(label: str) -> None:
+    if len(label) > _LONGEST:
+        raise ValueError(f"invalid uid label: {label!r} exceeds {_LONGEST} characters")
+    if not _LABEL.fullmatch(label):
+        raise ValueError(
+            f"invalid uid label: {label!r} is not letters, digits, '_' and '-' that start with a lowercase letter and "
+            "end with a lowercase letter or digit"
+        )
+
+
+def _digits(value: int) -> str:
+    text = ""
+    while value or not text:
+        value, digit = divmod(value, len(_DIGITS))
+        text = _DIGITS[digit] + text
+    return text
+
+
+def _number(digits: str) -> int:
+    value = 0
+    for digit in digits:
+        at = _DIGITS.find(digit)
+        if at < 0:
+            raise ValueError(f"invalid base58 uid: {digits}")
+        value = value * len(_DIGITS) + at
+    if not digits or value >= 1 << 64:
+        raise ValueError(f"invalid base58 uid: {digits!r} is no number of 64 bits")
+    return value
