@@ -48,7 +48,7 @@ def disk() -> Iterator[Disk]:
         yield Disk(Path(folder))
     finally:
         wait_until(lambda: not processes(folder), "the keepers on it have ended")
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", "--lazy", folder], check=True)  # a process that ends may hold it a moment longer
         os.rmdir(folder)
 
 

@@ -191,7 +191,9 @@ def run(program: Program) -> Verdict:
         try:
             runners = procs.spawn("runner", Runner, os.path.join(folder, "store"), program.size)
             runners.initialized.get(120)
-            calls = runners.run.stream(program.source, program.file)
+            # One by one: a failure in a call over all of them would release those that wait, and nothing would hang.
+            each = [runners.slice(gpus=rank) for rank in range(program.size)]
+            calls = [runner.run.call_one(program.source, program.file) for runner in each]
             return settled(procs)
         finally:
             procs.kill(reason="the program has hung long enough").get(60)
