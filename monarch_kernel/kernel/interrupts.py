@@ -29,8 +29,10 @@ ESCALATION_WINDOW = 2.0
 #: Ranks get this long to answer, so that a double click does not kill healthy ones (seconds).
 ANSWER_GRACE = 0.3
 #: jupyter_client interrupts a kernel before it ends it. What outlives the kernel is not to stop for that, so there an
-#: interrupt waits for so long whether the end follows (seconds).
+#: interrupt waits for so long whether the end follows (seconds), in several looks: each takes longer where the
+#: machine has no time for this process, and the end is heard as late then.
 END_GRACE = 0.25
+END_LOOKS = 25
 
 
 class InterruptTarget(Protocol):
@@ -244,7 +246,7 @@ class InterruptRelay:
         for target in sorted(targets, key=_outlives):
             if not waited and _outlives(target):
                 waited = True
-                if self.ending.wait(END_GRACE):
+                if any(self.ending.wait(END_GRACE / END_LOOKS) for _ in range(END_LOOKS)):
                     return
             try:
                 target.interrupt()

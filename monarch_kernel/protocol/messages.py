@@ -4,6 +4,8 @@ A message is ``<u32 header length><u64 body length>``, the header (one of the st
 MessagePack array whose first element is the tag), and a body. What the body holds is said at each
 header: mostly a pickle made by ``serialize``; ``buffers`` in a header gives the lengths of the out-of-band
 buffers that lie before the pickle in the body.
+
+This file is long because the wire is one list: who adds a message sees all others, and their version.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Host and proc meshes: how they are made, awaited, sliced, looked at and set up."""
+"""Host and proc meshes: how they are made, awaited, sliced, looked at and set up.
+
+This file is long because it shows each thing that can be done with a mesh of procs, one after the other.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Actor meshes and proc meshes: arrays of actors and of processes, sliced like arrays."""
+"""Actor meshes and proc meshes: arrays of actors and of processes, sliced like arrays.
+
+This file is long because a mesh of procs and a mesh of actors are two sides of one thing, and a class stands in one
+file.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 There is one ``System`` in a process. A rank makes it from its configuration; any other process becomes a controller
 the first time it needs one.
+
+This file is long because it holds one class, with one handler for each message that actors need.
 """
 
 from __future__ import annotations

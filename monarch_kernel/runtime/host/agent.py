@@ -6,6 +6,8 @@ server is forked before it opens anything, so that ranks inherit nothing of it.
 ``Agent`` is what all agents have in common; ``owned`` has the one that belongs to a controller, ``worker`` the one that
 serves any controller. When an agent ends, nothing of what it started is left; what a process has started on it
 ends when that process is gone.
+
+This file is long because it holds one class, with one handler for each message that a host answers.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A ``Node`` routes messages; it knows nothing of actors. Whoever uses it sets a handler for each message type
 and a *sink* for each call it makes. Handlers are called by the thread that polls (or, for messages to
 oneself, by the sender's), one message of a link at a time.
+
+This file is long because it holds one class: links, routes and deaths of a process change together.
 """
 
 from __future__ import annotations
