@@ -5,7 +5,8 @@ this process, kept for a while with their frames; ``endpoints_here`` are those t
 ``stacks_from_outside`` has host agents read the stacks of ranks that cannot tell them. ``controllers`` are those of
 this user that run on this machine, and ``ask_console`` connects to the debugger's console in one. ``peer_of`` and
 ``is_ours`` say whose the process at the other end of a Unix socket is, and ``remove_socket`` removes one of this user;
-``read_own_file`` and ``write_own_file`` are for files that no other user may have written.
+``read_own_file`` and ``write_own_file`` are for files that no other user may have written. ``after_import`` waits for a
+module without importing it.
 """
 
 from monarch_kernel.protocol.messages import StackRead
@@ -13,6 +14,7 @@ from monarch_kernel.protocol.private import read_own_file, remove_socket, write_
 from monarch_kernel.runtime.actor.activity import Running, endpoints_here, stacks_from_outside
 from monarch_kernel.runtime.actor.collectives import WAITING, called_method, failed_by_peer, said_first
 from monarch_kernel.runtime.actor.door import Controller, ask_console, call_in_wait, controllers
+from monarch_kernel.runtime.actor.imports import after_import
 from monarch_kernel.runtime.actor.inspecting import (
     Whole,
     actors_here,
@@ -37,6 +39,7 @@ __all__ = [
     "StackRead",
     "Whole",
     "actors_here",
+    "after_import",
     "ask_console",
     "awaited_by",
     "awaited_here",

@@ -13,7 +13,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from monarch_kernel.kernel.imports import after_import
+from monarch_kernel.tools import after_import
 
 _INLINE = "module://matplotlib_inline.backend_inline"
 
@@ -45,7 +45,7 @@ class LazyShell:
         if "IPython" in sys.modules:
             self.get()
             return
-        after_import("IPython", self.get)
+        after_import("IPython", lambda _module: self.get())
         builtins.get_ipython = self.get  # type: ignore[attr-defined]
         builtins.display = self._display  # type: ignore[attr-defined]
 

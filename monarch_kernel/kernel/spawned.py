@@ -11,7 +11,7 @@ from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
-from monarch_kernel.kernel.imports import after_import
+from monarch_kernel.tools import after_import
 
 
 def install() -> None:
@@ -19,7 +19,7 @@ def install() -> None:
     after_import("multiprocessing.context", _prepare)
 
 
-def _prepare() -> None:
+def _prepare(_context: Any) -> None:
     from multiprocessing.context import get_spawning_popen
     from multiprocessing.reduction import ForkingPickler
 

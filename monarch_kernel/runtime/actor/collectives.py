@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import importlib.util
 import os
 import re
 import socket
@@ -22,9 +21,10 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from importlib.machinery import ModuleSpec
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType
 from typing import Any
+
+from monarch_kernel.runtime.actor.imports import after_import
 
 C10D = "torch.distributed.distributed_c10d"
 #: How long a thread must have stood still in a collective, without processor time, before it is released (seconds).
@@ -185,32 +185,7 @@ find_others: Callable[..., Iterator[Any]] | None = None
 
 def install() -> None:
     """Note the connections of process groups from now on; as soon as torch.distributed is imported, if it is not."""
-    module = sys.modules.get(C10D)
-    if module is not None:
-        _watch(module)
-    else:
-        sys.meta_path.insert(0, _OnImport())  # type: ignore[arg-type]
-
-
-class _OnImport:
-    """A finder that lets the import of torch.distributed pass, and then has it watched."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """See ``importlib.abc.MetaPathFinder``."""
-        if name != C10D:
-            return None
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                _watch(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    after_import(C10D, _watch)
 
 
 def _watch(c10d: Any) -> None:

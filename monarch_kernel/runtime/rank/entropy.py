@@ -7,12 +7,11 @@ reproducible: torch as it is, and NumPy in children of a rank by what the rank h
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
+
+from monarch_kernel.runtime.actor.imports import after_import
 
 
 class _Seeds:
@@ -27,11 +26,7 @@ def install() -> None:
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        _seed_torch(torch)
-    else:
-        sys.meta_path.insert(0, _OnImport())  # type: ignore[arg-type]
+    after_import("torch", _seed_torch)
     os.register_at_fork(before=_count, after_in_child=_in_child)
 
 
@@ -39,27 +34,6 @@ def _seed_torch(torch: Any) -> None:
     """CUDA is seeded with the rest, when it is first used."""
     torch.seed()
     _Seeds.torch = torch.initial_seed()
-
-
-class _OnImport:
-    """A finder that lets torch's import pass and then has it seeded."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """See ``importlib.abc.MetaPathFinder``."""
-        if name != "torch":
-            return None
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                _seed_torch(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _count() -> None:

@@ -10,10 +10,11 @@ from types import ModuleType
 from typing import Any
 
 
-def after_import(name: str, then: Callable[[], Any]) -> None:
-    """Call `then` when this process has imported the module `name`: now, if it has already."""
-    if name in sys.modules:
-        then()
+def after_import(name: str, then: Callable[[Any], object]) -> None:
+    """Call ``then(module)`` when this process has imported the module ``name``: now, if it has already."""
+    module = sys.modules.get(name)
+    if module is not None:
+        then(module)
     else:
         sys.meta_path.insert(0, _Watcher(name, then))  # type: ignore[arg-type]
 
@@ -21,12 +22,12 @@ def after_import(name: str, then: Callable[[], Any]) -> None:
 class _Watcher:
     """A finder that lets one import pass, and then calls back."""
 
-    def __init__(self, name: str, then: Callable[[], Any]) -> None:
+    def __init__(self, name: str, then: Callable[[Any], object]) -> None:
         self._name = name
         self._then = then
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`."""
+        """See ``importlib.abc.MetaPathFinder``."""
         if name != self._name:
             return None
         if self in sys.meta_path:
@@ -37,7 +38,7 @@ class _Watcher:
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                self._then()
+                self._then(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
