@@ -140,13 +140,15 @@ def test_64_mb_both_ways_beside_small_messages_of_another_link(sides: Callable[.
     large, small = ours.dial(url), ours.dial(url)
     ours.echo(small)
     body = random.Random(1).randbytes(1 << 20) * 64
-    large.send(header("large"), body)
     answers = 0
-    while "large" not in ours.names():
-        ours.echo(small, b"%d" % answers)
-        answers += 1
-    assert answers > 1
-    assert next(got for got in ours.got if got[1] == "large")[3] == body
+    for name in ("large 1", "large 2", "large 3", "large 4", "large 5"):  # a fast machine may be done with one at once
+        large.send(header(name), body)
+        while name not in ours.names():
+            ours.echo(small, b"%d" % answers)
+            answers += 1
+        assert next(got for got in ours.got if got[1] == name)[3] == body
+        ours.got.clear()
+    assert answers > 5
 
 
 def test_queued_is_what_waits_for_a_receiver_that_does_not_keep_up(sides: Callable[..., Side]) -> None:
