@@ -1,6 +1,7 @@
 """The line below an ordinary cell that waits for calls of actors, and the verdict when nothing moves.
 
-One thread looks at the cells that run, a few times a second. Of a short cell its start is noted, and nothing more.
+One thread, which starts with the first mesh, looks at the cells that run, a few times a second. Of a short cell its
+start is noted, and nothing more.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from monarch_kernel.kernel.progress import PERIOD, Place, Progress
 from monarch_kernel.kernel.router import CellOutput, OutputRouter
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.tracebacks import FileLabel
-from monarch_kernel.meshes import list_proc_meshes
+from monarch_kernel.meshes import list_proc_meshes, on_change
 from monarch_kernel.tools import Awaited, awaited_here
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class CallProgress:
         self._thread: threading.Thread | None = None
         self._asleep = False
         self._closed = False
+        self._unsubscribe = on_change(self._start)
 
     def begin(self, key: str) -> None:
         """This thread begins to run a cell."""
@@ -101,11 +103,17 @@ class CallProgress:
             if self._closed:
                 return
             self._cells[threading.get_ident()] = _Waiting(key, time.monotonic(), before)
-            if self._thread is None:
+            if self._asleep:
+                self._changed.notify()
+        if self._thread is None and list_proc_meshes():
+            self._start()
+
+    def _start(self) -> None:
+        """There are meshes, so a cell may wait for actors."""
+        with self._changed:
+            if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="monarch-call-progress", daemon=True)
                 self._thread.start()
-            elif self._asleep:
-                self._changed.notify()
 
     def end(self) -> None:
         """The cell of this thread has ended, in whatever way: its line goes."""
@@ -119,6 +127,7 @@ class CallProgress:
 
     def close(self) -> None:
         """Show no more."""
+        self._unsubscribe()
         with self._changed:
             self._closed = True
             self._changed.notify()
