@@ -497,18 +497,35 @@ def read_own_file(path: str, limit: int = _LARGEST) -> bytes:
         return file.read(limit)
 
 
-def write_own_file(path: str, data: bytes) -> None:
-    """Write a file of mode 0600, as a whole or not at all; a link of that name is replaced, and not followed.
+def write_own_file(path: str, data: bytes, mode: int = 0o600) -> None:
+    """Write a file as a whole or not at all; a link of that name is replaced, and not followed.
 
     Raises:
         OSError: it cannot be written.
     """
-    new = f"{path}.{os.urandom(4).hex()}{NEW}"
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    new = write_beside(path, data, mode)
     try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
         os.rename(new, path)
     except BaseException:
         os.unlink(new)
         raise
+
+
+def write_beside(path: str, data: bytes, mode: int = 0o600) -> str:
+    """Write a new file next to a path, for the caller to rename or link to it; the name that it has until then.
+
+    Raises:
+        OSError: it cannot be written; then it is gone again.
+    """
+    new = f"{path}.{os.urandom(4).hex()}{NEW}"
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, mode)  # a umask may have taken the owner's own rights
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+    except BaseException:
+        os.unlink(new)
+        raise
+    return new

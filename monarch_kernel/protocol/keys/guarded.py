@@ -7,10 +7,9 @@ this user's or root's, too; and with no list nobody is let in.
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 
-from monarch_kernel.protocol.private import user_name
+from monarch_kernel.protocol.private import user_name, write_beside, write_own_file
 
 #: More than any file of these has; so that a wrong file is not read whole.
 LARGEST = 4 << 20
@@ -97,8 +96,7 @@ def write_new(path: str, data: bytes) -> None:
         FileExistsError: there is one already.
         OSError: it cannot be written.
     """
-    beside = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
-    _write(beside, data, 0o600)
+    beside = write_beside(path, data)
     try:
         os.link(beside, path)
     finally:
@@ -106,29 +104,9 @@ def write_new(path: str, data: bytes) -> None:
 
 
 def replace(path: str, data: bytes, mode: int) -> None:
-    """Write a file anew; a reader finds the old one or the new one, whole.
+    """Write a file anew; a reader finds the old one or the new one, whole. A link stays one.
 
     Raises:
         OSError: it cannot be written.
     """
-    path = os.path.realpath(path)  # a link stays one
-    beside = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
-    _write(beside, data, mode)
-    try:
-        os.rename(beside, path)
-    except BaseException:
-        os.unlink(beside)
-        raise
-
-
-def _write(path: str, data: bytes, mode: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "wb") as file:
-            os.fchmod(fd, mode)  # a umask may have taken the owner's own rights
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-    except BaseException:
-        os.unlink(path)
-        raise
+    write_own_file(os.path.realpath(path), data, mode)

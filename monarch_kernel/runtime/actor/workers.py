@@ -46,9 +46,8 @@ def run_worker_loop_forever(
         address: where to listen, such as ``tcp://node1:26600`` (see ``docs/hosts.md``).
         key_file: this worker's key, or the team's; by default the file that ``MONARCH_KERNEL_KEY_FILE`` names, or this
             user's own key.
-        allow: the list of the keys that may connect beside this one's (see ``docs/security.md``); by default the one
-        that
-            ``MONARCH_KERNEL_ALLOW`` names, or the key file's own, if there is one.
+        allow: the list of the keys that may connect beside this one's (see ``docs/security.md``); by default the list
+            that ``MONARCH_KERNEL_ALLOW`` names, or the key file's own, if there is one.
         audit: a file to which a line is appended for whoever connects or is refused.
 
     Raises:
