@@ -187,8 +187,7 @@ def attach_to_workers(
         key_file: this process's key, or the team's; by default the file that ``MONARCH_KERNEL_KEY_FILE`` names, or this
             user's own key.
         allow: the list of the workers' keys that are trusted beside this one (see ``docs/security.md``); by default the
-        one
-            that ``MONARCH_KERNEL_ALLOW`` names, or the key file's own, if there is one.
+            list that ``MONARCH_KERNEL_ALLOW`` names, or the key file's own, if there is one.
         timeout: for so long it is tried (seconds).
 
     Returns:
