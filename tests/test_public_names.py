@@ -1,0 +1,98 @@
+"""What users may import stays importable: `public_names.txt` lists it, and what the documentation shows works.
+
+A name that is added to a façade is added to the list (the failing test prints the lines). No name leaves the list
+without a line in CHANGELOG.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import importlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LISTED = [line for line in (Path(__file__).parent / "public_names.txt").read_text().split() if line]
+FACADES = sorted({line.partition(":")[0] for line in LISTED})
+
+# Façades that use one name for different things: each follows Monarch's module of that name, or its own subject.
+DIFFERENT = {
+    "attach": "actor.attach takes the address of a worker, meshes.attach the name of a kept mesh",
+    "configure": "config.configure changes settings of the runtime, rdma.configure those of the data plane",
+    "Group": "debug.Group is a group of stopped ranks, spmd.Group a process group",
+    "heal_mesh": "the package's own is a thin function, so that importing it costs little",
+    "get_mesh": "the package's own is a thin function, so that importing it costs little",
+    "enable_monarch_imports": "the package's own is a thin function, so that importing it costs little",
+}
+
+
+def offered(facade: str) -> set[str]:
+    module = importlib.import_module(facade)
+    return {f"{facade}:{name}" for name in getattr(module, "__all__", ())}
+
+
+@pytest.mark.parametrize("facade", FACADES)
+def test_every_listed_name_can_be_imported(facade: str) -> None:
+    module = importlib.import_module(facade)
+    names = [name for line in LISTED for owner, _, name in [line.partition(":")] if owner == facade]
+    missing = [name for name in names if not hasattr(module, name)]
+    assert not missing, f"{facade} has lost {missing}"
+
+
+@pytest.mark.parametrize("facade", FACADES)
+def test_every_offered_name_is_listed(facade: str) -> None:
+    assert not (new := sorted(offered(facade) - set(LISTED))), "add to tests/public_names.txt:\n" + "\n".join(new)
+
+
+def test_a_name_means_the_same_in_every_facade() -> None:
+    objects: dict[str, list[tuple[str, object]]] = collections.defaultdict(list)
+    for line in LISTED:
+        facade, _, name = line.partition(":")
+        objects[name].append((facade, getattr(importlib.import_module(facade), name)))
+    differing = {
+        name: [facade for facade, _ in found]
+        for name, found in objects.items()
+        if any(thing is not found[0][1] for _, thing in found)
+    }
+    assert differing.keys() == DIFFERENT.keys(), differing
+
+
+def shown_code() -> Iterator[tuple[str, str]]:
+    """(file, text) of each piece of code in the README, the documentation and the notebooks."""
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        yield path.name, path.read_text()
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for cell in json.loads(path.read_text())["cells"]:
+            yield path.name, "".join(cell["source"])
+
+
+STATEMENT = re.compile(r"from (monarch(?:_kernel)?[\w.]*) import (\([^)]*\)|[\w, ]+)")
+
+
+def shown_imports() -> Iterator[tuple[str, str, str]]:
+    """(file, module, name) of each `from monarch_kernel.X import name` in them, `monarch.X` taken as ours."""
+    for file, text in shown_code():
+        for module, names in STATEMENT.findall(text):
+            try:
+                statement = ast.parse(f"from {module} import {names.rstrip(', ')}").body[0]
+            except SyntaxError:  # prose after the names, or `import ...`
+                continue
+            assert isinstance(statement, ast.ImportFrom)
+            for alias in statement.names:
+                yield file, re.sub(r"^monarch(?=\.|$)", "monarch_kernel", module), alias.name
+
+
+def test_every_import_that_the_documentation_shows_works() -> None:
+    shown = sorted(set(shown_imports()))
+    assert len(shown) > 20, "the documentation is no longer read by this test"
+    wrong: list[str] = []
+    for file, module, name in shown:
+        found = importlib.import_module(module)
+        if name != "*" and not hasattr(found, name):
+            wrong.append(f"{file}: from {module} import {name}")
+    assert not wrong, "\n".join(wrong)
