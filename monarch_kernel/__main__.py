@@ -40,7 +40,7 @@ _COMMANDS = {
     ),
     "keys": _Command(
         "make keys for controllers and workers, and lists of who is let in",
-        "monarch_kernel.protocol.keys.command:add_keys_command",
+        "monarch_kernel.cli.keys:add_keys_command",
     ),
 }
 
