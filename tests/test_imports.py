@@ -62,7 +62,7 @@ ALLOWED: dict[str, set[str]] = {
 # What else one module may import, and why.
 EXCEPTIONS = {
     # Code of the kernel that runs in ranks reaches their streams through this one module.
-    "monarch_kernel.kernel.rank_output": {f"{RUNTIME}.rank.capture"},
+    "monarch_kernel.kernel.rank.rank_output": {f"{RUNTIME}.rank.capture"},
 }
 # Small modules that say something about the package itself; anyone may read them.
 COMMON = {"monarch_kernel._version", "monarch_kernel.aliases"}

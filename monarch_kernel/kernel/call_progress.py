@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger.hang import hang
-from monarch_kernel.kernel.executor import Whereabouts
-from monarch_kernel.kernel.hang_watch import HangWatch, is_worth_telling
+from monarch_kernel.kernel.debug.hang_watch import HangWatch, is_worth_telling
+from monarch_kernel.kernel.output.cell_errors import FileLabel
+from monarch_kernel.kernel.output.router import CellOutput, OutputRouter
 from monarch_kernel.kernel.progress import PERIOD, Place, Progress
-from monarch_kernel.kernel.router import CellOutput, OutputRouter
+from monarch_kernel.kernel.rank.executor import Whereabouts
 from monarch_kernel.kernel.session import MeshSession
-from monarch_kernel.kernel.tracebacks import FileLabel
 from monarch_kernel.meshes import list_proc_meshes, on_change
 from monarch_kernel.tools import Awaited, awaited_here
 

@@ -11,13 +11,13 @@ from IPython.utils.tokenutil import token_at_cursor
 
 from monarch_kernel import errors
 from monarch_kernel.debugger import places
-from monarch_kernel.kernel import callerrors, formatters
-from monarch_kernel.kernel.completion import MeshCompleter
 from monarch_kernel.kernel.interrupts import get_relay
-from monarch_kernel.kernel.introspection import Introspection
-from monarch_kernel.kernel.magics import SUBCOMMANDS, MeshMagics
+from monarch_kernel.kernel.magics.completion import MeshCompleter
+from monarch_kernel.kernel.magics.introspection import Introspection
+from monarch_kernel.kernel.magics.mesh_magics import SUBCOMMANDS, MeshMagics
 from monarch_kernel.kernel.map_progress import MapProgress
 from monarch_kernel.kernel.notebook import Notebook
+from monarch_kernel.kernel.output import call_errors, formatters
 from monarch_kernel.kernel.session import session
 from monarch_kernel.output import subscribe
 from monarch_kernel.pool import on_progress
@@ -35,7 +35,7 @@ class _Extension:
         self._end_progress = on_progress(MapProgress(self.notebook))
         self._unsubscribe: Callable[[], None] = subscribe(self.notebook.router.on_event)
         ip.register_magics(self.magics)
-        callerrors.install(ip)
+        call_errors.install(ip)
         formatters.install(ip)
         for label in (places.label_files, errors.label_files):
             label(self.notebook.file_label)
@@ -56,7 +56,7 @@ class _Extension:
         """Undo all of it. The meshes stay."""
         self._unsubscribe()
         self._end_progress()
-        callerrors.remove()
+        call_errors.remove()
         formatters.remove(self._ip)
         self._stop_inspecting()
         self.notebook.close()

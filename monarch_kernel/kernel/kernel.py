@@ -14,12 +14,12 @@ from ipykernel.ipkernel import IPythonKernel
 from traitlets import Type
 
 from monarch_kernel._version import __version__
-from monarch_kernel.kernel import spawned
-from monarch_kernel.kernel.aside import answer_aside
-from monarch_kernel.kernel.faults import FaultNotices
+from monarch_kernel.kernel import spawn_pickling
+from monarch_kernel.kernel.debug.focus_request import answer_aside
+from monarch_kernel.kernel.debug.mux import MonarchDebugger
+from monarch_kernel.kernel.interrupt_targets import running_meshes
 from monarch_kernel.kernel.interrupts import get_relay
-from monarch_kernel.kernel.mesh_targets import running_meshes
-from monarch_kernel.kernel.mux import MonarchDebugger
+from monarch_kernel.kernel.output.fault_notices import FaultNotices
 from monarch_kernel.kernel.shell import MonarchShell
 from monarch_kernel.kernel.sigint import SigintHandler, SigintWatch
 
@@ -64,7 +64,7 @@ class MonarchKernel(IPythonKernel):
         self.interrupts.connected = True
         self.interrupts.start()
         self.faults.install()
-        spawned.install()
+        spawn_pickling.install()
         super().start()
 
     # -- interrupts -----------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from monarch_kernel.kernel.output.render import seconds
 from monarch_kernel.kernel.progress import QUIET
-from monarch_kernel.kernel.render import seconds
 
 if TYPE_CHECKING:
     from monarch_kernel.kernel.notebook import Notebook

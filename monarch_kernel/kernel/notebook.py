@@ -14,16 +14,16 @@ from IPython.core.error import UsageError
 
 from monarch_kernel.debugger.console.words import CommandError
 from monarch_kernel.kernel.call_progress import CallProgress
-from monarch_kernel.kernel.cellrunner import Cell, check_syntax, remember_source
-from monarch_kernel.kernel.completion import Known
-from monarch_kernel.kernel.folding import Source
-from monarch_kernel.kernel.outdated import Outdated
-from monarch_kernel.kernel.own_output import OwnOutput
-from monarch_kernel.kernel.publish import Publisher, publisher_for
-from monarch_kernel.kernel.router import CellOutput, OutputRouter
+from monarch_kernel.kernel.debug.stop_prompt import StopPrompt
+from monarch_kernel.kernel.magics.completion import Known
+from monarch_kernel.kernel.output.cell_errors import CellSyntaxError
+from monarch_kernel.kernel.output.folding import Source
+from monarch_kernel.kernel.output.publisher import Publisher, publisher_for
+from monarch_kernel.kernel.output.router import CellOutput, OutputRouter
+from monarch_kernel.kernel.output.stream_watch import OwnOutput
+from monarch_kernel.kernel.rank.cell_runner import Cell, check_syntax, remember_source
 from monarch_kernel.kernel.session import MeshSession
-from monarch_kernel.kernel.stop_prompt import StopPrompt
-from monarch_kernel.kernel.tracebacks import CellSyntaxError
+from monarch_kernel.kernel.stale_classes import Outdated
 from monarch_kernel.meshes import KeptError, format_points, list_proc_meshes
 from monarch_kernel.output import set_cell
 
@@ -234,7 +234,7 @@ class Notebook:
 
     def variable(self, name: str, command: str) -> Any:
         """A variable of the notebook."""
-        from monarch_kernel.kernel.arguments import nearest
+        from monarch_kernel.kernel.magics.arguments import nearest
 
         try:
             return self.shell.user_ns[name]

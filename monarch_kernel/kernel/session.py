@@ -21,9 +21,9 @@ from monarch_kernel.actor import (
     SupervisionError,
     this_host,
 )
-from monarch_kernel.kernel.arguments import boxed, nearest, runs
-from monarch_kernel.kernel.executor import CellExecutor, Monitor
-from monarch_kernel.kernel.render import seconds
+from monarch_kernel.kernel.magics.arguments import boxed, nearest, runs
+from monarch_kernel.kernel.output.render import seconds
+from monarch_kernel.kernel.rank.executor import CellExecutor, Monitor
 from monarch_kernel.meshes import (
     KeptError,
     KeptHost,

@@ -9,8 +9,8 @@ from typing import Any
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
 
-from monarch_kernel.kernel.frames import cut
 from monarch_kernel.kernel.sigint import SigintHandler
+from monarch_kernel.kernel.traceback_frames import cut
 
 
 class MonarchShell(ZMQInteractiveShell):

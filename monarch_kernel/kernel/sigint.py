@@ -30,7 +30,7 @@ _MACHINERY = frozenset({"ipykernel", "tornado", "zmq", "jupyter_client"})
 #: Where messages are sent and received.
 _MESSAGES = os.path.join(os.path.dirname(monarch_kernel.__file__), "runtime", "node", "")
 #: What runs inside of a wait, and may be left by an exception.
-_PROMPT = os.path.join(os.path.dirname(monarch_kernel.__file__), "kernel", "stop_prompt.py")
+_PROMPT = os.path.join(os.path.dirname(monarch_kernel.__file__), "kernel", "debug", "stop_prompt.py")
 
 #: A handler that has not run after this time is helped (seconds).
 NUDGE_AFTER = 0.05

@@ -11,7 +11,7 @@ DUMP = b"""Fatal Python error: Segmentation fault
 Stack (most recent call first):
   File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
   File "/tmp/ipykernel_7/12.py", line 3 in <module>
-  File "/x/monarch_kernel/kernel/cellrunner.py", line 117 in _execute
+  File "/x/monarch_kernel/kernel/rank/cell_runner.py", line 117 in _execute
   File "/x/monarch_kernel/runtime/rank/main.py", line 81 in run
   File "<string>", line 1 in <module>
 

@@ -8,9 +8,9 @@ import pytest
 from IPython.core.error import UsageError
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.kernel import arguments
-from monarch_kernel.kernel.completion import Known, MeshCompleter
-from monarch_kernel.kernel.magics import SUBCOMMANDS, MeshMagics
+from monarch_kernel.kernel.magics import arguments
+from monarch_kernel.kernel.magics.completion import Known, MeshCompleter
+from monarch_kernel.kernel.magics.mesh_magics import SUBCOMMANDS, MeshMagics
 
 FLAT = Extent(("gpus",), (8,))
 DEEP = Extent(("hosts", "gpus"), (2, 4))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.kernel.cellrunner import (
+from monarch_kernel.kernel.rank.cell_runner import (
     Cell,
     CellRunner,
     Outcome,
@@ -101,7 +101,7 @@ def test_errors_begin_at_the_cell_and_show_its_source(bench: Bench) -> None:
     outcome = bench.run("def f():\n    raise ValueError('boom')\nf()")
     assert isinstance(outcome.error, ValueError)
     text = "".join(traceback.format_exception(outcome.error))
-    assert "cellrunner.py" not in text
+    assert "cell_runner.py" not in text
     assert "line 4, in <module>" in text
     assert "raise ValueError('boom')" in text
 

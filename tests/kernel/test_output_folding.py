@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from monarch_kernel.kernel.folding import Block, Folding, Limits, RichView, Source, TextView
+from monarch_kernel.kernel.output.folding import Block, Folding, Limits, RichView, Source, TextView
 
 
 def source(rank: int, mesh: str = "m") -> Source:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.kernel.folding import Limits, Source
-from monarch_kernel.kernel.router import CellOutput, OutputRouter
+from monarch_kernel.kernel.output.folding import Limits, Source
+from monarch_kernel.kernel.output.router import CellOutput, OutputRouter
 
 
 @dataclass

@@ -16,7 +16,7 @@ from monarch_kernel.debugger.stopping.spec import How
 _MACHINERY = ("threading.py", "queue.py", "concurrent/futures/thread.py")
 _EVENT_LOOP = ("/asyncio/", "/uvloop/")
 # Runs one cell as two pieces of code: its statements, then its last expression.
-_CELL_RUNNER = ("monarch_kernel/kernel/cellrunner.py", "run")
+_CELL_RUNNER = ("monarch_kernel/kernel/rank/cell_runner.py", "run")
 
 
 def forbidden(filename: str) -> bool:

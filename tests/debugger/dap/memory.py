@@ -17,7 +17,14 @@ FRAMES = (
     Frame(0, "work", CELL, 3, True, "y = x + 1"),
     Frame(1, "Sequential.forward", "/opt/lib/python3.11/site-packages/torch/nn/container.py", 217, False, ""),
     Frame(2, "<module>", CELL, 6, True, "work(rank)"),
-    Frame(3, "CellRunner.run", "/opt/lib/python3.11/site-packages/monarch_kernel/kernel/cellrunner.py", 90, False, ""),
+    Frame(
+        3,
+        "CellRunner.run",
+        "/opt/lib/python3.11/site-packages/monarch_kernel/kernel/rank/cell_runner.py",
+        90,
+        False,
+        "",
+    ),
     Frame(4, "Thread.run", "/usr/lib/python3.11/threading.py", 982, False, ""),
 )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from monarch_kernel.debugger.hang.verdict import NOTHING, PAUSED, STANDING, Verdict
-from monarch_kernel.kernel.hang_watch import HangWatch
+from monarch_kernel.kernel.debug.hang_watch import HangWatch
 from tests.conftest import wait_until
 
 

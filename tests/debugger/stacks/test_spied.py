@@ -35,7 +35,7 @@ def thread(name: str, *frames: dict[str, Any], gil: bool = False, ident: int = 7
 
 STARTS = (frame("<string>", "<module>"), frame(f"{OURS}/runtime/rank/main.py", "Rank.run"))
 CALLS = frame(f"{OURS}/runtime/actor/instance.py", "ActorInstance._handle")
-CELLS = frame(f"{OURS}/kernel/cellrunner.py", "CellRunner.run")
+CELLS = frame(f"{OURS}/kernel/rank/cell_runner.py", "CellRunner.run")
 
 
 def test_an_endpoint_a_cell_and_a_thread() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_kernel.kernel.value_magics import split_line
+from monarch_kernel.kernel.magics.value_magics import split_line
 from tests.kernel.conftest import jupyter_folders as jupyter_folders
 from tests.kernel.conftest import kernel as kernel
 from tests.kernel.harness import Kernel, Outcome

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.kernel.stop_notices import StopNotices, of_cell, terminal_hint
+from monarch_kernel.kernel.debug.stop_notices import StopNotices, of_cell, terminal_hint
 from monarch_kernel.meshes import list_proc_meshes
 from monarch_kernel.tools import call_in_wait
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.console.session import Console
     from monarch_kernel.debugger.events import RankStop
     from monarch_kernel.debugger.hub import MeshDebugger
-    from monarch_kernel.kernel.cellrun import CellRun
+    from monarch_kernel.kernel.cell_run import CellRun
     from monarch_kernel.kernel.notebook import Notebook
 
 #: Who drives, as other consoles are told.

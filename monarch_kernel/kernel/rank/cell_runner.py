@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from monarch_kernel.kernel.cell_loop import CellLoop
-from monarch_kernel.kernel.value_size import size_at_least
+from monarch_kernel.kernel.rank.cell_loop import CellLoop
+from monarch_kernel.kernel.rank.value_size import size_at_least
 
 _FUTURES = {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
 

@@ -12,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from monarch_kernel.kernel.folding import LONGEST_LINE, Folding, Limits, RichView, Source, TextView
-from monarch_kernel.kernel.publish import Publisher
-from monarch_kernel.kernel.render import Tooltip, blocks_text, bundle, raw_line
+from monarch_kernel.kernel.output.folding import LONGEST_LINE, Folding, Limits, RichView, Source, TextView
+from monarch_kernel.kernel.output.publisher import Publisher
+from monarch_kernel.kernel.output.render import Tooltip, blocks_text, bundle, raw_line
 
 #: The shortest time between two updates of what a cell shows (seconds).
 PERIOD = 0.12

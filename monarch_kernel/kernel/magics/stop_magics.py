@@ -11,9 +11,9 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.console import arming
 from monarch_kernel.debugger.console.words import CommandError
-from monarch_kernel.kernel import arguments as args_of
-from monarch_kernel.kernel.arguments import help_text, usage_error, without_comment
-from monarch_kernel.kernel.stop_notices import live
+from monarch_kernel.kernel.debug.stop_notices import live
+from monarch_kernel.kernel.magics import arguments as args_of
+from monarch_kernel.kernel.magics.arguments import help_text, usage_error, without_comment
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.console.session import Console

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.kernel.ansi import strip_ansi
+from monarch_kernel.kernel.output.ansi import strip_ansi
 from monarch_kernel.meshes import format_points, format_ranks
 
 _CONTEXT = 2

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ipykernel.debugger import Debugger
 
 import monarch_kernel
-from monarch_kernel.kernel.cellrunner import fallback_bundle
 from monarch_kernel.kernel.interrupts import get_relay
+from monarch_kernel.kernel.rank.cell_runner import fallback_bundle
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.dap import RankSession
@@ -250,7 +250,7 @@ class MonarchDebugger(Debugger):
 
 def waited_for() -> dict[str, list[int]]:
     """The ranks for which a `%%mesh` cell waits, by mesh."""
-    from monarch_kernel.kernel.cellrun import CellRun
+    from monarch_kernel.kernel.cell_run import CellRun
 
     found: dict[str, list[int]] = {}
     for target in get_relay().targets:

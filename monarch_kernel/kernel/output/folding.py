@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from monarch_kernel.kernel.transcript import Block, RichView, Row, Section, Source, TextView, View, blocks_of
+from monarch_kernel.kernel.output.transcript import Block, RichView, Row, Section, Source, TextView, View, blocks_of
 
 _SECTION_ROWS = 100
 _SECTION_BYTES = 16_384

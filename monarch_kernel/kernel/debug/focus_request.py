@@ -48,7 +48,7 @@ def answer_aside(kernel: Any, idents: Any, request: dict[str, Any], running: dic
 
 def _focus(ranks: Any, rank: int | None, mesh: str | None) -> tuple[bool, str]:
     from monarch_kernel.debugger.dap import RequestError
-    from monarch_kernel.kernel.mux import stopped_text
+    from monarch_kernel.kernel.debug.mux import stopped_text
 
     if rank is None:
         return True, stopped_text(ranks.state())

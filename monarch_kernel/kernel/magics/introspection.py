@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.kernel import rank_names
-from monarch_kernel.kernel.cellrun import CellRun
-from monarch_kernel.kernel.executor import ask_names
+from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.interrupts import get_relay
+from monarch_kernel.kernel.rank import name_lookup
+from monarch_kernel.kernel.rank.executor import ask_names
 
 if TYPE_CHECKING:
     from monarch_kernel.kernel.session import ManagedMesh, MeshSession
@@ -42,22 +42,22 @@ class Introspection:
         self._late: dict[tuple[str, int], float] = {}
 
     def complete(self, code: str, cursor: int) -> tuple[str, list[tuple[str, str]]] | None:
-        """Completions at a place in a cell, as `rank_names.completions`; None where no rank was asked or answered."""
+        """Completions at a place in a cell, as `name_lookup.completions`; None where no rank was asked or answered."""
         split = _split(code)
         if split is None or cursor < split:
             return None
-        return self._ask(code[:split], rank_names.completions, code[split:], cursor - split)
+        return self._ask(code[:split], name_lookup.completions, code[split:], cursor - split)
 
     def describe(self, code: str, cursor: int, name: str, detail: int, omit: Sequence[str]) -> dict[str, Any] | None:
         """The description of a name in a cell, as a MIME bundle; None where no rank knows it, or none was asked."""
         split = _split(code)
         if split is None or cursor < split:
             return None
-        return self._ask(code[:split], rank_names.description, name, detail, tuple(omit))
+        return self._ask(code[:split], name_lookup.description, name, detail, tuple(omit))
 
     def variables(self) -> list[str]:
         """The variables of a rank of the mesh in use."""
-        return self._ask("%%mesh", rank_names.variables) or []
+        return self._ask("%%mesh", name_lookup.variables) or []
 
     def _ask(self, first_line: str, function: Callable[..., Any], *args: Any) -> Any:
         found = self._addressed(first_line.strip().removeprefix("%%mesh"))

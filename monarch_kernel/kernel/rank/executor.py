@@ -21,18 +21,19 @@ import msgspec
 
 from monarch_kernel.actor import Actor, context, endpoint
 from monarch_kernel.errors import Fault, capture
-from monarch_kernel.kernel import rank_output, spawned
-from monarch_kernel.kernel.cellrunner import Cell, CellRunner, fallback_bundle, plain_text, where_is
-from monarch_kernel.kernel.frames import WAITING
-from monarch_kernel.kernel.lazyshell import LazyShell
-from monarch_kernel.kernel.rank_env import (
+from monarch_kernel.kernel import spawn_pickling
+from monarch_kernel.kernel.rank import rank_output
+from monarch_kernel.kernel.rank.cell_runner import Cell, CellRunner, fallback_bundle, plain_text, where_is
+from monarch_kernel.kernel.rank.lazy_shell import LazyShell
+from monarch_kernel.kernel.rank.process_group import (
     Rendezvous,
     choose_rendezvous,
     cpu_ticks,
     end_process_group,
     set_up,
 )
-from monarch_kernel.kernel.value_size import shortened, size_at_least, text_at_least
+from monarch_kernel.kernel.rank.value_size import shortened, size_at_least, text_at_least
+from monarch_kernel.kernel.traceback_frames import WAITING
 from monarch_kernel.spmd import are_broken, in_process_group, meetings, release, tidy_up
 from monarch_kernel.tools import endpoints_here, failed_by_peer, keep_failure
 
@@ -43,8 +44,8 @@ TEXT_LIMIT = 100_000
 #: How much of it (characters).
 SHOWN = 1_000
 
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_PACKAGE = os.path.dirname(os.path.dirname(_HERE)) + os.sep
+_KERNEL = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(_KERNEL)) + os.sep
 # Code that is not the user's: where a rank is, is told by the innermost line outside of these.
 _FOREIGN = tuple(
     {
@@ -109,7 +110,7 @@ class CellExecutor(Actor):
         self._shell = LazyShell(main)
         self._shell.install()
         _Activity.shell = self._shell
-        spawned.install()
+        spawn_pickling.install()
         self._runner = CellRunner(self._names, self._show)
         self._owns_group = False
 
@@ -318,7 +319,7 @@ class Monitor(Actor):
 
 
 def ask_names(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Call one of `rank_names`, on a rank; None where no cells can run."""
+    """Call one of `name_lookup`, on a rank; None where no cells can run."""
     shell = _Activity.shell
     return None if shell is None else function(shell, *args)
 
@@ -338,7 +339,7 @@ def _is_foreign(file: str) -> bool:
 def _fault_of(error: BaseException) -> Fault:
     # Where an interrupt hits, it is the line of the user that counts, not what waits below it.
     waits = WAITING if isinstance(error, KeyboardInterrupt) else ()
-    fault = capture(error, (_HERE, *_ipython(), *waits))
+    fault = capture(error, (_KERNEL, *_ipython(), *waits))
     return msgspec.structs.replace(fault, of_peer=True) if failed_by_peer(error) else fault
 
 

@@ -1,6 +1,6 @@
 """IPython on a rank: what `get_ipython()`, `display()`, magics and figures need there.
 
-Imported only when a cell uses IPython or has a result that text cannot show (see `lazyshell`). The shell
+Imported only when a cell uses IPython or has a result that text cannot show (see `lazy_shell`). The shell
 does not run cells: `CellRunner` does. It stores no history and makes no files.
 """
 
@@ -19,8 +19,8 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from monarch_kernel.kernel import rank_output
-from monarch_kernel.kernel.lazyshell import GIVEN
+from monarch_kernel.kernel.rank import rank_output
+from monarch_kernel.kernel.rank.lazy_shell import GIVEN
 
 _CONFIG = Config({"HistoryManager": {"enabled": False, "hist_file": ":memory:"}})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from monarch_kernel.errors import ActorError, SupervisionError
-from monarch_kernel.kernel.frames import cut
+from monarch_kernel.kernel.traceback_frames import cut
 
 _CLASSES = (ActorError, SupervisionError)
 _METHOD = "_render_traceback_"

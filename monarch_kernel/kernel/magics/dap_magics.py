@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from monarch_kernel.kernel import arguments as args_of
-from monarch_kernel.kernel.arguments import parse, usage_error
+from monarch_kernel.kernel.magics import arguments as args_of
+from monarch_kernel.kernel.magics.arguments import parse, usage_error
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.dap.gateway import Gateway
@@ -41,7 +41,7 @@ class DapMagics:
         if ranks is None:
             raise usage_error(command, "the front end's debugger is off; turn it on with the bug button first")
         from monarch_kernel.debugger.dap import RequestError
-        from monarch_kernel.kernel.mux import stopped_text
+        from monarch_kernel.kernel.debug.mux import stopped_text
 
         if found.rank is None:
             print(stopped_text(ranks.state(), self._notebook.place))

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from monarch_kernel.kernel import arguments as args_of
-from monarch_kernel.kernel.arguments import parse, usage_error
+from monarch_kernel.kernel.magics import arguments as args_of
+from monarch_kernel.kernel.magics.arguments import parse, usage_error
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.stacks import Stacks

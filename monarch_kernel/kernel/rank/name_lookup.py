@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from monarch_kernel.kernel.lazyshell import GIVEN
+from monarch_kernel.kernel.rank.lazy_shell import GIVEN
 
 #: Names with this beginning are not the user's.
 _HIDDEN = "_"
@@ -42,7 +42,7 @@ def description(shell: Any, name: str, detail: int, omit: tuple[str, ...]) -> di
     ip = shell.get()
     if ip is None:
         return None
-    from monarch_kernel.kernel.rankshell import jsonable
+    from monarch_kernel.kernel.rank.rank_shell import jsonable
 
     try:
         return jsonable(ip.object_inspect_mime(name, detail_level=detail, omit_sections=omit))

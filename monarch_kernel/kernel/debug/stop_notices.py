@@ -21,7 +21,7 @@ from monarch_kernel import debugger as debuggers
 from monarch_kernel.debugger.console import surroundings
 from monarch_kernel.debugger.console.surroundings import Surroundings
 from monarch_kernel.debugger.console.words import CommandError
-from monarch_kernel.kernel.router import CellOutput
+from monarch_kernel.kernel.output.router import CellOutput
 from monarch_kernel.meshes import get_mesh
 
 if TYPE_CHECKING:

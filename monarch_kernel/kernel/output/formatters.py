@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from monarch_kernel.actor import ActorMesh, Future, HostMesh, ProcMesh, ValueMesh
-from monarch_kernel.kernel.render import Table
+from monarch_kernel.kernel.output.render import Table
 from monarch_kernel.meshes import format_points, format_ranks
 
 #: How long a future that is the result of a cell may take to be shown with its value (seconds).

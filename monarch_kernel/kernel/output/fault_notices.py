@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import publish_display_data
 
-from monarch_kernel.kernel.tracebacks import MeshCellError
+from monarch_kernel.kernel.output.cell_errors import MeshCellError
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

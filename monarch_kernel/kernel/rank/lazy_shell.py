@@ -63,7 +63,7 @@ class LazyShell:
         """The shell, made now if need be; None where IPython is not installed."""
         if self._shell is None:
             try:
-                from monarch_kernel.kernel.rankshell import make_shell
+                from monarch_kernel.kernel.rank.rank_shell import make_shell
             except ImportError:
                 return None
             if self._shell is None:  # importing IPython may have made it
@@ -75,7 +75,7 @@ class LazyShell:
         shell = self.get()
         if shell is None:
             return None
-        from monarch_kernel.kernel.rankshell import jsonable
+        from monarch_kernel.kernel.rank.rank_shell import jsonable
 
         data, metadata = shell.display_formatter.format(value)
         return jsonable(data), jsonable(metadata)

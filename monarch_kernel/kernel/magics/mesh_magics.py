@@ -13,14 +13,14 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.actor import ProcMesh, SupervisionError, ValueMesh
 from monarch_kernel.errors import ActorError
-from monarch_kernel.kernel import arguments as args_of
-from monarch_kernel.kernel import dap_magics, hang_magics, stack_magics, stop_magics, value_magics
-from monarch_kernel.kernel.arguments import parse, usage_error
-from monarch_kernel.kernel.cellrun import CellRun, MeshCell
-from monarch_kernel.kernel.folding import Source
+from monarch_kernel.kernel.cell_run import CellRun, MeshCell
 from monarch_kernel.kernel.interrupts import get_relay
+from monarch_kernel.kernel.magics import arguments as args_of
+from monarch_kernel.kernel.magics import dap_magics, hang_magics, stack_magics, stop_magics, value_magics
+from monarch_kernel.kernel.magics.arguments import parse, usage_error
 from monarch_kernel.kernel.notebook import Notebook
-from monarch_kernel.kernel.render import Table, kept_rows, kept_state, megabytes, seconds
+from monarch_kernel.kernel.output.folding import Source
+from monarch_kernel.kernel.output.render import Table, kept_rows, kept_state, megabytes, seconds
 from monarch_kernel.kernel.session import ManagedMesh, UpOptions, deaths_of, parts_of
 from monarch_kernel.meshes import KeptError, format_ranks, held, kept_host_of
 from monarch_kernel.tools import awaited_here

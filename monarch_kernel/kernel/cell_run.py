@@ -15,14 +15,14 @@ import cloudpickle
 from monarch_kernel.actor import ActorError, SupervisionError, ValueMesh
 from monarch_kernel.debugger.hang import hang
 from monarch_kernel.errors import capture
-from monarch_kernel.kernel.cellrunner import Cell
-from monarch_kernel.kernel.executor import Interrupted, Reply, Whereabouts
-from monarch_kernel.kernel.folding import Source
-from monarch_kernel.kernel.hang_watch import HangWatch
+from monarch_kernel.kernel.debug.hang_watch import HangWatch
+from monarch_kernel.kernel.output.cell_errors import Failed, FileLabel, MeshCellError, cell_error
+from monarch_kernel.kernel.output.folding import Source
+from monarch_kernel.kernel.output.router import CellOutput, OutputRouter
 from monarch_kernel.kernel.progress import Place, Progress
-from monarch_kernel.kernel.router import CellOutput, OutputRouter
+from monarch_kernel.kernel.rank.cell_runner import Cell
+from monarch_kernel.kernel.rank.executor import Interrupted, Reply, Whereabouts
 from monarch_kernel.kernel.session import ManagedMesh, Part, monitor_parts_of, parts_of, proc_parts_of
-from monarch_kernel.kernel.tracebacks import Failed, FileLabel, MeshCellError, cell_error
 from monarch_kernel.meshes import kept_host_of
 
 #: How often a wait looks up to show progress (seconds).

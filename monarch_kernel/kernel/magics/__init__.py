@@ -1,0 +1,1 @@
+"""`%mesh` and `%%mesh`: the subcommands, their arguments, and their completion."""
