@@ -53,6 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     f"{RUNTIME}.host": {PROTOCOL, MESH, f"{RUNTIME}.node"},
     LAUNCH: {PROTOCOL, f"{RUNTIME}.node", *(f"{RUNTIME}.host.{m}" for m in ("config", "leftovers", "procs"))},
     "monarch_kernel.aliases": set(),
+    "monarch_kernel.display": set(),
     **{facade: {PROTOCOL, RUNTIME, *FACADES} for facade in FACADES},
     # Jobs are where hosts come from, and nothing of the runtime.
     "monarch_kernel.job": {"monarch_kernel.launchers"},
@@ -64,8 +65,8 @@ EXCEPTIONS = {
     # Code of the kernel that runs in ranks reaches their streams through this one module.
     "monarch_kernel.kernel.rank.rank_output": {f"{RUNTIME}.rank.capture"},
 }
-# Small modules that say something about the package itself; anyone may read them.
-COMMON = {"monarch_kernel._version", "monarch_kernel.aliases"}
+# Small modules that say something about the package itself, and how views of ours look; anyone may read them.
+COMMON = {"monarch_kernel._version", "monarch_kernel.aliases", "monarch_kernel.display"}
 # What the runtime must never know of, and what may be imported only where it is used.
 JUPYTER = {
     "IPython",

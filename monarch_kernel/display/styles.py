@@ -1,0 +1,41 @@
+"""The styles of all HTML that we show, in one place.
+
+They are inline, because a saved notebook, an e-mail and a plain front end keep no style sheet. Text takes its colour
+from the page around it, and JupyterLab's variables have fallbacks, so everything is readable on light and dark pages.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FONT: Final = "font-family:var(--jp-code-font-family,ui-monospace,monospace)"
+#: The box around text in the font of code.
+BOX: Final = f"{FONT};font-size:var(--jp-code-font-size,13px);line-height:1.35"
+#: Front ends style `<pre>`, each in its own way; a plain one takes everything from the box around it.
+BARE_PRE: Final = "all:unset;display:block"
+WRAPPED: Final = f"{BARE_PRE};white-space:pre-wrap;overflow-wrap:anywhere;{FONT}"
+UNWRAPPED: Final = f"{BARE_PRE};white-space:pre;{FONT}"
+
+DIM: Final = "opacity:.65"
+BOLD: Final = "font-weight:600"
+BAD: Final = "color:#d9362b"
+#: A thread to follow: sets of ranks.
+RANKS: Final = f"color:#2b7fd9;{BOLD}"
+#: The part of a source line that runs now.
+RUNS_NOW: Final = "background:rgba(255,176,32,.30);border-radius:2px"
+#: A small label in the colour of a fork, and the line along what follows a fork.
+FORK_CHIP: Final = "background:#d9912b;color:#fff;border-radius:8px;padding:0 6px;font-size:85%"
+FORK_LINE: Final = "border-left:3px solid #d9912b"
+INSIDE_LINE: Final = "border-left:1px solid rgba(128,128,128,.45)"
+WARNING_LINE: Final = "border-left:3px solid var(--jp-warn-color1,#ef6c00);padding-left:.6em"
+
+#: Cells of tables: front ends align them in different ways.
+LEFT: Final = "text-align:left;vertical-align:top;white-space:pre-wrap"
+RIGHT: Final = "text-align:right;vertical-align:top;white-space:pre-wrap"
+CAPTION: Final = f"{DIM};margin-bottom:2px"
+
+#: The sixteen colours of terminals, readable on light and on dark pages alike.
+ANSI_COLOURS: Final = (
+    "#6e7681", "#e75c58", "#00a250", "#b8860b", "#208ffb", "#d160c4", "#2aa1b3", "#a1a6b2",
+    "#8b949e", "#f0706c", "#16b45f", "#d29922", "#4aa3ff", "#e07ed5", "#56c2d1", "#c5c1b4",
+)  # fmt: skip
