@@ -27,16 +27,16 @@ class _Command(NamedTuple):
 
 _COMMANDS = {
     "install": _Command(
-        "tell Jupyter about this environment's kernel", "monarch_kernel.kernel.install:add_install_command"
+        "tell Jupyter about this environment's kernel", "monarch_kernel.cli.install:add_install_command"
     ),
-    "uninstall": _Command("undo install", "monarch_kernel.kernel.install:add_uninstall_command"),
+    "uninstall": _Command("undo install", "monarch_kernel.cli.install:add_uninstall_command"),
     "worker": _Command(
         "let controllers of other hosts, or of this one, use this host",
-        "monarch_kernel.runtime.host.worker:add_worker_command",
+        "monarch_kernel.cli.worker:add_worker_command",
     ),
     "debug": _Command(
         "stop, step and look into the ranks of a kernel or script that runs on this machine",
-        "monarch_kernel.debugger.console.terminal:add_debug_command",
+        "monarch_kernel.cli.debug:add_debug_command",
     ),
     "keys": _Command(
         "make keys for controllers and workers, and lists of who is let in",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.debugger.console.terminal import choose
+from monarch_kernel.cli.debug import choose
 from monarch_kernel.tools import Controller, controllers
 from tests.conftest import alive, wait_until
 

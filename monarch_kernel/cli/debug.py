@@ -1,0 +1,71 @@
+"""``monarch-kernel debug [PID]``: the debugger's console of a running controller, in this terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from monarch_kernel.tools import Controller
+
+
+def add_debug_command(parser: argparse.ArgumentParser) -> None:
+    """The options of ``monarch-kernel debug``."""
+    parser.add_argument("pid", nargs="?", type=int, metavar="PID", help="the process to debug, where there are several")
+    parser.add_argument("--list", action="store_true", help="list the processes with meshes, and end")
+    parser.add_argument(
+        "-c", "--command", action="append", default=[], metavar="COMMAND", help="execute this and end; repeatable"
+    )
+    parser.description = (
+        "Opens the debugger's console of a kernel or script of yours that runs on this machine, also of one that was "
+        "never debugged before. help lists its commands."
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from monarch_kernel.tools import ask_console, controllers
+
+    found = controllers()
+    if options.list:
+        print(listed(found) if found else "No process of yours has meshes on this machine.")
+        return 0
+    try:
+        chosen = choose(found, options.pid)
+        sock = ask_console(chosen)
+    except (LookupError, ConnectionError) as error:
+        print(f"monarch-kernel debug: {error.args[0]}", file=sys.stderr)
+        return 1
+    from monarch_kernel.debugger.console.terminal import Terminal
+
+    terminal = Terminal(sock, chosen)
+    try:
+        return terminal.execute(options.command) if options.command else terminal.talk()
+    finally:
+        terminal.close()
+
+
+def choose(found: Sequence[Controller], pid: int | None) -> Controller:
+    """The controller to debug.
+
+    Raises:
+        LookupError: there is none, or it is not clear which; says what there is.
+    """
+    if pid is not None:
+        for controller in found:
+            if controller.pid == pid:
+                return controller
+        others = f"; those that have are:\n{listed(found)}" if found else ", and no other process of yours has"
+        raise LookupError(f"process {pid} has no meshes, or is not yours{others}")
+    if not found:
+        raise LookupError("no process of yours has meshes on this machine")
+    if len(found) > 1:
+        raise LookupError(f"several processes have meshes; give the PID of one:\n{listed(found)}")
+    return found[0]
+
+
+def listed(found: Iterable[Controller]) -> str:
+    """Controllers, one on a line."""
+    return "\n".join(f"  {controller.pid:>7}  {controller.program[:100]}" for controller in found)
