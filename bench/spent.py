@@ -47,7 +47,9 @@ class Traced:
 
 def trace(peer: str) -> None:
     """Begin to stamp in this process, on the link to a peer."""
-    from monarch_kernel.runtime.actor import calls, endpoint, instance
+    from monarch_kernel.runtime.actor.calls import endpoint
+    from monarch_kernel.runtime.actor.calls import pending as calls
+    from monarch_kernel.runtime.actor.execution import instance
     from monarch_kernel.runtime.actor.system import get_system
     from monarch_kernel.runtime.node import link
 

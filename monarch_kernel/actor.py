@@ -4,8 +4,7 @@ This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
 """
 
 from monarch_kernel import config
-from monarch_kernel.runtime.actor.base import Actor, concurrent_endpoint, endpoint
-from monarch_kernel.runtime.actor.commands import BootstrapCommand, default_bootstrap_cmd
+from monarch_kernel.runtime.actor.calls.endpoint import Accumulator, Endpoint, as_endpoint, send
 from monarch_kernel.runtime.actor.context import (
     Context,
     context,
@@ -13,27 +12,28 @@ from monarch_kernel.runtime.actor.context import (
     current_rank,
     current_size,
 )
-from monarch_kernel.runtime.actor.controllers import get_or_spawn_controller
-from monarch_kernel.runtime.actor.deferred import returns_future
-from monarch_kernel.runtime.actor.endpoint import Accumulator, Endpoint, as_endpoint, send
+from monarch_kernel.runtime.actor.deferred_future import returns_future
+from monarch_kernel.runtime.actor.definition import Actor, concurrent_endpoint, endpoint
 from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, SupervisionError
-from monarch_kernel.runtime.actor.faultline import default_hook as unhandled_fault_hook
-from monarch_kernel.runtime.actor.hosts import HostMesh, local_proc_mesh, proc_mesh, this_host, this_proc
-from monarch_kernel.runtime.actor.ids import ProcId, Uid
-from monarch_kernel.runtime.actor.inspecting import debug_controller
-from monarch_kernel.runtime.actor.life import shutdown_context
-from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
-from monarch_kernel.runtime.actor.ports import Channel, Port, PortReceiver
-from monarch_kernel.runtime.actor.recipes import Healed, HealError, Replacement, heal_mesh
-from monarch_kernel.runtime.actor.telemetry import get_meter, span, traced
-from monarch_kernel.runtime.actor.transports import ChannelTransport, enable_transport
-from monarch_kernel.runtime.actor.workers import (
+from monarch_kernel.runtime.actor.healing.report import Healed, HealError, Replacement, heal_mesh
+from monarch_kernel.runtime.actor.hosts.bootstrap_command import BootstrapCommand, default_bootstrap_cmd
+from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, local_proc_mesh, proc_mesh, this_host, this_proc
+from monarch_kernel.runtime.actor.hosts.workers import (
     attach,
     attach_to_workers,
     run_worker_loop_forever,
     run_worker_loop_until_shutdown,
     start_worker_loop_forever,
 )
+from monarch_kernel.runtime.actor.ids import ProcId, Uid
+from monarch_kernel.runtime.actor.inspection.inspection import debug_controller
+from monarch_kernel.runtime.actor.meshes.mesh_registry import shutdown_context
+from monarch_kernel.runtime.actor.meshes.proc_mesh import ActorMesh, ProcMesh
+from monarch_kernel.runtime.actor.meshes.singletons import get_or_spawn_controller
+from monarch_kernel.runtime.actor.ports.port import Channel, Port, PortReceiver
+from monarch_kernel.runtime.actor.telemetry import get_meter, span, traced
+from monarch_kernel.runtime.actor.transports import ChannelTransport, enable_transport
+from monarch_kernel.runtime.actor.unhandled_fault import default_hook as unhandled_fault_hook
 from monarch_kernel.runtime.mesh.shape import Extent, Point
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future

@@ -5,8 +5,8 @@ ends them. With them, how rank sets are written and read: ``format_ranks``, ``fo
 """
 
 from monarch_kernel.protocol.keeping import KeptInfo, KeptMesh
-from monarch_kernel.runtime.actor.daemons import make_job_folder, remove_job_folder, start_daemon
-from monarch_kernel.runtime.actor.keeping import (
+from monarch_kernel.runtime.actor.hosts.daemons import make_job_folder, remove_job_folder, start_daemon
+from monarch_kernel.runtime.actor.kept.kept_host import (
     KeptError,
     KeptHost,
     attach,
@@ -17,7 +17,7 @@ from monarch_kernel.runtime.actor.keeping import (
     kept_host_of,
     taken_over,
 )
-from monarch_kernel.runtime.actor.life import get_mesh, list_proc_meshes, on_change
+from monarch_kernel.runtime.actor.meshes.mesh_registry import get_mesh, list_proc_meshes, on_change
 from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks, parse_ranks
 from monarch_kernel.runtime.node.link import listens
 

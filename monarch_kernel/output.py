@@ -1,6 +1,6 @@
 """Output of ranks: ``subscribe`` to it as it comes, or read back what was kept (``logs``)."""
 
 from monarch_kernel.runtime.actor.context import calling_cell, on_behalf_of, set_cell
-from monarch_kernel.runtime.actor.output import RankOutput, logs, subscribe
+from monarch_kernel.runtime.actor.output.output_hub import RankOutput, logs, subscribe
 
 __all__ = ["RankOutput", "calling_cell", "logs", "on_behalf_of", "set_cell", "subscribe"]

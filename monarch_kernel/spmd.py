@@ -3,7 +3,7 @@
 This module holds names only; ``monarch_kernel.runtime.spmd`` has the code.
 """
 
-from monarch_kernel.runtime.actor.collectives import are_broken, in_process_group, release
+from monarch_kernel.runtime.actor.execution.collectives import are_broken, in_process_group, release
 from monarch_kernel.runtime.spmd.groups import (
     Group,
     ProcessGroups,

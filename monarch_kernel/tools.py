@@ -11,11 +11,13 @@ module without importing it.
 
 from monarch_kernel.protocol.messages import StackRead
 from monarch_kernel.protocol.private import read_own_file, remove_socket, write_own_file
-from monarch_kernel.runtime.actor.activity import Running, endpoints_here, stacks_from_outside
-from monarch_kernel.runtime.actor.collectives import WAITING, called_method, failed_by_peer, said_first
-from monarch_kernel.runtime.actor.door import Controller, ask_console, call_in_wait, controllers
-from monarch_kernel.runtime.actor.imports import after_import
-from monarch_kernel.runtime.actor.inspecting import (
+from monarch_kernel.runtime.actor.execution.collectives import WAITING, called_method, failed_by_peer, said_first
+from monarch_kernel.runtime.actor.execution.postmortem import Failure
+from monarch_kernel.runtime.actor.import_hooks import after_import
+from monarch_kernel.runtime.actor.inspection.activity import Running, endpoints_here, stacks_from_outside
+from monarch_kernel.runtime.actor.inspection.awaited_calls import Awaited, awaited_by, awaited_here, proc_here
+from monarch_kernel.runtime.actor.inspection.console_endpoint import Controller, ask_console, call_in_wait, controllers
+from monarch_kernel.runtime.actor.inspection.inspection import (
     Whole,
     actors_here,
     failures,
@@ -26,8 +28,6 @@ from monarch_kernel.runtime.actor.inspecting import (
     running_here,
     whole_of,
 )
-from monarch_kernel.runtime.actor.pending import Awaited, awaited_by, awaited_here, proc_here
-from monarch_kernel.runtime.actor.postmortem import Failure
 from monarch_kernel.runtime.node.link import is_ours, peer_of
 
 __all__ = [

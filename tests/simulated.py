@@ -16,7 +16,7 @@ from typing import Any
 
 from monarch_kernel.protocol.casting import GONE
 from monarch_kernel.protocol.messages import Call, Death, ProcRef, Reply, Routed, decode, encode
-from monarch_kernel.runtime.actor.casting import Caster
+from monarch_kernel.runtime.actor.calls.caster import Caster
 from monarch_kernel.runtime.node.relay import Relay
 
 CLOSED = object()

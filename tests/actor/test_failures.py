@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import Actor, ActorError, Channel, SupervisionError, current_rank, endpoint
-from monarch_kernel.runtime.actor import calls
+from monarch_kernel.runtime.actor.calls import pending as calls
 from tests.actor.actors import PATIENCE, Basic
 from tests.actor.conftest import Procs
 from tests.deaths import Mortal

@@ -302,7 +302,7 @@ def test_stopping_while_procs_start(procs: Procs) -> None:
 
 
 def test_stop_of_busy_procs_kills_them_in_the_end(procs: Procs, monkeypatch: pytest.MonkeyPatch) -> None:
-    from monarch_kernel.runtime.actor import meshes
+    from monarch_kernel.runtime.actor.meshes import proc_mesh as meshes
 
     monkeypatch.setattr(meshes, "STOP_GRACE", 0.1)
     world = procs(1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.runtime.actor.output import LONGEST_LINE, RankOutput, Terminal, _Option
+from monarch_kernel.runtime.actor.output.output_hub import LONGEST_LINE, RankOutput, Terminal, _Option
 
 PLAIN = _Option()
 PIECE = "x" * (LONGEST_LINE // 4)

@@ -106,9 +106,9 @@ Python v3.11.7 (/usr/bin/python3)
 
 Thread 7 (active): "MainThread"
     work (user.py:3)
-    call (monarch_kernel/runtime/actor/instance.py:240)
+    call (monarch_kernel/runtime/actor/execution/instance.py:240)
     train (user.py:9)
-    _handle (monarch_kernel/runtime/actor/instance.py:269)
+    _handle (monarch_kernel/runtime/actor/execution/instance.py:269)
     <module> (<frozen runpy>:88)
 Thread 8 (idle): "monarch-poller"
     _step (monarch_kernel/runtime/node/poller.py:281)
@@ -124,7 +124,7 @@ def test_stacks_are_the_users() -> None:
     assert vitals._tidy(DUMP).splitlines() == [
         'Thread 7 (active): "MainThread"',
         "    work (user.py:3)",
-        "    call (monarch_kernel/runtime/actor/instance.py:240)",
+        "    call (monarch_kernel/runtime/actor/execution/instance.py:240)",
         "    train (user.py:9)",
         'Thread 9 (idle): "loader"',
         "    get (queue.py:171)",

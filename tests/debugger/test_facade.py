@@ -30,7 +30,7 @@ def kept() -> list[tuple[str, str, str]]:
 
 
 def keep_for(seconds: float) -> None:
-    from monarch_kernel.runtime.actor import postmortem
+    from monarch_kernel.runtime.actor.execution import postmortem
 
     postmortem.LEASE = seconds
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from monarch_kernel.protocol.casting import GONE
 from monarch_kernel.protocol.messages import DEAD, ERROR, OK, Call, Death, ProcRef, Reply, encode
 from monarch_kernel.protocol.serialize import dumps, loads
-from monarch_kernel.runtime.actor.casting import Caster
+from monarch_kernel.runtime.actor.calls.caster import Caster
 from monarch_kernel.runtime.node import relay
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node

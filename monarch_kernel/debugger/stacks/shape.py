@@ -20,7 +20,7 @@ from monarch_kernel.debugger.stacks.model import (
 )
 
 # What runs the user's code, as the ends of file names: the innermost of these frames is where it begins.
-_ENDPOINTS = ("/runtime/actor/instance.py", "/runtime/actor/async_instance.py", "/runtime/actor/stepping.py")
+_ENDPOINTS = tuple(f"/runtime/actor/execution/{name}.py" for name in ("instance", "async_instance", "interruptible"))
 _CELLS = ("/kernel/rank/cell_runner.py",)
 _STOPS = "/monarch_kernel/debugger/"
 

@@ -161,10 +161,10 @@ _WRAPPERS = ("async_generator_asend", "async_generator_athrow", "anext_awaitable
 
 
 def _adapted(frame: FrameType) -> Any:
-    """The coroutine that a generator of ours drives by hand (see `runtime.actor.stepping`)."""
+    """The coroutine that a generator of ours drives by hand (see `runtime.actor.execution.interruptible`)."""
     if frame.f_code.co_name != "__await__" or frame.f_globals.get("__name__") != _STEPPING:
         return None
     return frame.f_locals.get("coroutine")
 
 
-_STEPPING = "monarch_kernel.runtime.actor.stepping"
+_STEPPING = "monarch_kernel.runtime.actor.execution.interruptible"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel.runtime.mesh.shape import Extent, Point
 
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.actor.instance import Instance
+    from monarch_kernel.runtime.actor.execution.instance import Instance
 
 _SINGLE = Extent((), ())
 

@@ -1,7 +1,7 @@
 """Errors that a caller of a mesh gets: what failed on which ranks, where, and what answered.
 
 `ActorError`: an endpoint raised. `SupervisionError`: a rank cannot answer any more. `MeshFailure`: what the
-owner of a mesh is told when a part of it died. How they read is in `telling`.
+owner of a mesh is told when a part of it died. How they read is in `error_text`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from monarch_kernel.protocol.faults import Fault, static_base
 from monarch_kernel.protocol.messages import Death
-from monarch_kernel.runtime.actor import telling
+from monarch_kernel.runtime.actor import error_text as telling
 from monarch_kernel.runtime.mesh.shape import Extent
 
 

@@ -12,7 +12,11 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from monarch_kernel.runtime.actor import async_instance, hosts, instance, meshes, output, transports
+from monarch_kernel.runtime.actor import transports
+from monarch_kernel.runtime.actor.execution import async_instance, instance
+from monarch_kernel.runtime.actor.hosts import host_mesh as hosts
+from monarch_kernel.runtime.actor.meshes import proc_mesh as meshes
+from monarch_kernel.runtime.actor.output import output_hub as output
 from monarch_kernel.runtime.transfer import settings as transfer
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -47,18 +47,19 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import loads
-from monarch_kernel.runtime.actor import door, faultline
-from monarch_kernel.runtime.actor.async_instance import AsyncActorInstance
-from monarch_kernel.runtime.actor.base import ActorSpec, spec_of
-from monarch_kernel.runtime.actor.calls import Reported, acknowledge, ask_agent, fault_body
-from monarch_kernel.runtime.actor.casting import Caster
+from monarch_kernel.runtime.actor import unhandled_fault as faultline
+from monarch_kernel.runtime.actor.calls.caster import Caster
+from monarch_kernel.runtime.actor.calls.pending import Reported, acknowledge, ask_agent, fault_body
+from monarch_kernel.runtime.actor.definition import ActorSpec, spec_of
 from monarch_kernel.runtime.actor.errors import MeshFailure
-from monarch_kernel.runtime.actor.healing import Healer
-from monarch_kernel.runtime.actor.healing_calls import WaitingCalls
-from monarch_kernel.runtime.actor.holding import Hold
-from monarch_kernel.runtime.actor.instance import ActorInstance, Client, Instance, on_peers_failed
-from monarch_kernel.runtime.actor.portbook import PortBook, arrived
-from monarch_kernel.runtime.actor.ports import ReplyPort
+from monarch_kernel.runtime.actor.execution.async_instance import AsyncActorInstance
+from monarch_kernel.runtime.actor.execution.bootstrap_hold import Hold
+from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Client, Instance, on_peers_failed
+from monarch_kernel.runtime.actor.healing.healer import Healer
+from monarch_kernel.runtime.actor.healing.held_calls import WaitingCalls
+from monarch_kernel.runtime.actor.inspection import console_endpoint as door
+from monarch_kernel.runtime.actor.ports.holders import PortBook, arrived
+from monarch_kernel.runtime.actor.ports.port import ReplyPort
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.poller import FORKED
@@ -181,7 +182,7 @@ class System:
     def _call(self, link: Any, message: Call, body: Any) -> None:
         actor = self.actors.get(message.actor)
         if actor is None and message.actor == "controllers" and self.is_root:
-            from monarch_kernel.runtime.actor.controllers import start_directory
+            from monarch_kernel.runtime.actor.meshes.singletons import start_directory
 
             start_directory()
             actor = self.actors.get(message.actor)
@@ -457,7 +458,7 @@ class System:
     def this_proc(self) -> Any:
         """This process as a proc mesh of one."""
         if self._this_proc is None:
-            from monarch_kernel.runtime.actor.meshes import proc_mesh_of_this_process
+            from monarch_kernel.runtime.actor.meshes.proc_mesh import proc_mesh_of_this_process
 
             self._this_proc = proc_mesh_of_this_process(self)
         return self._this_proc
@@ -465,7 +466,7 @@ class System:
     def this_host(self) -> Any:
         """This host as a host mesh of one."""
         if self._this_host is None:
-            from monarch_kernel.runtime.actor.hosts import host_mesh_of_this_host
+            from monarch_kernel.runtime.actor.hosts.host_mesh import host_mesh_of_this_host
 
             self._this_host = host_mesh_of_this_host(self)
         return self._this_host
@@ -568,7 +569,7 @@ def _bootstrap() -> System:
         faultline.install()
         door.install(system)
         _system = system
-        from monarch_kernel.runtime.actor.output import hub
+        from monarch_kernel.runtime.actor.output.output_hub import hub
 
         hub(system)
         atexit.register(_at_exit)
@@ -579,7 +580,7 @@ def _bootstrap() -> System:
 def _at_exit() -> None:
     if _system is not None and _system.pid == os.getpid():
         _system.shutdown()
-        from monarch_kernel.runtime.actor import output
+        from monarch_kernel.runtime.actor.output import output_hub as output
 
         output.flush_default()
 
@@ -592,7 +593,8 @@ def shutdown(timeout: float | None = None) -> None:
         if system is None:
             return
         system.shutdown(5.0 if timeout is None else timeout)
-        from monarch_kernel.runtime.actor import output, postmortem
+        from monarch_kernel.runtime.actor.execution import postmortem
+        from monarch_kernel.runtime.actor.output import output_hub as output
 
         output.flush_default()
         postmortem.release()

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from monarch_kernel.runtime.actor.imports import after_import
+from monarch_kernel.runtime.actor.import_hooks import after_import
 
 
 class _Seeds:

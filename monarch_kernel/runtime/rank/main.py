@@ -22,16 +22,16 @@ from typing import Any
 import msgspec
 
 # Every actor needs it: loaded once for all ranks.
-import monarch_kernel.runtime.actor.meshes  # noqa: F401  # pyright: ignore[reportUnusedImport]
+import monarch_kernel.runtime.actor.meshes.proc_mesh  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel import aliases
 from monarch_kernel.protocol.keeping import Adopt
 from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, ProcRef, RankConfig, Reply
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
-from monarch_kernel.runtime.actor import collectives
-from monarch_kernel.runtime.actor.calls import acknowledge, fault_body
+from monarch_kernel.runtime.actor.calls.pending import acknowledge, fault_body
 from monarch_kernel.runtime.actor.context import Context, current, shared
-from monarch_kernel.runtime.actor.instance import ActorInstance
+from monarch_kernel.runtime.actor.execution import collectives
+from monarch_kernel.runtime.actor.execution.instance import ActorInstance
 from monarch_kernel.runtime.actor.system import System, set_system
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.rank import capture, entropy

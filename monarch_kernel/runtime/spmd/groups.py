@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch_kernel.runtime.actor.base import Actor, endpoint
 from monarch_kernel.runtime.actor.context import current_rank
+from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
-from monarch_kernel.runtime.actor.healing import TIMEOUT, Healed
-from monarch_kernel.runtime.actor.hosts import HostMesh
-from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
+from monarch_kernel.runtime.actor.healing.healer import TIMEOUT, Healed
+from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
+from monarch_kernel.runtime.actor.meshes.proc_mesh import ActorMesh, ProcMesh
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.spmd import member

@@ -21,8 +21,8 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlparse
 
-from monarch_kernel.runtime.actor import collectives
-from monarch_kernel.runtime.actor.postmortem import let_go_of_groups
+from monarch_kernel.runtime.actor.execution import collectives
+from monarch_kernel.runtime.actor.execution.postmortem import let_go_of_groups
 from monarch_kernel.runtime.spmd.member import Meeting
 
 #: How long a rank waits between two looks whether rank 0's store is there, at first and at most (seconds).

@@ -31,7 +31,7 @@ from monarch_kernel.debugger.places import LIBRARY, RUNTIME, USER, Place, kind_o
         ("<frozen importlib._bootstrap>", LIBRARY),
         (monarch_kernel.__file__, RUNTIME),
         (places.__file__, RUNTIME),
-        ("/opt/venv/lib/python3.12/site-packages/monarch_kernel/runtime/actor/instance.py", RUNTIME),
+        ("/opt/venv/lib/python3.12/site-packages/monarch_kernel/runtime/actor/execution/instance.py", RUNTIME),
         ("/data/ada/monarch_kernel_examples/train.py", USER),
         ("/data/ada/lib/python_tricks/train.py", USER),
     ],

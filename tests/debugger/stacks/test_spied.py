@@ -34,7 +34,7 @@ def thread(name: str, *frames: dict[str, Any], gil: bool = False, ident: int = 7
 
 
 STARTS = (frame("<string>", "<module>"), frame(f"{OURS}/runtime/rank/main.py", "Rank.run"))
-CALLS = frame(f"{OURS}/runtime/actor/instance.py", "ActorInstance._handle")
+CALLS = frame(f"{OURS}/runtime/actor/execution/instance.py", "ActorInstance._handle")
 CELLS = frame(f"{OURS}/kernel/rank/cell_runner.py", "CellRunner.run")
 
 

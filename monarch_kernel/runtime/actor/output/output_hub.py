@@ -17,7 +17,7 @@ import msgspec
 
 from monarch_kernel.protocol.messages import GetLogs, LogText
 from monarch_kernel.protocol.output import OutputDecoder, decode_answer, plain_text
-from monarch_kernel.runtime.actor.answer_gate import AnswerGate
+from monarch_kernel.runtime.actor.output.answer_gate import AnswerGate
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.rankset import format_ranks
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_kernel.runtime.actor import system as systems
-from monarch_kernel.runtime.actor.meshes import ProcMesh
+from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.poller import Poller
 

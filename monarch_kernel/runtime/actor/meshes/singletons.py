@@ -7,9 +7,9 @@ import threading
 from typing import Any, TypeVar
 
 from monarch_kernel.protocol.messages import ProcRef
-from monarch_kernel.runtime.actor.base import Actor, concurrent_endpoint, spec_of
+from monarch_kernel.runtime.actor.definition import Actor, concurrent_endpoint, spec_of
 from monarch_kernel.runtime.actor.errors import MeshFailure
-from monarch_kernel.runtime.actor.meshes import _NO_EXTENT, RESERVED, ActorMesh
+from monarch_kernel.runtime.actor.meshes.proc_mesh import _NO_EXTENT, RESERVED, ActorMesh
 from monarch_kernel.runtime.actor.system import get_system
 from monarch_kernel.runtime.mesh.shape import Region
 from monarch_kernel.runtime.node.future import Future

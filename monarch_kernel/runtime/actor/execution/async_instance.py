@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any
 
 from monarch_kernel.protocol.messages import Call, StopActor
-from monarch_kernel.runtime.actor.base import EndpointSpec
 from monarch_kernel.runtime.actor.context import Context, cell, current, shared
+from monarch_kernel.runtime.actor.definition import EndpointSpec
 from monarch_kernel.runtime.actor.errors import MeshFailure
-from monarch_kernel.runtime.actor.instance import CLEANUP_TIMEOUT, FAILURE, ActorInstance
-from monarch_kernel.runtime.actor.portbook import pickled
-from monarch_kernel.runtime.actor.stepping import Steps
+from monarch_kernel.runtime.actor.execution.instance import CLEANUP_TIMEOUT, FAILURE, ActorInstance
+from monarch_kernel.runtime.actor.execution.interruptible import Steps
+from monarch_kernel.runtime.actor.ports.holders import pickled
 from monarch_kernel.runtime.node.loop import new_loop
 
 log = logging.getLogger(__name__)

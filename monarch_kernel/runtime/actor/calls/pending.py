@@ -18,8 +18,8 @@ from monarch_kernel.protocol.faults import Fault, capture, decode_fault, encode_
 from monarch_kernel.protocol.messages import DEAD, OK, Death, PeersFailed, ProcRef, Reply, decode_death, encode_death
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
-from monarch_kernel.runtime.actor.collectives import failed_by_peer
 from monarch_kernel.runtime.actor.errors import RankFailure, build_actor_error, build_supervision_error
+from monarch_kernel.runtime.actor.execution.collectives import failed_by_peer
 from monarch_kernel.runtime.mesh.rankset import format_points
 from monarch_kernel.runtime.mesh.shape import Extent, Point
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh

@@ -22,17 +22,17 @@ from monarch_kernel.protocol.messages import (
     StopProcs,
 )
 from monarch_kernel.protocol.serialize import dumps_flat, explain, loads
-from monarch_kernel.runtime.actor.base import ActorSpec, check_constructor, class_label, spec_of
-from monarch_kernel.runtime.actor.calls import ManyCall, Target, ask_agent
-from monarch_kernel.runtime.actor.casting import send_to_all
+from monarch_kernel.runtime.actor.calls.caster import send_to_all
+from monarch_kernel.runtime.actor.calls.endpoint import Endpoint, PlainMethod
+from monarch_kernel.runtime.actor.calls.pending import ManyCall, Target, ask_agent
 from monarch_kernel.runtime.actor.context import calling_cell, current
-from monarch_kernel.runtime.actor.endpoint import Endpoint, PlainMethod
+from monarch_kernel.runtime.actor.definition import ActorSpec, check_constructor, class_label, spec_of
 from monarch_kernel.runtime.actor.errors import ActorError
-from monarch_kernel.runtime.actor.inspecting import Inspectable
+from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT, Healed, Mendable
+from monarch_kernel.runtime.actor.inspection.inspection import Inspectable
+from monarch_kernel.runtime.actor.meshes.pool_methods import Pooled
 from monarch_kernel.runtime.actor.names import unique
-from monarch_kernel.runtime.actor.pooled import Pooled
-from monarch_kernel.runtime.actor.portbook import pickled
-from monarch_kernel.runtime.actor.recipes import HEAL_TIMEOUT, Healed, Mendable
+from monarch_kernel.runtime.actor.ports.holders import pickled
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Region, shrunk
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
@@ -40,7 +40,7 @@ from monarch_kernel.runtime.node.future import Future, gathered, resolved
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
 
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.actor.hosts import HostMesh
+    from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
 
 T = TypeVar("T")
 
@@ -517,7 +517,7 @@ class ProcMesh(Mendable, Inspectable, Pooled, MeshTrait):
     @property
     def host_mesh(self) -> Any:
         """The hosts of this mesh. Those of a slice that leaves hosts out have one dimension, ``hosts``."""
-        from monarch_kernel.runtime.actor.hosts import HostMesh, HostRef
+        from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, HostRef
 
         hosts: dict[str, HostRef] = {}
         for ref in self._target().procs:
@@ -551,7 +551,7 @@ class ProcMesh(Mendable, Inspectable, Pooled, MeshTrait):
             raise RuntimeError(
                 "aggregate_window_sec needs stream_to_client=True: there is nothing to aggregate otherwise"
             )
-        from monarch_kernel.runtime.actor import output
+        from monarch_kernel.runtime.actor.output import output_hub as output
 
         return output.set_option(self, stream_to_client, aggregate_window_sec, level)
 

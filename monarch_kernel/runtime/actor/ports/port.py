@@ -1,6 +1,6 @@
 """Ports: one-way typed pipes whose sending end can travel to any process.
 
-A receiver knows who was given its port (``portbook``), so that waiting for a value ends when all of those are dead.
+A receiver knows who was given its port (``holders``), so that waiting for a value ends when all of those are dead.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import loads
-from monarch_kernel.runtime.actor.base import tell_undeliverable
-from monarch_kernel.runtime.actor.calls import Target, failure_of
+from monarch_kernel.runtime.actor.calls.pending import Target, failure_of
+from monarch_kernel.runtime.actor.definition import tell_undeliverable
 from monarch_kernel.runtime.actor.errors import SupervisionError, build_port_error
-from monarch_kernel.runtime.actor.portbook import NobodyLeft, came, give, let_go, met, pickled
+from monarch_kernel.runtime.actor.ports.holders import NobodyLeft, came, give, let_go, met, pickled
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.supervision.senders import Senders
 

@@ -6,8 +6,8 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_kernel.runtime.actor import postmortem
 from monarch_kernel.runtime.actor.context import calling_cell, current
+from monarch_kernel.runtime.actor.execution import postmortem
 
 _DEBUGGER = "monarch_kernel.debug"
 
@@ -70,7 +70,7 @@ def whole_of(mesh: Any) -> Whole:
         TypeError: it is neither.
         LookupError: these actors' proc mesh is not known in this process.
     """
-    from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ActorMesh, ProcMesh
     from monarch_kernel.runtime.mesh.shape import Extent, Region
 
     if isinstance(mesh, ProcMesh):

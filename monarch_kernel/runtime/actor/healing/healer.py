@@ -42,17 +42,17 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
-from monarch_kernel.runtime.actor.calls import OneCall, Target, acknowledge, ask_agent
-from monarch_kernel.runtime.actor.portbook import give
-from monarch_kernel.runtime.actor.recipes import HEAL_TIMEOUT as TIMEOUT
-from monarch_kernel.runtime.actor.recipes import Birth, Healed, HealError, Recipe, Replacement
+from monarch_kernel.runtime.actor.calls.pending import OneCall, Target, acknowledge, ask_agent
+from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT as TIMEOUT
+from monarch_kernel.runtime.actor.healing.report import Birth, Healed, HealError, Recipe, Replacement
+from monarch_kernel.runtime.actor.ports.holders import give
 from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.node.future import Future, gathered
 from monarch_kernel.runtime.supervision.restarts import RestartPolicy, Restarts
 
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.actor.hosts import HostMesh
-    from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
+    from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ActorMesh, ProcMesh
     from monarch_kernel.runtime.actor.system import System
 
 log = logging.getLogger(__name__)

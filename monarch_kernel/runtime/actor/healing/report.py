@@ -11,8 +11,8 @@ from monarch_kernel.protocol.messages import ProcRef, SpawnProcs
 from monarch_kernel.runtime.node.future import Future, nothing
 
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.actor.hosts import HostMesh
-    from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
+    from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ActorMesh, ProcMesh
 
 #: How long the start of a successor, and every ``__init__`` and ``__restore__`` on it, may take (seconds).
 HEAL_TIMEOUT = 60.0
@@ -133,7 +133,7 @@ def heal_mesh(mesh: Mesh, hosts: HostMesh | None = None, timeout: float = HEAL_T
     Raises:
         HealError: this process has not spawned these procs. What else can go wrong, awaiting the mesh raises.
     """
-    from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ActorMesh, ProcMesh
 
     if not isinstance(mesh, ProcMesh | ActorMesh):
         raise TypeError(f"heal_mesh takes a proc mesh or an actor mesh, not {type(mesh).__name__}")
@@ -145,7 +145,7 @@ def heal_mesh(mesh: Mesh, hosts: HostMesh | None = None, timeout: float = HEAL_T
 
 
 def _procs_of(mesh: ProcMesh | ActorMesh[Any]) -> ProcMesh:
-    from monarch_kernel.runtime.actor.meshes import ProcMesh
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 
     if isinstance(mesh, ProcMesh):
         return mesh

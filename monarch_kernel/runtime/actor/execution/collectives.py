@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from types import CodeType, FrameType
 from typing import Any
 
-from monarch_kernel.runtime.actor.imports import after_import
+from monarch_kernel.runtime.actor.import_hooks import after_import
 
 C10D = "torch.distributed.distributed_c10d"
 #: How long a thread must have stood still in a collective, without processor time, before it is released (seconds).

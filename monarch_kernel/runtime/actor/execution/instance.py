@@ -34,17 +34,17 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
-from monarch_kernel.runtime.actor import collectives, postmortem
-from monarch_kernel.runtime.actor.base import ActorSpec, EndpointSpec
-from monarch_kernel.runtime.actor.calls import acknowledge, fault_body
+from monarch_kernel.runtime.actor.calls.pending import acknowledge, fault_body
 from monarch_kernel.runtime.actor.context import Context, cell, current, shared
+from monarch_kernel.runtime.actor.definition import ActorSpec, EndpointSpec
 from monarch_kernel.runtime.actor.errors import MeshFailure
-from monarch_kernel.runtime.actor.portbook import give, give_to_unknown, leave, pickled
-from monarch_kernel.runtime.actor.recipes import MAX_KEPT_CHECKPOINT
+from monarch_kernel.runtime.actor.execution import collectives, postmortem
+from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT
+from monarch_kernel.runtime.actor.ports.holders import give, give_to_unknown, leave, pickled
 from monarch_kernel.runtime.mesh.shape import Extent, Point
 
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.actor.ports import ReplyPort
+    from monarch_kernel.runtime.actor.ports.port import ReplyPort
     from monarch_kernel.runtime.actor.system import System
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Instance:
 
     def stop_owned(self, reason: str) -> None:
         """Stop the meshes this one spawned, last first, and wait for them."""
-        from monarch_kernel.runtime.actor.meshes import ProcMesh
+        from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 
         own = {ref.id for mesh in self.owned if isinstance(mesh, ProcMesh) for ref in mesh._target().procs}
         while self.owned:

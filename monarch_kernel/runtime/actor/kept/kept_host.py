@@ -34,13 +34,13 @@ from monarch_kernel.protocol.keeping import (
 from monarch_kernel.protocol.messages import Death, ProcRef
 from monarch_kernel.protocol.private import NotOursError, NotPrivateError
 from monarch_kernel.protocol.serialize import dumps_flat, loads
-from monarch_kernel.runtime.actor import daemons
-from monarch_kernel.runtime.actor.calls import ask_agent
-from monarch_kernel.runtime.actor.hosts import HostMesh, HostRef, HostUse
-from monarch_kernel.runtime.actor.meshes import ActorMesh, ProcMesh, settled
-from monarch_kernel.runtime.actor.recipes import MAX_KEPT_CHECKPOINT, Birth, HealError, Recipe
+from monarch_kernel.runtime.actor.calls.pending import ask_agent
+from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT, Birth, HealError, Recipe
+from monarch_kernel.runtime.actor.hosts import daemons
+from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, HostRef, HostUse
+from monarch_kernel.runtime.actor.hosts.workers import dial_all
+from monarch_kernel.runtime.actor.meshes.proc_mesh import ActorMesh, ProcMesh, settled
 from monarch_kernel.runtime.actor.system import System, get_system
-from monarch_kernel.runtime.actor.workers import dial_all
 from monarch_kernel.runtime.mesh.shape import Extent, Region
 from monarch_kernel.runtime.node.future import resolved
 from monarch_kernel.runtime.supervision.tree import OwnedMesh

@@ -13,10 +13,10 @@ from monarch_kernel import aliases
 from monarch_kernel.protocol.messages import Bootstrap, Launch, ProcRef, ProcSpec, Shutdown, SpawnProcs, StopProcs
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, explain
-from monarch_kernel.runtime.actor.calls import ManyCall, Target, ask_agent
-from monarch_kernel.runtime.actor.commands import BootstrapCommand, checked_env, command_of, launch_of
+from monarch_kernel.runtime.actor.calls.pending import ManyCall, Target, ask_agent
 from monarch_kernel.runtime.actor.context import current
-from monarch_kernel.runtime.actor.meshes import _NO_EXTENT, STOP_GRACE, ProcMesh, settled
+from monarch_kernel.runtime.actor.hosts.bootstrap_command import BootstrapCommand, checked_env, command_of, launch_of
+from monarch_kernel.runtime.actor.meshes.proc_mesh import _NO_EXTENT, STOP_GRACE, ProcMesh, settled
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Point, Region

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from monarch_kernel.runtime.actor.calls import ManyCall, OneCall, StreamCall, Target
+from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall, Target
 from monarch_kernel.runtime.node.future import Future
 
 _GET = Future.get.__code__

@@ -1,0 +1,1 @@
+"""Healing: replacing dead procs and actors, and the calls that wait for it."""

@@ -1,0 +1,1 @@
+"""What tools see of the runtime: running endpoints, awaited calls, failures, and the console endpoint."""

@@ -1,0 +1,1 @@
+"""Kept meshes: those that outlive the controller that started them."""
