@@ -28,8 +28,8 @@ import cloudpickle
 from bench import fleet
 from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_host
 from monarch_kernel.debug import diff, get_debugger, stacks
-from monarch_kernel.debugger.stacks.snapshot import snapshot
-from monarch_kernel.debugger.stopping.spec import Bound, Breakpoint, Frame, Stop
+from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Frame, Stop
+from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 from monarch_kernel.protocol.messages import OK, Call, Create, Introduce, Reply, Routed, Watch, encode
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.system import get_system, shutdown
@@ -156,7 +156,7 @@ class Simulated:
         uid = f"fleet-{ranks}"
         self.mesh = ProcMesh(system, uid, uid, procs, region, Region.from_extent(Extent(("hosts",), (hosts,))))
         system.proc_meshes[uid] = self.mesh
-        from monarch_kernel.debugger.asking import ask
+        from monarch_kernel.debugger.controller.query import ask
 
         hub = get_debugger().actor()
         node = system.node
@@ -279,8 +279,8 @@ def best(n=300_000, rounds=7):
     return min(found)
 best(rounds=2)
 off = best()
-from monarch_kernel.debugger.stopping.engine import StopEngine
-from monarch_kernel.debugger.stopping.spec import Breakpoint
+from monarch_kernel.debugger.rank.stopping.engine import StopEngine
+from monarch_kernel.debugger.model.stops import Breakpoint
 engine = StopEngine(lambda event: None, lambda *a: False, lambda: ("", "", ""))
 loaded = best()
 begin = time.perf_counter()
@@ -331,7 +331,7 @@ def costs() -> dict[str, dict[str, float]]:
 
 def merging() -> dict[str, list[float]]:
     """Thousands of stacks, of which a few are different, into one tree."""
-    from monarch_kernel.debugger.stacks.merge import merge
+    from monarch_kernel.debugger.controller.stacks.merge import merge
 
     mine = snapshot()
     found: dict[str, list[float]] = {}

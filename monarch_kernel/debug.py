@@ -9,7 +9,13 @@ This module holds names only; ``monarch_kernel.debugger`` has the code.
 """
 
 from monarch_kernel.debugger import existing_debugger, get_debugger, select
-from monarch_kernel.debugger.asking import Answers, ask
+from monarch_kernel.debugger.controller.hang import hang
+from monarch_kernel.debugger.controller.hub import MeshDebugger
+from monarch_kernel.debugger.controller.query import Answers, ask
+from monarch_kernel.debugger.controller.sets import Group, Moved, StopSet
+from monarch_kernel.debugger.controller.stacks import Stacks, stacks
+from monarch_kernel.debugger.controller.values import Diff, diff, pull
+from monarch_kernel.debugger.controller.viewers import DriverError, Viewer
 from monarch_kernel.debugger.events import (
     BreakpointsChanged,
     MeshBreakpoint,
@@ -19,12 +25,6 @@ from monarch_kernel.debugger.events import (
     RankStop,
     RankStopped,
 )
-from monarch_kernel.debugger.hang import hang
-from monarch_kernel.debugger.hub import MeshDebugger
-from monarch_kernel.debugger.sets import Group, Moved, StopSet
-from monarch_kernel.debugger.stacks import Stacks, stacks
-from monarch_kernel.debugger.values import Diff, diff, pull
-from monarch_kernel.debugger.viewers import DriverError, Viewer
 
 __all__ = [
     "Answers",

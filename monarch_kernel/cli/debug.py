@@ -38,7 +38,7 @@ def _run(options: argparse.Namespace) -> int:
     except (LookupError, ConnectionError) as error:
         print(f"monarch-kernel debug: {error.args[0]}", file=sys.stderr)
         return 1
-    from monarch_kernel.debugger.console.terminal import Terminal
+    from monarch_kernel.debugger.terminal.client import Terminal
 
     terminal = Terminal(sock, chosen)
     try:

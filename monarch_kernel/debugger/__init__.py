@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.hub import MeshDebugger
+    from monarch_kernel.debugger.controller.hub import MeshDebugger
 
 #: Called with the debugger of this process when somebody has made one, by whichever thread that was.
 on_made: list[Callable[[MeshDebugger], object]] = []
@@ -18,14 +18,14 @@ on_made: list[Callable[[MeshDebugger], object]] = []
 
 def get_debugger() -> MeshDebugger:
     """The debugger of this controller; made by the first who asks."""
-    from monarch_kernel.debugger import hub
+    from monarch_kernel.debugger.controller import hub
 
     return hub.get_debugger()
 
 
 def existing_debugger() -> MeshDebugger | None:
     """The debugger of this controller, if anybody has asked for it."""
-    from monarch_kernel.debugger import hub
+    from monarch_kernel.debugger.controller import hub
 
     return hub.existing_debugger()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from monarch_kernel.debugger.stopping.spec import Bound, Breakpoint, Stop
+from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Stop
 
 Key = tuple[str, int, int]
 """A stop: the mesh's name, the rank, and the stop's id in that rank's process."""
@@ -45,7 +45,7 @@ class RankStopped:
 
 @dataclass(frozen=True, slots=True)
 class RankResumed:
-    """A stop is over; ``how`` as in `stopping.spec.Resumed`, or "gone" where the rank died."""
+    """A stop is over; ``how`` as in `model.stops.Resumed`, or "gone" where the rank died."""
 
     key: Key
     how: str = "continue"

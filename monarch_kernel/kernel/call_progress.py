@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.actor import ProcMesh
-from monarch_kernel.debugger.hang import hang
+from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.kernel.debug.hang_watch import HangWatch, is_worth_telling
 from monarch_kernel.kernel.output.cell_errors import FileLabel
 from monarch_kernel.kernel.output.router import CellOutput, OutputRouter
@@ -25,7 +25,7 @@ from monarch_kernel.meshes import list_proc_meshes, on_change
 from monarch_kernel.tools import Awaited, awaited_here
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.hang.verdict import Verdict
+    from monarch_kernel.debugger.controller.hang.verdict import Verdict
 
 #: How often cells that run are looked at (seconds).
 TICK = 0.25

@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 
 from monarch_kernel.actor import ActorError, SupervisionError, ValueMesh
-from monarch_kernel.debugger.hang import hang
+from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.errors import capture
 from monarch_kernel.kernel.debug.hang_watch import HangWatch
 from monarch_kernel.kernel.output.cell_errors import Failed, FileLabel, MeshCellError, cell_error

@@ -10,7 +10,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 from IPython.utils.tokenutil import token_at_cursor
 
 from monarch_kernel import errors
-from monarch_kernel.debugger import places
+from monarch_kernel.debugger import source_locations
 from monarch_kernel.kernel.interrupts import get_relay
 from monarch_kernel.kernel.magics.completion import MeshCompleter
 from monarch_kernel.kernel.magics.introspection import Introspection
@@ -37,7 +37,7 @@ class _Extension:
         ip.register_magics(self.magics)
         call_errors.install(ip)
         formatters.install(ip)
-        for label in (places.label_files, errors.label_files):
+        for label in (source_locations.label_files, errors.label_files):
             label(self.notebook.file_label)
         self._events = (("pre_run_cell", self.notebook.before_cell), ("post_run_cell", self.notebook.after_cell))
         for name, callback in self._events:
@@ -60,7 +60,7 @@ class _Extension:
         formatters.remove(self._ip)
         self._stop_inspecting()
         self.notebook.close()
-        for label in (places.label_files, errors.label_files):
+        for label in (source_locations.label_files, errors.label_files):
             label(None)
         for name, callback in self._events:
             self._ip.events.unregister(name, callback)

@@ -12,7 +12,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from monarch_kernel.debugger.console.words import CommandError
+from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.kernel.call_progress import CallProgress
 from monarch_kernel.kernel.debug.stop_prompt import StopPrompt
 from monarch_kernel.kernel.magics.completion import Known
@@ -252,7 +252,7 @@ class Notebook:
         kept: list[str] = []
         with suppress(KeptError):  # %mesh ls says what is wrong
             kept = [info.name for info in self.session.kept_elsewhere()]
-        hub = sys.modules.get("monarch_kernel.debugger.hub")
+        hub = sys.modules.get("monarch_kernel.debugger.controller.hub")
         debugger = hub.existing_debugger() if hub is not None else None
         breakpoints = [each.id for each in debugger.breakpoints()] if debugger is not None else []
         files = sorted(file.name for file in os.scandir() if file.name.endswith(".py"))

@@ -511,7 +511,7 @@ def _differences(managed: ManagedMesh, options: UpOptions) -> list[str]:
 
 def _join_debugger(procs: ProcMesh) -> None:
     """Breakpoints that hold everywhere hold on a new mesh before the first cell runs there."""
-    hub = sys.modules.get("monarch_kernel.debugger.hub")
+    hub = sys.modules.get("monarch_kernel.debugger.controller.hub")
     debugger = hub.existing_debugger() if hub is not None else None
     if debugger is not None:
         debugger.joined(procs)

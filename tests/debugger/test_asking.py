@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import ProcMesh, endpoint
-from monarch_kernel.debugger.asking import ask
+from monarch_kernel.debugger.controller.query import ask
 from tests.actor.actors import PATIENCE, Basic
 from tests.conftest import wait_until
 from tests.deaths import Mortal
@@ -104,7 +104,7 @@ def test_a_rank_that_dies_meanwhile_is_dead_and_not_late(procs: Any, faults: Any
 
 
 def die_if(rank: int) -> None:
-    from monarch_kernel.debugger.rank import rank_of
+    from monarch_kernel.debugger.rank.process import rank_of
 
     if rank_of()[1] == rank:
         os.kill(os.getpid(), signal.SIGKILL)

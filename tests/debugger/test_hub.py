@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from monarch_kernel.debugger import get_debugger
+from monarch_kernel.debugger.controller.hub import MeshDebugger
+from monarch_kernel.debugger.controller.viewers import DriverError
 from monarch_kernel.debugger.events import RankGone, RankResumed, RankStopped
-from monarch_kernel.debugger.hub import MeshDebugger
-from monarch_kernel.debugger.viewers import DriverError
 from monarch_kernel.errors import ActorError, SupervisionError
 from tests.actor.actors import PATIENCE
 from tests.conftest import wait_until

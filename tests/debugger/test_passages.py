@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_kernel.debugger import rank
+from monarch_kernel.debugger.rank import process as rank
 
 
 def test_without_a_group_hits_are_counted() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_kernel.debugger.viewers import DriverError, Viewers
+from monarch_kernel.debugger.controller.viewers import DriverError, Viewers
 
 
 def test_the_first_that_steers_drives() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.debugger.votes import MEMORY, Differs, First
+from monarch_kernel.debugger.controller.votes import MEMORY, Differs, First
 
 
 def test_all_stop_where_one_differs() -> None:

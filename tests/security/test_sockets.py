@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import attach_to_workers, this_host
-from monarch_kernel.debugger.console import server as console
+from monarch_kernel.debugger.terminal import server as console
 from monarch_kernel.meshes import keep, kept, listens
 from monarch_kernel.runtime.actor.system import get_system
 from monarch_kernel.runtime.host.worker import _remove_dead_socket

@@ -22,7 +22,7 @@ from typing import Any
 
 from monarch_kernel.actor import ActorError, Channel, SupervisionError
 from monarch_kernel.debugger.dap.framing import Frames, content, frame
-from monarch_kernel.debugger.dap.tunnel import START_TIMEOUT, Begun, DebugpyTunnel
+from monarch_kernel.debugger.rank.debugpy_tunnel import START_TIMEOUT, Begun, DebugpyTunnel
 
 _CHUNK = 65536
 _LOOPBACK = "127.0.0.1"

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch_kernel.debugger.controller.viewers import DriverError
 from monarch_kernel.debugger.dap.ids import BASE, FrameOf, RankThread, StopKey
-from monarch_kernel.debugger.dap.inrank import complete, copy_to_globals, read_source, rich_value
 from monarch_kernel.debugger.dap.shown import Event
 from monarch_kernel.debugger.dap.table import RankTable
 from monarch_kernel.debugger.dap.translate import (
@@ -31,10 +31,10 @@ from monarch_kernel.debugger.dap.translate import (
 )
 from monarch_kernel.debugger.events import BreakpointsChanged, RankGone, RankRanOff, RankResumed, RankStop, RankStopped
 from monarch_kernel.debugger.events import Event as MeshEvent
-from monarch_kernel.debugger.viewers import DriverError
+from monarch_kernel.debugger.rank.frame_tools import complete, copy_to_globals, read_source, rich_value
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.hub import MeshDebugger
+    from monarch_kernel.debugger.controller.hub import MeshDebugger
 
 #: Whose the breakpoints of front ends are.
 OWNER = "dap"

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch_kernel.debugger.events import MeshBreakpoint, RankStop
-from monarch_kernel.debugger.places import LIBRARY, RUNTIME, kind_of
-from monarch_kernel.debugger.stopping.spec import Evaluation, Frame, Variable
+from monarch_kernel.debugger.model.stops import Evaluation, Frame, Variable
+from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, kind_of
 
 #: `Stop.reason` as the `stopped` event has it.
 REASONS = {"breakpoint()": "breakpoint", "post mortem": "exception"}

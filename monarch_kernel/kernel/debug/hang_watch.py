@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.hang.verdict import Verdict
+    from monarch_kernel.debugger.controller.hang.verdict import Verdict
 
 #: A verdict is shown when nothing has moved for this long (seconds).
 STILL = 10.0
@@ -77,6 +77,6 @@ class HangWatch:
 
 def is_worth_telling(found: Verdict) -> bool:
     """Whether somebody waits; ranks that a debugger has stopped are told of elsewhere."""
-    from monarch_kernel.debugger.hang.verdict import NOTHING, PAUSED
+    from monarch_kernel.debugger.controller.hang.verdict import NOTHING, PAUSED
 
     return found.kind not in (NOTHING, PAUSED)

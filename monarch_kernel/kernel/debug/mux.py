@@ -66,7 +66,7 @@ class MonarchDebugger(Debugger):
     async def attach(self, message: Message) -> Message:
         """Attach debugpy to the kernel, but not to our own threads and files: a kernel that is stopped at a breakpoint
         must still be able to ask its ranks."""
-        from monarch_kernel.debugger.dap.tunnel import spare_runtime
+        from monarch_kernel.debugger.rank.debugpy_tunnel import spare_runtime
 
         self._spare = spare_runtime
         ours = os.path.join(os.path.dirname(monarch_kernel.__file__), "**")

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 
 from monarch_kernel import debugger as debuggers
-from monarch_kernel.debugger.console import surroundings
-from monarch_kernel.debugger.console.surroundings import Surroundings
-from monarch_kernel.debugger.console.words import CommandError
+from monarch_kernel.debugger.commands import frontend
+from monarch_kernel.debugger.commands.frontend import Surroundings
+from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.kernel.output.router import CellOutput
 from monarch_kernel.meshes import get_mesh
 
 if TYPE_CHECKING:
+    from monarch_kernel.debugger.controller.hub import MeshDebugger
     from monarch_kernel.debugger.events import RankStop
-    from monarch_kernel.debugger.hub import MeshDebugger
     from monarch_kernel.kernel.notebook import Notebook
 
 log = logging.getLogger(__name__)
@@ -102,9 +102,9 @@ class StopNotices:
 
     def install(self) -> None:
         """Begin; a debugger that is there already is followed, too."""
-        surroundings.use(NotebookSurroundings(self._notebook))
+        frontend.use(NotebookSurroundings(self._notebook))
         debuggers.on_made.append(self._follow)
-        hub = sys.modules.get("monarch_kernel.debugger.hub")
+        hub = sys.modules.get("monarch_kernel.debugger.controller.hub")
         debugger = hub.existing_debugger() if hub is not None else None
         if debugger is not None:
             self._follow(debugger)
@@ -113,7 +113,7 @@ class StopNotices:
         """Follow no more."""
         with suppress(ValueError):
             debuggers.on_made.remove(self._follow)
-        surroundings.use(None)
+        frontend.use(None)
         with self._wake:
             self._closed = True
             self._wake.notify()
@@ -171,7 +171,7 @@ class StopNotices:
         return self._news != self._seen or self._closed
 
     def _update(self, debugger: MeshDebugger) -> None:
-        from monarch_kernel.debugger.console.text import grouped, stopped_text
+        from monarch_kernel.debugger.commands.stop_text import grouped, stopped_text
 
         by_cell: dict[str, list[RankStop]] = {}
         for at in live(debugger.stops()):

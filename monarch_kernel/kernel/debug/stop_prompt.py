@@ -22,9 +22,9 @@ from monarch_kernel.meshes import list_proc_meshes
 from monarch_kernel.tools import call_in_wait
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.console.session import Console
+    from monarch_kernel.debugger.commands.console import Console
+    from monarch_kernel.debugger.controller.hub import MeshDebugger
     from monarch_kernel.debugger.events import RankStop
-    from monarch_kernel.debugger.hub import MeshDebugger
     from monarch_kernel.kernel.cell_run import CellRun
     from monarch_kernel.kernel.notebook import Notebook
 
@@ -268,7 +268,7 @@ class StopPrompt:
         patient: bool = False,
         heir: Console | None = None,
     ) -> bool:
-        from monarch_kernel.debugger.console.session import Console
+        from monarch_kernel.debugger.commands.console import Console
 
         said: list[str] = []
         console = Console(debugger, said.append, name=NAME)

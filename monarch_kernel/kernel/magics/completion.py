@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch_kernel.debugger.console.words import COMMANDS
+from monarch_kernel.debugger.commands.grammar import COMMANDS
 
 
 @dataclass(frozen=True, slots=True)

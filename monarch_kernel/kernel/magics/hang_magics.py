@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from monarch_kernel.debugger.hang import hang
+from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.kernel.magics import arguments as args_of
 from monarch_kernel.kernel.magics.arguments import parse, usage_error
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.hang.verdict import Verdict
+    from monarch_kernel.debugger.controller.hang.verdict import Verdict
 
 #: Subcommands of `%mesh` that are here.
 SUBCOMMANDS = ("hang",)

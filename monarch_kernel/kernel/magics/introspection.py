@@ -64,7 +64,7 @@ class Introspection:
         if found is None:
             return None
         managed, ranks = found
-        from monarch_kernel.debugger.asking import ask
+        from monarch_kernel.debugger.controller.query import ask
 
         for rank in self._order(managed, ranks)[:2]:
             key = (managed.procs.name, rank)

@@ -10,7 +10,7 @@ from monarch_kernel.kernel.magics import arguments as args_of
 from monarch_kernel.kernel.magics.arguments import parse, usage_error
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.stacks import Stacks
+    from monarch_kernel.debugger.controller.stacks import Stacks
 
 #: Subcommands of `%mesh` that are here.
 SUBCOMMANDS = ("stacks",)
@@ -44,7 +44,7 @@ class StackMagics:
             raise usage_error(command, f"--over takes a number of seconds of at least 0, not {over:g}")
         mesh = self._session.find(found.name, command)
         ranks = args_of.select(command, found.ranks, [], mesh.extent, mesh.name)
-        from monarch_kernel.debugger.stacks import stacks
+        from monarch_kernel.debugger.controller.stacks import stacks
 
         return stacks(
             mesh,

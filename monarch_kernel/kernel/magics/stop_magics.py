@@ -9,14 +9,14 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.debugger import get_debugger
-from monarch_kernel.debugger.console import arming
-from monarch_kernel.debugger.console.words import CommandError
+from monarch_kernel.debugger.commands import breakpoints
+from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.kernel.debug.stop_notices import live
 from monarch_kernel.kernel.magics import arguments as args_of
 from monarch_kernel.kernel.magics.arguments import help_text, usage_error, without_comment
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.console.session import Console
+    from monarch_kernel.debugger.commands.console import Console
     from monarch_kernel.kernel.notebook import Notebook
     from monarch_kernel.kernel.session import MeshSession
 
@@ -54,18 +54,18 @@ class StopMagics:
             return
         debugger = get_debugger()
         if not line.strip():
-            print(arming.listing(debugger, self._notebook.file_label))
+            print(breakpoints.listing(debugger, self._notebook.file_label))
             return
-        made = _refused(arming.arm, debugger, line, "%mesh break")
+        made = _refused(breakpoints.arm, debugger, line, "%mesh break")
         self._notebook.stops.notices.setters[made.id] = self._notebook.cell_key
-        print(arming.armed_text(made, self._notebook.file_label))
+        print(breakpoints.armed_text(made, self._notebook.file_label))
 
     @magic_arguments("mesh clear")
     @argument("numbers", nargs="*", metavar="N", help="of breakpoints, as %%mesh break lists them; or all")
     def clear(self, line: str) -> None:
         """Remove breakpoints."""
         if not _asks_for_help(line, StopMagics.clear):
-            print(_refused(arming.clear, get_debugger(), without_comment(line).strip(), "%mesh clear"))
+            print(_refused(breakpoints.clear, get_debugger(), without_comment(line).strip(), "%mesh clear"))
 
     @magic_arguments("mesh debug")
     @argument("-r", "--ranks", metavar="RANKS", help=_RANKS)
@@ -136,7 +136,7 @@ class StopMagics:
 
     def _one_shot(self) -> Console:
         """The console of single commands; it remembers the frame, and what `ranks` and `group` chose."""
-        from monarch_kernel.debugger.console.session import Console
+        from monarch_kernel.debugger.commands.console import Console
 
         debugger = get_debugger()
         if self._console is None or self._console.debugger is not debugger:

@@ -59,7 +59,7 @@ class ValueMagics:
             raise usage_error(command, "say what to compare, such as loss or net.fc.weight")
         if found.timeout is not None and not found.timeout > 0:
             raise usage_error(command, f"--timeout takes a number of seconds above 0, not {found.timeout:g}")
-        from monarch_kernel.debugger.values import diff
+        from monarch_kernel.debugger.controller.values import diff
 
         mesh, name = self._meant(found.on, command)
         ranks = args_of.select(command, found.ranks, [], mesh.extent, name)

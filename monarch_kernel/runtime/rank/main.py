@@ -255,7 +255,7 @@ def _breakpoint(*args: Any, **kwargs: Any) -> Any:
     import importlib
 
     # By name, like all tools: the runtime does not depend on it.
-    importlib.import_module("monarch_kernel.debugger.rank").stop_here(sys._getframe(1))
+    importlib.import_module("monarch_kernel.debugger.rank.process").stop_here(sys._getframe(1))
     return None
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.debugger.console.surroundings import Surroundings
-from monarch_kernel.debugger.console.words import CommandError
+from monarch_kernel.debugger.commands.frontend import Surroundings
+from monarch_kernel.debugger.commands.grammar import CommandError
+from monarch_kernel.debugger.controller.collective_timeouts import Countdown
+from monarch_kernel.debugger.controller.viewers import Viewer, Viewers
 from monarch_kernel.debugger.events import MeshBreakpoint, RankStop, RankStopped
-from monarch_kernel.debugger.patience import Countdown
-from monarch_kernel.debugger.stopping.spec import Breakpoint, Evaluation, Frame, Stop, Variable
-from monarch_kernel.debugger.viewers import Viewer, Viewers
+from monarch_kernel.debugger.model.stops import Breakpoint, Evaluation, Frame, Stop, Variable
 
 
 @dataclass

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.debugger.console import surroundings
-from monarch_kernel.debugger.console.session import Console
-from monarch_kernel.debugger.console.words import (
+from monarch_kernel.debugger.commands import frontend
+from monarch_kernel.debugger.commands.console import Console
+from monarch_kernel.debugger.commands.grammar import (
     BREAK_OPTIONS,
     COMMANDS,
     CommandError,
@@ -20,15 +20,15 @@ from monarch_kernel.debugger.console.words import (
     read_spot,
     split_options,
 )
-from monarch_kernel.debugger.patience import Countdown
+from monarch_kernel.debugger.controller.collective_timeouts import Countdown
 from tests.debugger.console.scripted import Notebook, Rank, Scripted
 
 
 @pytest.fixture(autouse=True)
 def in_a_notebook() -> Iterator[None]:
-    surroundings.use(Notebook())
+    frontend.use(Notebook())
     yield
-    surroundings.use(None)
+    frontend.use(None)
 
 
 class Typed:

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from monarch_kernel.actor import Extent
+from monarch_kernel.debugger.controller.viewers import Viewer, Viewers
 from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankResumed, RankStop, RankStopped
-from monarch_kernel.debugger.stopping.spec import Bound, Breakpoint, Evaluation, Frame, Stop, Variable
-from monarch_kernel.debugger.viewers import Viewer, Viewers
+from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Evaluation, Frame, Stop, Variable
 
 CELL = "/tmp/ipykernel_1/42.py"
 FRAMES = (

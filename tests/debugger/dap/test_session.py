@@ -10,7 +10,7 @@ import pytest
 from monarch_kernel.debugger.dap.ids import BASE
 from monarch_kernel.debugger.dap.session import RankSession
 from monarch_kernel.debugger.events import RankGone, RankRanOff
-from monarch_kernel.debugger.stopping.spec import Bound
+from monarch_kernel.debugger.model.stops import Bound
 from tests.debugger.dap.memory import CELL, Debugger, Mesh
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.actor import Actor, context, endpoint, this_host
-from monarch_kernel.debugger.hang import hang
-from monarch_kernel.debugger.hang.verdict import NOTHING, Verdict
+from monarch_kernel.debugger.controller.hang import hang
+from monarch_kernel.debugger.controller.hang.verdict import NOTHING, Verdict
 
 KINDS = ("skipped", "extra", "reordered", "shape", "exception", "loader", "stopped", "killed")
 #: What may be said of each, if it is decided.

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.debugger.asking import ask
-from monarch_kernel.debugger.hang.collect import collect
-from monarch_kernel.debugger.hang.evidence import WAITS, Evidence
-from monarch_kernel.debugger.hang.verdict import Verdict
+from monarch_kernel.debugger.controller.hang.verdict import Verdict
+from monarch_kernel.debugger.controller.query import ask
+from monarch_kernel.debugger.model.evidence import WAITS, Evidence
+from monarch_kernel.debugger.rank.hang.collect import collect
 from tests.conftest import wait_until
 from tests.debugger.hang.matrix import Runner, settled
 

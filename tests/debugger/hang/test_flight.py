@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.debugger.asking import ask
-from monarch_kernel.debugger.hang import flight
-from monarch_kernel.debugger.hang.collect import collect
-from monarch_kernel.debugger.places import USER, Place
+from monarch_kernel.debugger.controller.query import ask
+from monarch_kernel.debugger.rank.hang import flight
+from monarch_kernel.debugger.rank.hang.collect import collect
+from monarch_kernel.debugger.source_locations import USER, Place
 from tests.debugger.hang.matrix import Runner
 
 C10D = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"

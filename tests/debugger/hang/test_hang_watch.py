@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from monarch_kernel.debugger.hang.verdict import NOTHING, PAUSED, STANDING, Verdict
+from monarch_kernel.debugger.controller.hang.verdict import NOTHING, PAUSED, STANDING, Verdict
 from monarch_kernel.kernel.debug.hang_watch import HangWatch
 from tests.conftest import wait_until
 

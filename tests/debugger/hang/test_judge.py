@@ -7,8 +7,19 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from monarch_kernel.debugger.hang import verdict
-from monarch_kernel.debugger.hang.evidence import (
+from monarch_kernel.debugger.controller.hang import verdict
+from monarch_kernel.debugger.controller.hang.history import (
+    EXTRA,
+    REORDERED,
+    SAME,
+    SKIPPED,
+    UNCLEAR,
+    parting,
+    starts_apart,
+)
+from monarch_kernel.debugger.controller.hang.judge import judge, settle
+from monarch_kernel.debugger.controller.hang.verdict import Verdict
+from monarch_kernel.debugger.model.evidence import (
     DEAD,
     IDLE,
     LATE,
@@ -25,10 +36,7 @@ from monarch_kernel.debugger.hang.evidence import (
     Group,
     Wait,
 )
-from monarch_kernel.debugger.hang.history import EXTRA, REORDERED, SAME, SKIPPED, UNCLEAR, parting, starts_apart
-from monarch_kernel.debugger.hang.judge import judge, settle
-from monarch_kernel.debugger.hang.verdict import Verdict
-from monarch_kernel.debugger.places import Place
+from monarch_kernel.debugger.source_locations import Place
 
 
 def at(line: int) -> Place:

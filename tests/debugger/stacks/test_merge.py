@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.debugger.places import LIBRARY, USER, Place
-from monarch_kernel.debugger.stacks import Stacks
-from monarch_kernel.debugger.stacks.merge import Branch, merge
-from monarch_kernel.debugger.stacks.model import CODE, ENDPOINT, NATIVE, TASK, THREAD, Frame, Snapshot, Stack
-from monarch_kernel.debugger.stacks.text import MOST_BRANCHES
+from monarch_kernel.debugger.controller.stacks import Stacks
+from monarch_kernel.debugger.controller.stacks.merge import Branch, merge
+from monarch_kernel.debugger.controller.stacks.text import MOST_BRANCHES
+from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, THREAD, Frame, Snapshot, Stack
+from monarch_kernel.debugger.source_locations import LIBRARY, USER, Place
 
 TORCH = "/v/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
 EIGHT = Extent(("hosts", "gpus"), (2, 4))

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from monarch_kernel.debugger.places import USER, Place
-from monarch_kernel.debugger.stacks.model import ENDPOINT, TASK, Frame, Snapshot, Stack
-from monarch_kernel.debugger.stacks.moving import MOVES, joined, watch
+from monarch_kernel.debugger.model.stacks import ENDPOINT, TASK, Frame, Snapshot, Stack
+from monarch_kernel.debugger.rank.stacks.motion import MOVES, joined, watch
+from monarch_kernel.debugger.source_locations import USER, Place
 
 
 def stack(*lines: tuple[str, int], name: str = "a.f", thread: int = 5, kind: str = ENDPOINT) -> Stack:

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 import monarch_kernel
-from monarch_kernel.debugger import places
-from monarch_kernel.debugger.places import LIBRARY, RUNTIME, USER, Place, kind_of
+from monarch_kernel.debugger import source_locations as places
+from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, USER, Place, kind_of
 
 
 @pytest.mark.parametrize(

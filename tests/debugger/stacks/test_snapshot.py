@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.debugger.places import USER
-from monarch_kernel.debugger.stacks.model import INNER_FRAMES, OUTER_FRAMES, TASK, THREAD, Snapshot, Stack
-from monarch_kernel.debugger.stacks.shape import thread_name
-from monarch_kernel.debugger.stacks.snapshot import snapshot
-from monarch_kernel.debugger.stacks.values import LENGTH, MOST, text_of
+from monarch_kernel.debugger.model.stacks import INNER_FRAMES, OUTER_FRAMES, TASK, THREAD, Snapshot, Stack
+from monarch_kernel.debugger.rank.stacks.local_values import LENGTH, MOST, text_of
+from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
+from monarch_kernel.debugger.rank.stacks.trimming import thread_name
+from monarch_kernel.debugger.source_locations import USER
 from tests.conftest import wait_until
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import monarch_kernel
-from monarch_kernel.debugger.stacks.model import CODE, ENDPOINT, NATIVE, THREAD, Snapshot, Stack
-from monarch_kernel.debugger.stacks.snapshot import snapshot
-from monarch_kernel.debugger.stacks.spied import HOLDS_LOCK, read_snapshot, with_native
+from monarch_kernel.debugger.controller.stacks.spied import HOLDS_LOCK, read_snapshot, with_native
+from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, THREAD, Snapshot, Stack
+from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 
 OURS = str(Path(monarch_kernel.__file__).parent)
 THREADING = "/opt/lib/python3.12/threading.py"
@@ -108,7 +108,7 @@ def test_addresses_are_no_names() -> None:
 CODE_OF_A_PROCESS = """
 import os, sys, threading
 sys.path.insert(0, {root!r})
-from monarch_kernel.debugger.stacks.snapshot import snapshot
+from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 import pickle
 def outer():
     class A:

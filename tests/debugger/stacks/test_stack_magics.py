@@ -88,7 +88,9 @@ def test_of_a_cell_in_the_background(scene: Scene) -> None:
     assert f"Cell In[{number}]" in out.result["text/html"] and "def load():" in out.result["text/html"]
     assert kernel.ok("[each.ranks for each in where.classes]").text == "[(1,), (0, 2)]"
     # The method of the mesh calls cells by their names, too.
-    method = "from monarch_kernel.debugger.stacks import stacks\nfrom monarch_kernel.meshes import get_mesh\n"
+    method = (
+        "from monarch_kernel.debugger.controller.stacks import stacks\nfrom monarch_kernel.meshes import get_mesh\n"
+    )
     assert f"Cell In[{number}]:6" in kernel.ok(method + "print(stacks(get_mesh('m')))").stdout
     assert kernel.ok("%mesh stacks -r 1").text.startswith("1 rank of mesh m: 1 stack")
 

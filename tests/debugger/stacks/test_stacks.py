@@ -15,11 +15,11 @@ import pytest
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger import get_debugger
-from monarch_kernel.debugger.stacks import Stacks, stacks
-from monarch_kernel.debugger.stacks.merge import Branch
-from monarch_kernel.debugger.stacks.model import ENDPOINT, NATIVE, TASK, THREAD
-from monarch_kernel.debugger.stacks.moving import MOVES
-from monarch_kernel.debugger.stacks.snapshot import snapshot
+from monarch_kernel.debugger.controller.stacks import Stacks, stacks
+from monarch_kernel.debugger.controller.stacks.merge import Branch
+from monarch_kernel.debugger.model.stacks import ENDPOINT, NATIVE, TASK, THREAD
+from monarch_kernel.debugger.rank.stacks.motion import MOVES
+from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 from monarch_kernel.tools import stacks_from_outside
 from tests.conftest import wait_until
 from tests.debugger.stacks.workers import Loader, Trainer

@@ -8,8 +8,8 @@ import sys
 import threading
 from typing import Any
 
-from monarch_kernel.debugger.stopping import spec
-from monarch_kernel.debugger.stopping.spec import Breakpoint
+from monarch_kernel.debugger.model import stops as spec
+from monarch_kernel.debugger.model.stops import Breakpoint
 from tests.debugger.stopping import guest
 from tests.debugger.stopping.driving import DEADLINE, FILE, Running, line, session, settle
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 
-from monarch_kernel.debugger.stopping.spec import Breakpoint
+from monarch_kernel.debugger.model.stops import Breakpoint
 from tests.debugger.stopping import guest
 from tests.debugger.stopping.driving import Running, line, session
 

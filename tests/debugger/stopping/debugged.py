@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.debugger.stopping.engine import StopEngine
-from monarch_kernel.debugger.stopping.spec import Bound, Breakpoint, Evaluation, Resumed, Stop, Stopped
+from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Evaluation, Resumed, Stop, Stopped
+from monarch_kernel.debugger.rank.stopping.engine import StopEngine
 from monarch_kernel.kernel.rank.cell_runner import Cell, CellRunner
 from monarch_kernel.tools import running_here
 from tests.debugger.stopping import guest

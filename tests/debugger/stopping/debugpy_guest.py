@@ -14,8 +14,8 @@ from typing import Any
 
 import debugpy
 
-from monarch_kernel.debugger.stopping.engine import StopEngine
-from monarch_kernel.debugger.stopping.spec import Breakpoint, Stopped
+from monarch_kernel.debugger.model.stops import Breakpoint, Stopped
+from monarch_kernel.debugger.rank.stopping.engine import StopEngine
 from tests.debugger.stopping import guest
 from tests.debugger.stopping.driving import line
 

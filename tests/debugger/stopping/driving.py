@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from monarch_kernel.debugger.stopping.engine import StopEngine
-from monarch_kernel.debugger.stopping.spec import Breakpoint, Resumed, Stop, Stopped
+from monarch_kernel.debugger.model.stops import Breakpoint, Resumed, Stop, Stopped
+from monarch_kernel.debugger.rank.stopping.engine import StopEngine
 from tests.debugger.stopping import guest
 
 FILE = guest.__file__

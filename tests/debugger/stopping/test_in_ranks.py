@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import ActorError, this_host
-from monarch_kernel.debugger.stopping.spec import Breakpoint, Stop
+from monarch_kernel.debugger.model.stops import Breakpoint, Stop
 from tests.debugger.stopping import debugged, guest
 from tests.debugger.stopping.debugged import AsyncDebugged, Debugged, Driver
 from tests.debugger.stopping.driving import line

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.debugger.values.compare import (
+from monarch_kernel.debugger.controller.values.compare import (
     MOST_COMPARED,
     Difference,
     chosen_blocks,
@@ -15,9 +15,9 @@ from monarch_kernel.debugger.values.compare import (
     families,
     group,
 )
-from monarch_kernel.debugger.values.leaf import Contrast, Leaf, Reading, Stats, root_digest
-from monarch_kernel.debugger.values.reduce import plain_leaf
-from monarch_kernel.debugger.values.report import MOST_SHOWN, Diff, Failed
+from monarch_kernel.debugger.controller.values.report import MOST_SHOWN, Diff, Failed
+from monarch_kernel.debugger.model.readings import Contrast, Leaf, Reading, Stats, root_digest
+from monarch_kernel.debugger.rank.values.reduce import plain_leaf
 
 
 def reading(value: float | str, part: str = "", stats: Stats | None = None) -> Reading:

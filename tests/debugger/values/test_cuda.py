@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.debugger.values.blocks import BLOCK_BYTES, Deadline
-from monarch_kernel.debugger.values.probe import sendable
-from monarch_kernel.debugger.values.reduce import Parts
+from monarch_kernel.debugger.rank.values.blocks import BLOCK_BYTES, Deadline
+from monarch_kernel.debugger.rank.values.probe import sendable
+from monarch_kernel.debugger.rank.values.reduce import Parts
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 
-from monarch_kernel.debugger.values.tensors import TensorArray  # noqa: E402
+from monarch_kernel.debugger.rank.values.tensors import TensorArray  # noqa: E402
 
 
 def read(tensor: Any) -> TensorArray:

@@ -11,8 +11,8 @@ import pytest
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.debugger import get_debugger
-from monarch_kernel.debugger.asking import ask
-from monarch_kernel.debugger.values import diff, pull
+from monarch_kernel.debugger.controller.query import ask
+from monarch_kernel.debugger.controller.values import diff, pull
 from tests.actor.actors import PATIENCE
 from tests.actor.conftest import script as script
 from tests.conftest import wait_until
@@ -133,7 +133,7 @@ def test_torch_and_numpy_are_not_imported_for_values_that_are_not_theirs(script:
     done = script(
         """
         from monarch_kernel.actor import this_host
-        from monarch_kernel.debugger.values import diff
+        from monarch_kernel.debugger.controller.values import diff
         mesh = this_host().spawn_procs(per_host={"gpus": 2})
         print(len(diff(mesh, "[float(__import__('os').getpid()) for _ in range(1000)]").groups))
         (group,) = diff(mesh, "sorted(__import__('sys').modules.keys() & {'numpy', 'torch'})").groups

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.debugger.values import digest, reduce
-from monarch_kernel.debugger.values.blocks import Deadline, TimeLimitError
-from monarch_kernel.debugger.values.leaf import Leaf, Reading
-from monarch_kernel.debugger.values.probe import on_cpu, sendable
-from monarch_kernel.debugger.values.reduce import Parts
+from monarch_kernel.debugger.model.readings import Leaf, Reading
+from monarch_kernel.debugger.rank.values import reduce
+from monarch_kernel.debugger.rank.values.blocks import Deadline, TimeLimitError
+from monarch_kernel.debugger.rank.values.digest import digest
+from monarch_kernel.debugger.rank.values.probe import on_cpu, sendable
+from monarch_kernel.debugger.rank.values.reduce import Parts
 
 
 def parts_of(value: Any, **options: Any) -> Parts:
@@ -384,7 +385,7 @@ def test_where_a_tensor_needs_a_gradient_counts(torch: Any) -> None:
 
 @pytest.mark.torch
 def test_tied_weights_are_read_once(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from monarch_kernel.debugger.values.tensors import TensorArray
+    from monarch_kernel.debugger.rank.values.tensors import TensorArray
 
     count = 0
     original = TensorArray.read

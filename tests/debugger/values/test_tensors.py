@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_kernel.debugger.values.blocks import BLOCK_BYTES, Deadline, TimeLimitError, blocks_of, is_steady
+from monarch_kernel.debugger.rank.values.blocks import BLOCK_BYTES, Deadline, TimeLimitError, blocks_of, is_steady
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from monarch_kernel.debugger.values import tensors  # noqa: E402
-from monarch_kernel.debugger.values.tensors import TensorArray, window  # noqa: E402
+from monarch_kernel.debugger.rank.values import tensors  # noqa: E402
+from monarch_kernel.debugger.rank.values.tensors import TensorArray, window  # noqa: E402
 
 PATIENCE = Deadline(3600)
 MANY = 3 * BLOCK_BYTES // 4 + 1001  # float32 elements: three whole blocks, and one that is shorter

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from monarch_kernel.actor import Actor, context, endpoint
-from monarch_kernel.debugger.values import probe
+from monarch_kernel.debugger.rank.values import probe
 
 SCALE = 3
 

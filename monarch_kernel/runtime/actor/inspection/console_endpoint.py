@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 #: The path of a Unix socket has at most 107 bytes.
 _LONGEST = 107
-_CONSOLE = "monarch_kernel.debugger.console.server"
+_CONSOLE = "monarch_kernel.debugger.terminal.server"
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def actors_here(actor: str = "") -> dict[str, Any]:
 
 def debug_controller() -> Any:
     """The actor of the controller that hears of stopped ranks; ``monarch_kernel.debug`` is what to use."""
-    return importlib.import_module("monarch_kernel.debugger.listener").hub_actor()
+    return importlib.import_module("monarch_kernel.debugger.controller.hub_actor").hub_actor()
 
 
 def keep_failure(error: BaseException, cell: str) -> None:

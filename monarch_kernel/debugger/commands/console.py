@@ -1,0 +1,483 @@
+"""One person at one console: which stopped ranks are chosen, and what each command does with them.
+
+A `Console` knows nothing of terminals or notebooks: lines go in, text comes out. Commands act on a *set* of stops: all
+that are stopped, chosen ranks, or one of the groups into which a step has split them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.debugger.commands import breakpoints, frontend
+from monarch_kernel.debugger.commands.grammar import (
+    Command,
+    CommandError,
+    complete,
+    help_of,
+    read_cast,
+    read_command,
+    read_count,
+)
+from monarch_kernel.debugger.commands.inspection import Looking, frame_key
+from monarch_kernel.debugger.commands.selection import Selection, Thread, thread_of
+from monarch_kernel.debugger.commands.stop_text import (
+    Names,
+    clock,
+    columns,
+    grouped,
+    innermost,
+    place,
+    shown_frames,
+    stack_text,
+    stopped_text,
+    why,
+    with_clock,
+)
+from monarch_kernel.debugger.controller.sets import Moved, StopSet
+from monarch_kernel.meshes import format_ranks
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.controller.collective_timeouts import Countdown
+    from monarch_kernel.debugger.controller.hub import MeshDebugger
+    from monarch_kernel.debugger.controller.viewers import Viewer
+
+#: How long ranks may take to stop, or to go on, when they are told to (seconds).
+PAUSE_TIMEOUT = 2.0
+#: How often the ranks that wait for stopped ones are asked when they will give up (seconds).
+ASK_AGAIN = 5.0
+
+
+class Console(Looking):
+    """Executes commands, one at a time.
+
+    Args:
+        debugger: the `MeshDebugger` of this process.
+        write: is given text to show, whole lines.
+        name: who this is among the debugger's viewers: what others are told when it drives.
+    """
+
+    def __init__(self, debugger: MeshDebugger, write: Callable[[str], object], *, name: str = "a console") -> None:
+        self.debugger = debugger
+        self.name = name
+        self._write = write
+        self._opened: Viewer | None = None
+        self._set = Selection(debugger)
+        self._clock: tuple[float, frozenset[Any], Countdown | None] = (0.0, frozenset(), None)
+        #: Whether the last command was a step that some ranks have not ended yet.
+        self.is_stepping = False
+        self._told: set[Any] = set()
+        self._mortem: set[Any] = set()
+        self._last = ""
+        self._lock = threading.RLock()
+
+    def close(self) -> None:
+        """Let somebody else drive. Ranks that are stopped stay so; another command makes it a viewer again."""
+        viewer, self._opened = self._opened, None
+        if viewer is not None:
+            viewer.close()
+
+    def release(self) -> None:
+        """Let go of the post mortems that this console has opened."""
+        mine, self._mortem = self._mortem, set()
+        self.debugger.resume([at for at in self.debugger.stops() if at.key in mine])
+
+    def take_over(self, other: Console) -> None:
+        """Go on where another console leaves: with the ranks that it has chosen, and what it has opened."""
+        self.release()
+        self._set = other._set
+        self._mortem, other._mortem = other._mortem, set()
+
+    @property
+    def _viewer(self) -> Viewer:
+        if self._opened is None:
+            self._opened = self.debugger.viewer(self.name)
+        return self._opened
+
+    # -- lines -----------------------------------------------------------------------------------
+
+    def run(self, line: str) -> bool:
+        """Execute one line; whether it was a wish to leave. What goes wrong is written, not raised."""
+        with self._lock:
+            command, rest = read_command(line)
+            if not line.strip():
+                if not self._last:
+                    return False
+                command, rest = read_command(self._last)
+            if line.strip():
+                self._last = line if command is not None and command.steps else ""
+            self.is_stepping = False
+            try:
+                return self._execute(command, rest)
+            except (CommandError, RuntimeError) as error:  # RuntimeErrors: somebody else drives, it cannot be stepped
+                self._say(_sentence(error))
+            except KeyError:
+                self._say("That stop is over: the rank has run on or died.")
+            return False
+
+    def _execute(self, command: Command | None, rest: str) -> bool:
+        if command is None:
+            if rest:
+                self._python(rest)
+            return False
+        if command.name in ("quit", "detach"):
+            return self._leave(command.name)
+        handler: Callable[[str], None] = getattr(self, f"_do_{command.name}")
+        handler(rest)
+        return False
+
+    def _leave(self, name: str) -> bool:
+        if name == "detach" and self._set.attached:
+            self._do_all("")
+            return False
+        return True
+
+    def complete(self, before: str) -> list[str]:
+        """What could stand where a line ends now: commands, options, variables of the frame."""
+        word = before.rpartition(" ")[2]
+        if " " not in before and complete(before):
+            return complete(before)
+        stops = self._set.chosen()
+        return complete(before, self._variables(stops[0]) if stops and not word.startswith("-") else ())
+
+    def _variables(self, at: Any) -> list[str]:
+        """The names in the frame that is looked at; none where the rank does not tell."""
+        try:
+            scopes = self.debugger.scopes(at.key, self._set.index(at.stop))
+            return [one.name for one in self.debugger.variables(at.key, scopes[0].ref)] if scopes else []
+        except (LookupError, RuntimeError):  # it ran on, died or is stuck: no reason to disturb whoever types
+            return []
+
+    # -- the prompt ------------------------------------------------------------------------------
+
+    def prompt(self) -> str:
+        """What stands in front of the next line: the chosen ranks, and the time that a collective leaves them."""
+        return with_clock(*self.prompt_parts())
+
+    def prompt_parts(self) -> tuple[str, float | None]:
+        """The same without that time, and the time, for who lets it run; see `with_clock`."""
+        stops = self._set.chosen()
+        if not stops:
+            return "(mesh) ", None
+        meshes = list(dict.fromkeys(at.mesh for at in stops))
+        text = "; ".join(f"{mesh} {_ranks(at.rank for at in stops if at.mesh == mesh)}" for mesh in meshes)
+        scope = self._set.groups()
+        if self._set.is_narrowed and len(scope) > 1:
+            mine = {at.key for at in stops}
+            numbers = [number for number, group in enumerate(scope, 1) if any(at.key in mine for at in group)]
+            text += f", group {numbers[0]}/{len(scope)}" if len(numbers) == 1 else ""
+        left = self.countdown()
+        return f"({text}) ", None if left is None else left.left
+
+    def countdown(self) -> Countdown | None:
+        """The first timeout of a collective in which other ranks wait for the chosen ones, as it is now."""
+        stops = self._set.chosen()
+        keys = frozenset(at.key for at in stops)
+        now = time.monotonic()
+        at, of, known = self._clock
+        if of != keys or now - at > ASK_AGAIN:
+            known = self.debugger.countdown(stops) if stops else None
+            at = time.monotonic()
+            self._clock = at, keys, known
+        return None if known is None else replace(known, left=max(0.0, known.left - (time.monotonic() - at)))
+
+    def announce(self) -> None:
+        """Write who is stopped where."""
+        groups = self._set.groups()
+        if groups:
+            self._say(self._stopped(groups, numbered=True))
+        left = self.countdown()
+        if left is not None:
+            who = f"{_ranks(left.ranks)} of {left.mesh}"
+            self._say(f"{who} wait in {left.what} for stopped ranks, and give up in {clock(left.left)}.")
+
+    def has_news(self) -> bool:
+        """Whether there are stops that nothing here has told of yet."""
+        return bool(self._untold())
+
+    def news(self) -> str:
+        """What to say of them; "" if there are none."""
+        new = self._untold()
+        return self._stopped(grouped(new)) if new else ""
+
+    def _untold(self) -> list[Any]:
+        return [at for at in self.debugger.stops() if at.stop.thread and at.key not in self._told]
+
+    def _stopped(self, groups: Sequence[Sequence[Any]], *, numbered: bool = False) -> str:
+        """Who is stopped where; it counts as told."""
+        self._told = {at.key for at in self.debugger.stops() if at.key in self._told}
+        self._told |= {at.key for group in groups for at in group}
+        return stopped_text(groups, self._label, numbered=numbered)
+
+    # -- the set ---------------------------------------------------------------------------------
+
+    def run_on(self, mesh: str | None, ranks: Sequence[int] | None, line: str) -> None:
+        """Execute one line for these ranks only (None: any), whatever is chosen, which stays so."""
+        threads = {
+            (at.mesh, at.rank, None)
+            for at in self._set.all()
+            if mesh in (None, at.mesh) and (ranks is None or at.rank in ranks)
+        }
+        if not threads:
+            who = f"{format_ranks(ranks, limit=6)} of " if ranks is not None else ""
+            self._say(f"None of {who}{mesh or 'all meshes'} is stopped; groups shows who is.")
+            return
+        with self._only(threads):
+            self.run(line)
+
+    @contextmanager
+    def _only(self, threads: Iterable[Thread]) -> Generator[None]:
+        with self._lock:
+            kept, self._set = self._set, Selection(self.debugger)
+            self._set.choose(threads)
+            try:
+                yield
+            finally:
+                self._set = kept
+
+    def _do_ranks(self, rest: str) -> None:
+        mesh = self._set.mesh()
+        rank, dot, stop = rest.partition(".")
+        if dot and rank.isdigit() and stop.isdigit():
+            found = [at for at in self._set.all() if at.key == (mesh, int(rank), int(stop))]
+            if not found:
+                raise CommandError(f"Rank {rank} of {mesh} has no stop {stop}; groups shows them.")
+            self._set.choose({thread_of(found[0])})
+        else:
+            self._set.choose({(mesh, number, None) for number in self._set.ranks(mesh, rest)})
+        self._show_choice()
+
+    def _do_mesh(self, rest: str) -> None:
+        frontend.current().extent(rest)
+        self._set.choose({(rest, at.rank, None) for at in self._set.all() if at.mesh == rest})
+        self._show_choice()
+
+    def _do_all(self, rest: str) -> None:
+        self._set.choose(None)
+        self._show_choice()
+
+    def _show_choice(self) -> None:
+        self._set.need()
+        self.announce()
+
+    def _do_groups(self, rest: str) -> None:
+        groups = self._set.groups()
+        if not groups:
+            self._set.need()
+        self._say(self._stopped(groups, numbered=True))
+
+    def _do_group(self, rest: str) -> None:
+        if not rest:
+            self._do_groups("")
+            return
+        groups = self._set.groups()
+        number = read_count(rest, "group")
+        if number > len(groups):
+            raise CommandError(f"There {'is one group' if len(groups) == 1 else f'are {len(groups)} groups'} only.")
+        self._set.narrow(groups[number - 1])
+        self._say(self._stopped([groups[number - 1]]))
+
+    # -- Monarch's names --------------------------------------------------------------------------
+
+    def _do_list(self, rest: str) -> None:
+        if self._set.attached:
+            self._do_source(rest)
+            return
+
+        def where(stop: Any) -> str:
+            frame = innermost(stop)
+            return place(frame, self._label) if frame is not None else ""
+
+        def alike(at: Any) -> Any:
+            return at.mesh, at.stop.actor, at.stop.endpoint, where(at.stop), why(at.stop)
+
+        groups = grouped(self._set.all(), alike)
+        if not groups:
+            self._say("No rank is stopped.")
+            return
+        self._stopped(groups)
+        rows = [("mesh", "actor", "endpoint", "ranks", "where", "why")]
+        for group in groups:
+            stop = group[0].stop
+            names = Names(self._set.all()).stops(group).rpartition(f"{group[0].mesh} ")[2]
+            rows.append((group[0].mesh, stop.actor, stop.endpoint, names, where(stop), why(stop)))
+        widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+        for row in rows:
+            self._say("  ".join(f"{text:<{width}}" for text, width in zip(row, widths)).rstrip())
+
+    def _do_attach(self, rest: str) -> None:
+        name, _, number = rest.rpartition(" ")
+        if not name or not number.isdigit():
+            raise CommandError("attach: write attach NAME RANK, with the name of a mesh or of an actor mesh.")
+        found = self._set.named(name.strip(), {int(number)})
+        if not found:
+            raise CommandError(f"Rank {number} of {name.strip()} is not stopped; list shows who is.")
+        self._set.choose((thread_of(at) for at in found), attached=True)
+        self.announce()
+
+    def _do_cast(self, rest: str) -> None:
+        name, text, line = read_cast(rest)
+        stops = self._set.named(name)
+        if not stops:
+            raise CommandError(f"No rank of {name} is stopped; list shows who is.")
+        ranks = set(self._set.ranks(stops[0].mesh, text or "*"))
+        chosen = [at for at in stops if at.rank in ranks]
+        if not chosen:
+            raise CommandError(f"None of these ranks of {name} is stopped; list shows who is.")
+        command, argument = read_command(line)
+        if command is not None and command.name in ("cast", "attach", "detach", "quit"):
+            raise CommandError(f"cast: {command.name} is no command for ranks.")
+        with self._only({thread_of(at) for at in chosen}):
+            self._execute(command, argument)
+
+    # -- moving -----------------------------------------------------------------------------------
+
+    def _do_next(self, rest: str) -> None:
+        self._advance("next")
+
+    def _do_step(self, rest: str) -> None:
+        self._advance("step")
+
+    def _do_out(self, rest: str) -> None:
+        self._advance("out")
+
+    def _do_until(self, rest: str) -> None:
+        stops = self._set.need()
+        frame = innermost(stops[0].stop)
+        line = read_count(rest, "until", (frame.line if frame is not None else 0) + 1)
+        self._advance("until", line)
+
+    def _do_continue(self, rest: str) -> None:
+        stops = self._set.need()
+        names = Names(stops)
+        who = names.stops(stops)
+        self.debugger.resume(stops, "continue", viewer=self._viewer)
+        keys = {at.key for at in stops}
+        # Ranks say that they go on a moment after they were told to.
+        self.debugger.wait(lambda now: not any(at.key in keys for at in now), timeout=PAUSE_TIMEOUT)
+        self._set.narrow(None)
+        if any(at.stop.thread for at in stops):
+            self._say(f"{who} {_runs_on(stops)}.")
+        else:
+            self._set.choose(None)  # those that had failed are not meant when something stops later
+            self._say(f"{who}: closed.")
+
+    def _advance(self, how: str, line: int = 0) -> None:
+        stops = self._set.need()
+        rigid = [at for at in stops if not at.stop.steppable]
+        if rigid:
+            who = Names(stops).stops(rigid)
+            raise CommandError(f"{who}: the frames of an error have ended and cannot be stepped; continue closes them.")
+        before = len(grouped(stops))
+        threads = {thread_of(at) for at in stops}
+        chosen = StopSet(self.debugger, stops, self._viewer)
+        moved = chosen.until(line) if how == "until" else getattr(chosen, how)()
+        self._set.level = 0
+        self.is_stepping = bool(moved.running)
+        self._tell(threads, moved, split=before == 1)
+
+    def _tell(self, threads: set[Thread], moved: Moved, split: bool) -> None:
+        """Say where a step has led, and choose the first group if it has split the set."""
+        groups = grouped(self._set.of(threads))
+        meshes = {mesh for mesh, _rank, _thread in threads}
+        if moved.ended:
+            self._say(f"{_among(moved.ended, meshes)} died.")
+        if moved.running:
+            self._say(f"{_among(moved.running, meshes)} {_runs_on(moved.running)}.")
+        if len(groups) > 1 and split:
+            self._set.narrow(groups[0])
+            self._say("The set has split; group 1 is chosen (group N, ranks and all choose others).")
+        if groups:
+            self._say(self._stopped(groups, numbered=True))
+
+    def _do_pause(self, rest: str) -> None:
+        mesh = self._set.mesh()
+        ranks = self._set.ranks(mesh, rest) if rest else None
+        before = {at.key for at in self.debugger.stops(mesh)}
+        self.debugger.pause(mesh, ranks, viewer=self._viewer)
+        wanted = set(ranks if ranks is not None else range(frontend.current().extent(mesh).nelements))
+
+        def all_stopped(stops: list[Any]) -> bool:
+            return wanted <= {at.rank for at in stops if at.mesh == mesh}
+
+        stops = [at for at in self.debugger.wait(all_stopped, timeout=PAUSE_TIMEOUT) if at.mesh == mesh]
+        self._set.choose({(mesh, rank, None) for rank in wanted} if ranks is not None else None)
+        new = [at for at in stops if at.key not in before]
+        if new:
+            self._say(self._stopped(grouped(new)))
+        missing = wanted - {at.rank for at in stops}
+        if missing:
+            self._say(f"{format_ranks(missing)} will stop at the next line of Python of the user's.")
+
+    def _do_pm(self, rest: str) -> None:
+        mesh = self._set.mesh()
+        self.post_mortem(mesh, self._set.ranks(mesh, rest) if rest else None)
+
+    def post_mortem(self, mesh: str, ranks: Sequence[int] | None) -> bool:
+        """Open the last exceptions of ranks, and choose them; whether there were any."""
+        self.release()
+        opened = self.debugger.post_mortem(mesh, ranks)
+        self._mortem = {at.key for at in opened}
+        stops = list({at.rank: at for at in sorted(opened, key=lambda at: at.stop.id)}.values())  # the last of each
+        if not stops:
+            self._say(f"There is no exception to look at on {'these ranks of ' * (ranks is not None)}mesh {mesh}.")
+            return False
+        self._set.choose({thread_of(at) for at in stops})
+        names = Names(stops)
+        rows: list[tuple[str, str]] = []
+        for group in grouped(stops, lambda at: (at.mesh, at.stop.text, *map(frame_key, shown_frames(at.stop)))):
+            stop = group[0].stop
+            rows.append((names.stops(group), f"{stack_text(stop, self._set.index(stop), self._label)}\n{stop.text}"))
+        self._say(columns(rows))
+        return True
+
+    # -- breakpoints ------------------------------------------------------------------------------
+
+    def _do_break(self, rest: str) -> None:
+        if not rest:
+            self._say(breakpoints.listing(self.debugger, self._label))
+            return
+        stops = self._set.chosen()
+        frame = self._set.frame(stops[0].stop) if stops else None
+        made = breakpoints.arm(self.debugger, rest, "break", shown=frame.file if frame is not None else "")
+        self._say(breakpoints.armed_text(made, self._label))
+
+    def _do_clear(self, rest: str) -> None:
+        self._say(breakpoints.clear(self.debugger, rest, "clear"))
+
+    # -- who drives -------------------------------------------------------------------------------
+
+    def _do_drive(self, rest: str) -> None:
+        if rest not in ("", "--force", "-f"):
+            raise CommandError("drive: --force is all that may follow.")
+        self._viewer.drive(force=bool(rest))
+        self._say("This console drives.")
+
+    def _do_help(self, rest: str) -> None:
+        self._say(help_of(rest))
+
+
+def _among(ranks: Sequence[tuple[str, int]], meshes: Iterable[str]) -> str:
+    """Ranks with their meshes, where those are several."""
+    several = len(set(meshes)) > 1
+    found = dict.fromkeys(mesh for mesh, _ in ranks)
+    return "; ".join(
+        (f"{mesh} " if several else "") + _ranks(rank for of, rank in ranks if of == mesh) for mesh in found
+    )
+
+
+def _runs_on(stops: Sequence[Any]) -> str:
+    return "runs on" if len(stops) == 1 else "run on"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    return format_ranks(ranks, limit=6)
+
+
+def _sentence(error: BaseException) -> str:
+    text = str(error.args[0] if error.args else error).strip()
+    return text if text.endswith((".", "?", ":")) else f"{text}."

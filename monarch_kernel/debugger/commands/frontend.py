@@ -1,0 +1,93 @@
+"""What a console knows of the program around it: names of cells, the mesh in use.
+
+A notebook kernel has more to say than a script, and says it by `use`; so a terminal that is connected to a kernel
+speaks of cells, too.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+from typing import Any
+
+from monarch_kernel.debugger.commands.grammar import CommandError, Spot
+
+
+class Surroundings:
+    """Those of a script. A subclass overrides what it knows better."""
+
+    def label(self, file: str) -> str | None:
+        """What to call a file, such as `Cell In[3]`; None for its base name."""
+        return None
+
+    def mesh(self) -> str | None:
+        """The name of the mesh that is used where none is named; None if it is not clear which, or there is none."""
+        from monarch_kernel.meshes import list_proc_meshes
+
+        names = {mesh.name for mesh in list_proc_meshes()}
+        return names.pop() if len(names) == 1 else None
+
+    def cell(self, number: int) -> tuple[str, str]:
+        """The file name and the text of the cell with that execution number; 0: the last `%%mesh` cell.
+
+        Raises:
+            CommandError: there is none.
+        """
+        raise CommandError("this program has no cells; give the path of a file")
+
+    def lines(self, file: str) -> list[str]:
+        """The source of a file, as far as this process can have it."""
+        return [line.rstrip("\n") for line in linecache.getlines(file)]
+
+    def extent(self, mesh: str) -> Any:
+        """The extent of a mesh of this controller.
+
+        Raises:
+            CommandError: there is no such mesh.
+        """
+        from monarch_kernel.meshes import get_mesh
+
+        try:
+            return get_mesh(mesh).extent
+        except LookupError as error:
+            raise CommandError(str(error)) from None
+
+    def file(self, spot: Spot, shown: str, command: str) -> tuple[str, int]:
+        """The file and line of a place, `shown` being the file that a bare line is in.
+
+        Raises:
+            CommandError: there is no such cell or line.
+        """
+        if spot.cell is not None:
+            name, text = self.cell(spot.cell)
+            count = len(text.rstrip("\n").split("\n"))
+            if spot.line > count:
+                which = f"In[{spot.cell}]" if spot.cell else "the last %%mesh cell"
+                raise CommandError(f"{command}: {which} has {count} line{'s' * (count != 1)}, so no line {spot.line}")
+            return name, spot.line
+        if not spot.file:
+            if not shown:
+                raise CommandError(f"{command}: say in which file or cell line {spot.line} is")
+            return shown, spot.line
+        path = os.path.abspath(os.path.expanduser(spot.file))
+        if not os.path.exists(path):
+            return spot.file, spot.line  # on the ranks' hosts it may be; they compare the ends of paths
+        lines = linecache.getlines(path)
+        if spot.line > len(lines):
+            count = f"{len(lines)} line{'s' * (len(lines) != 1)}"
+            raise CommandError(f"{command}: {spot.file} has {count}, so no line {spot.line}")
+        return path, spot.line
+
+
+_current = Surroundings()
+
+
+def use(surroundings: Surroundings | None) -> None:
+    """Have the consoles of this process use these; None for those of a script."""
+    global _current
+    _current = surroundings or Surroundings()
+
+
+def current() -> Surroundings:
+    """Those in use."""
+    return _current

@@ -1,0 +1,157 @@
+"""Which of the stopped ranks a console's commands are for, and at which frame of theirs it looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.debugger.commands import frontend
+from monarch_kernel.debugger.commands.grammar import CommandError
+from monarch_kernel.debugger.commands.stop_text import Names, grouped
+from monarch_kernel.debugger.controller.sets import user_frames
+from monarch_kernel.meshes import parse_ranks
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.controller.hub import MeshDebugger
+    from monarch_kernel.debugger.events import RankStop
+
+Thread = tuple[str, int, int | None]
+"""A mesh, a rank, and one thread of it (None: all). What a set of stops is known by when they have moved on."""
+
+
+def thread_of(at: RankStop) -> Thread:
+    """The thread that a stop is in; every post mortem counts as one of its own."""
+    return (at.mesh, at.rank, at.stop.thread or -at.stop.id)
+
+
+class Selection:
+    """A *scope*, which is all that are stopped or what a person has chosen, and perhaps one group of that.
+
+    Attributes:
+        attached: the scope is one rank that was chosen by `attach`.
+        level: how many of the user's frames out from the innermost one are looked at.
+    """
+
+    def __init__(self, debugger: MeshDebugger) -> None:
+        self._debugger = debugger
+        self._scope: set[Thread] | None = None
+        self._group: set[Thread] | None = None
+        self.attached = False
+        self.level = 0
+
+    # -- choosing ----------------------------------------------------------------------------------
+
+    def choose(self, threads: Iterable[Thread] | None, attached: bool = False) -> None:
+        """Make these the scope; None: all that are stopped."""
+        self._scope = None if threads is None else set(threads)
+        self._group, self.attached, self.level = None, attached, 0
+
+    def narrow(self, stops: Iterable[RankStop] | None) -> None:
+        """Choose one group of the scope; None: all of it."""
+        self._group = None if stops is None else {thread_of(at) for at in stops}
+        self.level = 0
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether one group is chosen."""
+        return self._group is not None
+
+    # -- what is chosen ------------------------------------------------------------------------------
+
+    def all(self) -> list[RankStop]:
+        """All stops there are."""
+        return self._debugger.stops()
+
+    def of(self, threads: set[Thread] | None) -> list[RankStop]:
+        """The stops of these threads."""
+        stops = self.all()
+        if threads is None:  # what has ended is chosen by `pm`, and stands beside nothing that lives
+            return [at for at in stops if at.stop.thread] or stops
+        return [at for at in stops if (at.mesh, at.rank, None) in threads or thread_of(at) in threads]
+
+    def scope(self) -> list[RankStop]:
+        """The stops of the scope."""
+        return self.of(self._scope)
+
+    def chosen(self) -> list[RankStop]:
+        """The stops that commands are for."""
+        stops = self.scope()
+        if self._group is None:
+            return stops
+        # Without any left, the group has run on: what else there is of the scope.
+        return [at for at in stops if thread_of(at) in self._group] or stops
+
+    def need(self) -> list[RankStop]:
+        """The same; at least one.
+
+        Raises:
+            CommandError: nothing that is chosen is stopped.
+        """
+        stops = self.chosen()
+        if stops:
+            return stops
+        others = self.all()
+        if not others:
+            raise CommandError("No rank is stopped; break sets a breakpoint, pause stops ranks where they are.")
+        who = Names(others).stops(others)
+        raise CommandError(f"None of the chosen ranks is stopped; {who} are, and all chooses them.")
+
+    def groups(self) -> list[list[RankStop]]:
+        """The scope by place, the largest group first."""
+        return grouped(self.scope())
+
+    def named(self, name: str, ranks: Iterable[int] | None = None) -> list[RankStop]:
+        """The stops of a mesh, or of an actor mesh, with this name."""
+        stops = self.all()
+        found = [at for at in stops if at.mesh == name] or [at for at in stops if at.stop.actor == name]
+        return [at for at in found if ranks is None or at.rank in ranks]
+
+    def frame(self, stop: Any) -> Any:
+        """The frame of a stop that is looked at; None where it has none."""
+        frames = [frame for frame in stop.frames if frame.user] or list(stop.frames)
+        return frames[min(self.level, len(frames) - 1)] if frames else None
+
+    def index(self, stop: Any) -> int:
+        """That frame's index."""
+        frame = self.frame(stop)
+        return 0 if frame is None else int(frame.index)
+
+    def by_index(self, stops: Sequence[RankStop]) -> dict[int, list[RankStop]]:
+        """These stops by the index of the frame that is looked at."""
+        found: dict[int, list[RankStop]] = {}
+        for at in stops:
+            found.setdefault(self.index(at.stop), []).append(at)
+        return found
+
+    def highest(self) -> int:
+        """The level of the outermost frame."""
+        return max((len(user_frames(at)) for at in self.chosen()), default=1) - 1
+
+    # -- names of meshes -----------------------------------------------------------------------------
+
+    def mesh(self) -> str:
+        """The mesh that ranks without a name are of.
+
+        Raises:
+            CommandError: there is none, or several could be meant.
+        """
+        names = {at.mesh for at in self.chosen() or self.all()}
+        if len(names) == 1:
+            return names.pop()
+        name = frontend.current().mesh()
+        if name is not None and (not names or name in names):
+            return name
+        if names:
+            raise CommandError(f"Ranks of {' and '.join(sorted(names))} are stopped; mesh NAME chooses one.")
+        raise CommandError("Say which mesh: there are none or several.")
+
+    def ranks(self, mesh: str, text: str) -> tuple[int, ...]:
+        """The ranks of a mesh that `text` names.
+
+        Raises:
+            CommandError: it cannot be read, or there are no such ranks.
+        """
+        try:
+            return parse_ranks(text, frontend.current().extent(mesh))
+        except (ValueError, TypeError, IndexError) as error:
+            raise CommandError(str(error.args[0] if error.args else error)) from None

@@ -1,0 +1,200 @@
+"""What the console prints: stopped ranks in groups, stacks, and answers that are alike. Pure."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from monarch_kernel.meshes import format_ranks
+
+#: What a file is called, such as `Cell In[3]`; None for its own name.
+Label = Callable[[str], str | None]
+
+_RUNS = 8
+
+
+class Frame(Protocol):
+    """A frame of a stop; see `monarch_kernel.debugger.model.stops.Frame`."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def file(self) -> str: ...
+    @property
+    def line(self) -> int: ...
+    @property
+    def user(self) -> bool: ...
+    @property
+    def source(self) -> str: ...
+
+
+def file_name(file: str, label: Label | None = None) -> str:
+    """A file, short: `train.py`, `In[3]`."""
+    named = label(file) if label is not None else None
+    if named:
+        return named.removeprefix("Cell ")
+    return file.replace("\\", "/").rpartition("/")[2] or file
+
+
+def place(frame: Frame, label: Label | None = None) -> str:
+    """Where a frame is: `train.py:12 in Model.forward`."""
+    where = f"{file_name(frame.file, label)}:{frame.line}"
+    return where if frame.name in ("", "<module>") else f"{where} in {frame.name}"
+
+
+def source_line(frame: Frame) -> str:
+    """The text of a frame's line; where the rank has none (the cell was run here only), what this process knows."""
+    return frame.source or linecache.getline(frame.file, frame.line).strip()
+
+
+def shown_frames(stop: Any) -> list[Any]:
+    """The frames of a stop that people want to see, innermost first: where it stands, and the user's."""
+    frames = [frame for frame in stop.frames if frame.user or frame.index == 0]
+    return frames if any(frame.user for frame in frames) else list(stop.frames)
+
+
+def innermost(stop: Any) -> Any:
+    """The frame that a stop is shown at: the innermost of the user's, or the innermost of all."""
+    frames = stop.frames
+    return next((frame for frame in frames if frame.user), frames[0] if frames else None)
+
+
+def why(stop: Any) -> str:
+    """The reason of a stop in a few words; "" after a step."""
+    text = stop.text.split("\n", 1)[0]
+    if stop.reason == "step":
+        return text
+    if stop.reason == "breakpoint":
+        said = f"breakpoint {stop.breakpoint}" if stop.breakpoint else "breakpoint"
+        return f"{said}: {text}" if text else said
+    if stop.reason == "pause":
+        return "paused"
+    if stop.reason == "exception":
+        return text or "exception"
+    return f"{stop.reason}: {text}" if text else str(stop.reason)
+
+
+def where_key(at: Any) -> Hashable:
+    """What stops that can go on together have in common: mesh, innermost place, and the reason if it is an error."""
+    stop = at.stop
+    frame = stop.frames[0] if stop.frames else None
+    here = (frame.file, frame.line, frame.name) if frame is not None else ()
+    error = why(stop) if not stop.steppable else ""
+    return (at.mesh, here, error)
+
+
+def grouped(stops: Iterable[Any], key: Callable[[Any], Hashable] = where_key) -> list[list[Any]]:
+    """Stops with the same key together: the largest group first, then the one with the lowest rank."""
+    groups: dict[Hashable, list[Any]] = {}
+    for at in sorted(stops, key=lambda at: (at.mesh, at.rank, at.stop.id)):
+        groups.setdefault(key(at), []).append(at)
+    return sorted(groups.values(), key=lambda group: (-len(group), group[0].mesh, group[0].rank))
+
+
+class Names:
+    """How ranks are named among some stops: with their mesh where there are several, and with the stop's number where a
+    rank has several."""
+
+    def __init__(self, stops: Iterable[Any]) -> None:
+        stops = list(stops)
+        self._meshes = {at.mesh for at in stops}
+        seen: dict[tuple[str, int], int] = {}
+        for at in stops:
+            seen[at.mesh, at.rank] = seen.get((at.mesh, at.rank), 0) + 1
+        self._several = {rank for rank, count in seen.items() if count > 1}
+
+    def of(self, keys: Iterable[tuple[str, int, int]]) -> str:
+        """These stops, by their keys: `0-3`, `m 0-2,4`, `3.12`."""
+        by_mesh: dict[str, list[tuple[int, int]]] = {}
+        for mesh, rank, stop in keys:
+            by_mesh.setdefault(mesh, []).append((rank, stop))
+        parts: list[str] = []
+        for mesh, found in by_mesh.items():
+            plain = [rank for rank, _ in found if (mesh, rank) not in self._several]
+            texts = [format_ranks(plain, limit=_RUNS)] if plain else []
+            texts += [f"{rank}.{stop}" for rank, stop in sorted(found) if (mesh, rank) in self._several]
+            said = ",".join(texts)
+            parts.append(f"{mesh} {said}" if len(self._meshes) > 1 else said)
+        return "; ".join(parts)
+
+    def stops(self, stops: Iterable[Any]) -> str:
+        """The same for the stops themselves."""
+        return self.of(at.key for at in stops)
+
+
+def answers(values: Mapping[tuple[str, int, int], str], names: Names) -> str:
+    """Identical answers together, each with its ranks in front, the largest group first: `0-2,4  loss = 0.31`."""
+    alike: dict[str, list[tuple[str, int, int]]] = {}
+    for key in sorted(values):
+        alike.setdefault(values[key], []).append(key)
+    ordered = sorted(alike.items(), key=lambda item: (-len(item[1]), item[1][0]))
+    return columns([(names.of(keys), text) for text, keys in ordered])
+
+
+def columns(rows: Sequence[tuple[str, str]]) -> str:
+    """Texts, which may have several lines, beside their headings."""
+    width = max((len(heading) for heading, _ in rows), default=0)
+    lines: list[str] = []
+    for heading, text in rows:
+        first, *others = text.split("\n")
+        lines.append(f"{heading:<{width}}  {first}".rstrip())
+        lines += [f"{'':<{width}}  {line}".rstrip() for line in others]
+    return "\n".join(lines)
+
+
+def stopped_text(groups: Sequence[Sequence[Any]], label: Label | None = None, *, numbered: bool = False) -> str:
+    """Who is stopped where, a group after the other, with the line of source."""
+    names = Names(at for group in groups for at in group)
+    rows: list[tuple[str, str]] = []
+    for number, group in enumerate(groups, 1):
+        stop = group[0].stop
+        frame = innermost(stop)
+        reasons = list(dict.fromkeys(filter(None, (why(at.stop) for at in group))))
+        text = place(frame, label) if frame is not None else "no frame"
+        if reasons:
+            text += f"  ({'; '.join(reasons[:2])}{'; …' if len(reasons) > 2 else ''})"
+        line = source_line(frame) if frame is not None else ""
+        text += f"\n    {line}" if line else ""
+        heading = names.stops(group)
+        rows.append((f"{number}: {heading}" if numbered and len(groups) > 1 else heading, text))
+    return columns(rows)
+
+
+def stack_text(stop: Any, current: int, label: Label | None = None, *, everything: bool = False) -> str:
+    """A stack, innermost last as in tracebacks; `>` marks the frame with the index `current`."""
+    frames = list(stop.frames) if everything else shown_frames(stop)
+    lines: list[str] = []
+    for frame in reversed(frames):
+        mark = ">" if frame.index == current else " "
+        lines.append(f"{mark} {place(frame, label)}")
+        line = source_line(frame)
+        if line:
+            lines.append(f"      {line}")
+    return "\n".join(lines)
+
+
+def source_text(frame: Frame, lines: Sequence[str], around: int) -> str:
+    """The lines around a frame's own, numbered; `->` marks that."""
+    first = max(1, frame.line - around)
+    last = min(len(lines), frame.line + around)
+    width = len(str(last))
+    return "\n".join(
+        f"{number:>{width}} {'->' if number == frame.line else '  '} {lines[number - 1]}".rstrip()
+        for number in range(first, last + 1)
+    )
+
+
+def clock(seconds: float) -> str:
+    """A time that is left: `4:12`, `0:07`."""
+    left = max(0, int(seconds))
+    hours, left = divmod(left, 3600)
+    minutes, seconds_left = divmod(left, 60)
+    return f"{hours}:{minutes:02}:{seconds_left:02}" if hours else f"{minutes}:{seconds_left:02}"
+
+
+def with_clock(prompt: str, left: float | None) -> str:
+    """A prompt with the time that is left in it: `(m 0-3, 4:12 left) `."""
+    return prompt if left is None else f"{prompt.rstrip().removesuffix(')')}, {clock(left)} left) "

@@ -1,1 +1,0 @@
-"""The debugger as people type it: in cells and in terminals."""

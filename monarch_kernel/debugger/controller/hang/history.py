@@ -1,0 +1,105 @@
+"""Where the histories of two ranks part: who left a collective out, called one more, or changed the order.
+
+Pure. Two calls are the same if operation, sizes and the user's line are the same. Ranks may well call the same
+collective from different lines, so a difference counts only if leaving something out makes the rest the same again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from monarch_kernel.debugger.model.evidence import Call
+
+SAME, SKIPPED, EXTRA, REORDERED, UNCLEAR = "same", "skipped", "extra", "reordered", "unclear"
+
+#: No more than this many calls in a row are looked for as left out or added.
+_MOST = 8
+#: What was done so many times is a habit.
+_HABIT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """How a rank's history differs from that of another one, and from which call on.
+
+    Attributes:
+        kind: `SKIPPED`: it left `calls` (of the other's) out; `EXTRA`: it made `calls` more; `REORDERED`: it made
+            `calls` in another order; `SAME`: as far as both go, there is no difference; `UNCLEAR`: another one.
+        calls: the calls in question.
+    """
+
+    kind: str
+    calls: tuple[Call, ...] = ()
+
+
+def parting(mine: Sequence[Call], reference: Sequence[Call]) -> Parting:
+    """How `mine` differs from `reference`, both by number; what only one of them still knows is left out."""
+    if not mine or not reference:
+        return Parting(SAME)
+    start = max(mine[0].number, reference[0].number)
+    ours = [_key(call) for call in mine if call.number >= start]
+    theirs = [_key(call) for call in reference if call.number >= start]
+    our_calls = [call for call in mine if call.number >= start]
+    their_calls = [call for call in reference if call.number >= start]
+    common = min(len(ours), len(theirs))
+    first = next((k for k in range(common) if ours[k] != theirs[k]), common)
+    if first == common:
+        return Parting(SAME)
+    best = Parting(UNCLEAR)
+    for count in range(1, _MOST + 1):
+        if _same(ours[first:], theirs[first + count :]):
+            best = Parting(SKIPPED, tuple(their_calls[first : first + count]))
+            break
+        if _same(ours[first + count :], theirs[first:]):
+            best = Parting(EXTRA, tuple(our_calls[first : first + count]))
+            break
+        window = slice(first, first + count + 1)
+        swapped = Counter(ours[window]) == Counter(theirs[window])
+        if swapped and ours[first + count + 1 : common] == theirs[first + count + 1 : common]:
+            best = Parting(REORDERED, tuple(our_calls[window]))
+            break
+    return best
+
+
+def _same(one: Sequence[object], other: Sequence[object]) -> bool:
+    """Whether two histories are the same as far as both go, and go far enough to say so."""
+    common = min(len(one), len(other))
+    return common > 0 and list(one[:common]) == list(other[:common])
+
+
+def _key(call: Call) -> tuple[object, ...]:
+    place = None if call.place is None else (call.place.file, call.place.line)
+    return call.op, call.shapes, call.dtypes, place
+
+
+def breaks_habit(earlier: Sequence[Call], mine: Call, other: Call) -> bool:
+    """Whether `mine`, called where another rank called `other`, breaks what both have done before.
+
+    Which is so if what they called last was always followed by `other`, twice at least, and that by `mine`: so `mine`
+    comes too early, in a loop. A line that was never reached before says nothing: it may well be that this rank has
+    left the loop, as it should have, and the other one has not.
+
+    Args:
+        earlier: what both have called before that, oldest first.
+        mine: what this rank called then.
+        other: what the other one called.
+    """
+    keys = [_key(call) for call in earlier]
+    if not keys or _key(mine) == _key(other):
+        return False
+    after_last = [after for before, after in pairwise(keys) if before == keys[-1]]
+    after_other = [after for before, after in pairwise(keys) if before == _key(other)]
+    return len(after_last) >= _HABIT and set(after_last) == {_key(other)} and set(after_other) == {_key(mine)}
+
+
+def starts_apart(mine: Sequence[Call], reference: Sequence[Call]) -> bool:
+    """Whether they differ from the first call that both still know, so that where they parted is further back."""
+    if not mine or not reference:
+        return False
+    start = max(mine[0].number, reference[0].number)
+    ours = next((call for call in mine if call.number == start), None)
+    theirs = next((call for call in reference if call.number == start), None)
+    return start > 1 and ours is not None and theirs is not None and _key(ours) != _key(theirs)

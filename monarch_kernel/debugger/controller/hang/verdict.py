@@ -1,0 +1,117 @@
+"""What is said of ranks that do not go on: a verdict, or that it cannot be said. Pure values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from monarch_kernel.debugger.source_locations import Place
+from monarch_kernel.meshes import format_ranks
+
+#: Kinds of verdict.
+SKIPPED = "skipped"  # a rank left a collective out
+EXTRA = "extra"  # a rank called one that the others did not
+ORDER = "order"  # a rank called another collective than the others
+SHAPE = "shape"  # a rank called it with other sizes or types
+ROOT = "root"  # a rank named another source or destination
+FAILED = "failed"  # an exception ended the rank's code
+LOADER = "loader"  # a rank is in a data loader
+RUNNING = "running"  # a rank is in code that goes on
+STANDING = "standing"  # a rank is in code that does not go on
+PAUSED = "paused"  # a debugger has stopped a rank
+SILENT = "silent"  # a rank's process does not go on: stopped by a signal, for instance
+DEAD = "dead"  # a rank's process has ended
+CYCLE = "cycle"  # ranks wait for each other in different operations
+UNDECIDED = "undecided"
+NOTHING = "nothing"  # no rank waits for another one
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """A rank that others wait for.
+
+    Attributes:
+        rank: in its mesh.
+        place: the line that is to blame, or where the rank is instead; None where that is not known.
+        why: what it did, in words, with the rank as the subject.
+        instead: the line where the others are, if the rank called something else than they did.
+    """
+
+    rank: int
+    place: Place | None
+    why: str
+    instead: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Ranks that do the same."""
+
+    ranks: tuple[int, ...]
+    doing: str
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why ranks wait, and for whom.
+
+    Attributes:
+        kind: one of the kinds above.
+        culprits: the ranks to blame; where it is undecided, all those between whom it is.
+        sentence: all of it, in phrases.
+        rows: what all ranks are doing, those to blame first.
+        likely: it is not certain, but nothing speaks against it.
+        notes: what else is to be known, each a sentence.
+        mesh: the name of the mesh.
+        alternatives: where it is undecided, what it may be.
+    """
+
+    kind: str
+    culprits: tuple[Culprit, ...]
+    sentence: str
+    rows: tuple[Row, ...] = ()
+    likely: bool = False
+    notes: tuple[str, ...] = ()
+    mesh: str = ""
+    alternatives: tuple[str, ...] = ()
+
+    @property
+    def decided(self) -> bool:
+        """Whether somebody is named."""
+        return self.kind not in (UNDECIDED, NOTHING, CYCLE)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks to blame, sorted; those between whom it is undecided."""
+        return tuple(sorted({culprit.rank for culprit in self.culprits}))
+
+    def __str__(self) -> str:
+        lines = [self.sentence, *self.notes]
+        if self.rows:
+            who = [_listed(row.ranks) for row in self.rows]
+            width = max(len(each) for each in who)
+            lines += [f"  {each:<{width}}  {row.doing}" for each, row in zip(who, self.rows, strict=True)]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        blamed = set(self.ranks) if self.decided else set[int]()
+        body = "".join(
+            f'<tr><td style="text-align:right{";font-weight:bold" if blamed.intersection(row.ranks) else ""}">'
+            f'{escape(_listed(row.ranks))}</td><td style="text-align:left">{escape(row.doing)}</td></tr>'
+            for row in self.rows
+        )
+        notes = "".join(f'<div style="opacity:.8">{escape(note)}</div>' for note in self.notes)
+        table = "<thead><tr><th>ranks</th><th style='text-align:left'>doing</th></tr></thead>"
+        rows = f"<table>{table}<tbody>{body}</tbody></table>" if body else ""
+        return f'<div style="margin-bottom:4px"><b>{escape(self.sentence)}</b></div>{notes}{rows}'
+
+    def _repr_pretty_(self, printer: object, cycle: bool) -> None:
+        printer.text(str(self))  # type: ignore[attr-defined]  # IPython's, which this module does not import
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return format_ranks(ranks, limit=8).replace(",", ", ")

@@ -1,0 +1,247 @@
+"""The debugger of a controller: every breakpoint, every stopped rank, and who may drive them.
+
+One `MeshDebugger` in the controller process, which any thread may use. Ranks tell the actor `DebugHub` of their stops,
+and that tells the debugger, on the actor's thread; what the debugger wants of ranks it asks their agents, with a
+deadline. It knows of a stop until the rank goes on or dies.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from monarch_kernel.debugger import on_made
+from monarch_kernel.debugger.controller.breakpoints import QUICK, Breaking
+from monarch_kernel.debugger.controller.collective_timeouts import Countdown, countdown
+from monarch_kernel.debugger.controller.query import ask
+from monarch_kernel.debugger.controller.registry import Watched
+from monarch_kernel.debugger.controller.sets import StopSet
+from monarch_kernel.debugger.controller.viewers import DriverError, Viewer
+from monarch_kernel.debugger.events import Key, RankStop
+from monarch_kernel.debugger.model.stops import Evaluation, Variable
+from monarch_kernel.debugger.rank import process as remote
+from monarch_kernel.meshes import list_proc_meshes
+
+HOWS = ("continue", "next", "step", "out", "until")
+
+
+class MeshDebugger(Breaking):
+    """What viewers use; `get_debugger` gives the one of this process."""
+
+    def mesh(self, name: str) -> Any:
+        """The proc mesh of that name. Raises ValueError if there is none."""
+        return self._by_name(name)[0].whole.procs
+
+    def countdown(self, stops: Iterable[RankStop]) -> Countdown | None:
+        """When the collectives in which other ranks wait for these stops give up; asks them (up to half a second)."""
+        return countdown(self, list(stops))
+
+    # -- stops -----------------------------------------------------------------------------------
+
+    def stops(self, mesh: Any = None) -> list[RankStop]:
+        """Who is stopped, by mesh and rank."""
+        name = self._name_of(mesh)
+        with self._lock:
+            found = [at for watched in self._watched.values() for at in watched.stops.values()]
+        return sorted((at for at in found if name in (None, at.mesh)), key=lambda at: at.key)
+
+    def wait(self, predicate: Callable[[list[RankStop]], bool] = bool, timeout: float | None = None) -> list[RankStop]:
+        """Wait until ``predicate(stops())`` holds; gives the stops, whether it does or the time is over."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while True:
+                stops = self.stops()
+                left = None if deadline is None else deadline - time.monotonic()
+                if predicate(stops) or (left is not None and left <= 0):
+                    return stops
+                self._changed.wait(left)
+
+    def pause(self, mesh: Any = None, ranks: Iterable[int] | None = None, viewer: Viewer | None = None) -> None:
+        """Have ranks stop at the next line of the user's code that they come to."""
+        self.viewers.check(viewer)
+        self._quickly(mesh, ranks, remote.pause)
+
+    def resume(
+        self, stops: Iterable[RankStop], how: str = "continue", line: int = 0, viewer: Viewer | None = None
+    ) -> None:
+        """Let stopped ranks go on, all at the same time.
+
+        Args:
+            how: "continue", "next", "step" (into calls), "out", or "until" a ``line``.
+
+        Raises:
+            DriverError: somebody else drives.
+            ValueError: that is not how one goes on.
+        """
+        if how not in HOWS:
+            raise ValueError(f"{how!r} is not how a stop goes on: use one of {', '.join(HOWS)}")
+        self.viewers.check(viewer)
+        for watched, ids, ranks in self._addressed(stops):
+            answers = self._ask(watched, ranks, QUICK, remote.resume, ids, how, line)
+            for rank, done in answers.values.items():
+                for stop in self._ids_of(ids, rank) - set(done):
+                    self.on_resumed(watched.whole.uid, rank, stop, how)  # it was over, and nobody had said so
+
+    def evaluate(
+        self, stops: Iterable[RankStop], source: str, frame: int = 0, timeout: float = 5.0
+    ) -> dict[Key, Evaluation]:
+        """Evaluate an expression (or run a statement) in a frame of each stop, in its own thread."""
+        found: dict[Key, Evaluation] = {}
+        for key, value in self._each(stops, timeout, remote.evaluate, frame, source).items():
+            found[key] = value if isinstance(value, Evaluation) else Evaluation("", error=str(value))
+        return found
+
+    def call(
+        self, stops: Iterable[RankStop], function: Callable[[Any], Any], frame: int = 0, timeout: float = 5.0
+    ) -> dict[Key, Any]:
+        """``function(frame)`` in each stop, in its own thread; an exception is in the place of a value."""
+        return self._each(stops, timeout, remote.call, frame, function)
+
+    def _each(self, stops: Iterable[RankStop], timeout: float, function: Any, *args: Any) -> dict[Key, Any]:
+        found: dict[Key, Any] = {}
+        for watched, ids, ranks in self._addressed(stops):
+            answers = self._ask(watched, ranks, timeout + QUICK / 2, function, ids, *args, timeout)
+            for rank in ranks:
+                for stop in self._ids_of(ids, rank):
+                    key = (watched.name, rank, stop)
+                    if rank in answers.values:
+                        found[key] = answers.values[rank].get(stop, RuntimeError("this stop is over"))
+                    elif rank in answers.errors:
+                        found[key] = RuntimeError(answers.error_of(rank))
+                    else:
+                        why = answers.dead.get(rank) or f"no answer within {timeout:g} s"
+                        found[key] = RuntimeError(f"rank {rank} of mesh {watched.name}: {why}")
+        return found
+
+    def scopes(self, key: Key, frame: int) -> list[Variable]:
+        """The scopes of a frame of a stop. Raises LookupError if the stop is over."""
+        return self._one(key, remote.scopes, frame)
+
+    def variables(self, key: Key, ref: int, start: int = 0, count: int = 0) -> list[Variable]:
+        """The children of a value of a stop (``count`` 0: all). Raises LookupError if the stop is over."""
+        return self._one(key, remote.variables, ref, start, count)
+
+    def set_variable(self, key: Key, ref: int, name: str, expression: str, viewer: Viewer | None = None) -> Variable:
+        """Give a child of a value of a stop another value."""
+        self.viewers.check(viewer)
+        return self._one(key, remote.set_variable, ref, name, expression)
+
+    def frames(self, key: Key) -> tuple[Any, ...]:
+        """The frames of a stop, innermost first. Raises LookupError if the stop is over."""
+        return self.stop_of(key).stop.frames
+
+    def stop_of(self, key: Key) -> RankStop:
+        """The stop of that key. Raises LookupError if it is over."""
+        with self._lock:
+            for watched in self._watched.values():
+                if watched.name == key[0] and key[1:] in watched.stops:
+                    return watched.stops[key[1], key[2]]
+        raise LookupError(f"rank {key[1]} of mesh {key[0]} is not stopped there any more")
+
+    def _one(self, key: Key, function: Any, *args: Any) -> Any:
+        at = self.stop_of(key)
+        (watched,) = self._by_name(key[0])
+        answers = self._ask(watched, [at.rank], QUICK, function, at.stop.id, *args)
+        if at.rank in answers.values:
+            return answers.values[at.rank]
+        if at.rank in answers.errors:
+            raise RuntimeError(answers.error_of(at.rank))
+        why = answers.dead.get(at.rank) or f"no answer within {QUICK:g} s"
+        raise LookupError(f"rank {at.rank} of mesh {watched.name}: {why}")
+
+    def post_mortem(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankStop]:
+        """Open what ranks have kept of their last failures; each becomes a stop that can be looked into, and left."""
+        found: list[RankStop] = []
+        for watched, answers in self._quickly(mesh, ranks, remote.post_mortem):
+            for rank, (pid, stops) in answers.values.items():
+                for stop in stops:
+                    self.on_stopped(watched.whole.uid, rank, pid, stop)
+                    found.append(self.stop_of((watched.name, rank, stop.id)))
+        return sorted(found, key=lambda at: at.key)
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    def _quickly(self, mesh: Any, ranks: Iterable[int] | None, function: Any) -> list[tuple[Watched, Any]]:
+        if mesh is None:
+            for procs in list_proc_meshes():
+                self.watch(procs)
+        chosen = None if ranks is None else sorted(set(ranks))
+        found = [
+            (watched, self._ask(watched, chosen, QUICK, function)) for watched in self._by_name(self._name_of(mesh))
+        ]
+        for watched, answers in found:
+            for rank in answers.errors:
+                raise RuntimeError(f"rank {rank} of mesh {watched.name} could not do this: {answers.error_of(rank)}")
+        return found
+
+    def _ask(self, watched: Watched, ranks: Sequence[int] | None, timeout: float, function: Any, *args: Any) -> Any:
+        return ask(watched.whole.procs, function, *args, ranks=ranks, timeout=timeout)
+
+    def _addressed(self, stops: Iterable[RankStop]) -> list[tuple[Watched, Any, list[int]]]:
+        """The meshes of these stops, with each rank's ids (one number if it is the same for all), and the ranks."""
+        by_mesh: dict[str, dict[int, list[int]]] = {}
+        for at in stops:
+            by_mesh.setdefault(at.mesh, {}).setdefault(at.rank, []).append(at.stop.id)
+        found: list[tuple[Watched, Any, list[int]]] = []
+        for name, ids in by_mesh.items():
+            (watched,) = self._by_name(name)
+            distinct = {tuple(each) for each in ids.values()}
+            alike = len(distinct) == 1 and len(next(iter(distinct))) == 1
+            found.append((watched, next(iter(distinct))[0] if alike else ids, sorted(ids)))
+        return found
+
+    @staticmethod
+    def _ids_of(ids: Any, rank: int) -> set[int]:
+        return {ids} if isinstance(ids, int) else set(ids.get(rank, ()))
+
+    # -- viewers -------------------------------------------------------------------------------------
+
+    def viewer(self, name: str) -> Viewer:
+        """Be one of those who look on; the first one that steers drives."""
+        return self.viewers.open(name)
+
+    def select(
+        self, mesh: Any = None, ranks: Iterable[int] | None = None, keys: Iterable[Key] | None = None
+    ) -> StopSet:
+        """Stopped ranks as a set that is stepped together (`sets.StopSet`)."""
+        wanted = None if keys is None else set(keys)
+        of = None if ranks is None else set(ranks)
+        stops = [
+            at for at in self.stops(mesh) if (of is None or at.rank in of) and (wanted is None or at.key in wanted)
+        ]
+        return StopSet(self, stops)
+
+
+_debugger: MeshDebugger | None = None
+_lock = threading.Lock()
+
+
+def get_debugger() -> MeshDebugger:
+    """The debugger of this controller; made by the first who asks."""
+    global _debugger
+    with _lock:
+        if _debugger is not None:
+            return _debugger
+        made = _debugger = MeshDebugger()
+    for callback in on_made:
+        callback(made)
+    return made
+
+
+def existing_debugger() -> MeshDebugger | None:
+    """The debugger of this controller, if anybody has asked for it."""
+    return _debugger
+
+
+def forget_debugger() -> None:
+    """The runtime ends, and with it everything that was watched."""
+    global _debugger
+    with _lock:
+        debugger, _debugger = _debugger, None
+    if debugger is not None:
+        debugger.close()
+
+
+__all__ = ["DriverError", "MeshDebugger", "existing_debugger", "forget_debugger", "get_debugger"]

@@ -1,0 +1,246 @@
+"""A set of stopped ranks that is looked at and stepped together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.debugger.controller.viewers import Viewer
+from monarch_kernel.debugger.events import Event, Key, RankGone, RankRanOff, RankStop, RankStopped
+from monarch_kernel.debugger.model.stops import Evaluation, Frame
+from monarch_kernel.meshes import format_ranks
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.controller.hub import MeshDebugger
+
+#: How long a step may take before the set is shown without those that still run (seconds): they may well wait for
+#: ranks that are not in the set.
+PATIENCE = 2.0
+
+Place = tuple[str, int, str]
+"""File, line, and function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that are stopped at the same place, for the same reason.
+
+    Attributes:
+        place: file, line and function of their innermost frame of the user's.
+        stops: theirs, by mesh and rank.
+    """
+
+    place: Place
+    stops: tuple[RankStop, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks, sorted."""
+        return tuple(sorted({at.rank for at in self.stops}))
+
+    @property
+    def frame(self) -> Frame:
+        """Their innermost frame of the user's."""
+        return shown_frame(self.stops[0])
+
+    def __str__(self) -> str:
+        file, line, name = self.place
+        return f"{format_ranks(self.ranks)}: {file}:{line} in {name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What came of a step.
+
+    Attributes:
+        groups: who is stopped where now, the largest group first.
+        running: mesh and rank of those that run on: their step has not ended yet, or there was nothing left to step.
+        ended: those that died.
+        diverged: whether ranks that were together are not any more.
+    """
+
+    groups: tuple[Group, ...]
+    running: tuple[tuple[str, int], ...]
+    ended: tuple[tuple[str, int], ...]
+    diverged: bool
+
+    def __repr__(self) -> str:
+        lines = [str(group) for group in self.groups]
+        for what, ranks in (("run on", self.running), ("ended", self.ended)):
+            if ranks:
+                lines.append(f"{format_ranks(rank for _, rank in ranks)}: {what}")
+        return "\n".join(lines)
+
+
+class StopSet:
+    """Stopped ranks; made by `MeshDebugger.select`.
+
+    Its stops are those of the moment; after a step they are the new ones of the same ranks. Frames are counted from the
+    innermost frame of the user's, which is the one that is shown first.
+    """
+
+    def __init__(
+        self, debugger: MeshDebugger, stops: Iterable[RankStop], viewer: Viewer | None = None, depth: int = 0
+    ) -> None:
+        self._debugger = debugger
+        self._viewer = viewer
+        self.stops = tuple(stops)
+        self.depth = depth  # how far up from the innermost frame of the user's
+
+    def __len__(self) -> int:
+        return len(self.stops)
+
+    def __bool__(self) -> bool:
+        return bool(self.stops)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks, sorted."""
+        return tuple(sorted({at.rank for at in self.stops}))
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Who is stopped where, the largest group first."""
+        return grouped(self.stops)
+
+    def where(self) -> tuple[Group, ...]:
+        """Who is stopped where, the largest group first."""
+        return self.groups
+
+    def split(self) -> list[StopSet]:
+        """One set for each group."""
+        return [StopSet(self._debugger, group.stops, self._viewer) for group in self.groups]
+
+    # -- frames ------------------------------------------------------------------------------------
+
+    def up(self, count: int = 1) -> int:
+        """Look at the frame that called the one shown; how far up that is now."""
+        return self._move(self.depth + count)
+
+    def down(self, count: int = 1) -> int:
+        """Look at the frame that was called from the one shown; how far up that is now."""
+        return self._move(self.depth - count)
+
+    def _move(self, depth: int) -> int:
+        highest = min((len(user_frames(at)) for at in self.stops), default=1) - 1
+        self.depth = max(0, min(depth, highest))
+        return self.depth
+
+    def _by_frame(self) -> dict[int, list[RankStop]]:
+        """The stops by the index of the frame that is shown of them."""
+        found: dict[int, list[RankStop]] = {}
+        for at in self.stops:
+            frames = user_frames(at)
+            found.setdefault(frames[min(self.depth, len(frames) - 1)].index, []).append(at)
+        return found
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def print(self, expression: str, timeout: float = 5.0) -> dict[Key, Evaluation]:
+        """Evaluate in the frame shown, on every rank of the set; the answers by stop."""
+        found: dict[Key, Evaluation] = {}
+        for frame, stops in self._by_frame().items():
+            found.update(self._debugger.evaluate(stops, expression, frame, timeout))
+        return dict(sorted(found.items()))
+
+    def call(self, function: Callable[[Any], Any], timeout: float = 5.0) -> dict[Key, Any]:
+        """``function(frame)`` with the frame shown, on every rank of the set; what came of it by stop."""
+        found: dict[Key, Any] = {}
+        for frame, stops in self._by_frame().items():
+            found.update(self._debugger.call(stops, function, frame, timeout))
+        return dict(sorted(found.items()))
+
+    # -- going on ------------------------------------------------------------------------------------
+
+    def next(self, patience: float = PATIENCE) -> Moved:
+        """All go on to their next line, over calls."""
+        return self._go("next", patience)
+
+    def step(self, patience: float = PATIENCE) -> Moved:
+        """All go on to the next line, into calls."""
+        return self._go("step", patience)
+
+    def out(self, patience: float = PATIENCE) -> Moved:
+        """All go on until their function has returned."""
+        return self._go("out", patience)
+
+    def until(self, line: int = 0, patience: float = PATIENCE) -> Moved:
+        """All go on past this line of the same function, or past ``line``."""
+        return self._go("until", patience, line)
+
+    def cont(self) -> None:
+        """All run on."""
+        self._debugger.resume(self.stops, "continue", viewer=self._viewer)
+        self.stops = ()
+        self.depth = 0
+
+    def _go(self, how: str, patience: float, line: int = 0) -> Moved:
+        before = {(at.mesh, at.rank) for at in self.stops if at.stop.steppable}
+        together = len(self.groups) == 1
+        again: dict[tuple[str, int], RankStop] = {}
+        over: set[tuple[str, int]] = set()
+        gone: set[tuple[str, int]] = set()
+        changed = threading.Condition()
+        old = {at.key for at in self.stops}
+
+        def hear(event: Event) -> None:
+            with changed:
+                if isinstance(event, RankStopped) and event.at.key not in old:
+                    again[event.at.mesh, event.at.rank] = event.at
+                elif isinstance(event, RankGone):
+                    gone.add((event.mesh, event.rank))
+                elif isinstance(event, RankRanOff) and event.key in old:
+                    over.add(event.key[:2])
+                changed.notify_all()
+
+        end = self._debugger.subscribe(hear)
+        try:
+            self._debugger.resume(self.stops, how, line, viewer=self._viewer)
+            deadline = time.monotonic() + patience
+            with changed:
+                while before - set(again) - over - gone:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        break
+                    changed.wait(left)
+                self.stops = tuple(at for key, at in sorted(again.items()) if key in before)
+        finally:
+            end()
+        self.depth = 0
+        groups = self.groups
+        here = {(at.mesh, at.rank) for at in self.stops}
+        running = tuple(sorted(before - here - gone))
+        diverged = len(groups) > 1 or bool(here and running)
+        return Moved(groups, running, tuple(sorted(before & gone)), together and diverged)
+
+    def __repr__(self) -> str:
+        if not self.stops:
+            return "<StopSet: nothing is stopped>"
+        return "\n".join(map(str, self.groups))
+
+
+def user_frames(at: RankStop) -> list[Frame]:
+    """The frames of the user's, innermost first; all frames where none is."""
+    return [frame for frame in at.stop.frames if frame.user] or list(at.stop.frames)
+
+
+def shown_frame(at: RankStop) -> Frame:
+    """The innermost frame of the user's."""
+    frames = user_frames(at)
+    return frames[0] if frames else Frame(0, "", "", 0, False, "")
+
+
+def grouped(stops: Iterable[RankStop]) -> tuple[Group, ...]:
+    """Stops by place and reason, the largest group first."""
+    found: dict[tuple[str, Place, str], list[RankStop]] = {}
+    for at in stops:
+        frame = shown_frame(at)
+        place = (frame.file, frame.line, frame.name)
+        # What a step says besides, such as what a function has returned, is each rank's own.
+        text = at.stop.text if at.stop.reason in ("exception", "post mortem") else ""
+        found.setdefault((at.mesh, place, text), []).append(at)
+    groups = [Group(place, tuple(each)) for (_mesh, place, _text), each in found.items()]
+    return tuple(sorted(groups, key=lambda group: (-len(group.stops), group.stops[0].key)))

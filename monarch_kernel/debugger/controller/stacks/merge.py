@@ -1,0 +1,196 @@
+"""Many stacks as one tree: ranks that share the outer frames share its branch, up to where they part. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, Frame, Snapshot, Stack
+
+_Key = tuple[str, int, str]
+_B = TypeVar("_B", bound="Branch")
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Branch:
+    """Where stacks begin or go on.
+
+    Attributes:
+        ranks: who is here, sorted.
+        children: the frames that follow, the fewest ranks first.
+    """
+
+    ranks: list[int] = field(default_factory=list[int])
+    children: list[Node] = field(default_factory=list["Node"])
+    _below: dict[_Key, Node] = field(default_factory=dict[tuple[str, int, str], "Node"], repr=False)
+
+
+@dataclass(slots=True, eq=False)
+class Node(Branch):
+    """A frame, and what the ranks that are in it have called.
+
+    Attributes:
+        frame: of one of the ranks; theirs are alike but for how deep a recursion is.
+        here: the ranks whose stacks end here.
+        counts: how many stacks, of ranks of which several end here: threads or tasks that do the same.
+        states: what is special about some of those, and whose that is.
+        values: local variables of those, if they were asked for.
+        times: the least and the most often that the frame follows itself.
+    """
+
+    frame: Frame
+    here: list[int] = field(default_factory=list[int])
+    counts: dict[int, int] = field(default_factory=dict[int, int])
+    states: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    values: dict[int, tuple[tuple[str, str], ...]] = field(default_factory=dict[int, tuple[tuple[str, str], ...]])
+    times: tuple[int, int] = (1, 1)
+
+    @property
+    def parts(self) -> bool:
+        """Whether the ranks part here."""
+        return len(self.children) + bool(self.here) > 1
+
+
+@dataclass(slots=True, eq=False)
+class Root(Branch):
+    """What some ranks are doing, by who does it.
+
+    Attributes:
+        kind: as in `Stack`.
+        name: as in `Stack`; of a cell, the file of its code.
+        cells: the cells that have called the endpoint, and on which ranks.
+    """
+
+    kind: str
+    name: str
+    cells: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+
+
+@dataclass(frozen=True, slots=True)
+class StackClass:
+    """Ranks that do the same.
+
+    Attributes:
+        ranks: which, sorted.
+        stacks: what they do; none if they are idle.
+    """
+
+    ranks: tuple[int, ...]
+    stacks: tuple[Stack, ...]
+
+    @property
+    def idle(self) -> bool:
+        """Whether they wait for a message."""
+        return not self.stacks
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """All snapshots as one.
+
+    Attributes:
+        roots: the tree; the fewest ranks first, here and at each branch.
+        classes: sets of ranks that do the same, the smallest first.
+        idle: the ranks that wait for a message.
+    """
+
+    roots: tuple[Root, ...]
+    classes: tuple[StackClass, ...]
+    idle: tuple[int, ...]
+
+
+def merge(snapshots: Mapping[int, Snapshot]) -> Merged:
+    """The tree and the classes of all ranks' stacks."""
+    names = _names(snapshots)
+    roots: dict[tuple[str, str], Root] = {}
+    classes: dict[tuple[object, ...], list[int]] = {}
+    idle: list[int] = []
+    for rank in sorted(snapshots):
+        ends: list[object] = []
+        for stack in snapshots[rank].stacks:
+            kind, name = _owner(stack, names if snapshots[rank].outside else {})
+            root = roots.get((kind, name))
+            if root is None:
+                root = roots[(kind, name)] = Root(kind, name)
+            ends.append((id(_add(root, rank, stack)), stack.state))
+        if not ends:
+            idle.append(rank)
+        # How many threads do the same is no difference: their number may be a matter of chance.
+        classes.setdefault(tuple(sorted(set(ends), key=repr)), []).append(rank)
+    made = [StackClass(tuple(ranks), snapshots[ranks[0]].stacks) for ranks in classes.values()]
+    made.sort(key=lambda each: (len(each.ranks), each.ranks))
+    return Merged(_finished(roots.values()), tuple(made), tuple(idle))
+
+
+def _add(root: Root, rank: int, stack: Stack) -> Branch:
+    """Add a stack of a rank; where it ends."""
+    _join(root.ranks, rank)
+    if stack.cell:
+        _join(root.cells.setdefault(stack.cell, []), rank)
+    at: Branch = root
+    node: Node | None = None
+    for frame in stack.frames:
+        place = frame.place
+        key = (place.file, place.line, place.name)
+        node = at._below.get(key)
+        if node is None:
+            node = at._below[key] = Node(frame, times=(frame.times, frame.times))
+        _join(node.ranks, rank)
+        if frame.times != node.times[0]:
+            node.times = (min(node.times[0], frame.times), max(node.times[1], frame.times))
+        if frame.source and not node.frame.source:
+            node.frame = node.frame._replace(source=frame.source)
+        at = node
+    if node is not None:
+        if node.here and node.here[-1] == rank:
+            node.counts[rank] = node.counts.get(rank, 1) + 1
+        _join(node.here, rank)
+        if stack.state:
+            _join(node.states.setdefault(stack.state, []), rank)
+        if stack.values:
+            node.values[rank] = stack.values
+    return at
+
+
+def _join(ranks: list[int], rank: int) -> None:
+    if not ranks or ranks[-1] != rank:  # they come in order; several threads of one rank count once
+        ranks.append(rank)
+
+
+def _owner(stack: Stack, names: dict[tuple[str, str], str]) -> tuple[str, str]:
+    if not stack.frames:
+        return stack.kind, stack.name
+    first = stack.frames[0].place
+    if stack.kind == CODE:
+        return CODE, first.file
+    if stack.kind == ENDPOINT:
+        return ENDPOINT, names.get((first.file, first.name), stack.name)
+    return stack.kind, stack.name
+
+
+def _names(snapshots: Mapping[int, Snapshot]) -> dict[tuple[str, str], str]:
+    """What endpoints are called by ranks that answered: from outside, only their functions are seen."""
+    found: dict[tuple[str, str], str] = {}
+    if any(snapshot.outside for snapshot in snapshots.values()):
+        for snapshot in snapshots.values():
+            for stack in () if snapshot.outside else snapshot.stacks:
+                if stack.kind == ENDPOINT and stack.frames:
+                    first = stack.frames[0].place
+                    found.setdefault((first.file, first.name), stack.name)
+    return found
+
+
+def _sorted(branches: Iterable[_B]) -> list[_B]:
+    return sorted(branches, key=lambda branch: (len(branch.ranks), branch.ranks[:1]))
+
+
+def _finished(roots: Iterable[Root]) -> tuple[Root, ...]:
+    """The roots in order, and what is below them. Without recursion: stacks may be deep."""
+    ordered = _sorted(roots)
+    todo: list[Branch] = [*ordered]
+    while todo:
+        at = todo.pop()
+        at.children = _sorted(at._below.values())
+        todo += at.children
+    return tuple(ordered)

@@ -1,0 +1,112 @@
+"""What py-spy has read of a rank (its JSON), as a snapshot like those that ranks make. Pure, but for source lines."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, THREAD, Frame, Snapshot, Stack
+from monarch_kernel.debugger.rank.stacks.trimming import (
+    folded,
+    has_user_code,
+    is_ours,
+    is_stopped,
+    kind_by_frames,
+    thread_name,
+    trimmed,
+)
+from monarch_kernel.debugger.source_locations import USER, Place, kind_of, source_of
+
+#: The state of a stack whose thread keeps all others from running.
+HOLDS_LOCK = "holds the interpreter lock"
+
+
+def read_snapshot(dump: str, pid: int, note: str, all_threads: bool = False) -> Snapshot:
+    """The snapshot that a dump of `py-spy --json --full-filenames` is.
+
+    Raises:
+        ValueError: it is no such dump.
+    """
+    stacks: list[Stack] = []
+    hidden = 0
+    for thread in _threads(dump):
+        frames = _frames(thread)
+        name = str(thread.get("thread_name") or "")
+        user = has_user_code(frames)
+        if not user and not all_threads:
+            hidden += 1
+            continue
+        kind = kind_by_frames(frames) if user else ""
+        shown = trimmed(frames, kind or THREAD)
+        label = "" if kind == CODE else _first_name(shown) if kind == ENDPOINT else thread_name(name)
+        if is_ours(name) and not user:
+            label = name
+        state = "stopped by the debugger" if is_stopped(frames) else HOLDS_LOCK if thread.get("owns_gil") else ""
+        stacks.append(Stack(kind or THREAD, label, folded(shown), int(thread.get("thread_id") or 0), state))
+    return Snapshot(pid, tuple(stacks), hidden, True, note)
+
+
+def with_native(snapshot: Snapshot, dump: str) -> Snapshot:
+    """A rank's own snapshot with the frames of native code among its own, as py-spy has read them with `--native`.
+
+    Raises:
+        ValueError: `dump` is no such dump.
+    """
+    threads = {int(thread.get("thread_id") or 0): thread for thread in _threads(dump)}
+    stacks: list[Stack] = []
+    for stack in snapshot.stacks:
+        thread = threads.get(stack.thread)
+        if stack.thread and thread is not None:
+            known = {_key(frame): frame._replace(times=1, left_out=0) for frame in stack.frames}
+            frames = trimmed(_frames(thread), stack.kind if stack.kind != TASK else THREAD)
+            frames = tuple(known.get(_key(frame), frame) for frame in frames)
+            stack = stack._replace(frames=folded(frames))
+        stacks.append(stack)
+    return snapshot._replace(stacks=tuple(stacks))
+
+
+def _threads(dump: str) -> list[Mapping[str, Any]]:
+    try:
+        threads = json.loads(dump)
+    except ValueError as error:
+        raise ValueError(f"py-spy's dump cannot be read: {error}") from None
+    if not isinstance(threads, list):
+        raise ValueError("py-spy's dump cannot be read: it is no list of threads")
+    return threads  # pyright: ignore[reportUnknownVariableType]  # of whatever py-spy writes
+
+
+def _frames(thread: Mapping[str, Any]) -> list[Frame]:
+    """A thread's frames, the outermost first."""
+    frames = [_frame(frame) for frame in reversed(thread.get("frames") or ())]
+    start = next((at for at, frame in enumerate(frames) if frame.place.kind != NATIVE), 0)
+    if frames[start:] and (frames[start].place.file, frames[start].place.name) == ("<string>", "<module>"):
+        start += 1  # how the process began
+    return frames[start:]
+
+
+def _frame(frame: Mapping[str, Any]) -> Frame:
+    file, name, line = str(frame.get("filename") or ""), str(frame.get("name") or "?"), int(frame.get("line") or 0)
+    module = frame.get("module")
+    if module is not None:
+        # An address is another one in each process, and tells nobody anything.
+        return Frame(Place(str(module), 0, "?" if name.startswith("0x") else name, NATIVE))
+    kind = kind_of(file)
+    source = source_of(file, line) if kind == USER and (os.path.exists(file) or not os.path.isabs(file)) else ""
+    return Frame(Place(file, line, name, kind), source or _cell_source(file, line, kind))
+
+
+def _cell_source(file: str, line: int, kind: str) -> str:
+    """A line of a cell of this notebook: its file is in `linecache` only."""
+    import linecache
+
+    return source_of(file, line) if kind == USER and file in linecache.cache else ""
+
+
+def _first_name(frames: tuple[Frame, ...]) -> str:
+    return frames[0].place.name if frames else ""
+
+
+def _key(frame: Frame) -> tuple[str, int, str]:
+    return (frame.place.file, frame.place.line, frame.place.name)

@@ -1,0 +1,395 @@
+"""`diff` and `pull`: the questions to the ranks, one after the other, and what comes of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from monarch_kernel.actor import ActorMesh
+from monarch_kernel.debugger import existing_debugger
+from monarch_kernel.debugger.controller.query import Answers, ask
+from monarch_kernel.debugger.controller.sets import user_frames
+from monarch_kernel.debugger.controller.values.compare import (
+    BUDGET,
+    Difference,
+    ValueGroup,
+    block_bytes,
+    chosen_blocks,
+    differences,
+    differing_blocks,
+    families,
+    group,
+)
+from monarch_kernel.debugger.controller.values.report import Diff, Failed
+from monarch_kernel.debugger.events import RankStop
+from monarch_kernel.debugger.model.readings import Leaf, Reading
+from monarch_kernel.debugger.rank.values import probe
+from monarch_kernel.errors import Fault
+from monarch_kernel.meshes import format_ranks
+from monarch_kernel.tools import Whole, whole_of
+
+#: How long ranks may take to evaluate the expression and to read its value, unless told otherwise (seconds).
+TIMEOUT = 30.0
+#: How long they may take for each question after that (seconds).
+QUICK = 5.0
+#: How long a rank may take to answer at all (seconds); the first time, it has to load what is needed for that.
+PING = 3.0
+#: The reason of a stop that is what an exception has left.
+POST_MORTEM = "post mortem"
+#: Of how many arrays that differ the elements are compared.
+MOST_ARRAYS = 50
+
+
+def diff(
+    mesh: Any,
+    expression: str,
+    *,
+    ranks: Iterable[int] | None = None,
+    timeout: float = TIMEOUT,
+    in_frame: bool | None = None,
+    up: int = 0,
+    grads: bool = False,
+) -> Diff:
+    """Evaluate an expression on every rank and say who has which value, and where values differ.
+
+    The value stays where it is: ranks reduce it to figures and digests, and exchange only the blocks of arrays that
+    differ, up to a few megabytes. It is evaluated once, on a thread of its own (or, in a stopped frame, on the stopped
+    thread); what that does to the rank's state is the caller's to know.
+
+    Args:
+        mesh: a proc mesh: the expression sees what `%%mesh` cells see, or the stopped frame; or an actor mesh: it sees
+            what the methods of the actors see, with `self`.
+        expression: of Python. On a proc mesh, `self` is the actor of the rank if there is but one.
+        ranks: of ``mesh``; all by default.
+        timeout: for evaluating and reading (seconds).
+        in_frame: whether to look into stopped frames; None: where ranks of a proc mesh are stopped.
+        up: into which frame of the user's, counted from the innermost one outwards.
+        grads: of a module, compare the gradients of its parameters.
+
+    Raises:
+        ValueError: that is no expression, there is no such rank, or no rank is stopped to look into.
+        TypeError: ``mesh`` is no mesh.
+    """
+    started = time.perf_counter()
+    asked = _Asked(mesh, expression, ranks, timeout, grads, in_frame, up)
+    try:
+        readings = asked.read()
+        groups = group(readings)
+        rows, steady = asked.compare(groups)
+    finally:
+        asked.release()
+    return Diff(
+        expression=asked.expression,
+        mesh=asked.whole.procs.name,
+        extent=asked.whole.procs.extent,
+        asked=tuple(asked.ranks),
+        where=asked.where(readings),
+        groups=tuple(groups),
+        differences=tuple(rows),
+        failed=asked.failed(),
+        running=asked.running,
+        notes=_notes(groups, rows, steady),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def pull(
+    mesh: Any,
+    expression: str,
+    *,
+    rank: int = 0,
+    timeout: float = TIMEOUT,
+    in_frame: bool | None = None,
+    up: int = 0,
+) -> Any:
+    """The value of an expression on one rank, moved here. Tensors arrive on the CPU, without their graph.
+
+    Args:
+        mesh: as for `diff`.
+        expression: of Python.
+        rank: of ``mesh``.
+        timeout: for evaluating and moving it (seconds).
+        in_frame: whether to look into the stopped frame; None: if that rank of a proc mesh is stopped.
+        up: into which frame of the user's, counted from the innermost one outwards.
+
+    Raises:
+        ValueError: that is no expression, there is no such rank, or it is not stopped.
+        RuntimeError: the rank could not evaluate or send it; says why.
+    """
+    asked = _Asked(mesh, expression, (rank,), timeout, False, in_frame, up)
+    try:
+        return asked.fetch()
+    finally:
+        asked.release()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A rank, and the frame of its stop."""
+
+    stop: RankStop
+    frame: int
+
+
+class _Asked:
+    """One expression that is asked about; knows who could not answer, and why."""
+
+    def __init__(
+        self,
+        mesh: Any,
+        expression: str,
+        ranks: Iterable[int] | None,
+        timeout: float,
+        grads: bool,
+        in_frame: bool | None,
+        up: int,
+    ) -> None:
+        self.expression = checked(expression)
+        self.whole: Whole = whole_of(mesh)
+        self.ranks = _chosen(self.whole, ranks)
+        self.running: tuple[int, ...] = ()
+        self._timeout = timeout
+        self._why: dict[int, tuple[str, str]] = {}  # of ranks without an answer: what kind of trouble, and a sentence
+        self._actor = mesh._name if isinstance(mesh, ActorMesh) else ""
+        uid = mesh._actor if isinstance(mesh, ActorMesh) else ""
+        self._question = probe.Question(self.expression, f"diff-{os.urandom(8).hex()}", uid, grads, timeout)
+        self._stopped = self._stops(in_frame, bool(uid), up)
+        self._evaluated = False
+
+    def _stops(self, in_frame: bool | None, on_actors: bool, up: int) -> dict[int, _Place]:
+        """The frames to look into, by rank; empty for namespaces."""
+        if in_frame is False or (in_frame is None and on_actors):
+            return {}
+        debugger = existing_debugger()
+        stops = debugger.stops(self.whole.procs) if debugger is not None else []
+        stops = [at for at in stops if at.rank in self.ranks]
+        # What an exception has left counts only if nothing else is stopped, and frames are asked for.
+        stops = [at for at in stops if at.stop.reason != POST_MORTEM] or (stops if in_frame else [])
+        found: dict[int, _Place] = {}
+        for at in stops:  # the newest of a rank stays: ids grow
+            frames = user_frames(at)
+            if not 0 <= up < len(frames):
+                raise ValueError(f"rank {at.rank} has {len(frames)} frames of the user's, so none that is {up} up")
+            found[at.rank] = _Place(at, frames[up].index)
+        if in_frame and not found:
+            raise ValueError(
+                f"there is no stopped frame to look into: of mesh {self.whole.procs.name}, rank "
+                f"{format_ranks(self.ranks, limit=6)} is not stopped"
+            )
+        if found:
+            self.running = tuple(rank for rank in self.ranks if rank not in found)
+        return found
+
+    # -- evaluating ------------------------------------------------------------------------------
+
+    def read(self) -> dict[int, Reading]:
+        """The value on each rank that has one."""
+        there = self._there()
+        self._evaluated = True
+        if not self._stopped:
+            return self._ask(probe.read, self._question, ranks=there, timeout=self._timeout)
+        reached = self._in_frames(there)
+        return self._ask(probe.read_kept, self._question, ranks=reached, timeout=self._timeout)
+
+    def fetch(self) -> Any:
+        """The value on the one rank that is asked; see `pull`."""
+        (rank,) = self.ranks
+        there = self._there()
+        self._evaluated = bool(self._stopped)
+        if self._stopped:
+            found = self._ask(
+                probe.fetch_kept, self._question.token, ranks=self._in_frames(there), timeout=self._timeout
+            )
+        else:
+            found = self._ask(probe.fetch, self._question, ranks=there, timeout=self._timeout)
+        if rank in found:
+            return found[rank]
+        _kind, why = self._why[rank]
+        raise RuntimeError(f"rank {rank} of mesh {self.whole.procs.name} cannot send {self.expression}: {why}")
+
+    def _there(self) -> list[int]:
+        """The ranks that answer at all: nobody is to wait for the others as long as for the value."""
+        wanted = self._stopped or self.ranks
+        there = sorted(self._ask(probe.ping, ranks=wanted, timeout=min(PING, self._timeout)))
+        for rank, (kind, why) in self._why.items():
+            if kind == "late":
+                hint = "it was halted, or something holds its interpreter; the mesh's stacks() say what"
+                self._why[rank] = (kind, f"{why}: {hint}")
+        return there
+
+    def _in_frames(self, there: Sequence[int]) -> list[int]:
+        """Evaluate in the stopped frames of these ranks; gives those where that went well."""
+        debugger = existing_debugger()
+        assert debugger is not None
+        by_frame: dict[int, list[RankStop]] = {}
+        for place in (self._stopped[rank] for rank in there):
+            by_frame.setdefault(place.frame, []).append(place.stop)
+        reached: list[int] = []
+        for frame, stops in by_frame.items():
+            answers = debugger.call(stops, probe.InFrame(self._question), frame=frame, timeout=self._timeout)
+            for (_mesh, rank, _stop), answer in answers.items():
+                if isinstance(answer, Exception):
+                    self._why[rank] = ("error", str(answer))
+                else:
+                    reached.append(rank)
+        return sorted(reached)
+
+    def release(self) -> None:
+        """Have the ranks let go of the value."""
+        reached = [rank for rank in self.ranks if rank not in self._why]
+        if self._evaluated and reached:
+            ask(self.whole.procs, probe.release, self._question.token, ranks=reached, timeout=QUICK)
+
+    # -- comparing -------------------------------------------------------------------------------
+
+    def compare(self, groups: Sequence[ValueGroup]) -> tuple[list[Difference], bool]:
+        """The parts that differ; and whether the values stayed what they were meanwhile."""
+        rows: list[Difference] = []
+        steady = True
+        for family in families(groups):
+            found, stayed = self._compare(family)
+            rows += found
+            steady = steady and stayed
+        return rows, steady
+
+    def _compare(self, family: Sequence[ValueGroup]) -> tuple[list[Difference], bool]:
+        token = self._question.token
+        first = [each.ranks[0] for each in family]
+        leaves: dict[int, list[Leaf]] = self._ask(probe.leaves, token, ranks=first, timeout=QUICK, quietly=True)
+        rows = differences(family, leaves)
+        arrays = [at for at, row in enumerate(rows) if row.has_elements][:MOST_ARRAYS]
+        if not arrays:
+            return rows, True
+        reference = first[-1]
+        wanted: dict[int, list[str]] = {rank: [] for rank in first}
+        for at in arrays:
+            wanted[rows[at].ranks[0]].append(rows[at].path)
+        wanted[reference] = list(dict.fromkeys(rows[at].path for at in arrays))
+        known = self._ask(probe.digests, token, wanted, ranks=first, timeout=QUICK, quietly=True)
+        arrays = [at for at in arrays if rows[at].ranks[0] in known and reference in known]
+        paths = [(rows[at].ranks[0], rows[at].path) for at in arrays]
+        differing = [differing_blocks(known[rank][path], known[reference][path]) for rank, path in paths]
+        chosen = chosen_blocks(differing, [_bytes_of(rows[at]) for at in arrays])
+        return self._contrast(rows, arrays, differing, chosen, reference)
+
+    def _contrast(
+        self,
+        rows: list[Difference],
+        arrays: Sequence[int],
+        differing: Sequence[Sequence[int]],
+        chosen: Sequence[Sequence[int]],
+        reference: int,
+    ) -> tuple[list[Difference], bool]:
+        """Have the reference send the blocks that were chosen, and the others compare them with theirs."""
+        token = self._question.token
+        blocks: dict[str, list[int]] = {}
+        spans: dict[int, dict[str, Sequence[int]]] = {}
+        for at, numbers in zip(arrays, chosen, strict=True):
+            row = rows[at]
+            blocks[row.path] = sorted({*blocks.get(row.path, ()), *numbers})
+            spans.setdefault(row.ranks[0], {})[row.path] = numbers
+        sent = self._ask(probe.pieces, token, blocks, ranks=[reference], timeout=QUICK, quietly=True)
+        if reference not in sent or not spans:
+            return rows, True
+        contents, steady = sent[reference]
+        found = self._ask(probe.contrasts, token, spans, contents, ranks=sorted(spans), timeout=QUICK, quietly=True)
+        for at, all_blocks, numbers in zip(arrays, differing, chosen, strict=True):
+            row = rows[at]
+            contrast = found[row.ranks[0]][0].get(row.path) if row.ranks[0] in found else None
+            compared = len(numbers) if contrast is not None else 0
+            rows[at] = replace(row, contrast=contrast, blocks=len(all_blocks), compared=compared)
+        return rows, steady and all(stayed for _, stayed in found.values())
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def _ask(
+        self, function: Any, *args: Any, ranks: Iterable[int], timeout: float, quietly: bool = False
+    ) -> dict[int, Any]:
+        """What the ranks have answered; who has not is noted, unless it has answered an earlier question."""
+        # The rank gives up by itself when the time is over: it has a moment more to say so.
+        asked = list(ranks)
+        answers = ask(self.whole.procs, function, *args, ranks=asked, timeout=timeout + 0.5) if asked else Answers()
+        if not quietly:
+            for rank, fault in answers.errors.items():
+                self._why[rank] = ("error", _sentence(fault))
+            for rank, why in answers.dead.items():
+                self._why[rank] = ("dead", why)
+            for rank in answers.late:
+                self._why[rank] = ("late", f"no answer within {timeout:g} s")
+        return answers.values
+
+    # -- telling ---------------------------------------------------------------------------------
+
+    def failed(self) -> tuple[Failed, ...]:
+        """Who has no value, by reason."""
+        reasons: dict[tuple[str, str], list[int]] = {}
+        for rank in sorted(self._why):
+            reasons.setdefault(self._why[rank], []).append(rank)
+        return tuple(Failed(kind, why, tuple(ranks)) for (kind, why), ranks in reasons.items())
+
+    def where(self, readings: dict[int, Reading]) -> str:
+        """Where the expression was evaluated."""
+        if self._actor:
+            return f"on the actors {self._actor}"
+        if not self._stopped:
+            actors = sorted({reading.where for reading in readings.values() if reading.where})
+            namespaces = "in the ranks' namespaces" if readings else ""
+            return f"on {', '.join(actors)}" if actors else namespaces
+        places: dict[str, list[int]] = {}
+        for rank, reading in sorted(readings.items()):
+            places.setdefault(reading.where, []).append(rank)
+        if len(places) == 1:
+            return f"in the stopped frame {next(iter(places))}"
+        said = "; ".join(f"[{format_ranks(ranks, limit=4)}] {place}" for place, ranks in list(places.items())[:4])
+        return f"in the stopped frames {said}" if said else "in the stopped frames"
+
+
+def checked(expression: str) -> str:
+    """`expression` without the space around it. Raises ValueError if it is none."""
+    source = expression.strip()
+    try:
+        compile(source, probe.FILE, "eval")
+    except (SyntaxError, ValueError) as error:
+        why = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise ValueError(f"{source!r} is no expression ({why}): it is evaluated on each rank, for its value") from None
+    return source
+
+
+def _chosen(whole: Whole, ranks: Iterable[int] | None) -> list[int]:
+    """Ranks of the whole mesh."""
+    size = len(whole.ranks)
+    chosen = list(range(size)) if ranks is None else sorted(set(ranks))
+    for rank in chosen:
+        if not 0 <= rank < size:
+            raise ValueError(f"there is no rank {rank}: the mesh has {size} (0 to {size - 1})")
+    return sorted(whole.ranks[rank] for rank in chosen)
+
+
+def _bytes_of(row: Difference) -> int:
+    assert row.ours is not None
+    return block_bytes(row.ours)
+
+
+def _sentence(fault: Fault | str) -> str:
+    return fault if isinstance(fault, str) else fault.summary.split("\n", 1)[0]
+
+
+def _notes(groups: Sequence[ValueGroup], rows: Sequence[Difference], steady: bool) -> tuple[str, ...]:
+    notes: dict[str, list[int]] = {}
+    for each in groups:
+        if each.reading.sampled:
+            notes.setdefault(each.reading.sampled, []).extend(each.ranks)
+        for unread in each.reading.unread[:3]:
+            notes.setdefault(f"not read: {unread}", []).extend(each.ranks)
+    said = [f"[{format_ranks(ranks, limit=6)}] {note}" for note, ranks in notes.items()]
+    if any(not row.is_complete for row in rows if row.contrast is not None):
+        said.append(f"≥: at least, as no more than {BUDGET >> 20} MB of elements are moved to compare them")
+    if not steady:
+        said.append("the values changed while they were compared, as the ranks run on; stop them for exact figures")
+    parts = {each.reading.part for each in groups}
+    if len(parts) > 1:
+        said.append("ranks that hold different shards are not compared with each other")
+    return tuple(said)

@@ -1,0 +1,177 @@
+"""What a rank tells about itself, so that it can be said why ranks wait. Pure values; they travel from ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from monarch_kernel.debugger.source_locations import Place
+
+#: What a rank is doing, as far as it can tell by itself.
+WAITS = "waits"  # for other ranks, in torch.distributed
+LOADS = "loads"  # in a data loader
+RUNS = "runs"  # in user code, which went on between the two looks, or used the processor
+STANDS = "stands"  # in user code, and nothing went on between the two looks
+PAUSED = "paused"  # a debugger has stopped it
+IDLE = "idle"  # no code of the user's runs
+#: What others tell of a rank that did not answer.
+DEAD = "dead"
+SILENT = "silent"  # its host agent knows that it does not go on: stopped by a signal, for instance
+LATE = "late"  # it did not answer in time, and nobody knows why
+UNASKED = "unasked"  # left out by whoever asked, or in no mesh that was asked
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A collective operation as one rank called it.
+
+    Attributes:
+        group: the name of the process group, alike on all its ranks.
+        number: which collective of the group it is, from 1; 0 where that is not known.
+        op: what the backend does: `all_reduce`.
+        name: the function of `torch.distributed` that the user's code called: `all_gather_object`.
+        shapes: of the input tensors.
+        dtypes: of the input tensors.
+        place: the user's line that called it.
+        done: it has ended on this rank.
+    """
+
+    group: str
+    number: int
+    op: str
+    name: str = ""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    place: Place | None = None
+    done: bool = False
+
+    @property
+    def elements(self) -> int:
+        """How many elements go in."""
+        total = 0
+        for shape in self.shapes:
+            count = 1
+            for size in shape:
+                count *= size
+            total += count
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a thread of a rank waits for.
+
+    Attributes:
+        call: the collective; one without a number where the backend keeps no record of it.
+        kind: `collective`; `recv` or `send`; `group` (a process group that is being made); `work` (something that was
+            started earlier, of which nothing more is known); `call` (of an endpoint, whose name is that of `call`).
+        peer: the rank in `torch.distributed` that is received from or sent to; -1 where that is not known.
+        root: the source or destination rank that the call names; -1 for none.
+        members: the ranks in `torch.distributed` that a group is made of.
+        place: the user's line that waits; that of the call may be another one.
+        procs: the ids of the procs whose answers to a `call` are missing.
+    """
+
+    call: Call
+    kind: str = "collective"
+    peer: int = -1
+    root: int = -1
+    members: tuple[int, ...] = ()
+    place: Place | None = None
+    procs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group.
+
+    Attributes:
+        name: of all ranks that are in it.
+        desc: what it is for, in the words of whoever made it.
+        ranks: its members, as ranks of `torch.distributed`.
+        timeout: after how long its operations give up (seconds); 0 where that is not known.
+    """
+
+    name: str
+    desc: str = ""
+    ranks: tuple[int, ...] = ()
+    timeout: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The exception that ended what the user ran on a rank.
+
+    Attributes:
+        text: type and message, in one line.
+        place: the user's innermost line.
+        cell: the cell that it ended, if it was one.
+        when: `time.time()` on that rank.
+        of_peer: it says no more than that another rank is gone, or has not come.
+        root: the file where the user's code began.
+    """
+
+    text: str
+    place: Place | None = None
+    cell: str = ""
+    when: float = 0.0
+    of_peer: bool = False
+    root: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of one rank of a mesh.
+
+    Attributes:
+        rank: in the mesh.
+        state: one of the states above.
+        why: in words, for ranks that could not answer: the cause of death, or why they are silent.
+        dist_rank: the rank in `torch.distributed`; -1 if it is in no process group.
+        world: tells one `torch.distributed` of a mesh from another one.
+        groups: the process groups that it is in, by name.
+        history: the latest collectives in each group, by number.
+        waits: what it waits for.
+        place: the user's innermost line.
+        stack: the user's lines, outermost first.
+        failure: what ended the user's code here, if that is why none runs.
+        endpoint: what runs: the actor and its endpoint, or `cell`.
+        ident: of all threads that run the user's code: where exactly they are.
+        ticks: the processor time of these threads so far.
+        counts: how many operations each group has counted, `send` and `recv` among them; for backends without a record.
+        answered: the rank itself has said this.
+        proc: the id of its proc.
+    """
+
+    rank: int
+    state: str
+    why: str = ""
+    dist_rank: int = -1
+    world: str = ""
+    groups: Mapping[str, Group] = field(default_factory=dict[str, Group])
+    history: Mapping[str, tuple[Call, ...]] = field(default_factory=dict[str, "tuple[Call, ...]"])
+    waits: tuple[Wait, ...] = ()
+    place: Place | None = None
+    stack: tuple[Place, ...] = ()
+    failure: Failed | None = None
+    endpoint: str = ""
+    ident: int = 0
+    ticks: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    answered: bool = True
+    proc: str = ""
+
+    def last(self, group: str) -> int:
+        """The number of the last collective of a group that it entered; 0 for none."""
+        calls = self.history.get(group, ())
+        return calls[-1].number if calls else 0
+
+    def at(self, group: str, number: int) -> Call | None:
+        """Its collective of that number in a group, if it is still known."""
+        calls = self.history.get(group, ())
+        if not calls:
+            return None
+        index = number - calls[0].number
+        if 0 <= index < len(calls) and calls[index].number == number:
+            return calls[index]
+        return next((call for call in calls if call.number == number), None)

@@ -1,0 +1,1 @@
+"""What this process waits for, as evidence for the verdict over all ranks."""

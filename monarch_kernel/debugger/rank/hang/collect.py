@@ -1,0 +1,371 @@
+"""Runs in a rank: what it is doing, as `Evidence`. Reads frames of other threads; touches nothing.
+
+Only threads count that run endpoints or cells, and others that are in `torch.distributed`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from monarch_kernel.debugger.model.evidence import (
+    IDLE,
+    LOADS,
+    PAUSED,
+    RUNS,
+    WAITS,
+    Call,
+    Evidence,
+    Failed,
+    Group,
+    Wait,
+)
+from monarch_kernel.debugger.rank.hang.flight import C10D, SECOND, public_name, record
+from monarch_kernel.debugger.rank.process import existing_engine, rank_of
+from monarch_kernel.debugger.source_locations import Place, is_user, is_user_frame, kind_of, place_of
+from monarch_kernel.tools import (
+    WAITING,
+    awaited_by,
+    called_method,
+    endpoints_here,
+    failed_by_peer,
+    failures,
+    proc_here,
+    said_first,
+)
+
+_TORCH = f"{os.sep}torch{os.sep}"
+_LOADER = f"{_TORCH}utils{os.sep}data{os.sep}"
+_FUNCTIONAL = "_functional_collectives.py"
+_P2P = {"send", "isend", "recv", "irecv", "send_object_list", "recv_object_list"}
+_MAKING = {
+    "_store_based_barrier",
+    "_new_process_group_helper",
+    "_new_group_with_tag",
+    "new_group",
+    "init_process_group",
+}
+
+
+def collect(depth: int = 128) -> Evidence:
+    """What this rank is doing.
+
+    Args:
+        depth: how many of the latest collectives of each group to tell of.
+    """
+    rank = rank_of()[1]
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    groups, numbers, dist_rank, world = _groups(c10d) if c10d is not None else ({}, {}, -1, "")
+    history: dict[str, tuple[Call, ...]] = {}
+    for name, calls in (record(depth) if groups else {}).items():
+        base = name.partition(SECOND)[0]
+        if base in groups:
+            groups.setdefault(name, replace(groups[base], name=name))
+            numbers.setdefault(name, calls[-1].number)
+            history[name] = calls
+    # A group that was made anew under an old name has not counted as far as what is recorded of the old one.
+    history = {name: calls for name, calls in history.items() if calls[-1].number <= numbers[name]}
+    threads = sorted(_threads(), key=lambda thread: not thread.endpoint)
+    waits: list[Wait | None] = []
+    looks: list[int] = []
+    ticks = 0
+    for thread in threads:
+        ticks += thread.ticks()
+        looks.append(thread.ident())
+        waits.append(_Reader(c10d, groups, numbers, history).wait(thread.frames) or _call(thread))
+    main = threads[0] if threads else None  # that of an endpoint or cell, if there is one
+    paused = _paused({thread.thread for thread in threads})
+    state = IDLE
+    if main is not None:
+        state = WAITS if waits[0] is not None else LOADS if main.loads else RUNS
+    if paused is not None:
+        state = PAUSED
+    return Evidence(
+        rank,
+        state,
+        dist_rank=dist_rank,
+        world=world,
+        groups=groups,
+        history=history,
+        waits=tuple(wait for wait in waits if wait is not None),
+        place=paused or (main.place if main is not None else None),
+        stack=main.stack if main is not None else (),
+        failure=_failure(history) if state == IDLE else None,
+        endpoint=main.endpoint if main is not None else "",
+        ident=hash(tuple(looks)),
+        ticks=ticks,
+        counts=numbers,
+        proc=proc_here(),
+    )
+
+
+# -- threads ----------------------------------------------------------------------------------------
+
+
+class _Thread:
+    """A thread that runs the user's code."""
+
+    def __init__(self, thread: int, frame: FrameType, endpoint: str) -> None:
+        self.thread = thread
+        self.endpoint = endpoint
+        self.frames = list(_outwards(frame))
+
+    @property
+    def stack(self) -> tuple[Place, ...]:
+        return tuple(place_of(frame) for frame in reversed(self.frames) if is_user_frame(frame))
+
+    @property
+    def place(self) -> Place | None:
+        return next((place_of(frame) for frame in self.frames if is_user_frame(frame)), None)
+
+    @property
+    def loads(self) -> bool:
+        return any(_LOADER in frame.f_code.co_filename for frame in self.frames)
+
+    def ident(self) -> int:
+        return hash(tuple((id(frame), frame.f_lasti) for frame in self.frames))
+
+    def ticks(self) -> int:
+        native = next((each.native_id for each in threading.enumerate() if each.ident == self.thread), None)
+        return 0 if native is None else cpu_ticks(native)
+
+
+def cpu_ticks(thread: int) -> int:
+    """Processor time of a thread of this process so far, in clock ticks; 0 where that is not known."""
+    try:
+        with open(f"/proc/self/task/{thread}/stat", encoding="ascii", errors="replace") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _threads() -> Iterator[_Thread]:
+    frames = sys._current_frames()
+    running = {each.thread: each for each in endpoints_here()}
+    own = {each.ident for each in threading.enumerate() if each.name.startswith("monarch-debug")}
+    for thread, frame in frames.items():
+        if thread in own or thread == threading.get_ident():
+            continue
+        found = running.get(thread)
+        name = "" if found is None else "cell" if found.tool else f"{found.actor}.{found.endpoint}"
+        each = _Thread(thread, frame, name)
+        in_c10d = any(frame.f_code.co_filename.endswith(C10D) for frame in each.frames)
+        if in_c10d or (found is not None and each.place is not None):
+            yield each
+
+
+def _call(thread: _Thread) -> Wait | None:
+    """The endpoint whose answer a thread waits for."""
+    awaited = awaited_by(thread.frames)
+    if awaited is None:
+        return None
+    place = thread.place
+    return Wait(Call("", awaited.number, "call", awaited.what, place=place), "call", place=place, procs=awaited.procs)
+
+
+def _paused(threads: set[int]) -> Place | None:
+    engine = existing_engine()
+    for stop in engine.stops() if engine is not None else ():
+        if stop.thread in threads and stop.frames:
+            frame = next((each for each in stop.frames if each.user), stop.frames[0])
+            return Place(frame.file, frame.line, frame.name, kind_of(frame.file))
+    return None
+
+
+def _failure(history: dict[str, tuple[Call, ...]]) -> Failed | None:
+    kept = failures()
+    if not kept:
+        return None
+    last = kept[-1]
+    error = last.error
+    frames = [
+        Place(frame.filename, frame.lineno or 0, frame.name, kind_of(frame.filename))
+        for frame in traceback.extract_tb(error.__traceback__, limit=-64)
+    ]
+    users = [frame for frame in frames if is_user(frame.file)]
+    message = said_first(error)
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return Failed(
+        text if len(text) <= 200 else f"{text[:199]}…",
+        users[-1] if users else None,
+        last.cell,
+        last.when,
+        failed_by_peer(error),
+        users[0].file if users else "",
+    )
+
+
+# -- torch.distributed ------------------------------------------------------------------------------
+
+
+def _groups(c10d: Any) -> tuple[dict[str, Group], dict[str, int], int, str]:
+    """Its process groups, how many operations each has counted, this process's rank, and what names its world."""
+    groups: dict[str, Group] = {}
+    numbers: dict[str, int] = {}
+    try:
+        world = c10d._world
+        default = world.default_pg
+        if default is None:
+            return {}, {}, -1, ""
+        for group, name in list(world.pg_names.items()):
+            ranks = world.pg_group_ranks.get(group)
+            if ranks is None:
+                continue
+            groups[name] = Group(name, _desc(group), tuple(sorted(ranks)), _timeout(group))
+            numbers[name] = _number(group)
+        return groups, numbers, int(c10d.get_rank()), _world(world.pg_map[default][1])
+    except Exception:  # a process group that is being made or ended at this moment, or another PyTorch
+        return groups, numbers, -1, ""
+
+
+def _desc(group: Any) -> str:
+    desc = getattr(group, "group_desc", "") or ""
+    return "" if desc in ("undefined", "default_pg") else desc
+
+
+def _timeout(group: Any) -> float:
+    try:
+        device = next(iter(group._device_types))
+        return float(group._get_backend(device).options._timeout.total_seconds())
+    except Exception:  # not every backend tells it
+        return 0.0
+
+
+def _number(group: Any) -> int:
+    try:
+        return int(group._get_sequence_number_for_group())
+    except Exception:  # not every backend counts
+        return 0
+
+
+def _world(store: Any) -> str:
+    for _ in range(8):
+        inner = getattr(store, "underlying_store", None)
+        if inner is None:
+            break
+        store = inner
+    host, port = getattr(store, "host", ""), getattr(store, "port", "")
+    return f"{host}:{port}" if port else str(getattr(store, "path", ""))
+
+
+class _Reader:
+    """Reads from the frames of one thread what it waits for."""
+
+    def __init__(
+        self,
+        c10d: Any,
+        groups: dict[str, Group],
+        numbers: dict[str, int],
+        history: dict[str, tuple[Call, ...]],
+    ) -> None:
+        self._c10d = c10d
+        self._groups = groups
+        self._numbers = numbers
+        self._pending = [call for calls in history.values() for call in calls if not call.done]
+        self._recorded = bool(history)
+
+    def wait(self, frames: Sequence[FrameType]) -> Wait | None:
+        """What the thread with these frames (innermost first) waits for in torch.distributed; None for nothing."""
+        if self._c10d is None:
+            return None
+        place = next((place_of(frame) for frame in frames if is_user_frame(frame)), None)
+        ours: list[FrameType] = []
+        for frame in frames:
+            if frame.f_code.co_filename.endswith(C10D):
+                ours.append(frame)
+            elif is_user_frame(frame):
+                break
+        if ours:
+            return self._in_c10d(ours, place)
+        if any(_LOADER in frame.f_code.co_filename for frame in frames):
+            return None
+        innermost = frames[0]
+        file = innermost.f_code.co_filename
+        called = called_method(innermost)
+        in_torch = _TORCH in file
+        if self._pending and (in_torch or called in WAITING):
+            return Wait(self._pending[0], place=place)
+        if called == "wait" and is_user(file) and self._work_of(innermost):
+            return Wait(Call("", 0, "p2p", "wait", place=place), "work", place=place)
+        return None
+
+    def _in_c10d(self, frames: list[FrameType], place: Place | None) -> Wait | None:
+        names = [frame.f_code.co_name for frame in frames]
+        name = public_name(((frame.f_code.co_filename, frame.f_code.co_name) for frame in frames), names[0])
+        making = _MAKING.intersection(names)
+        if making:
+            return Wait(Call("", 0, name, name, place=place), "group", members=_members(frames), place=place)
+        frame = next((each for each in frames if each.f_code.co_name not in ("wrapper",)), frames[0])
+        values = frame.f_locals
+        function = frame.f_code.co_name
+        group = self._group_of(values.get("group"))
+        root = next((values[key] for key in ("src", "dst") if isinstance(values.get(key), int)), -1)
+        if function in _P2P or (function == "wait" and not self._pending):
+            kind = "recv" if "recv" in function else "send"
+            shape = _shapes(values)
+            call = Call(group, 0, function, name, shape, place=place)
+            return Wait(call, kind, peer=root, place=place)
+        pending = [call for call in self._pending if call.group.partition(SECOND)[0] == group]
+        if pending:
+            # A call that blocks is the latest one of its thread.
+            mine = next((call for call in reversed(pending) if _same_line(call.place, place)), pending[-1])
+            return Wait(mine, root=root, place=place)
+        if function == "monitored_barrier" or not self._recorded:
+            number = 0 if function == "monitored_barrier" else self._numbers.get(group, 0)
+            return Wait(Call(group, number, function, name, _shapes(values), place=place), root=root, place=place)
+        return None  # on its way in or out
+
+    def _group_of(self, group: Any) -> str:
+        world = self._c10d._world
+        member = group if group is not None else world.default_pg
+        try:
+            return str(world.pg_names.get(member, ""))
+        except TypeError:  # not hashable: no group at all
+            return ""
+
+    @staticmethod
+    def _work_of(frame: FrameType) -> bool:
+        return any(type(value).__name__.endswith("Work") for value in _flat(frame.f_locals.values()))
+
+
+def _same_line(one: Place | None, other: Place | None) -> bool:
+    return one is not None and other is not None and (one.file, one.line) == (other.file, other.line)
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from list(value)[:32]
+        else:
+            yield value
+
+
+def _members(frames: Sequence[FrameType]) -> tuple[int, ...]:
+    for frame in reversed(frames):
+        for key in ("ranks", "global_ranks_in_group"):
+            ranks = frame.f_locals.get(key)
+            if isinstance(ranks, list | tuple) and ranks and all(isinstance(rank, int) for rank in ranks):
+                return tuple(sorted(ranks))
+    return ()
+
+
+def _shapes(values: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
+    for key in ("tensor", "input_tensor", "input", "input_list", "input_tensor_list", "tensor_list"):
+        value = values.get(key)
+        many: Any = value if isinstance(value, list | tuple) else [value]
+        if value is not None and all(hasattr(each, "shape") for each in many):
+            return tuple(tuple(int(size) for size in each.shape) for each in many)
+    return ()

@@ -1,0 +1,129 @@
+"""PyTorch's Flight Recorder, read in a rank: the latest collectives of every process group, and which have ended.
+
+Since PyTorch 2.8 or so it is on for gloo and NCCL alike, with a buffer of 2,000 entries, and needs nothing of the user
+(`TORCH_FR_BUFFER_SIZE=0` turns it off). It knows nothing of `send` and `recv` over gloo, nor of `monitored_barrier`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+import types
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from monarch_kernel.debugger.model.evidence import Call
+from monarch_kernel.debugger.source_locations import Place, is_user, kind_of
+
+C10D = "distributed_c10d.py"
+#: Between the name of a group and the backend, for what another backend than gloo does there.
+SECOND = " over "
+
+_DONE = "completed"
+
+
+def record(depth: int) -> dict[str, tuple[Call, ...]]:
+    """The latest `depth` collectives of each process group of this process, oldest first; {} without a recorder."""
+    entries = sorted(_entries(), key=lambda entry: (_key(entry), entry["record_id"]))
+    by_group: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        if entry.get("is_p2p"):
+            continue
+        calls = by_group.setdefault(_key(entry), [])
+        if calls and entry["collective_seq_id"] <= calls[-1]["collective_seq_id"]:
+            if entry["collective_seq_id"] == calls[-1]["collective_seq_id"]:
+                continue  # several entries of one coalesced operation
+            calls.clear()  # a group of the same name, made anew
+        calls.append(entry)
+    return {name: tuple(_call(name, entry) for entry in calls[-depth:]) for name, calls in by_group.items()}
+
+
+def _key(entry: Mapping[str, Any]) -> str:
+    """The group's name, with the backend if that is not the only one: each has its own numbers."""
+    name: str = entry["process_group"][0]
+    backend: str = entry["profiling_name"].partition(":")[0]
+    return name if backend == "gloo" else f"{name}{SECOND}{backend}"
+
+
+def _entries() -> Iterator[Mapping[str, Any]]:
+    try:
+        bindings: Any = importlib.import_module("torch._C._distributed_c10d")
+    except ImportError:
+        return
+    for name in ("_dump_nccl_trace", "_dump_fr_trace"):
+        dump = getattr(bindings, name, None)
+        if dump is None:
+            continue
+        try:
+            with _no_inductor():
+                found = pickle.loads(dump(True, True, False))
+        except Exception:  # another build of PyTorch: without its record there are still the frames
+            continue
+        yield from found.get("entries", ())
+
+
+class _Unimported(types.ModuleType):
+    """Stands for `torch._inductor`: whoever looks into it imports it, but for the recorder.
+
+    To translate the frames of compiled code, the recorder asks whether `torch._inductor` has a `codecache`, and so
+    imports what nobody here has used: a second of processor time, and 800 modules.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "codecache":
+            raise AttributeError(name)
+        torch = sys.modules["torch"]
+        if vars(torch).get("_inductor") is self:
+            del torch.__dict__["_inductor"]
+        return getattr(importlib.import_module("torch._inductor"), name)
+
+
+@contextmanager
+def _no_inductor() -> Generator[None]:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or "_inductor" in vars(torch) or "torch._inductor" in sys.modules:
+        yield
+        return
+    stand_in = _Unimported("torch._inductor")
+    torch.__dict__["_inductor"] = stand_in
+    try:
+        yield
+    finally:
+        if vars(torch).get("_inductor") is stand_in:
+            del torch.__dict__["_inductor"]
+
+
+def _call(group: str, entry: Mapping[str, Any]) -> Call:
+    frames = entry.get("frames") or ()
+    profiling: str = entry["profiling_name"]
+    op = profiling.partition(":")[2] or profiling
+    return Call(
+        group,
+        int(entry["collective_seq_id"]),
+        op,
+        public_name(((frame["filename"], frame["name"]) for frame in frames), op),
+        tuple(tuple(int(size) for size in shape) for shape in entry.get("input_sizes") or ()),
+        tuple(entry.get("input_dtypes") or ()),
+        _place(frames),
+        bool(entry.get("retired")) or entry.get("state") == _DONE,
+    )
+
+
+def public_name(frames: Iterable[tuple[str, str]], op: str) -> str:
+    """The outermost function of `torch.distributed` that led here; `frames` are files and names, innermost first."""
+    name = op
+    for file, function in frames:
+        if is_user(file):
+            break
+        if file.endswith(C10D) and not function.startswith("_") and function != "wrapper":
+            name = function
+    return name
+
+
+def _place(frames: Iterable[Mapping[str, Any]]) -> Place | None:
+    for frame in frames:
+        if is_user(frame["filename"]):
+            return Place(frame["filename"], int(frame["line"]), frame["name"], kind_of(frame["filename"]))
+    return None

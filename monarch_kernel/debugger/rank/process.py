@@ -1,0 +1,306 @@
+"""The debugger's part in a rank: the one stop engine of the process, and how its stops become known.
+
+Loaded by the debug agent, or by the first `breakpoint()`; until then a rank has nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.actor import Extent, Point
+from monarch_kernel.tools import failures, home, on_failure, running_here
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.model.stops import (
+        Bound,
+        Breakpoint,
+        Evaluation,
+        Resumed,
+        Stop,
+        Stopped,
+        Variable,
+    )
+    from monarch_kernel.debugger.rank.stopping.engine import StopEngine
+
+#: How long a rank waits at a breakpoint with a vote for ranks that have not come there yet, and then for the answer
+#: of the hub (seconds).
+VOTE_PATIENCE = 5.0
+VOTE_TIMEOUT = 10.0
+#: Passes over a line between two collectives that are told apart.
+MOST_PASSAGES = 1_000_000
+#: What becomes of stopped ranks when their controller is gone: `resume` or `end`.
+ORPHANED = "MONARCH_KERNEL_ORPHANED_STOPS"
+
+
+def _issued() -> int | None:
+    """How many collectives the default group of torch.distributed has issued here; None where nothing counts them."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    try:
+        if distributed is None or not distributed.is_initialized():
+            return None
+        return int(distributed.group.WORLD._get_sequence_number_for_group())
+    except Exception:  # not every build has it, and not every backend counts
+        return None
+
+
+class RankDebugger:
+    """What there is once in a process: its identity, its engine, and the hub that hears of its stops."""
+
+    def __init__(self) -> None:
+        self.uid = ""
+        self.mesh = ""
+        self.point = Point(0, Extent((), ()))
+        self.hub: Any = None
+        self._engine: StopEngine | None = None
+        self._lock = threading.Lock()
+        self._held: Any = None
+        self._passages: dict[int, tuple[int, int]] = {}  # of each breakpoint: collectives issued, times there since
+
+    @property
+    def engine(self) -> StopEngine:
+        """The engine; made when first needed."""
+        with self._lock:
+            if self._engine is None:
+                from monarch_kernel.debugger.rank.stopping.engine import StopEngine
+
+                self._engine = StopEngine(self._on_event, self._vote, running_here)
+            return self._engine
+
+    @property
+    def existing_engine(self) -> StopEngine | None:
+        """The engine, if anything has ever stopped or been armed here."""
+        return self._engine
+
+    # -- the hub ---------------------------------------------------------------------------------
+
+    def attach(self, hub: Any, uid: str, mesh: str, point: Point) -> None:
+        """From now on that hub hears of our stops, of those that there are already first."""
+        self.uid, self.mesh, self.point = uid, mesh, point
+        self.hub = hub
+        engine = self._engine
+        # A stop from this moment on may be told twice, which the hub knows to expect.
+        stops = engine.stops() if engine is not None else []
+        if stops:
+            self._hold()
+        hub.joined.broadcast(uid, point.rank, os.getpid(), stops)
+
+    def _on_event(self, event: Stopped | Resumed) -> None:
+        if self.hub is None:
+            return  # `attach` tells of it
+        from monarch_kernel.debugger.model.stops import Stopped
+
+        if isinstance(event, Stopped):
+            self._hold()
+            self.hub.stopped.broadcast(self.uid, self.point.rank, os.getpid(), event.stop)
+        else:
+            self.hub.resumed.broadcast(self.uid, self.point.rank, event.stop, event.how)
+
+    def _hold(self) -> None:
+        """Be told when the hub's process ends: it never answers this call."""
+        with self._lock:
+            if self._held is None or self._held.done():
+                self._held = self.hub.hold.call_one()
+                self._held.add_done_callback(lambda _future: self._orphaned())
+
+    def _orphaned(self) -> None:
+        engine = self._engine
+        if engine is None or not engine.stops():
+            return
+        if os.environ.get(ORPHANED, "resume") == "end":
+            os._exit(1)
+        # On a thread of its own: this one polls for the whole process.
+        threading.Thread(target=engine.close, name="monarch-debugger", daemon=True).start()
+
+    def _vote(self, at: Breakpoint, hit: int, value: Any) -> bool:
+        """Whether this rank stops, of all that come by; asked on the thread that has come by."""
+        from monarch_kernel.debugger.rank.values.digest import digest
+
+        text = digest(value) if at.differs else ""
+        if at.differs:
+            hit = self._passage(at.id, hit)
+        asked = self.hub.vote.call_one(self.uid, self.point.rank, at.id, hit, text)
+        try:
+            try:
+                return bool(asked.get(VOTE_PATIENCE))
+            except TimeoutError:
+                self.hub.decide.broadcast(self.uid, at.id, hit)
+                return bool(asked.get(VOTE_TIMEOUT))
+        except Exception:  # nobody to ask: it is better to run on than to stop where nobody looks
+            return False
+
+    def _passage(self, number: int, hit: int) -> int:
+        """A number that ranks have in common when they come by a breakpoint in the same step.
+
+        Hits are not that where the breakpoint was set while the ranks ran: their first ones may be a step apart.
+        Collectives of the default group are counted alike on all ranks.
+        """
+        issued = _issued()
+        if issued is None:
+            return hit
+        with self._lock:
+            last, before = self._passages.get(number, (-1, 0))
+            again = before + 1 if issued == last else 0
+            self._passages[number] = (issued, again)
+        return issued * MOST_PASSAGES + min(again, MOST_PASSAGES - 1)
+
+    def failed(self, error: BaseException) -> None:
+        """An endpoint or a cell has failed: stop there if that was asked for."""
+        if self._engine is not None:
+            self._engine.failed_here(error)
+
+
+_rank = RankDebugger()
+
+
+def attach(hub: Any, uid: str, mesh: str, point: Point) -> None:
+    """Called by the agent as it begins."""
+    _rank.attach(hub, uid, mesh, point)
+
+
+def rank_of() -> tuple[str, int, Extent]:
+    """The mesh's name, this rank in it, and its shape."""
+    return _rank.mesh, _rank.point.rank, _rank.point.extent
+
+
+def existing_engine() -> StopEngine | None:
+    """This process's stop engine, if there is one."""
+    return _rank.existing_engine
+
+
+def stop_here(frame: FrameType, text: str = "") -> None:
+    """`breakpoint()`: stop the calling thread until somebody has it go on.
+
+    Raises:
+        RuntimeError: this process is no rank of a mesh, so that nobody could be told.
+    """
+    if _rank.hub is None:
+        procs = home()
+        if procs is None:
+            raise RuntimeError("breakpoint(): there is no actor in this process, so no debugger could find it")
+        from monarch_kernel.debugger.controller.hub_actor import hub_actor
+
+        hub = hub_actor()
+        hub.hello.broadcast(procs)  # it puts an agent here, which tells of this stop
+    _rank.engine.stop_here(frame, "breakpoint()", text)
+
+
+# -- what the hub has done here (run by the agent) ------------------------------------------------
+
+
+def arm(breakpoints: Sequence[Breakpoint]) -> list[Bound]:
+    """Stop at these from now on, and at no others."""
+    if not breakpoints and _rank.existing_engine is None:
+        return []
+    on_failure(_rank.failed if any(each.error for each in breakpoints) else None)
+    return _rank.engine.arm(breakpoints)
+
+
+Ids = int | dict[int, list[int]]
+"""Stops to act on: one id that is right for every rank that is asked, or the ids of each rank."""
+
+
+def _ids(ids: Ids) -> list[int]:
+    return [ids] if isinstance(ids, int) else ids.get(_rank.point.rank, [])
+
+
+def resume(ids: Ids, how: str, line: int) -> list[int]:
+    """Let these stops go on; gives those that were there."""
+    done: list[int] = []
+    for stop in _ids(ids):
+        try:
+            _rank.engine.resume(stop, how, line)  # type: ignore[arg-type]  # the hub has checked it
+        except KeyError:
+            continue  # it goes on already
+        done.append(stop)
+    return done
+
+
+def pause() -> None:
+    """Stop what runs of the user's at its next line."""
+    _rank.engine.pause()
+
+
+def evaluate(ids: Ids, frame: int, source: str, timeout: float) -> dict[int, Evaluation]:
+    """Evaluate in a frame of each of these stops."""
+    return {stop: _or_error(stop, frame, source, timeout) for stop in _ids(ids)}
+
+
+def _or_error(stop: int, frame: int, source: str, timeout: float) -> Evaluation:
+    try:
+        return _rank.engine.evaluate(stop, frame, source, timeout)
+    except (KeyError, IndexError, TimeoutError, RuntimeError) as error:
+        from monarch_kernel.debugger.model.stops import Evaluation
+
+        return Evaluation("", error=_sentence(error))
+
+
+def call(ids: Ids, frame: int, function: Any, timeout: float) -> dict[int, Any]:
+    """Call ``function(frame)`` in each of these stops; what it raises is in the place of its value."""
+    found: dict[int, Any] = {}
+    for stop in _ids(ids):
+        try:
+            found[stop] = _rank.engine.call(stop, frame, function, timeout)
+        except Exception as error:
+            found[stop] = RuntimeError(_sentence(error))
+    return found
+
+
+def scopes(stop: int, frame: int) -> list[Variable]:
+    """The scopes of a frame."""
+    return _rank.engine.scopes(stop, frame)
+
+
+def variables(stop: int, ref: int, start: int, count: int) -> list[Variable]:
+    """The children of a value."""
+    return _rank.engine.variables(stop, ref, start, count)
+
+
+def set_variable(stop: int, ref: int, name: str, expression: str) -> Variable:
+    """Change a child of a value."""
+    return _rank.engine.set_variable(stop, ref, name, expression)
+
+
+_opened: dict[int, int] = {}
+"""Which stop each kept failure was opened as."""
+
+
+def post_mortem() -> tuple[int, list[Stop]]:
+    """Open what is kept of failures here, newest last, as stops without a thread; with this process's id."""
+    engine = _rank.engine
+    there = {stop.id: stop for stop in engine.stops()}
+    opened: list[Stop] = []
+    for failure in failures():
+        stop = there.get(_opened.get(failure.number, 0))
+        if stop is None:
+            stop = engine.post_mortem(failure.error, (failure.actor, failure.endpoint, failure.cell))
+            _opened[failure.number] = stop.id
+        opened.append(stop)
+    return os.getpid(), opened
+
+
+def _sentence(error: BaseException) -> str:
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+__all__ = [
+    "RankDebugger",
+    "arm",
+    "attach",
+    "call",
+    "evaluate",
+    "existing_engine",
+    "pause",
+    "post_mortem",
+    "rank_of",
+    "resume",
+    "scopes",
+    "set_variable",
+    "stop_here",
+    "variables",
+]

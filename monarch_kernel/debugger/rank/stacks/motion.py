@@ -1,0 +1,104 @@
+"""What moves and what does not: several snapshots of a process as one, in which stacks end where they began to differ.
+
+Ranks that compute are in another line at each look. What they have in common over some seconds is the same for all of
+them, so that they fold into one branch; and a rank that hangs stands out, as its whole stack stays. A thread that uses
+the processor is never said to hang: a loop may be seen at the same line each time, as it is there that it lets others
+run.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Container, Hashable, Sequence
+
+from monarch_kernel.debugger.model.stacks import Frame, Snapshot, Stack
+from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
+
+#: How often a process is looked at (seconds), and how many looks there are at most.
+PERIOD, MOST = 0.05, 100
+#: A thread that has used more than this part of the time computes.
+BUSY = 0.05
+MOVES = "moves"
+
+
+def watch(seconds: float, all_threads: bool = False, values: bool = False) -> Snapshot:
+    """The snapshot of this process over so many seconds."""
+    period = max(PERIOD, seconds / MOST)
+    end = time.monotonic() + seconds
+    before = _processor_seconds()
+    looks = [snapshot(all_threads, values)]
+    while time.monotonic() < end:
+        time.sleep(min(period, max(0.0, end - time.monotonic())))
+        looks.append(snapshot(all_threads, values))
+    used = {thread: now - before.get(thread, 0.0) for thread, now in _processor_seconds().items()}
+    return joined(looks, seconds, {thread for thread, time_used in used.items() if time_used > BUSY * seconds})
+
+
+def joined(looks: Sequence[Snapshot], seconds: float, busy: Container[int] = ()) -> Snapshot:
+    """Several snapshots of a process, the latest last, as one. Pure.
+
+    Args:
+        looks: the snapshots.
+        seconds: over how long they were taken.
+        busy: the threads that have used the processor meanwhile.
+    """
+    known = [_by_owner(look) for look in looks]
+    stacks: list[Stack] = []
+    for owner, stack in known[-1].items():
+        seen = [each[owner] for each in known if owner in each]
+        frames, moved = _common([each.frames for each in seen])
+        if moved or len(seen) < len(known):
+            stacks.append(stack._replace(frames=frames, state=stack.state or MOVES, values=()))
+        else:
+            still = "computes at the same place" if stack.thread in busy else f"has not moved for {seconds:g} s"
+            stacks.append(stack._replace(state=stack.state or still))
+    return looks[-1]._replace(stacks=tuple(stacks))
+
+
+def _by_owner(look: Snapshot) -> dict[Hashable, Stack]:
+    """The stacks of a snapshot by what stays the same over time: the thread, or the task's name and its number."""
+    found: dict[Hashable, Stack] = {}
+    counts: dict[Hashable, int] = {}
+    for stack in look.stacks:
+        # An endpoint that began meanwhile is another one, though it runs on the same thread.
+        kind: Hashable = (stack.kind, stack.name, stack.thread)
+        counts[kind] = counts.get(kind, 0) + 1
+        found[(kind, counts[kind])] = stack
+    return found
+
+
+def _common(all_frames: Sequence[tuple[Frame, ...]]) -> tuple[tuple[Frame, ...], bool]:
+    """The frames that all have from the outermost on, and whether there are others.
+
+    The last one, if it went from line to line, has no line.
+    """
+    last = all_frames[-1]
+    shortest = min(map(len, all_frames))
+    for at in range(shortest):
+        places = {frames[at].place for frames in all_frames}
+        if len(places) > 1:
+            place = last[at].place
+            functions = {(each.file, each.name) for each in places}
+            end = (Frame(place._replace(line=0)),) if len(functions) == 1 else ()
+            return (*last[:at], *end), True
+    return last[:shortest], len({len(frames) for frames in all_frames}) > 1
+
+
+def _processor_seconds() -> dict[int, float]:
+    """How long each thread has used the processor, by its identifier."""
+    tick = os.sysconf("SC_CLK_TCK")
+    main = threading.main_thread()
+    found: dict[int, float] = {}
+    known: dict[int, threading.Thread] = dict(getattr(threading, "_active", {}))  # enumerate() would take a lock
+    for ident, thread in known.items():
+        # After a fork Python still has the number that the main thread had in its parent.
+        number = os.getpid() if thread is main else thread.native_id
+        try:
+            with open(f"/proc/self/task/{number}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:  # it has ended
+            continue
+        found[ident] = (int(fields[11]) + int(fields[12])) / tick
+    return found

@@ -1,0 +1,113 @@
+"""What of a stack is shown: without the frames that led to the user's code, nor those of a debugger. Pure.
+
+The same rules hold for what a rank says of itself and for what py-spy has read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from monarch_kernel.debugger.model.stacks import (
+    CODE,
+    ENDPOINT,
+    INNER_FRAMES,
+    NATIVE,
+    OUTER_FRAMES,
+    TASK,
+    Frame,
+)
+from monarch_kernel.debugger.source_locations import RUNTIME, USER
+
+# What runs the user's code, as the ends of file names: the innermost of these frames is where it begins.
+_ENDPOINTS = tuple(f"/runtime/actor/execution/{name}.py" for name in ("instance", "async_instance", "interruptible"))
+_CELLS = ("/kernel/rank/cell_runner.py",)
+_STOPS = "/monarch_kernel/debugger/"
+
+_NUMBERED = re.compile(r"(?:[-_]\d+)+$")
+_THREAD = re.compile(r"Thread-\d+ \((?P<target>.*)\)$")
+
+
+def thread_name(name: str) -> str:
+    """What a thread is called, without what differs from rank to rank: `Thread-3 (load)` is `load`."""
+    match = _THREAD.match(name)
+    if match:
+        return match["target"] or "Thread"
+    if name.startswith("Dummy-"):
+        return "a thread of native code"
+    return _NUMBERED.sub("", name) or name or "a thread without a name"
+
+
+def is_ours(name: str) -> bool:
+    """Whether a thread is the runtime's."""
+    return name.startswith("monarch-")
+
+
+def kind_by_frames(frames: Sequence[Frame]) -> str:
+    """Whether a stack (the outermost frame first) runs a cell, an endpoint, or neither (``""``)."""
+    ours = [frame.place.file for frame in frames if frame.place.kind == RUNTIME]
+    if any(file.endswith(_CELLS) for file in ours):
+        return CODE
+    return ENDPOINT if any(file.endswith(_ENDPOINTS) for file in ours) else ""
+
+
+def has_user_code(frames: Sequence[Frame]) -> bool:
+    """Whether the user's code is in it."""
+    return any(frame.user for frame in frames)
+
+
+def is_stopped(frames: Sequence[Frame]) -> bool:
+    """Whether a debugger of ours holds this stack."""
+    return _cut_stop(frames) != len(frames)
+
+
+def trimmed(frames: Sequence[Frame], kind: str) -> tuple[Frame, ...]:
+    """The part of a stack (the outermost frame first) that is its owner's: all of it if there is no such part."""
+    shown = list(frames[: _cut_stop(frames)])
+    first = next((at for at, frame in enumerate(shown) if frame.user), len(shown))
+    if kind == ENDPOINT:
+        begin = _after_callers(shown[:first])
+    elif kind == TASK:
+        begin = next((at for at, frame in enumerate(shown) if frame.place.kind not in (RUNTIME, NATIVE)), 0)
+    else:
+        begin = first
+    return tuple(shown[begin:]) or tuple(shown)
+
+
+def folded(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """A stack with equal neighbours as one frame, and without the middle of a very deep one."""
+    kept: list[Frame] = []
+    for frame in frames:
+        last = kept[-1] if kept else None
+        if last is not None and last.place == frame.place:
+            kept[-1] = frame._replace(times=last.times + frame.times)
+        else:
+            kept.append(frame)
+    left_out = len(kept) - OUTER_FRAMES - INNER_FRAMES
+    if left_out > 0:
+        inner = kept[-INNER_FRAMES:]
+        kept = [*kept[:OUTER_FRAMES], inner[0]._replace(left_out=left_out), *inner[1:]]
+    return tuple(kept)
+
+
+def _after_callers(frames: Sequence[Frame]) -> int:
+    """Where the endpoint begins: after the innermost frame of what calls endpoints."""
+    begin = 0
+    for at, frame in enumerate(frames):
+        if frame.place.kind == RUNTIME and frame.place.file.endswith(_ENDPOINTS):
+            begin = at + 1
+    return begin
+
+
+def _cut_stop(frames: Sequence[Frame]) -> int:
+    """Where a debugger has taken over from the user's code; the length if none has."""
+    user = False
+    for at, frame in enumerate(frames):
+        place = frame.place
+        if place.kind == USER:
+            user = True
+        elif user and place.kind == RUNTIME and _STOPS in place.file:
+            while frames[at - 1].place.kind == RUNTIME:  # what `breakpoint()` calls
+                at -= 1
+            return at
+    return len(frames)

@@ -1,0 +1,159 @@
+"""The armed breakpoints: which lines of which code they mean, and whether one that is reached stops."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+from monarch_kernel.debugger.model.stops import ANY_ERROR, Bound, Breakpoint
+from monarch_kernel.debugger.rank.stopping.expressions import fill, summary, value_of
+from monarch_kernel.debugger.rank.stopping.files import Files
+from monarch_kernel.debugger.rank.stopping.lines import bind
+from monarch_kernel.debugger.rank.stopping.short_forms import short
+from monarch_kernel.debugger.source_locations import RUNTIME, kind_of
+
+log = logging.getLogger(__name__)
+
+#: Asks whether to stop at a breakpoint with `first` or `differs`: (breakpoint, number of the hit, value).
+Ask = Callable[[Breakpoint, int, Any], bool]
+
+Lines = dict[int, tuple["Armed", ...]]
+
+
+@dataclass(slots=True, eq=False)
+class Armed:
+    """A breakpoint, and what has become of it."""
+
+    spec: Breakpoint
+    hits: int = 0
+    lines: set[int] = field(default_factory=set[int])  # where it is bound
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Stop at this breakpoint; `text` says what else there is to know."""
+
+    breakpoint: Breakpoint
+    text: str
+
+
+class Book:
+    """One set of armed breakpoints. Counts of hits go over from `previous` for those that have not changed."""
+
+    def __init__(self, breakpoints: Iterable[Breakpoint], previous: Book | None = None) -> None:
+        kept = {armed.spec: armed.hits for armed in previous.armed} if previous is not None else {}
+        self.armed = [Armed(spec, kept.get(spec, 0)) for spec in breakpoints]
+        self._errors = [armed for armed in self.armed if armed.spec.error]
+        self._by_file: dict[str, list[Armed]] = {}
+        for armed in self.armed:
+            if not armed.spec.error and kind_of(armed.spec.file) != RUNTIME:
+                self._by_file.setdefault(armed.spec.file, []).append(armed)
+        self._files = Files(self._by_file)
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether there is any breakpoint at a line."""
+        return bool(self._by_file)
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether there is any breakpoint at errors."""
+        return bool(self._errors)
+
+    def wants(self, filename: str) -> bool:
+        """Whether a file that code was loaded from may have breakpoints."""
+        return kind_of(filename) != RUNTIME and bool(self._files.match(filename))
+
+    def lines_of(self, code: CodeType) -> Lines:
+        """The lines of a code object at which there are breakpoints, and which ones; notes that they are bound."""
+        lines: Lines = {}
+        for asked in self._files.match(code.co_filename):
+            for armed in self._by_file[asked]:
+                line = bind(code, armed.spec.line)
+                if line is not None:
+                    lines[line] = (*lines.get(line, ()), armed)
+                    armed.lines.add(line)
+        return lines
+
+    def bounds(self, note: str) -> list[Bound]:
+        """What became of each; `note` goes to those at lines."""
+        return [self._bound(armed, note) for armed in self.armed]
+
+    def _bound(self, armed: Armed, note: str) -> Bound:
+        spec = armed.spec
+        if spec.error:
+            return Bound(spec.id, True, 0)
+        if kind_of(spec.file) == RUNTIME:
+            return Bound(spec.id, False, spec.line, "code of monarch_kernel itself cannot be stopped")
+        if armed.lines:
+            after = [line for line in armed.lines if line >= spec.line]
+            return Bound(spec.id, True, min(after or armed.lines), note)
+        waits = f"no code at line {spec.line} of {spec.file} is loaded; it takes hold when such code runs"
+        return Bound(spec.id, False, spec.line, f"{waits}. {note}" if note else waits)
+
+    # -- hits, in the thread that is there -----------------------------------------------------------
+
+    def reached(self, frame: FrameType, here: tuple[Armed, ...], ask: Ask) -> Verdict | None:
+        """What to do where a frame is at a line with breakpoints: stop, or run on (None). Log points print."""
+        filename = frame.f_code.co_filename
+        verdict: Verdict | None = None
+        for armed in here:
+            if self._files.stands_for(armed.spec.file, filename):
+                judged = _judge(armed, frame, ask)  # each counts and prints, whichever of them stops
+                verdict = verdict or judged
+        return verdict
+
+    def failed(self, frame: FrameType, error: BaseException, ask: Ask) -> Verdict | None:
+        """The same where an error has come out of an endpoint or cell."""
+        verdict: Verdict | None = None
+        for armed in self._errors:
+            if _is_called(armed.spec.error, error):
+                judged = _judge(armed, frame, ask)
+                verdict = verdict or judged
+        return verdict
+
+
+def _is_called(name: str, error: BaseException) -> bool:
+    if name == ANY_ERROR:
+        return isinstance(error, Exception)
+    return any(name in (kind.__name__, f"{kind.__module__}.{kind.__qualname__}") for kind in type(error).__mro__)
+
+
+def _judge(armed: Armed, frame: FrameType, ask: Ask) -> Verdict | None:
+    spec = armed.spec
+    if spec.condition:
+        try:
+            if not value_of(frame, spec.condition):
+                return None
+        except Exception as error:
+            return Verdict(spec, f"its condition {spec.condition!r} failed: {summary(error)}")
+    with armed.lock:
+        armed.hits += 1
+        hit = armed.hits
+    if hit < spec.hits:
+        return None
+    if spec.log:
+        print(fill(frame, spec.log, short), file=sys.stdout, flush=True)
+        return None
+    if not spec.first and not spec.differs:
+        return Verdict(spec, "")
+    value: Any = None
+    if spec.differs:
+        try:
+            value = value_of(frame, spec.differs)
+        except Exception as error:
+            return Verdict(spec, f"its expression {spec.differs!r} failed: {summary(error)}")
+    try:
+        return Verdict(spec, "") if ask(spec, hit, value) else None
+    except Exception as error:
+        log.exception("asking about breakpoint %d failed", spec.id)
+        return Verdict(spec, f"it could not be asked whether to stop: {summary(error)}")
+
+
+__all__ = ["Armed", "Ask", "Book", "Lines", "Verdict"]

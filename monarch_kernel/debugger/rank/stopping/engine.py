@@ -1,0 +1,500 @@
+"""The stop engine of one process: stops threads, lets one look at them, and lets them go on."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from types import FrameType, TracebackType
+from typing import Any
+
+from monarch_kernel.debugger.model.stops import (
+    Bound,
+    Breakpoint,
+    Evaluation,
+    Frame,
+    How,
+    NotSteppable,
+    Reason,
+    Resumed,
+    Stop,
+    Stopped,
+    Variable,
+)
+from monarch_kernel.debugger.rank.stopping.armed import Armed, Ask, Book
+from monarch_kernel.debugger.rank.stopping.event_source import Events
+from monarch_kernel.debugger.rank.stopping.expressions import run, summary
+from monarch_kernel.debugger.rank.stopping.lines import running_frames
+from monarch_kernel.debugger.rank.stopping.parked import Onward, Parked
+from monarch_kernel.debugger.rank.stopping.short_forms import short
+from monarch_kernel.debugger.rank.stopping.step_plan import Plan, outwards
+from monarch_kernel.debugger.source_locations import is_user_frame, source_of
+
+log = logging.getLogger(__name__)
+
+#: How many frames of a stop are shown, from the innermost.
+MAX_FRAMES = 256
+#: How long looking at variables may take (seconds).
+LOOK_TIMEOUT = 5.0
+
+_DEBUGGER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_HOWS = ("continue", "next", "step", "out", "until")
+# Among the threads that are to pause: whichever runs user code next.
+_ANY = 0
+
+_CLOSED = "the debugger of this process is closed"
+
+Stack = list[tuple[FrameType, int]]
+Label = Callable[[], tuple[str, str, str]]
+
+
+class StopEngine:
+    """Breakpoints, stops and steps of this process. All methods may be called from any thread.
+
+    A thread that stops blocks inside the event that stopped it, without the interpreter lock: others run on. Threads
+    of the debugger itself never stop, nor does code of the runtime; where a step leaves user code, the thread runs on.
+    In a child made by `os.fork` nothing is armed any more.
+
+    Args:
+        on_event: told of each stop, and of its end, in the thread it is about; must not block.
+        ask: (breakpoint, number of the hit, value of `differs`) -> whether to stop. Called for breakpoints with
+            `first` or `differs`, in the thread that has hit one; may block.
+        label: (actor, endpoint, cell) of the calling thread.
+    """
+
+    def __init__(self, on_event: Callable[[Stopped | Resumed], None], ask: Ask, label: Label) -> None:
+        self.alert = False
+        self._on_event = on_event
+        self._ask = ask
+        self._label = label
+        self._ids = itertools.count(1)
+        self._busy: set[int] = set()  # threads that are inside the debugger
+        self._book = Book(())
+        self._plans: dict[int, Plan] = {}
+        self._pausing: set[int] = set()
+        self._parked: dict[int, Parked] = {}
+        self._closed = False
+        self._lock = threading.Lock()
+        if sys.version_info >= (3, 12):
+            from monarch_kernel.debugger.rank.stopping.monitoring import Monitoring as Source
+        else:
+            from monarch_kernel.debugger.rank.stopping.tracing import Tracing as Source
+        self._events: Events = Source(self, self._lock)
+        # These cannot be taken back: they must not keep the engine.
+        before, after, child = map(weakref.WeakMethod, (self._before_fork, self._after_fork, self._in_child))
+        os.register_at_fork(
+            before=lambda: (before() or _nothing)(),
+            after_in_parent=lambda: (after() or _nothing)(),
+            after_in_child=lambda: (child() or _nothing)(),
+        )
+
+    # -- breakpoints -------------------------------------------------------------------------------
+
+    def arm(self, breakpoints: Iterable[Breakpoint]) -> list[Bound]:
+        """Arm these breakpoints in place of all before; code that runs already is reached, too.
+
+        Returns:
+            What became of each, in their order.
+
+        Raises:
+            RuntimeError: no id of `sys.monitoring` is free.
+        """
+        with self._lock:
+            self._closed = False
+            book = Book(breakpoints, self._book)
+            self._events.arm(book)
+            self._book = book
+        return book.bounds(self._events.note)
+
+    def pause(self, thread: int | None = None) -> None:
+        """Stop a thread at its next line of user code.
+
+        Args:
+            thread: its `threading.get_ident()`; None is all other threads that run user code now or, if there is
+                none, whichever runs some next. One that waits in C stops when it comes back.
+        """
+        with self._lock:
+            if thread is None:
+                running = {ident for ident, frame in running_frames() if is_user_frame(frame) and _may_stop(frame)}
+                self._pausing |= running - self._busy - {threading.get_ident()} or {_ANY}
+            else:
+                self._pausing.add(thread)
+            self._attend()
+
+    def stop_here(self, frame: FrameType, reason: Reason, text: str = "") -> None:
+        """Stop the calling thread in `frame`, which is on its stack, until somebody lets it go on (`breakpoint()`)."""
+        if threading.get_ident() not in self._busy and _may_stop(frame):
+            self._stop(_stack(frame), reason, text)
+
+    def failed_here(self, error: BaseException) -> None:
+        """An endpoint or cell has failed: if a breakpoint wants that, stop the calling thread to look at its frames."""
+        book = self._book
+        frames = _frames_of(error.__traceback__)
+        users = [frame for frame, _ in frames if is_user_frame(frame)]
+        if not book.has_errors or not users or threading.get_ident() in self._busy:
+            return
+        verdict = book.failed(users[0], error, self._ask)
+        if verdict is not None:
+            text = "; ".join(part for part in (summary(error), verdict.text) if part)
+            self._stop(frames, "exception", text, verdict.breakpoint.id, steppable=False)
+
+    def post_mortem(self, error: BaseException, label: tuple[str, str, str]) -> Stop:
+        """Open the frames of an error that was kept: a stop without a thread, until `resume`.
+
+        Args:
+            error: with its traceback.
+            label: the actor, endpoint and cell in which it was raised.
+
+        Raises:
+            ValueError: the error has no traceback.
+            RuntimeError: the engine is closed.
+        """
+        frames = _frames_of(error.__traceback__)
+        if not frames:
+            raise ValueError(f"{summary(error)} has no traceback to look at")
+        parked = self._open(frames, "post mortem", summary(error), 0, False, label, 0)
+        if parked is None:
+            raise RuntimeError(_CLOSED)
+        self._tell(Stopped(parked.stop))
+        return parked.stop
+
+    # -- stops -------------------------------------------------------------------------------------
+
+    def stops(self) -> list[Stop]:
+        """What is stopped now, in the order of the stops."""
+        with self._lock:
+            return [parked.stop for parked in self._parked.values()]
+
+    def resume(self, stop_id: int, how: How = "continue", line: int = 0) -> None:
+        """Let a stopped thread go on.
+
+        Args:
+            stop_id: which.
+            how: see `How`; a step that leaves user code ends, and the thread runs on.
+            line: for "until": the line to get to; 0 is any below the present one.
+
+        Raises:
+            KeyError: there is no such stop (any more).
+            NotSteppable: an error's frames cannot go on; only "continue" ends such a stop.
+            ValueError: there is no such way to go on.
+        """
+        if how not in _HOWS:
+            raise ValueError(f"how a stop goes on is one of {', '.join(_HOWS)}, not {how!r}")
+        with self._lock:
+            parked = self._find(stop_id)
+            if how != "continue" and not parked.stop.steppable:
+                raise NotSteppable(f"stop {stop_id} has no code to run on: its frames have ended ({parked.stop.text})")
+            del self._parked[stop_id]
+        parked.go(Onward(how, line))
+        if not parked.stop.thread:
+            self._tell(Resumed(stop_id, how))
+
+    def close(self) -> None:
+        """Let everything run on, and remove every trace and callback. Nothing stops any more until the next `arm`."""
+        with self._lock:
+            self._closed = True
+            self._plans.clear()
+            self._pausing.clear()
+            self.alert = False
+            self._events.close()
+        for stop in self.stops():
+            try:
+                self.resume(stop.id)
+            except KeyError:  # it went on by itself
+                pass
+
+    # -- looking at a stop -------------------------------------------------------------------------
+
+    def scopes(self, stop_id: int, frame: int) -> list[Variable]:
+        """The scopes of a frame, innermost first; their variables are their children.
+
+        Raises:
+            KeyError: there is no such stop (any more).
+            IndexError: it has no such frame.
+            TimeoutError: the stopped thread is busy.
+        """
+        parked, there = self._frame(stop_id, frame)
+        return parked.run(lambda: parked.handles.scopes(there), LOOK_TIMEOUT)
+
+    def variables(self, stop_id: int, ref: int, start: int = 0, count: int = 0) -> list[Variable]:
+        """The children of what `ref` stands for, from number `start` on; those with an index come first.
+
+        Raises:
+            KeyError: there is no such stop, or number.
+            TimeoutError: the stopped thread is busy, or a `__repr__` takes too long.
+        """
+        with self._lock:
+            parked = self._find(stop_id)
+        return parked.run(lambda: parked.handles.variables(ref, start, count), LOOK_TIMEOUT)
+
+    def set_variable(self, stop_id: int, ref: int, name: str, expression: str) -> Variable:
+        """Give a child of what `ref` stands for the value of an expression, in the frame that it was found from.
+
+        Raises:
+            KeyError: there is no such stop, number or child.
+            TimeoutError: as for `variables`.
+            Exception: what the expression, or the assignment, has raised.
+        """
+        with self._lock:
+            parked = self._find(stop_id)
+        return parked.run(lambda: parked.handles.set(ref, name, expression), LOOK_TIMEOUT)
+
+    def evaluate(self, stop_id: int, frame: int, source: str, timeout: float = 5.0) -> Evaluation:
+        """Run an expression or statements in a frame, in the stopped thread.
+
+        Args:
+            stop_id, frame: where.
+            source: Python; assignments change the function's variables, new names live as long as the stop.
+            timeout: seconds; what runs longer is interrupted, unless it is in C.
+
+        Raises:
+            KeyError: there is no such stop (any more).
+            IndexError: it has no such frame.
+        """
+        parked, there = self._frame(stop_id, frame)
+
+        def work() -> Evaluation:
+            try:
+                has_value, value = run(there, source, parked.handles.extra)
+            except (Exception, SystemExit) as error:
+                return Evaluation("", type(error).__qualname__, error=summary(error))
+            return parked.handles.evaluation(there, value) if has_value else Evaluation("")
+
+        try:
+            return parked.run(work, timeout)
+        except TimeoutError as error:
+            return Evaluation("", error=str(error))
+
+    def call(self, stop_id: int, frame: int, function: Callable[[FrameType], Any], timeout: float = 5.0) -> Any:
+        """Call `function(frame)` in the stopped thread.
+
+        Raises:
+            KeyError, IndexError: as `evaluate`.
+            TimeoutError: it took too long.
+            Exception: whatever it raises.
+        """
+        parked, there = self._frame(stop_id, frame)
+        return parked.run(lambda: function(there), timeout)
+
+    def _frame(self, stop_id: int, frame: int) -> tuple[Parked, FrameType]:
+        with self._lock:
+            parked = self._find(stop_id)
+        if not 0 <= frame < len(parked.frames):
+            raise IndexError(f"stop {stop_id} has no frame {frame}, only 0 to {len(parked.frames) - 1}")
+        return parked, parked.frames[frame]
+
+    def _find(self, stop_id: int) -> Parked:
+        if stop_id not in self._parked:
+            raise KeyError(f"there is no stop {stop_id} in this process (any more)")
+        return self._parked[stop_id]
+
+    # -- events: in the thread where they happen ---------------------------------------------------
+
+    def at_line(self, frame: FrameType, line: int, here: tuple[Armed, ...]) -> None:
+        """See `Watcher`."""
+        thread = threading.get_ident()
+        if thread in self._busy:
+            return
+        plan = self._plans.get(thread)
+        stepped = plan is not None and plan.at_line(frame, line)
+        paused = (thread in self._pausing or _ANY in self._pausing) and is_user_frame(frame)
+        if not (here or stepped or paused) or not _may_stop(frame):
+            if self._pausing and not self._pausing <= {_ANY, *sys._current_frames()}:
+                self._forget_ended_threads()
+            return
+        verdict = self._book.reached(frame, here, self._ask) if here else None
+        if verdict is not None:
+            self._stop(_stack(frame), "breakpoint", verdict.text, verdict.breakpoint.id)
+        elif stepped or paused:
+            self._stop(_stack(frame), "step" if stepped else "pause", "")
+
+    def at_return(self, frame: FrameType, value: Any) -> None:
+        """See `Watcher`."""
+        plan = self._plans.get(threading.get_ident())
+        if plan is None or threading.get_ident() in self._busy:
+            return
+        caller = plan.at_return(frame)
+        if caller is not None:
+            self._stop(_stack(caller), "step", f"{frame.f_code.co_qualname} returned {short(value)}")
+        elif plan.over:
+            self._forget(plan)
+        elif plan.moved:
+            plan.moved = False
+            with self._lock:
+                self._attend()
+
+    def at_unwind(self, frame: FrameType) -> None:
+        """See `Watcher`."""
+        plan = self._plans.get(threading.get_ident())
+        if plan is not None:
+            plan.at_unwind(frame)
+            if plan.over:
+                self._forget(plan)
+
+    def _forget(self, plan: Plan) -> None:
+        with self._lock:
+            if self._plans.get(plan.thread) is not plan:
+                return
+            del self._plans[plan.thread]
+            self._attend()
+        self._tell(Resumed(plan.stop, "ran off"))
+
+    def _forget_ended_threads(self) -> None:
+        with self._lock:
+            self._pausing &= {_ANY, *sys._current_frames()}
+            self._attend()
+
+    def _attend(self) -> None:
+        """Have the events delivered that steps and pauses need now."""
+        if self._closed:
+            return
+        self.alert = bool(self._plans or self._pausing)
+        self._events.attend(list(self._plans.values()), bool(self._pausing))
+
+    # -- stopping ----------------------------------------------------------------------------------
+
+    def _stop(self, frames: Stack, reason: Reason, text: str, breakpoint_id: int = 0, steppable: bool = True) -> None:
+        """Block the calling thread until somebody lets it go on."""
+        thread = threading.get_ident()
+        how: How | str = "interrupt"
+        parked: Parked | None = None
+        self._busy.add(thread)
+        try:
+            parked = self._open(frames, reason, text, breakpoint_id, steppable, self._labels(), thread)
+            if parked is None:
+                return
+            self._tell(Stopped(parked.stop))
+            onward = parked.wait()
+            how = onward.how
+            if onward.how != "continue":
+                self._follow(Plan(thread, parked.frames[0], onward.how, onward.line, parked.stop.id))
+        except BaseException as error:
+            raise error.with_traceback(None) from None
+        finally:
+            if parked is not None:
+                with self._lock:
+                    self._parked.pop(parked.stop.id, None)
+                self._tell(Resumed(parked.stop.id, how))
+            if sys.version_info < (3, 12):
+                # What a trace function leaves in this dictionary is written back to the variables.
+                _ = frames[0][0].f_locals
+            self._busy.discard(thread)
+
+    def _open(
+        self,
+        frames: Stack,
+        reason: Reason,
+        text: str,
+        breakpoint_id: int,
+        steppable: bool,
+        label: tuple[str, str, str],
+        thread: int,
+    ) -> Parked | None:
+        """Note a stop; None if the engine is closed."""
+        shown = tuple(
+            Frame(index, frame.f_code.co_qualname, file, line, is_user_frame(frame), source_of(file, line))
+            for index, (frame, line) in enumerate(frames)
+            for file in (frame.f_code.co_filename,)
+        )
+        stop = Stop(
+            next(self._ids),
+            reason,
+            text,
+            breakpoint_id,
+            thread,
+            _name_of(thread),
+            shown,
+            *label,
+            time.time(),
+            steppable,
+        )
+        parked = Parked(stop, tuple(frame for frame, _ in frames))
+        with self._lock:
+            if self._closed:
+                return None
+            self._parked[stop.id] = parked
+            if thread:
+                self._plans.pop(thread, None)
+                self._pausing -= {thread, _ANY}
+                self._attend()
+        return parked
+
+    def _follow(self, plan: Plan) -> None:
+        with self._lock:
+            self._plans[plan.thread] = plan
+            self._attend()
+
+    def _labels(self) -> tuple[str, str, str]:
+        try:
+            return self._label()
+        except Exception:
+            log.exception("what a stopped thread works for could not be found out")
+            return "", "", ""
+
+    def _tell(self, event: Stopped | Resumed) -> None:
+        try:
+            self._on_event(event)
+        except Exception:
+            log.exception("nobody could be told: %s", event)
+
+    # -- forks -------------------------------------------------------------------------------------
+
+    def _before_fork(self) -> None:
+        self._lock.acquire()
+
+    def _after_fork(self) -> None:
+        self._lock.release()
+
+    def _in_child(self) -> None:
+        """Nobody would ever resume a stop in a child."""
+        self._closed = True
+        self._plans.clear()
+        self._pausing.clear()
+        self.alert = False
+        self._events.close()
+        for parked in self._parked.values():
+            parked.go(Onward("continue"))
+        self._parked.clear()
+        self._lock.release()
+
+
+def _nothing() -> None:
+    """In place of a method whose engine is gone."""
+
+
+def _stack(frame: FrameType) -> Stack:
+    """A frame and its callers, with their lines."""
+    return [(outer, outer.f_lineno) for outer in itertools.islice(outwards(frame), MAX_FRAMES)]
+
+
+def _frames_of(traceback: TracebackType | None) -> Stack:
+    """The frames of a traceback, innermost first, with the lines where they failed."""
+    frames: Stack = []
+    while traceback is not None:
+        frames.append((traceback.tb_frame, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return frames[::-1][:MAX_FRAMES]
+
+
+def _may_stop(frame: FrameType) -> bool:
+    """Whether a frame works for the user, rather than for the debugger or the runtime."""
+    user = False
+    for outer in outwards(frame):
+        if outer.f_code.co_filename.startswith(_DEBUGGER):
+            return False
+        user = user or is_user_frame(outer)
+    return user
+
+
+def _name_of(thread: int) -> str:
+    # `threading.current_thread()` would make an object for a thread that is none of Python's.
+    active: dict[int, threading.Thread] = getattr(threading, "_active", {})
+    return active[thread].name if thread in active else ""
+
+
+__all__ = ["MAX_FRAMES", "StopEngine"]

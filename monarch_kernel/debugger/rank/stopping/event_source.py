@@ -1,0 +1,56 @@
+"""Between a stop engine and what delivers events to it."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any, Protocol
+
+from monarch_kernel.debugger.rank.stopping.armed import Armed, Book
+from monarch_kernel.debugger.rank.stopping.step_plan import Plan
+
+
+class Watcher(Protocol):
+    """Who is told of events, in the thread where they happen. Each method may block, and may raise into that thread.
+
+    Attributes:
+        alert: a step or a pause is under way: lines without breakpoints matter, too.
+    """
+
+    alert: bool
+
+    def at_line(self, frame: FrameType, line: int, here: tuple[Armed, ...]) -> None:
+        """A line is about to run; `here` are the breakpoints at it."""
+        ...
+
+    def at_return(self, frame: FrameType, value: Any) -> None:
+        """A frame is about to return a value."""
+        ...
+
+    def at_unwind(self, frame: FrameType) -> None:
+        """An exception leaves a frame."""
+        ...
+
+
+class Events(Protocol):
+    """Delivers events: `monitoring.Monitoring` or `tracing.Tracing`. Called with the engine's lock held.
+
+    Attributes:
+        note: what a person who sets a breakpoint should know; "" if nothing.
+    """
+
+    note: str
+
+    def arm(self, book: Book) -> None:
+        """Let these breakpoints take hold, in place of those before."""
+        ...
+
+    def attend(self, plans: list[Plan], pausing: bool) -> None:
+        """Deliver what these steps need, and all lines of user code while `pausing`."""
+        ...
+
+    def close(self) -> None:
+        """Remove every trace and callback."""
+        ...
+
+
+__all__ = ["Events", "Watcher"]

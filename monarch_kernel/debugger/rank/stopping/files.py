@@ -1,0 +1,58 @@
+"""Which loaded files a breakpoint's file means in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from monarch_kernel.debugger.source_locations import LIBRARY, kind_of, matching_parts
+
+_SAME = 1000
+
+
+class Files:
+    """The files that breakpoints name, and how well each loaded file matches them.
+
+    The same file, or the same name of a cell, matches best. Where there is none such, the file whose path has the most
+    components in common with what was asked for, counted from the end: a workspace may lie elsewhere on this host.
+    A library's file has to match more than its base name.
+    """
+
+    def __init__(self, asked: Iterable[str]) -> None:
+        self._asked = sorted(set(asked))
+        self._bases = {os.path.basename(name) for name in self._asked}
+        self._best = dict.fromkeys(self._asked, 1)
+        self._seen: dict[str, tuple[str, ...]] = {}
+
+    def match(self, loaded: str) -> tuple[str, ...]:
+        """The asked names that a loaded file may stand for; `stands_for` tells later whether it still does."""
+        found = self._seen.get(loaded)
+        if found is None:
+            found = self._seen[loaded] = tuple(self._matches(loaded))
+        return found
+
+    def stands_for(self, asked: str, loaded: str) -> bool:
+        """Whether no file that was loaded in the meantime matches better."""
+        return self._score(asked, loaded) >= self._best.get(asked, 1)
+
+    def _matches(self, loaded: str) -> list[str]:
+        library = kind_of(loaded) == LIBRARY
+        if library and os.path.basename(loaded) not in self._bases:
+            return []  # most files: this is all that they cost
+        found: list[str] = []
+        for asked in self._asked:
+            score = self._score(asked, loaded)
+            if score >= self._best[asked]:
+                self._best[asked] = score
+                found.append(asked)
+        return found
+
+    def _score(self, asked: str, loaded: str) -> int:
+        score = matching_parts(asked, loaded)
+        if 0 < score < _SAME and kind_of(loaded) == LIBRARY:
+            whole = asked.strip(os.sep).count(os.sep) + 1
+            return score if score > 1 and score == whole else 0
+        return score
+
+
+__all__ = ["Files"]

@@ -1,0 +1,168 @@
+"""A stopped thread: it waits, runs what it is asked to, and goes on when it may.
+
+It waits without the interpreter lock, and wakes often enough that an exception raised into it from outside arrives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Any
+
+from monarch_kernel.debugger.model.stops import How, Stop
+from monarch_kernel.debugger.rank.stopping.handles import Handles
+
+#: How often a stopped thread looks for exceptions that were raised into it (seconds).
+_TICK = 0.1
+#: How long an evaluation that is ended for taking too long has to end (seconds).
+_GRACE = 0.5
+
+
+class _Abandoned(BaseException):
+    """Raised into an evaluation whose time is up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Onward:
+    """How the thread is to go on."""
+
+    how: How
+    line: int = 0
+
+
+class _Job:
+    """Something to run in the stopped thread."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+        self.lock = threading.Lock()  # held to begin, to end, and to abandon
+        self.running = self.abandoned = False
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+        self.done.set()
+
+
+class Parked:
+    """One stop, and the thread that waits in it (none for a post mortem).
+
+    Attributes:
+        stop: what viewers see.
+        frames: the frames of `stop.frames`.
+        handles: the values that viewers have seen.
+    """
+
+    def __init__(self, stop: Stop, frames: tuple[FrameType, ...]) -> None:
+        self.stop = stop
+        self.frames = frames
+        self.handles = Handles()
+        self._lock = threading.Lock()
+        self._over = False
+        self._jobs: SimpleQueue[_Job | Onward] = SimpleQueue()
+
+    # -- in the stopped thread ---------------------------------------------------------------------
+
+    def wait(self) -> Onward:
+        """Run jobs until somebody says how to go on.
+
+        Raises:
+            BaseException: KeyboardInterrupt, or whatever was raised into the thread.
+        """
+        try:
+            while True:
+                try:
+                    job = self._jobs.get(timeout=_TICK)
+                except Empty:
+                    continue
+                if isinstance(job, Onward):
+                    return job
+                self._run(job)
+        finally:
+            self._end()
+
+    def _run(self, job: _Job) -> None:
+        with job.lock:
+            if job.abandoned:
+                return
+            job.running = True
+        interrupt: KeyboardInterrupt | None = None
+        try:
+            try:
+                job.result = job.function()
+            except KeyboardInterrupt as error:  # meant for the code that is stopped here
+                interrupt = error
+                job.error = KeyError(f"stop {self.stop.id} is over: its thread was interrupted")
+            except BaseException as error:
+                job.error = error
+            with job.lock:
+                job.running = False
+            if job.abandoned and not isinstance(job.error, _Abandoned):
+                threading.Event().wait(_TICK)  # it is on its way (or was swallowed), and must not hit anything else
+        except _Abandoned as error:
+            job.running = False
+            job.error = error
+        job.done.set()
+        if interrupt is not None:
+            raise interrupt.with_traceback(None)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._over = True
+        while not self._jobs.empty():
+            job = self._jobs.get()
+            if isinstance(job, _Job):
+                job.fail(KeyError(f"stop {self.stop.id} is over"))
+
+    # -- from other threads ------------------------------------------------------------------------
+
+    def go(self, onward: Onward) -> None:
+        """Let the thread go on, once the job that runs has ended."""
+        with self._lock:
+            if not self._over:
+                self._jobs.put(onward)
+
+    def run(self, function: Callable[[], Any], timeout: float) -> Any:
+        """Run `function` in the stopped thread.
+
+        Args:
+            function: what to run; events of this engine are off while it runs.
+            timeout: seconds; then KeyboardInterrupt's like is raised into it (a call into C is not interrupted, and
+                later jobs wait for it).
+
+        Raises:
+            KeyError: the stop is over.
+            TimeoutError: it took too long.
+            BaseException: what the function raises.
+        """
+        if self.stop.thread in (0, threading.get_ident()):
+            return function()
+        job = _Job(function)
+        with self._lock:
+            if self._over:
+                raise KeyError(f"stop {self.stop.id} is over")
+            self._jobs.put(job)
+        if not job.done.wait(timeout):
+            self._abandon(job)
+            raise TimeoutError(f"no answer from the stopped thread {self.stop.thread_name} within {timeout:g} s")
+        if job.error is not None:
+            raise job.error
+        return job.result
+
+    def _abandon(self, job: _Job) -> None:
+        with job.lock:
+            job.abandoned = True
+            if job.running:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self.stop.thread), ctypes.py_object(_Abandoned)
+                )
+        job.done.wait(_GRACE)
+
+
+__all__ = ["Onward", "Parked"]

@@ -1,0 +1,306 @@
+"""Events through `sys.settrace`, for Python 3.11.
+
+While anything is armed, every thread is traced, which slows Python code (`note` says how much); lines are traced only
+in functions with breakpoints, and in what a step passes through. When nothing is armed any more, no thread is traced.
+
+A trace function that a thread has already, such as debugpy's, is called as well and gets the thread back afterwards.
+One that is set later replaces ours in that thread until the next `arm`; where it is debugpy's, which takes all threads
+whenever its breakpoints change, ours is put back over it a moment later.
+"""
+
+from __future__ import annotations
+
+import inspect
+import opcode
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+from monarch_kernel.debugger.rank.stopping.armed import Book, Lines
+from monarch_kernel.debugger.rank.stopping.event_source import Watcher
+from monarch_kernel.debugger.rank.stopping.lines import loaded_codes, running_frames, tree
+from monarch_kernel.debugger.rank.stopping.step_plan import Plan, outwards
+from monarch_kernel.debugger.rank.stopping.threadstates import Tracer, thread_states
+from monarch_kernel.debugger.source_locations import is_user
+
+#: How often a thread is looked at that an exception out of a trace function has left untraced (seconds).
+_LOST_TICK = 0.001
+#: How often threads are looked at that debugpy may have taken (seconds).
+_GUARD_TICK = 0.2
+_DEBUGPY = "_pydevd_bundle"
+_sleep = time.sleep  # debugpy replaces that of the module
+
+_YIELD: int = opcode.opmap["YIELD_VALUE"]
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+
+
+class _Files(dict[str, bool]):
+    """Whether files have breakpoints, found out when code of theirs is first called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._wants: Callable[[str], bool] = Book(()).wants
+
+    def begin(self, wants: Callable[[str], bool]) -> None:
+        """Find out anew, of each file."""
+        self._wants = wants
+        self.clear()
+
+    def __missing__(self, name: str) -> bool:
+        self[name] = wanted = self._wants(name)
+        return wanted
+
+
+class Tracing:
+    """Arms lines and follows steps through trace functions."""
+
+    #: What a person who sets a breakpoint should know.
+    note = "Python 3.11 has to trace this process while breakpoints are set: its Python code runs 2 to 13 times slower"
+
+    def __init__(self, watcher: Watcher, lock: threading.Lock) -> None:
+        self._watcher = watcher
+        self._lock = lock
+        self._book = Book(())
+        self._files = _Files()
+        self._local: dict[int, tuple[CodeType, _Local]] = {}  # by identity: equal code may be of another file
+        self._raising: dict[int, FrameType] = {}
+        self._plain = _Local(watcher, {}, self._raising, self._lost)
+        self._plans: list[Plan] = []
+        self._pausing = self._libraries = self._guarding = False
+        self._everywhere: set[int] = set()
+        self._before: dict[int, Tracer | None] = {}  # what other threads' trace functions were
+        self._new_threads: Any = None
+        self._call = self._make_tracer(None)
+        self._tracers: weakref.WeakSet[Any] = weakref.WeakSet([self._call])
+
+    def arm(self, book: Book) -> None:
+        """Let these breakpoints take hold, in place of those before; code that runs already is reached, too."""
+        for _, local in self._local.values():
+            local.lines.clear()
+        self._book = book
+        self._local = {}
+        self._files.begin(book.wants)
+        if book.has_lines:
+            for code in loaded_codes(book.wants):
+                self._know(code)
+        self._apply()
+
+    def attend(self, plans: list[Plan], pausing: bool) -> None:
+        """Deliver the events of these steps, and of all lines of user code while somebody wants a thread to pause."""
+        self._plans = plans
+        self._pausing = pausing
+        self._everywhere = {plan.thread for plan in plans if plan.everywhere}
+        self._libraries = any(plan.everywhere and plan.libraries for plan in plans)
+        self._raising.clear()
+        self._apply()
+
+    def close(self) -> None:
+        """Remove everything; all code runs at full speed again."""
+        self._book = Book(())
+        self.attend([], False)
+        self.arm(self._book)
+
+    # -- trace functions -------------------------------------------------------------------------------
+
+    def _make_tracer(self, other: Tracer | None) -> Tracer:
+        """A thread's trace function; `other` is called as well."""
+        watcher, files, local_of = self._watcher, self._files, self._local_of
+
+        def on_call(frame: FrameType, _event: str, _arg: Any) -> Any:
+            # Every call of every function comes by here.
+            try:
+                if files[frame.f_code.co_filename] or watcher.alert:
+                    return local_of(frame.f_code)
+            except BaseException:  # a KeyboardInterrupt happened to arrive here
+                self._lost(sys._getframe())
+                raise
+            return None
+
+        def on_call_with_other(frame: FrameType, event: str, arg: Any) -> Any:
+            ours = on_call(frame, event, arg)
+            theirs = other(frame, event, arg) if other is not None else None
+            if sys.gettrace() is not on_call_with_other:
+                self._go_over(threading.get_ident())  # debugpy's first trace function puts another in its place
+            return _Both(ours.__self__, theirs) if ours is not None and theirs is not None else ours or theirs
+
+        return on_call if other is None else on_call_with_other
+
+    def _local_of(self, code: CodeType) -> Tracer | None:
+        known = self._local.get(id(code))
+        if known is None and self._files[code.co_filename]:
+            for part in tree(code):
+                self._know(part)
+            known = self._local[id(code)]
+        if known is not None and known[1].lines:
+            return known[1].function
+        if self._pausing or threading.get_ident() in self._everywhere:
+            return self._plain.function if self._libraries or is_user(code.co_filename) else None
+        return None
+
+    def _know(self, code: CodeType) -> None:
+        if id(code) not in self._local:
+            self._local[id(code)] = (code, _Local(self._watcher, self._book.lines_of(code), self._raising, self._lost))
+
+    # -- where they are --------------------------------------------------------------------------------
+
+    def _apply(self) -> None:
+        """Trace the threads and frames that matter now, and no others."""
+        stepping = {plan.thread for plan in self._plans}
+        always = self._book.has_lines or self._pausing
+        self._trace_threads(lambda thread: always or thread in stepping)
+        self._trace_new_threads(always)
+        stepped = {id(frame) for plan in self._plans for frame in plan.frames}
+        for plan in self._plans:
+            for frame in plan.frames:
+                self._trace_frame(frame, stepped)
+        for _, frame in running_frames():
+            self._trace_frame(frame, stepped)
+        if (always or stepping) and _DEBUGPY in sys.modules and not self._guarding:
+            self._guarding = True
+            guard = threading.Thread(target=self._guard, name="debugger-guard", daemon=True)
+            guard.pydev_do_not_trace = guard.is_pydev_daemon_thread = True  # type: ignore[attr-defined]  # of debugpy's
+            guard.start()
+
+    def _guard(self) -> None:
+        """While both are there: put ours back over debugpy's."""
+        while True:
+            _sleep(_GUARD_TICK)
+            with self._lock:
+                if not (self._book.has_lines or self._pausing or self._plans):
+                    self._guarding = False
+                    return
+                self._apply()
+
+    def _trace_frame(self, frame: FrameType, stepped: set[int]) -> None:
+        known = self._local.get(id(frame.f_code))
+        local: _Local | None = known[1] if known is not None and known[1].lines else None
+        if local is None and (id(frame) in stepped or (self._pausing and is_user(frame.f_code.co_filename))):
+            local = self._plain
+        present: Any = frame.f_trace
+        if isinstance(present, _Both):
+            if present.ours is not local:
+                frame.f_trace = present.theirs if local is None else _Both(local, present.theirs)
+        elif present is None or _is_ours(present):
+            function = None if local is None else local.function
+            if present is not function:
+                frame.f_trace = function
+        elif local is not None:
+            frame.f_trace = _Both(local, present)
+
+    def _trace_threads(self, wanted: Callable[[int], bool]) -> None:
+        for state in thread_states():
+            tracer = state.tracer
+            ours = tracer in self._tracers
+            if wanted(state.thread) and not ours:
+                state.trace(self._tracer_over(state.thread, tracer))
+            elif ours and not wanted(state.thread):
+                state.trace(self._before.pop(state.thread, None))
+
+    def _go_over(self, thread: int) -> None:
+        """The calling thread has been given another trace function: go on, and call that one from now on."""
+        self._before.pop(thread, None)
+        for state in thread_states():
+            if state.thread == thread and state.tracer not in self._tracers:
+                state.trace(self._tracer_over(thread, state.tracer))
+
+    def _tracer_over(self, thread: int, other: Tracer | None) -> Tracer:
+        other = other or self._before.get(thread)
+        if other is None:
+            return self._call
+        self._before[thread] = other
+        tracer = self._make_tracer(other)
+        self._tracers.add(tracer)
+        return tracer
+
+    def _trace_new_threads(self, wanted: bool) -> None:
+        present: Any = threading.gettrace()
+        ours = present in self._tracers
+        if wanted and not ours:
+            self._new_threads = present
+            threading.settrace(self._tracer_over(0, present))
+        elif ours and not wanted:
+            threading.settrace(self._new_threads)
+
+    def _lost(self, inside: FrameType) -> None:
+        """An exception is about to leave the trace function `inside`, which ends this thread's tracing: begin anew."""
+        thread = threading.get_ident()
+        threading.Thread(target=self._regain, args=(thread, inside), name="debugger-regain", daemon=True).start()
+
+    def _regain(self, thread: int, inside: FrameType) -> None:
+        innermost = sys._current_frames()
+        while thread in innermost and any(frame is inside for frame in outwards(innermost[thread])):
+            _sleep(_LOST_TICK)
+            innermost = sys._current_frames()
+        with self._lock:
+            self._apply()
+
+
+class _Local:
+    """The trace function of frames; `lines` are the breakpoints of their code."""
+
+    def __init__(
+        self, watcher: Watcher, lines: Lines, raising: dict[int, FrameType], lost: Callable[[FrameType], None]
+    ) -> None:
+        self.lines = lines
+        self._lost = lost
+        self._watcher = watcher
+        self._raising = raising  # by thread: the frame in which an exception has just been raised
+        self.function: Tracer = self.trace
+
+    def trace(self, frame: FrameType, event: str, arg: Any) -> None:
+        """Called for each event of such a frame. It never returns a trace function: `arm` may set another meanwhile."""
+        try:
+            self._trace(frame, event, arg)
+        except BaseException:  # a KeyboardInterrupt that is on its way to the user's code
+            self._lost(sys._getframe())
+            raise
+
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> None:
+        watcher = self._watcher
+        if event == "line":
+            here = self.lines.get(frame.f_lineno)
+            if here is not None or watcher.alert:
+                self._raising.pop(threading.get_ident(), None)
+                watcher.at_line(frame, frame.f_lineno, here or ())
+        elif watcher.alert:
+            thread = threading.get_ident()
+            if event == "exception":
+                self._raising[thread] = frame
+            elif self._raising.pop(thread, None) is frame and arg is None:
+                watcher.at_unwind(frame)
+            elif not _yields(frame):
+                watcher.at_return(frame, arg)
+        if not self.lines and not watcher.alert and frame.f_trace is self.function:
+            frame.f_trace = None
+
+
+def _yields(frame: FrameType) -> bool:
+    """Whether what is told as a return is a `yield` or an `await`."""
+    code = frame.f_code
+    return bool(code.co_flags & _SUSPENDS) and code.co_code[frame.f_lasti] == _YIELD
+
+
+class _Both:
+    """The trace function of a frame that somebody else traces as well."""
+
+    def __init__(self, ours: _Local, theirs: Any) -> None:
+        self.ours = ours
+        self.theirs = theirs
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> _Both:
+        theirs = self.theirs(frame, event, arg)
+        if theirs is not None:
+            self.theirs = theirs
+        self.ours.trace(frame, event, arg)
+        return self
+
+
+def _is_ours(function: Any) -> bool:
+    return isinstance(getattr(function, "__self__", None), _Local)
+
+
+__all__ = ["Tracing"]

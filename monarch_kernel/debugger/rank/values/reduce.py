@@ -1,0 +1,420 @@
+"""From a value to its leaves: containers, modules, optimizers, dataclasses and other objects taken apart.
+
+Runs in the rank that has the value. Nothing of the user's is called but what `repr` calls, no hook of a module or an
+optimizer runs, no collective is entered (a state dict of a sharded module would), nothing is copied but a block at a
+time. torch and NumPy are used only if the process has imported them: no value is theirs otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import os
+import re
+import sys
+import types
+from collections import deque
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from io import IOBase
+from typing import Any
+
+from monarch_kernel.debugger.model.readings import Leaf, Reading, Stats, digest_of, root_digest, short
+from monarch_kernel.debugger.rank.values.arrays import NumpyArray, number_array
+from monarch_kernel.debugger.rank.values.blocks import Array, Deadline, TimeLimitError
+
+#: Parts of a value beyond this many are left out.
+MOST_LEAVES = 50_000
+#: Containers in containers in containers...: deeper ones are not entered.
+MOST_DEPTH = 40
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, type(Ellipsis), range, slice)
+_CONTAINERS = (
+    *(Mapping, list, tuple, set, frozenset, deque, KeysView, ValuesView, ItemsView),
+    *(functools.partial, Iterator),
+)
+_UNSET = "<not set>"
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
+
+
+class Parts:
+    """The parts of one value, taken apart and read.
+
+    Args:
+        value: anything.
+        deadline: raises `TimeLimitError` when reading takes too long.
+        grads: of a module, its parameters' gradients instead of its parameters.
+
+    Attributes:
+        leaves: what was found, in order.
+        arrays: those with elements, by path.
+        left_out: whether there were more than `MOST_LEAVES`.
+        unsettled: whether a device was still computing.
+    """
+
+    def __init__(self, value: Any, deadline: Deadline, grads: bool = False) -> None:
+        self.leaves: list[Leaf] = []
+        self.arrays: dict[str, Array] = {}
+        self.left_out = False
+        self.unsettled = False
+        self._deadline = deadline
+        self._grads = grads
+        self._open: dict[int, str] = {}  # containers that are being taken apart: who holds itself ends there
+        self._read: dict[tuple[Any, ...], Array] = {}  # tensors met before, such as tied weights
+        self._torch = _imported("torch", "optim")
+        self._numpy = _imported("numpy", "ma")
+        self._value = value
+        self._walk(value, "")
+
+    def reading(self) -> Reading:
+        """The value in one line."""
+        leaves, arrays = self.leaves, [leaf for leaf in self.leaves if leaf.is_array]
+        whole = leaves[0] if len(leaves) == 1 and not leaves[0].path else None
+        stats = [leaf.stats for leaf in arrays if leaf.stats is not None]
+        together = Stats.over(stats) if stats else None
+        return Reading(
+            digest=root_digest(leaves),
+            text=whole.text if whole is not None else self._summary(arrays, together),
+            leaves=len(leaves),
+            arrays=len(arrays),
+            elements=sum(leaf.size for leaf in arrays),
+            stats=together,
+            number=whole.number if whole is not None else None,
+            part="; ".join(dict.fromkeys(leaf.part for leaf in leaves if leaf.part)),
+            unread=tuple(f"{leaf.path}: {leaf.text}" for leaf in leaves if leaf.kind == "unread"),
+            sampled=self._sampled(),
+        )
+
+    def _sampled(self) -> str:
+        said: list[str] = []
+        if self.left_out:
+            said.append(f"only its first {MOST_LEAVES:,} parts were read")
+        if self.unsettled:
+            said.append("its device was still computing when it was read")
+        return "; ".join(said)
+
+    def _summary(self, arrays: list[Leaf], stats: Stats | None) -> str:
+        name = type(self._value).__name__
+        what = "array"
+        if self._torch is not None and isinstance(self._value, self._torch.nn.Module):
+            what = "gradient" if self._grads else "parameter or buffer"
+        elif not arrays and (small := self._small()):
+            return small
+        elif isinstance(self._value, Mapping | list | tuple):
+            name = f"{name} of {len(self._value):,}"
+        if arrays:
+            name += f", {_counted(len(arrays), what)}, {_counted(sum(leaf.size for leaf in arrays), 'element')}"
+        figures = stats.text() if stats is not None else ""
+        return f"{name}: {figures}" if figures else name
+
+    def _small(self) -> str:
+        """The whole of a small plain container, as it prints."""
+        if len(self.leaves) > 12 or any(leaf.kind not in ("number", "text") for leaf in self.leaves):
+            return ""
+        value = self._value
+        if type(value).__repr__ is object.__repr__:  # which says nothing but the type
+            fields = ", ".join(f"{name}={_plain_repr(field)}" for name, field in _dict_of(value).items())
+            text = f"{type(value).__name__}({fields})"
+        else:
+            text = _plain_repr(value)
+        return text if len(text) <= 160 else ""
+
+    # -- walking -------------------------------------------------------------------------------
+
+    def _walk(self, value: Any, path: str) -> None:
+        """Add the leaves of `value`. Never raises for what user code does."""
+        if len(self.leaves) >= MOST_LEAVES:
+            self.left_out = True
+            return
+        if isinstance(value, _PLAIN):
+            self._add(plain_leaf(value, path))
+            return
+        self._deadline.check()
+        mark = len(self.leaves)
+        try:
+            self._take_apart(value, path)
+        except TimeLimitError:
+            raise
+        except Exception as error:  # properties, iterators and devices of the user's
+            del self.leaves[mark:]
+            self._unread(path, f"{type(value).__name__} cannot be read: {type(error).__name__}: {error}")
+
+    def _take_apart(self, value: Any, path: str) -> None:
+        torch = self._torch
+        if torch is not None and isinstance(value, torch.Tensor):
+            self._tensor(value, path)
+        elif torch is not None and isinstance(value, torch.Generator):
+            self._tensor(value.get_state(), f"{path}.get_state()")
+        elif self._numpy is not None and isinstance(value, self._numpy.ndarray | self._numpy.generic):
+            self._numpy_array(value, path)
+        elif isinstance(value, (enum.Enum, os.PathLike, *_FUNCTIONS)) or not _has_parts(value):
+            self._add(object_leaf(value, path))
+        elif isinstance(value, Iterator) and not isinstance(value, IOBase):
+            self._unread(path, f"{type(value).__name__}, which only its owner may use up: compare list(...) of it")
+        elif id(value) in self._open:
+            back = self._open[id(value)] or "the whole"
+            self._add(_text_leaf(path, "reference", f"refers back to {back}"))
+        elif len(self._open) >= MOST_DEPTH:
+            self._unread(path, f"{type(value).__name__}, more than {MOST_DEPTH} levels deep")
+        else:
+            self._open[id(value)] = path
+            try:
+                self._inside(value, path)
+            finally:
+                del self._open[id(value)]
+
+    def _inside(self, value: Any, path: str) -> None:
+        if self._torch is not None and isinstance(value, self._torch.nn.Module):
+            self._module(value, path)
+        elif self._torch is not None and isinstance(value, self._torch.optim.Optimizer):
+            self._optimizer(value, path)
+        elif isinstance(value, Mapping):
+            self._mapping(value, path)
+        elif isinstance(value, tuple) and hasattr(value, "_fields"):
+            self._fields(value, path, getattr(value, "_fields", ()))
+        elif isinstance(value, list | tuple | deque):
+            self._sequence(value, path)
+        elif isinstance(value, KeysView | ValuesView | ItemsView):
+            self._sequence(list(value), path)
+        elif isinstance(value, set | frozenset):
+            self._set(value, path)
+        elif isinstance(value, functools.partial):
+            self._fields(value, path, ("func", "args", "keywords"))
+        elif (
+            self._numpy is not None and hasattr(type(value), "__array__") and not hasattr(value, "__dataclass_fields__")
+        ):
+            self._numpy_array(self._numpy.asarray(value), path, type(value).__name__)
+        elif dataclasses.is_dataclass(value):
+            self._fields(value, path, [field.name for field in dataclasses.fields(value)])
+        else:
+            self._fields(value, path, _attributes(value))
+
+    def _mapping(self, value: Mapping[Any, Any], path: str) -> None:
+        items = list(value.items())
+        if not items:
+            self._add(Leaf(path, "text", "mapping", _plain_repr(value), b""))
+        for at, (key, item) in enumerate(items):
+            tensor = self._torch is not None and isinstance(key, self._torch.Tensor)
+            self._walk(item, f"{path}[#{at}]" if tensor else f"{path}[{_plain_repr(key)}]")
+
+    def _sequence(self, value: Any, path: str) -> None:
+        numbers = number_array(value) if isinstance(value, list | tuple) else None
+        if numbers is not None:
+            self._array(numbers, path)
+            return
+        name = type(value).__name__
+        if not value:
+            self._add(Leaf(path, "text", name, _plain_repr(value), b""))
+            return
+        self._add(_text_leaf(f"{path} (length)", name, str(len(value))))
+        for at, item in enumerate(value):
+            self._walk(item, f"{path}[{at}]")
+
+    def _set(self, value: Any, path: str) -> None:
+        elements: list[tuple[bytes, str]] = []
+        for item in value:
+            inner = Parts(item, self._deadline)
+            elements.append((root_digest(inner.leaves), _plain_repr(item)))
+        texts = ", ".join(sorted(text for _, text in elements))
+        content = digest_of(*sorted(digest for digest, _ in elements))
+        name = type(value).__name__
+        self._add(Leaf(path, "text", name, short(f"{name} of {len(elements)}: {texts}"), content))
+
+    def _fields(self, value: Any, path: str, names: Iterable[str]) -> None:
+        self._add(_text_leaf(f"{path} (type)", "type", _type_name(type(value))))
+        held = _dict_of(value)
+        for name in names:
+            self._walk(held[name] if name in held else getattr(value, name, _UNSET), f"{path}.{name}")
+
+    # -- arrays --------------------------------------------------------------------------------
+
+    def _array(self, array: Array, path: str, facts: str = "", part: str = "", note: str = "") -> None:
+        self._add(array.leaf(path, self._deadline, facts, part, note))
+        self.arrays[path] = array
+
+    def _numpy_array(self, value: Any, path: str, name: str = "") -> None:
+        if isinstance(value, self._numpy.ma.MaskedArray):
+            self._numpy_array(value.data, f"{path}.data")
+            self._numpy_array(self._numpy.ma.getmaskarray(value), f"{path}.mask")
+        elif value.dtype.hasobject:
+            self._add(_text_leaf(f"{path} (shape)", name or "ndarray", f"{value.dtype} {list(value.shape)}"))
+            self._sequence(value.ravel().tolist(), path)
+        else:
+            self._array(NumpyArray(self._numpy.asarray(value)), path, note=name)
+
+    def _tensor(self, value: Any, path: str) -> None:
+        from monarch_kernel.debugger.rank.values.kinds import pieces_of  # torch is there, since there is a tensor
+
+        with self._torch.no_grad():
+            for piece in pieces_of(value):
+                where = f"{path}{piece.path}".lstrip()
+                if piece.tensor is None:
+                    self._add(
+                        Leaf(where, "unread" if piece.unread else "text", "tensor", piece.text, _content(piece.text))
+                    )
+                elif piece.nested:
+                    self._tensor(piece.tensor, where)
+                else:
+                    needs_grad = value.requires_grad and not piece.facts
+                    array = self._strided(piece.tensor, needs_grad)
+                    self._array(array, where, piece.facts, piece.part, piece.text)
+                    self.unsettled = self.unsettled or array.unsettled
+
+    def _strided(self, tensor: Any, needs_grad: bool) -> Any:
+        from monarch_kernel.debugger.rank.values.tensors import TensorArray
+
+        place = (tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), needs_grad)
+        array = self._read.get(place)
+        if array is None:
+            array = self._read[place] = TensorArray(tensor, needs_grad)
+        return array
+
+    # -- torch's objects -----------------------------------------------------------------------
+
+    def _module(self, value: Any, path: str) -> None:
+        prefix = f"{path}." if path else ""
+        parameters = list(value.named_parameters(remove_duplicate=False))
+        if self._grads:
+            for name, parameter in parameters:
+                self._walk(parameter.grad, f"{prefix}{name}")
+            return
+        for name, module in value.named_modules():
+            where = f"{prefix}{name}".rstrip(".")
+            self._add(_text_leaf(f"{where} (module)", "module", _module_text(module)))
+        if len(parameters) > 1:
+            order = _content("\n".join(name for name, _ in parameters))
+            text = f"{len(parameters):,} names, first {', '.join(name for name, _ in parameters[:3])}"
+            self._add(Leaf(f"{path} (order of parameters)".lstrip(), "text", "order", text, order))
+        for name, tensor in (*parameters, *value.named_buffers(remove_duplicate=False)):
+            self._walk(tensor, f"{prefix}{name}")
+
+    def _optimizer(self, value: Any, path: str) -> None:
+        """Its own attributes, and not `state_dict()`, which hooks and sharding may have made a collective."""
+        self._add(_text_leaf(f"{path} (type)", "type", _type_name(type(value))))
+        count = 0
+        for at, group in enumerate(value.param_groups):
+            where = f"{path}.param_groups[{at}]"
+            for key, item in group.items():
+                if key != "params":
+                    self._walk(item, f"{where}[{key!r}]")
+            self._add(_text_leaf(f"{where}['params'] (length)", "list", str(len(group["params"]))))
+            for parameter in group["params"]:
+                state = value.state.get(parameter, {})
+                for key, item in state.items():
+                    self._walk(item, f"{path}.state[{count}][{key!r}]")
+                count += 1
+
+    # -- leaves --------------------------------------------------------------------------------
+
+    def _add(self, leaf: Leaf) -> None:
+        self.leaves.append(leaf)
+
+    def _unread(self, path: str, why: str) -> None:
+        self._add(Leaf(path, "unread", "", short(why), _content(why)))
+
+
+def _imported(name: str, last: str) -> Any:
+    """A module that the process has imported; None also while another thread imports it, before it has `last`."""
+    module = sys.modules.get(name)
+    return module if hasattr(module, last) else None
+
+
+def _counted(count: int, what: str) -> str:
+    if count == 1:
+        return f"1 {what}"
+    return f"{count:,} " + " and ".join(f"{word}s" for word in what.split(" or "))
+
+
+def plain_leaf(value: Any, path: str = "") -> Leaf:
+    """A number, a text, None."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        text = repr(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = None
+        return Leaf(path, "number", type(value).__name__, short(text), _content(text), number=number)
+    content = bytes(value) if isinstance(value, bytes | bytearray) else None
+    if content is None:
+        content = (value if isinstance(value, str) else repr(value)).encode("utf-8", "surrogatepass")
+    text = short(repr(value[:400] if isinstance(value, str | bytes | bytearray) else value))
+    if isinstance(value, str | bytes | bytearray) and len(value) > 400:
+        text = f"{text}  length {len(value):,}"
+    return Leaf(path, "text", type(value).__name__, text, digest_of(content))
+
+
+def object_leaf(value: Any, path: str = "") -> Leaf:
+    """An object without parts: what it prints, without addresses, which differ from rank to rank."""
+    function = getattr(value, "__func__", value)
+    if isinstance(function, types.FunctionType):
+        code = function.__code__
+        text = f"function {function.__qualname__} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+        return Leaf(path, "text", "function", text, _code_digest(code, function.__defaults__))
+    if isinstance(value, type):
+        return _text_leaf(path, "type", _type_name(value))
+    if isinstance(value, types.ModuleType):
+        return _text_leaf(path, "module", f"module {value.__name__}")
+    if isinstance(value, os.PathLike):
+        return _text_leaf(path, type(value).__name__, repr(os.fspath(value)))
+    text = _plain_repr(value)
+    return Leaf(path, "text", _type_name(type(value)), short(text), _content(text))
+
+
+def _code_digest(code: types.CodeType, defaults: Any) -> bytes:
+    """Equal for functions that do the same: edited code that has not reached one rank differs."""
+    inner = [_code_digest(const, None) for const in code.co_consts if isinstance(const, types.CodeType)]
+    consts = _plain_repr([const for const in code.co_consts if not isinstance(const, types.CodeType)])
+    names = repr((code.co_names, code.co_varnames, code.co_freevars))
+    return digest_of(code.co_code, consts.encode(), names.encode(), _plain_repr(defaults).encode(), *inner)
+
+
+def _text_leaf(path: str, facts: str, text: str) -> Leaf:
+    return Leaf(path.lstrip(), "text", facts, short(text), _content(text))
+
+
+def _content(text: str) -> bytes:
+    return digest_of(text.encode("utf-8", "surrogatepass"))
+
+
+def _module_text(module: Any) -> str:
+    mode = "training" if module.training else "eval"
+    return f"{type(module).__name__}({' '.join(module.extra_repr().split())}), {mode}"
+
+
+def _type_name(kind: type) -> str:
+    return (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _plain_repr(value: Any) -> str:
+    """`repr` without addresses; never raises."""
+    try:
+        return _ADDRESS.sub("", repr(value))
+    except Exception as error:  # user code
+        return f"<{type(value).__qualname__} whose repr raised {type(error).__name__}>"
+
+
+def _dict_of(value: Any) -> dict[str, Any]:
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def _attributes(value: Any) -> list[str]:
+    """The names of what an object holds: in its `__dict__`, its `__slots__`, its msgspec fields."""
+    names = dict.fromkeys(_dict_of(value))
+    names.update(dict.fromkeys(getattr(type(value), "__struct_fields__", ())))
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        names.update(dict.fromkeys((slots,) if isinstance(slots, str) else slots))
+    return [name for name in names if name not in ("__weakref__", "__dict__") and isinstance(name, str)]
+
+
+def _has_parts(value: Any) -> bool:
+    if isinstance(value, _CONTAINERS) or dataclasses.is_dataclass(value):
+        return True
+    return bool(_attributes(value)) or hasattr(type(value), "__array__")

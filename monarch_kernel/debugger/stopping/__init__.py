@@ -1,4 +1,0 @@
-"""The stop agent's engine: breakpoints, stepping and looking at frames, of one process, without debugpy.
-
-`spec` says what goes in and out; `engine.StopEngine` is what a rank's debug agent drives.
-"""
