@@ -6,6 +6,7 @@ This module holds names only; ``monarch_kernel.runtime.transfer`` has the code.
 # The actor system tells the data plane of this process's node.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.transfer.action import RDMAAction
+from monarch_kernel.runtime.transfer.backend_settings import RDMATcpFallbackWarning, configure
 from monarch_kernel.runtime.transfer.buffer import (
     RDMABuffer,
     get_rdma_backend,
@@ -13,7 +14,6 @@ from monarch_kernel.runtime.transfer.buffer import (
     is_rdma_available,
 )
 from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError
-from monarch_kernel.runtime.transfer.settings import RDMATcpFallbackWarning, configure
 
 __all__ = [
     "RDMAAction",

@@ -14,7 +14,7 @@ from monarch_kernel import config
 from monarch_kernel.actor import Actor, BootstrapCommand, ChannelTransport, SupervisionError, endpoint, this_host
 from monarch_kernel.runtime.actor.hosts import host_mesh as hosts
 from monarch_kernel.runtime.actor.meshes import proc_mesh as meshes
-from monarch_kernel.runtime.transfer import settings as transfer
+from monarch_kernel.runtime.transfer import backend_settings as transfer
 from tests.actor.actors import PATIENCE, started
 
 

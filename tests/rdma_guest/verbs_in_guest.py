@@ -27,14 +27,15 @@ from monarch_kernel.rdma import (
     is_ibverbs_available,
 )
 from monarch_kernel.runtime.transfer import engine as engines
-from monarch_kernel.runtime.transfer import verbs as verbs_module
-from monarch_kernel.runtime.transfer import verbs_memory, verbs_transfer
 from monarch_kernel.runtime.transfer.memory import memory_of
-from monarch_kernel.runtime.transfer.verbs import Verbs
-from monarch_kernel.runtime.transfer.verbs_card import Card
-from monarch_kernel.runtime.transfer.verbs_memory import Regions
-from monarch_kernel.runtime.transfer.verbs_paths import CLASS, VARIABLE, End, Gid
-from monarch_kernel.runtime.transfer.verbs_route import Route
+from monarch_kernel.runtime.transfer.verbs import backend as verbs_backend
+from monarch_kernel.runtime.transfer.verbs import regions as verbs_regions
+from monarch_kernel.runtime.transfer.verbs import transfer as verbs_transfer
+from monarch_kernel.runtime.transfer.verbs.backend import Verbs
+from monarch_kernel.runtime.transfer.verbs.card import Card
+from monarch_kernel.runtime.transfer.verbs.ports import CLASS, VARIABLE, End, Gid
+from monarch_kernel.runtime.transfer.verbs.regions import Regions
+from monarch_kernel.runtime.transfer.verbs.route import Route
 from tests.actor.actors import hook
 from tests.conftest import wait_until
 from tests.transfer.actors import KeeperActor, Peer
@@ -149,12 +150,12 @@ def test_regions_are_kept_while_it_is_certain_what_they_are(far: Owner, monkeypa
     assert read(memoryview(data)) == (1, 0, before + 1)
     mine.drop().get()
     assert len(known._kept) == before
-    monkeypatch.setattr(verbs_memory, "REGIONS", 2)
+    monkeypatch.setattr(verbs_regions, "REGIONS", 2)
     arrays = [np.zeros(1 << 15, "i8") for _ in range(3)]
     for array in arrays:
         read(array)
     assert list(known._kept) == [(id(array), *memory_of(array).layout.span()) for array in arrays[1:]]
-    monkeypatch.setattr(verbs_memory, "BYTES", 1 << 18)
+    monkeypatch.setattr(verbs_regions, "BYTES", 1 << 18)
     assert read(arrays[0])[1:] == (1, 1)
 
 
@@ -167,7 +168,7 @@ def test_memory_that_cannot_be_registered_is_gone_through_in_pieces(
         raise Unfit("no more")
 
     buffer = far.do("words", 1 << 20)
-    monkeypatch.setattr(verbs_memory, "Region", refuse)
+    monkeypatch.setattr(verbs_regions, "Region", refuse)
     into = np.zeros(1 << 20, "i8")
     buffer.read_into(into).get()
     assert np.array_equal(into, np.arange(1 << 20))
@@ -220,7 +221,7 @@ def test_a_card_that_never_answers_is_no_way_to_the_owner(far: Owner, monkeypatc
             with pytest.raises(RDMAError, match="ibverbs: the owner's card does not answer rxe0:1"):
                 buffer.read_into(bytearray(64)).get()
             assert buffer.backend == "none"
-            patch.setattr(verbs_module, "BARRED_FOR", 0)
+            patch.setattr(verbs_backend, "BARRED_FOR", 0)
             assert buffer.backend == "ibverbs"
     finally:
         verbs._barred.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monarch_kernel.runtime.transfer.engine import engine
-from monarch_kernel.runtime.transfer.tcp import Tcp
+from monarch_kernel.runtime.transfer.tcp.backend import Tcp
 
 
 def tcp() -> Tcp:

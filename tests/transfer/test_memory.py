@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_kernel.runtime.transfer import copying, hugepages
+from monarch_kernel.runtime.transfer import hugepages, memory_copy
 from monarch_kernel.runtime.transfer.memory import IOV_MAX, Layout, layout_of, memory_of
 from tests.transfer.arrays import SHAPES, contents
 
@@ -66,16 +66,16 @@ def test_copies_between_any_two_layouts(a: tuple[Any, Any], b: tuple[Any, Any], 
     to_at = data.draw(st.integers(0, to.nbytes - size))
     wanted = bytearray(contents(target))
     wanted[to_at : to_at + size] = contents(source)[of_at : of_at + size]
-    copying.copy(to, to_at, of, of_at, size)
+    memory_copy.copy(to, to_at, of, of_at, size)
     assert contents(target) == wanted
 
 
 def test_copies_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "_copy_arrays", lambda target, source: False)
+    monkeypatch.setattr(memory_copy, "_copy_arrays", lambda target, source: False)
     for make in SHAPES.values():
         view = make()[1]
         back = bytearray(240)
-        copying.copy(memory_of(back).layout, 0, memory_of(view).layout, 0, 240)
+        memory_copy.copy(memory_of(back).layout, 0, memory_of(view).layout, 0, 240)
         assert back == contents(view)
 
 

@@ -24,9 +24,12 @@ from monarch_kernel.rdma import (
     configure,
     get_rdma_backend,
 )
-from monarch_kernel.runtime.transfer import meeting, settings, tcp, wire
+from monarch_kernel.runtime.transfer import backend_settings
 from monarch_kernel.runtime.transfer.engine import engine
-from monarch_kernel.runtime.transfer.wire import Sealed, Wire
+from monarch_kernel.runtime.transfer.tcp import backend as tcp_backend
+from monarch_kernel.runtime.transfer.tcp import connection as tcp_connection
+from monarch_kernel.runtime.transfer.tcp import rendezvous
+from monarch_kernel.runtime.transfer.tcp.connection import Sealed, Wire
 from tests.actor.actors import hook
 from tests.conftest import wait_until
 from tests.transfer.actors import KeeperActor
@@ -77,8 +80,8 @@ def keeper(request: pytest.FixtureRequest, forced: Callable[[str], None]) -> Any
 def elsewhere(monkeypatch: pytest.MonkeyPatch, forced: Callable[[str], None]) -> Iterator[Callable[..., None]]:
     """``elsewhere(here="tcp://...")``: this process is of another site from now on, whose gateway listens there."""
     forced("auto")
-    monkeypatch.setattr(settings, "_configured", {})
-    monkeypatch.delenv(settings.FALLBACK, raising=False)
+    monkeypatch.setattr(backend_settings, "_configured", {})
+    monkeypatch.delenv(backend_settings.FALLBACK, raising=False)
 
     def move(address: str = "") -> None:
         node = engine().node
@@ -103,7 +106,7 @@ def test_connections_are_made_when_needed_and_used_again(keeper: Any) -> None:
     for _ in range(3):
         buffer.read_into(into).get()
         buffer.write_from(into).get()
-    assert keeper.state.call_one().get()[1] <= max(tcp.STREAMS, 1)
+    assert keeper.state.call_one().get()[1] <= max(tcp_backend.STREAMS, 1)
     wait_until(lambda: (s := keeper.state.call_one().get())[1] == s[2], "no thread waits at idle connections")
     buffer.read_into(into).get()
     assert np.array_equal(into, np.arange(1 << 20))
@@ -111,12 +114,12 @@ def test_connections_are_made_when_needed_and_used_again(keeper: Any) -> None:
 
 def test_more_connections_than_threads_that_wait_at_them(keeper: Any) -> None:
     buffer = keeper.do.call_one("words", 8).get()
-    made = [connection(buffer) for _ in range(3 * tcp.LINGERERS)]
+    made = [connection(buffer) for _ in range(3 * tcp_backend.LINGERERS)]
     for _ in range(2):
         for each in made:
-            each.send(tcp._REQUEST.pack(tcp._READ, buffer._handle.key, 8, 16))
+            each.send(tcp_backend._REQUEST.pack(tcp_backend._READ, buffer._handle.key, 8, 16))
         for each in made:
-            answer = memoryview(bytearray(tcp._REPLY.size + 16))
+            answer = memoryview(bytearray(tcp_backend._REPLY.size + 16))
             each.recv_into(answer)
             assert bytes(answer[-16:]) == np.arange(1, 3).tobytes()
     for each in made:
@@ -124,7 +127,7 @@ def test_more_connections_than_threads_that_wait_at_them(keeper: Any) -> None:
 
 
 def test_idle_connections_are_closed(keeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "IDLE", 0.1)
+    monkeypatch.setattr(tcp_backend, "IDLE", 0.1)
     buffer = keeper.do.call_one("words", 8).get()
     buffer.read_into(bytearray(64)).get()
     wait_until(lambda: keeper.state.call_one().get()[1] == 0, "the connection's end")
@@ -166,7 +169,7 @@ def connection(buffer: RDMABuffer) -> Wire:
 def test_a_drop_waits_for_a_transfer_under_way_and_ends_the_rest(keeper: Any) -> None:
     buffer = keeper.do.call_one("words", 4 << 20).get()
     slow = connection(buffer)
-    slow.send(tcp._REQUEST.pack(tcp._READ, buffer._handle.key, 0, 32 << 20))
+    slow.send(tcp_backend._REQUEST.pack(tcp_backend._READ, buffer._handle.key, 0, 32 << 20))
     slow.recv_into(memoryview(bytearray(100)))  # it has begun, and we take no more
     keeper.do.call_one("forget", "words").get()
     assert not keeper.drop_begins.call_one(buffer).get()
@@ -219,16 +222,16 @@ def answered(sock: socket.socket) -> bytes:
 
 
 @pytest.fixture
-def door(forced: Callable[[str], None]) -> Iterator[meeting.Door]:
+def door(forced: Callable[[str], None]) -> Iterator[rendezvous.Door]:
     """This process's listener, with a buffer behind it."""
     forced("tcp")
     found = here()._door("127.0.0.1")
     yield found
 
 
-def test_without_a_token_nobody_gets_in(door: meeting.Door, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_token_nobody_gets_in(door: rendezvous.Door, caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_connection(door.address) as sock:
-        sock.sendall(os.urandom(meeting.TOKEN))
+        sock.sendall(os.urandom(rendezvous.TOKEN))
         assert answered(sock) == b""
     refusal = "refused a data connection from 127.0.0.1: "
     wait_until(lambda: refusal + "its token is not known here" in caplog.text, "the log")
@@ -240,11 +243,11 @@ def test_without_a_token_nobody_gets_in(door: meeting.Door, caplog: pytest.LogCa
 
 def test_many_refusals_are_two_lines(caplog: pytest.LogCaptureFixture) -> None:
     """One at once, and one with their number; not a line each in the user's terminal."""
-    door = meeting.Door(engine().node.poller, "127.0.0.1")
+    door = rendezvous.Door(engine().node.poller, "127.0.0.1")
     try:
         for _ in range(50):
             with socket.create_connection(door.address) as sock:
-                sock.sendall(os.urandom(meeting.TOKEN))
+                sock.sendall(os.urandom(rendezvous.TOKEN))
                 assert answered(sock) == b""
         assert caplog.text.count("refused a data connection") == 1
     finally:
@@ -255,12 +258,12 @@ def test_many_refusals_are_two_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_whoever_says_nothing_is_shown_out(
-    door: meeting.Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    door: rendezvous.Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(meeting, "STRANGERS", 2)
+    monkeypatch.setattr(rendezvous, "STRANGERS", 2)
     silent = [socket.create_connection(door.address) for _ in range(3)]
     assert answered(silent[0]) == b"", "the first goes when there are too many"
-    monkeypatch.setattr(meeting, "GREETING", 0.05)
+    monkeypatch.setattr(rendezvous, "GREETING", 0.05)
     with socket.create_connection(door.address) as sock:
         sock.sendall(b"half a token")
         assert answered(sock) == b""
@@ -268,15 +271,15 @@ def test_whoever_says_nothing_is_shown_out(
         sock.close()
 
 
-def test_a_token_is_good_once_and_not_for_ever(door: meeting.Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_good_once_and_not_for_ever(door: rendezvous.Door, monkeypatch: pytest.MonkeyPatch) -> None:
     came: list[socket.socket] = []
     token = door.expect(came.append)
-    first = meeting.dial(door.address, token, None)
+    first = rendezvous.dial(door.address, token, None)
     wait_until(lambda: came, "the guest")
-    with meeting.dial(door.address, token, None) as second:
+    with rendezvous.dial(door.address, token, None) as second:
         assert answered(second) == b""
-    monkeypatch.setattr(meeting, "EXPIRY", -1.0)
-    with meeting.dial(door.address, door.expect(came.append), None) as late:
+    monkeypatch.setattr(rendezvous, "EXPIRY", -1.0)
+    with rendezvous.dial(door.address, door.expect(came.append), None) as late:
         assert answered(late) == b""
     assert len(came) == 1
     first.close()
@@ -287,13 +290,13 @@ def test_a_token_without_the_key_opens_nothing(forced: Callable[[str], None]) ->
     forced("tcp")
     memory = bytearray(b"secret" * 10)
     buffer, backend = RDMABuffer(memory), here()
-    ask = tcp._encode(tcp.Request(True, "127.0.0.1"))
-    answer = tcp._decode_answer(backend.offer(buffer._handle.key, ask, "thief"))
+    ask = tcp_backend._encode(tcp_backend.Request(True, "127.0.0.1"))
+    answer = tcp_backend._decode_answer(backend.offer(buffer._handle.key, ask, "thief"))
     assert answer.secret, "the owner encrypts although the other side need not"
-    request = tcp._REQUEST.pack(tcp._READ, buffer._handle.key, 0, 60)
+    request = tcp_backend._REQUEST.pack(tcp_backend._READ, buffer._handle.key, 0, 60)
     for said in (request, struct.pack("<I", len(request) + 16) + request + bytes(16), struct.pack("<I", 1 << 30)):
-        token = tcp._decode_answer(backend.offer(buffer._handle.key, ask, "thief")).token
-        with meeting.dial(("127.0.0.1", answer.port), token, None) as sock:
+        token = tcp_backend._decode_answer(backend.offer(buffer._handle.key, ask, "thief")).token
+        with rendezvous.dial(("127.0.0.1", answer.port), token, None) as sock:
             sock.sendall(said)
             sock.shutdown(socket.SHUT_WR)
             assert answered(sock) == b""
@@ -307,7 +310,11 @@ def test_what_goes_over_the_wire_is_encrypted_unless_both_sides_trust_the_networ
     keeper = this_host().spawn_procs(per_host={"gpus": 1}, name="owner").spawn("keeper", Keeper)
     buffer = keeper.do.call_one("words", 8).get()
     seen: list[type] = []
-    for mine, theirs in [(a, b) for a in settings._CHOICES[settings.TCP] for b in settings._CHOICES[settings.TCP]]:
+    for mine, theirs in [
+        (a, b)
+        for a in backend_settings._CHOICES[backend_settings.TCP]
+        for b in backend_settings._CHOICES[backend_settings.TCP]
+    ]:
         configure(tcp=mine)
         keeper.settings.call_one(theirs).get()
         made = connection(buffer)
@@ -319,9 +326,9 @@ def test_what_goes_over_the_wire_is_encrypted_unless_both_sides_trust_the_networ
 def test_a_sealed_stream_takes_no_changed_repeated_or_swapped_frame() -> None:
     a, b = socket.socketpair()
     frames: list[bytes] = []
-    secret = os.urandom(wire.SECRET)
+    secret = os.urandom(tcp_connection.SECRET)
     tuned = pytest.MonkeyPatch()
-    tuned.setattr(wire, "tune", lambda _sock: None)
+    tuned.setattr(tcp_connection, "tune", lambda _sock: None)
     try:
         sender = Sealed(a, "b", secret, opener=True)
         for text in (b"first", b"second"):
@@ -350,9 +357,9 @@ def test_a_sealed_stream_takes_no_changed_repeated_or_swapped_frame() -> None:
 
 def test_a_sealed_stream_is_one_of_bytes() -> None:
     a, b = socket.socketpair()
-    secret, data = os.urandom(wire.SECRET), os.urandom(3 << 20)
+    secret, data = os.urandom(tcp_connection.SECRET), os.urandom(3 << 20)
     with pytest.MonkeyPatch.context() as tuned, a, b:
-        tuned.setattr(wire, "tune", lambda _sock: None)
+        tuned.setattr(tcp_connection, "tune", lambda _sock: None)
         sender, receiver = Sealed(a, "b", secret, opener=True), Sealed(b, "a", secret, opener=False)
         thread = threading.Thread(target=lambda: (sender.send(data[:10], more=True), sender.send(data[10:])))
         thread.start()
@@ -412,9 +419,9 @@ def test_where_a_process_can_listen() -> None:
     here = engine().node.ref
 
     def at(address: str) -> str:
-        return meeting.host_of(msgspec.structs.replace(here, site="another", gateway_address=address), here)
+        return rendezvous.host_of(msgspec.structs.replace(here, site="another", gateway_address=address), here)
 
-    assert meeting.host_of(here, here) == "127.0.0.1"
+    assert rendezvous.host_of(here, here) == "127.0.0.1"
     assert at("tcp://10.0.0.2:26600") == "10.0.0.2"
     assert at("tcp://node1:26600") == "node1"
     assert at("tcp://[fd00::2]:26600") == "fd00::2"
@@ -432,7 +439,7 @@ def test_where_a_process_can_listen() -> None:
 def test_the_address_at_which_it_listens(host: str, resolved: str, bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (resolved, 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: found)
-    with meeting._listen(host) as sock:
+    with rendezvous._listen(host) as sock:
         assert sock.getsockname()[0] == bound
 
 
@@ -456,7 +463,7 @@ def test_falling_back_to_tcp_is_said_once_and_can_be_ruled_out(elsewhere: Callab
         engine()._warned = False
         buffer.read_into(into).get()
     finally:
-        os.environ.pop(settings.FALLBACK, None)
+        os.environ.pop(backend_settings.FALLBACK, None)
 
 
 def test_a_fork_lets_go_of_the_connections(forced: Callable[[str], None]) -> None:
@@ -480,6 +487,6 @@ def test_without_the_package_that_encrypts_it_is_said(
     forced("tcp")
     keeper = this_host().spawn_procs(per_host={"gpus": 1}, name="owner").spawn("keeper", Keeper)
     buffer = keeper.do.call_one("words", 8).get()
-    monkeypatch.setattr(tcp, "can_seal", lambda: False)
+    monkeypatch.setattr(tcp_backend, "can_seal", lambda: False)
     with pytest.raises(RDMAError, match="tcp: encryption needs the package cryptography"):
         buffer.read_into(bytearray(64)).get()

@@ -17,7 +17,7 @@ from monarch_kernel.runtime.actor.execution import async_instance, instance
 from monarch_kernel.runtime.actor.hosts import host_mesh as hosts
 from monarch_kernel.runtime.actor.meshes import proc_mesh as meshes
 from monarch_kernel.runtime.actor.output import output_hub as output
-from monarch_kernel.runtime.transfer import settings as transfer
+from monarch_kernel.runtime.transfer import backend_settings as transfer
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)\s*")

@@ -64,7 +64,7 @@ from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.poller import FORKED
 from monarch_kernel.runtime.supervision.tree import Notice, Tree
-from monarch_kernel.runtime.transfer import seam
+from monarch_kernel.runtime.transfer import node_provider
 
 log = logging.getLogger(__name__)
 
@@ -602,4 +602,4 @@ def shutdown(timeout: float | None = None) -> None:
         atexit.unregister(_at_exit)
 
 
-seam.provide(lambda: get_system().node)
+node_provider.provide(lambda: get_system().node)

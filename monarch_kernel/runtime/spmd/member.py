@@ -25,7 +25,7 @@ from typing import Any
 
 from monarch_kernel.runtime.actor.execution.collectives import Opened, opening
 from monarch_kernel.runtime.actor.execution.postmortem import let_go_of_groups
-from monarch_kernel.runtime.spmd.addresses import LOOPBACK, choose_interface, own_address
+from monarch_kernel.runtime.spmd.host_address import LOOPBACK, choose_interface, own_address
 
 #: How long a rank may take to reach rank 0's store, which is there before anybody is told of it (seconds).
 CONNECT_TIMEOUT = 5.0

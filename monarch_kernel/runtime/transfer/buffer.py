@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from monarch_kernel.runtime.node.future import Future
-from monarch_kernel.runtime.transfer import settings
-from monarch_kernel.runtime.transfer.backend import kinds
+from monarch_kernel.runtime.transfer import backend_settings
+from monarch_kernel.runtime.transfer.backends.interface import kinds
 from monarch_kernel.runtime.transfer.engine import deadline_in, engine
 from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.handle import Handle, Op, decode_handle, encode_handle
@@ -195,9 +195,9 @@ def get_rdma_backend() -> str:
 
     Within a host there are better ways; ``RDMABuffer.backend`` tells which one reaches a buffer.
     """
-    only = settings.forced()
+    only = backend_settings.forced()
     names = {backend.name for backend in kinds() if backend.available()}
-    if only is None and settings.tcp_fallback() is False:
+    if only is None and backend_settings.tcp_fallback() is False:
         names.discard("tcp")
     for name in ("ibverbs", "tcp") if only is None else (only,):
         if name in names:

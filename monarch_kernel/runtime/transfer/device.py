@@ -1,6 +1,6 @@
 """Bytes into and out of memory that may be a GPU's: by PyTorch there, which has the device open anyway.
 
-Memory of the CPU takes the short way through ``copying``; nothing here imports torch before some memory is a GPU's.
+Memory of the CPU takes the short way through ``memory_copy``; nothing here imports torch before some memory is a GPU's.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.runtime.transfer.copying import SCRATCH, copy, scratch, steps
 from monarch_kernel.runtime.transfer.memory import Layout, Memory
+from monarch_kernel.runtime.transfer.memory_copy import SCRATCH, copy, scratch, steps
 
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.transfer.backend import Backend
+    from monarch_kernel.runtime.transfer.backends.interface import Backend
     from monarch_kernel.runtime.transfer.handle import Op
 
 _local = threading.local()

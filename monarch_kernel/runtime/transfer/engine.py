@@ -20,16 +20,16 @@ from typing import Any
 from monarch_kernel.protocol.messages import BufferAtomic, BufferDrop, BufferOffer, Death
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
-from monarch_kernel.runtime.transfer import device, hugepages, settings
-from monarch_kernel.runtime.transfer.asking import Ask, Obituary
-from monarch_kernel.runtime.transfer.backend import Backend, kinds
+from monarch_kernel.runtime.transfer import backend_settings, device, hugepages
+from monarch_kernel.runtime.transfer.backends.interface import Backend, kinds
 from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Layout, Memory
-from monarch_kernel.runtime.transfer.pool import Pool
-from monarch_kernel.runtime.transfer.seam import current_node
-from monarch_kernel.runtime.transfer.serving import UNFIT, Service
-from monarch_kernel.runtime.transfer.table import Gone, Peer, Table, machine, start_of
+from monarch_kernel.runtime.transfer.node_provider import current_node
+from monarch_kernel.runtime.transfer.owner_service import UNFIT, Service
+from monarch_kernel.runtime.transfer.registration_table import Gone, Peer, Table, machine, start_of
+from monarch_kernel.runtime.transfer.requests import Ask, Obituary
+from monarch_kernel.runtime.transfer.thread_pool import Pool
 
 #: How long an error waits for the cause of the owner's death (seconds).
 CAUSE_WAIT = 0.5
@@ -229,7 +229,7 @@ class Engine:
         Raises:
             RDMAError: there is none; says why of each.
         """
-        only = settings.forced()
+        only = backend_settings.forced()
         reasons: list[str] = []
         found = False
         for backend in self.backends:
@@ -244,7 +244,7 @@ class Engine:
             return
         if only is not None and not reasons:
             reasons.append(f"{only}: {no_verbs() if only == 'ibverbs' else 'not available here'}")
-        setting = f" (forced by {settings.BACKEND} or configure())" if only is not None else ""
+        setting = f" (forced by {backend_settings.BACKEND} or configure())" if only is not None else ""
         raise RDMAError(f"no way from here to a buffer of {handle.who}: {'; '.join(reasons)}{setting}", handle.owner.id)
 
     # -- transferring --------------------------------------------------------------------------------
@@ -311,7 +311,12 @@ class Engine:
             raise self.died(op.handle, str(op)) from None
 
     def _warn_of_tcp(self, handle: Handle, unfit: list[str]) -> None:
-        if self._warned or settings.forced() or settings.tcp_fallback() or handle.owner.site == self.node.ref.site:
+        if (
+            self._warned
+            or backend_settings.forced()
+            or backend_settings.tcp_fallback()
+            or handle.owner.site == self.node.ref.site
+        ):
             return
         self._warned = True
         why = next((reason for reason in unfit if reason.startswith("ibverbs: ")), "")
@@ -322,7 +327,7 @@ class Engine:
             f"RDMA buffers of {handle.owner.host} are moved by TCP, as nothing faster is there ({why}). Accept that by "
             "configure(allow_tcp_fallback=True), or rule it out by configure(allow_tcp_fallback=False); docs/rdma.md "
             "tells how to get ibverbs",
-            settings.RDMATcpFallbackWarning,
+            backend_settings.RDMATcpFallbackWarning,
             stacklevel=1,
         )
 
@@ -517,6 +522,6 @@ def engine() -> Engine:
 
 def no_verbs() -> str:
     """Why there is no verbs backend here."""
-    from monarch_kernel.runtime.transfer.verbs import why_not
+    from monarch_kernel.runtime.transfer.verbs.backend import why_not
 
     return why_not() or "not available here"

@@ -14,7 +14,7 @@ class Handle(msgspec.Struct, array_like=True, frozen=True):
     """A registered buffer, for whoever is to reach it."""
 
     owner: ProcRef
-    machine: str  # see ``table.machine``
+    machine: str  # see ``registration_table.machine``
     pid: int
     started: int  # when the process started: tells it from another one that has the pid later
     table: int  # the owner's descriptor of its table

@@ -1,9 +1,9 @@
 """Between hosts with InfiniBand or RoCE cards: the asker's card reads and writes the owner's memory.
 
 The owner's part ends when a queue pair is connected and a buffer registered, once per pair of processes and once per
-buffer; no code runs there for a transfer. ``verbs_card`` has pyverbs and an opened card, ``verbs_paths`` which ports
-reach each other, ``verbs_route`` the queue pairs to one owner, ``verbs_transfer`` and ``verbs_lanes`` how a transfer is
-cut up and driven, ``verbs_memory`` the regions here, and ``verbs_owner`` those of buffers.
+buffer; no code runs there for a transfer. ``card`` has pyverbs and an opened card, ``ports`` which ports
+reach each other, ``route`` the queue pairs to one owner, ``transfer`` and ``queue_pairs`` how a transfer is
+cut up and driven, ``regions`` the regions here, and ``responder`` those of buffers.
 
 Atomics are not here: the owner does them, for all backends alike. A card's own atomics are atomic only among those of
 the same card (``IBV_ATOMIC_HCA``, on nearly every one there is), and not with a processor's, so a word that is reached
@@ -20,18 +20,18 @@ import weakref
 import zlib
 from typing import TYPE_CHECKING
 
-from monarch_kernel.runtime.transfer.asking import Obituary
 from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Memory
-from monarch_kernel.runtime.transfer.table import Gone
-from monarch_kernel.runtime.transfer.verbs_card import Card, pyverbs
-from monarch_kernel.runtime.transfer.verbs_lanes import Failed
-from monarch_kernel.runtime.transfer.verbs_memory import SMALL, Regions
-from monarch_kernel.runtime.transfer.verbs_owner import Owned
-from monarch_kernel.runtime.transfer.verbs_paths import VARIABLE, Gid, Port, decode_request, encode, found, pair
-from monarch_kernel.runtime.transfer.verbs_route import Route
-from monarch_kernel.runtime.transfer.verbs_transfer import LANES, Transfer
+from monarch_kernel.runtime.transfer.registration_table import Gone
+from monarch_kernel.runtime.transfer.requests import Obituary
+from monarch_kernel.runtime.transfer.verbs.card import Card, pyverbs
+from monarch_kernel.runtime.transfer.verbs.ports import VARIABLE, Gid, Port, decode_request, encode, found, pair
+from monarch_kernel.runtime.transfer.verbs.queue_pairs import Failed
+from monarch_kernel.runtime.transfer.verbs.regions import SMALL, Regions
+from monarch_kernel.runtime.transfer.verbs.responder import Owned
+from monarch_kernel.runtime.transfer.verbs.route import Route
+from monarch_kernel.runtime.transfer.verbs.transfer import LANES, Transfer
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.transfer.engine import Engine

@@ -3,7 +3,7 @@
 One-sided in effect: no endpoint and no message loop of the owner takes part, only its interpreter has to run. Each
 piece of a transfer is a request with the buffer's key, and the bytes, which go straight from the memory of one process
 into that of the other (but for encryption). Large transfers are cut into pieces that several connections share.
-Connections are kept for the next transfer; who may have one, and how it comes about, is told in ``meeting``.
+Connections are kept for the next transfer; who may have one, and how it comes about, is told in ``rendezvous``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from monarch_kernel.runtime.transfer import settings
+from monarch_kernel.runtime.transfer import backend_settings
 from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
-from monarch_kernel.runtime.transfer.meeting import CONNECT, LOOPBACK, Door, dial, host_of
-from monarch_kernel.runtime.transfer.pool import Pool, Share
-from monarch_kernel.runtime.transfer.table import Gone
-from monarch_kernel.runtime.transfer.wire import Sealed, Wire, can_seal, new_secret, recv_memory, send_memory, skip
+from monarch_kernel.runtime.transfer.registration_table import Gone
+from monarch_kernel.runtime.transfer.tcp.connection import (
+    Sealed,
+    Wire,
+    can_seal,
+    new_secret,
+    recv_memory,
+    send_memory,
+    skip,
+)
+from monarch_kernel.runtime.transfer.tcp.rendezvous import CONNECT, LOOPBACK, Door, dial, host_of
+from monarch_kernel.runtime.transfer.thread_pool import Pool, Share
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.transfer.engine import Engine
@@ -102,15 +110,15 @@ class Tcp:
         return True  # bars() says what is missing
 
     def bars(self, handle: Handle) -> str:
-        if not settings.trusted() and not can_seal():
+        if not backend_settings.trusted() and not can_seal():
             return (
-                f"encryption needs the package cryptography (on a network that you trust, {settings.TCP}="
-                f"{settings.TRUSTED} or configure(tcp=...) does without)"
+                f"encryption needs the package cryptography (on a network that you trust, {backend_settings.TCP}="
+                f"{backend_settings.TRUSTED} or configure(tcp=...) does without)"
             )
         here, there = self._engine.node.ref, handle.owner
         if here.site != there.site:
-            if settings.tcp_fallback() is False and settings.forced() != self.name:
-                return f"turned off by {settings.FALLBACK}=0 or configure(allow_tcp_fallback=False)"
+            if backend_settings.tcp_fallback() is False and backend_settings.forced() != self.name:
+                return f"turned off by {backend_settings.FALLBACK}=0 or configure(allow_tcp_fallback=False)"
             if not host_of(there, here) and not host_of(here, there):
                 return "neither its owner's host nor this one has an address to which the other can connect"
         return ""
@@ -239,7 +247,7 @@ class Tcp:
 
     def _connect(self, handle: Handle, deadline: float | None) -> Wire:
         node, owner = self._engine.node, handle.owner
-        trusted = settings.trusted()
+        trusted = backend_settings.trusted()
         host = host_of(owner, node.ref)
         if not host:
             return self._be_called(handle, deadline)
@@ -261,7 +269,7 @@ class Tcp:
         with self._guard:
             self._arrivals[arrival] = owner.id
         try:
-            request = Request(settings.trusted(), *door.address, token)
+            request = Request(backend_settings.trusted(), *door.address, token)
             answer = _decode_answer(self._engine.offer(handle, self.name, _encode(request), deadline))
             self._check_guard(answer, handle)
             sock = arrival.get(timeout=CONNECT)
@@ -276,7 +284,7 @@ class Tcp:
         return self._wire(sock, owner.id, answer.secret, opener=False)
 
     def _check_guard(self, answer: Answer, handle: Handle) -> None:
-        if not answer.secret and not settings.trusted():
+        if not answer.secret and not backend_settings.trusted():
             raise Unfit(f"{handle.who} does not encrypt")
 
     def _door(self, host: str) -> Door:
@@ -292,7 +300,7 @@ class Tcp:
 
     def offer(self, key: int, request: bytes, peer: str) -> bytes:
         wanted = _decode_request(request)
-        sealed = not (wanted.trusted and settings.trusted())
+        sealed = not (wanted.trusted and backend_settings.trusted())
         if sealed and not can_seal():
             raise Unfit("its owner cannot encrypt: it needs the package cryptography")
         secret = new_secret() if sealed else b""

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from monarch_kernel.runtime.transfer.errors import Unfit
-from monarch_kernel.runtime.transfer.verbs_paths import GID_INDEX, End, Found, Gid, Port, network
+from monarch_kernel.runtime.transfer.verbs.ports import GID_INDEX, End, Found, Gid, Port, network
 
 #: Work requests that a queue pair holds.
 DEPTH = 64

@@ -94,15 +94,15 @@ class Simple:
 
 def kinds() -> list[type[Backend]]:
     """Every backend that this installation has, best first."""
-    from monarch_kernel.runtime.transfer.cma import Cma
-    from monarch_kernel.runtime.transfer.cuda_ipc import CudaIpc
-    from monarch_kernel.runtime.transfer.local import Local
-    from monarch_kernel.runtime.transfer.segment import Segment
-    from monarch_kernel.runtime.transfer.tcp import Tcp
+    from monarch_kernel.runtime.transfer.backends.cma import Cma
+    from monarch_kernel.runtime.transfer.backends.cuda_ipc import CudaIpc
+    from monarch_kernel.runtime.transfer.backends.local import Local
+    from monarch_kernel.runtime.transfer.backends.segment import Segment
+    from monarch_kernel.runtime.transfer.tcp.backend import Tcp
 
     found: list[type[Backend]] = [Local, CudaIpc, Cma, Segment]
     if find_spec("pyverbs") is not None:
-        from monarch_kernel.runtime.transfer.verbs import Verbs
+        from monarch_kernel.runtime.transfer.verbs.backend import Verbs
 
         found.append(Verbs)
     return [*found, Tcp]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from monarch_kernel.runtime.transfer import device
-from monarch_kernel.runtime.transfer.backend import Simple
+from monarch_kernel.runtime.transfer.backends.interface import Simple
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.runtime.transfer import device
-from monarch_kernel.runtime.transfer.backend import Simple
+from monarch_kernel.runtime.transfer.backends.interface import Simple
 from monarch_kernel.runtime.transfer.errors import RDMAError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Memory, memory_of
-from monarch_kernel.runtime.transfer.table import Gone
+from monarch_kernel.runtime.transfer.registration_table import Gone
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.transfer.engine import Engine

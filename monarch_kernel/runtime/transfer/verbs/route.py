@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from monarch_kernel.runtime.transfer.errors import RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
-from monarch_kernel.runtime.transfer.table import Gone
-from monarch_kernel.runtime.transfer.verbs_card import Card
-from monarch_kernel.runtime.transfer.verbs_lanes import Lane
-from monarch_kernel.runtime.transfer.verbs_memory import Regions
-from monarch_kernel.runtime.transfer.verbs_paths import Request, decode_answer, encode
+from monarch_kernel.runtime.transfer.registration_table import Gone
+from monarch_kernel.runtime.transfer.verbs.card import Card
+from monarch_kernel.runtime.transfer.verbs.ports import Request, decode_answer, encode
+from monarch_kernel.runtime.transfer.verbs.queue_pairs import Lane
+from monarch_kernel.runtime.transfer.verbs.regions import Regions
 
 #: How many buffers of an owner are remembered.
 REMOTES = 1 << 16

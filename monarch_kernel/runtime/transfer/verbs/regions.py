@@ -27,8 +27,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from monarch_kernel.runtime.transfer.memory import Layout, Memory
-from monarch_kernel.runtime.transfer.verbs_card import Card
-from monarch_kernel.runtime.transfer.verbs_gpu import register
+from monarch_kernel.runtime.transfer.verbs.card import Card
+from monarch_kernel.runtime.transfer.verbs.gpu import register
 
 #: At most so many regions are kept per card, of at most so many bytes together.
 REGIONS = int(os.environ.get("MONARCH_KERNEL_RDMA_REGIONS", "64"))

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from monarch_kernel.runtime.transfer.memory import Layout
-from monarch_kernel.runtime.transfer.verbs_card import Card, pyverbs
+from monarch_kernel.runtime.transfer.verbs.card import Card, pyverbs
 
 #: (address here, address there, length)
 Work = tuple[int, int, int]

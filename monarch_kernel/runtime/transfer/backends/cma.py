@@ -14,13 +14,13 @@ import time
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.runtime.transfer.backend import Simple
-from monarch_kernel.runtime.transfer.copying import copy, scratch, steps
+from monarch_kernel.runtime.transfer.backends.interface import Simple
 from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Layout
-from monarch_kernel.runtime.transfer.pool import Share
-from monarch_kernel.runtime.transfer.table import Gone, Peer
+from monarch_kernel.runtime.transfer.memory_copy import copy, scratch, steps
+from monarch_kernel.runtime.transfer.registration_table import Gone, Peer
+from monarch_kernel.runtime.transfer.thread_pool import Share
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.transfer.engine import Engine

@@ -17,8 +17,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from monarch_kernel.runtime.transfer import device
-from monarch_kernel.runtime.transfer.copying import scratch, steps
 from monarch_kernel.runtime.transfer.memory import Memory
+from monarch_kernel.runtime.transfer.memory_copy import scratch, steps
 
 FRAME = 1 << 20
 _TAG = 16

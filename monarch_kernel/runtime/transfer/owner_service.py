@@ -17,10 +17,10 @@ from monarch_kernel.protocol.messages import (
     Reply,
     encode,
 )
+from monarch_kernel.runtime.transfer.backends.segment import bytes_of, received
 from monarch_kernel.runtime.transfer.device import scatter
 from monarch_kernel.runtime.transfer.errors import RDMAError, Unfit
 from monarch_kernel.runtime.transfer.memory import address_of
-from monarch_kernel.runtime.transfer.segment import bytes_of, received
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.transfer.engine import Engine

@@ -7,9 +7,9 @@ from typing import Any
 
 from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.memory import Memory
-from monarch_kernel.runtime.transfer.verbs_card import Card
-from monarch_kernel.runtime.transfer.verbs_gpu import register
-from monarch_kernel.runtime.transfer.verbs_paths import Answer, End, Gid, Request
+from monarch_kernel.runtime.transfer.verbs.card import Card
+from monarch_kernel.runtime.transfer.verbs.gpu import register
+from monarch_kernel.runtime.transfer.verbs.ports import Answer, End, Gid, Request
 
 
 class Owned:

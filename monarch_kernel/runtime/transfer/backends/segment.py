@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel.protocol.messages import BufferRead, BufferWrite
 from monarch_kernel.protocol.serialize import Apart
 from monarch_kernel.runtime.transfer import device
-from monarch_kernel.runtime.transfer.backend import Simple
-from monarch_kernel.runtime.transfer.copying import copy, scratch
+from monarch_kernel.runtime.transfer.backends.interface import Simple
 from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Layout, Memory, address_of
+from monarch_kernel.runtime.transfer.memory_copy import copy, scratch
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.transfer.engine import Engine

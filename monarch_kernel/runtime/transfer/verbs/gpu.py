@@ -9,7 +9,7 @@ from typing import Any
 
 from monarch_kernel.runtime.transfer.errors import Unfit
 from monarch_kernel.runtime.transfer.memory import Memory
-from monarch_kernel.runtime.transfer.verbs_card import Card
+from monarch_kernel.runtime.transfer.verbs.card import Card
 
 _DMA_BUF_FD = 1  # CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 _SYNC_MEMOPS = 6  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS

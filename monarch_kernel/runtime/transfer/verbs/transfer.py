@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from monarch_kernel.runtime.transfer.copying import copy, steps
 from monarch_kernel.runtime.transfer.device import gather, scatter
 from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Op
 from monarch_kernel.runtime.transfer.memory import Layout, Memory
-from monarch_kernel.runtime.transfer.table import Gone
-from monarch_kernel.runtime.transfer.verbs_lanes import Keys, Lane, drive, works
-from monarch_kernel.runtime.transfer.verbs_memory import SMALL, STAGE, Room
-from monarch_kernel.runtime.transfer.verbs_route import Route
+from monarch_kernel.runtime.transfer.memory_copy import copy, steps
+from monarch_kernel.runtime.transfer.registration_table import Gone
+from monarch_kernel.runtime.transfer.verbs.queue_pairs import Keys, Lane, drive, works
+from monarch_kernel.runtime.transfer.verbs.regions import SMALL, STAGE, Room
+from monarch_kernel.runtime.transfer.verbs.route import Route
 
 #: Queue pairs to one owner, over which a large transfer is spread.
 LANES = int(os.environ.get("MONARCH_KERNEL_RDMA_QUEUE_PAIRS", "4"))

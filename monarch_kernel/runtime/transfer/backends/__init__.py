@@ -1,0 +1,1 @@
+"""What a backend offers, and those that move bytes within one host."""

@@ -1,0 +1,1 @@
+"""The backend that moves bytes by TCP: its connections, and how two processes come to have one."""

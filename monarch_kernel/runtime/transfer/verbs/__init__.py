@@ -1,0 +1,1 @@
+"""The backend that moves bytes through InfiniBand and RoCE cards."""
