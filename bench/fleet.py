@@ -31,7 +31,7 @@ from monarch_kernel.runtime.node.link import Link, connect_unix
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.poller import Poller
 from monarch_kernel.runtime.node.relay import Relay
-from monarch_kernel.runtime.node.remote import make_hello
+from monarch_kernel.runtime.node.routing import make_hello
 
 SIZES = [8, 64, 512, 1024, 4096]
 #: Seconds for one size.

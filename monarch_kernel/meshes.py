@@ -4,7 +4,7 @@ Those that outlive it: ``keep`` starts a host for them, ``kept`` lists them, ``a
 ends them. With them, how rank sets are written and read: ``format_ranks``, ``format_points``, ``parse_ranks``.
 """
 
-from monarch_kernel.protocol.keeping import KeptInfo, KeptMesh
+from monarch_kernel.protocol.kept_mesh import KeptInfo, KeptMesh
 from monarch_kernel.runtime.actor.hosts.daemons import make_job_folder, remove_job_folder, start_daemon
 from monarch_kernel.runtime.actor.kept.kept_host import (
     KeptError,

@@ -10,7 +10,7 @@ module without importing it.
 """
 
 from monarch_kernel.protocol.messages import StackRead
-from monarch_kernel.protocol.private import read_own_file, remove_socket, write_own_file
+from monarch_kernel.protocol.private_files import read_own_file, remove_socket, write_own_file
 from monarch_kernel.runtime.actor.execution.collectives import WAITING, called_method, failed_by_peer, said_first
 from monarch_kernel.runtime.actor.execution.postmortem import Failure
 from monarch_kernel.runtime.actor.import_hooks import after_import

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from monarch_kernel.protocol.casting import GONE
+from monarch_kernel.protocol.casts import GONE
 from monarch_kernel.protocol.messages import Call, Death, ProcRef, Reply, Routed, decode, encode
 from monarch_kernel.runtime.actor.calls.caster import Caster
 from monarch_kernel.runtime.node.relay import Relay

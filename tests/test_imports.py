@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
         f"{RUNTIME}.transfer",
     },
     f"{RUNTIME}.host": {PROTOCOL, MESH, f"{RUNTIME}.node"},
-    LAUNCH: {PROTOCOL, f"{RUNTIME}.node", *(f"{RUNTIME}.host.{m}" for m in ("config", "leftovers", "procs"))},
+    LAUNCH: {PROTOCOL, f"{RUNTIME}.node", *(f"{RUNTIME}.host.{m}" for m in ("agent_config", "cleanup", "procs"))},
     "monarch_kernel.aliases": set(),
     "monarch_kernel.display": set(),
     **{facade: {PROTOCOL, RUNTIME, *FACADES} for facade in FACADES},
@@ -63,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
 # What else one module may import, and why.
 EXCEPTIONS = {
     # Code of the kernel that runs in ranks reaches their streams through this one module.
-    "monarch_kernel.kernel.rank.rank_output": {f"{RUNTIME}.rank.capture"},
+    "monarch_kernel.kernel.rank.rank_output": {f"{RUNTIME}.rank.output_capture"},
 }
 # Small modules that say something about the package itself, and how views of ours look; anyone may read them.
 COMMON = {"monarch_kernel._version", "monarch_kernel.aliases", "monarch_kernel.display"}

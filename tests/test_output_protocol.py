@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from monarch_kernel.protocol import output
-from monarch_kernel.protocol.output import MARKER, MAX_RECORD, OutputDecoder, OutputEvent
+from monarch_kernel.protocol import output_records
+from monarch_kernel.protocol.output_records import MARKER, MAX_RECORD, OutputDecoder, OutputEvent
 
 
-def decode(data: bytes, stream: output.Stream = "stdout") -> list[OutputEvent]:
+def decode(data: bytes, stream: output_records.Stream = "stdout") -> list[OutputEvent]:
     decoder = OutputDecoder(stream)
     return decoder.feed(data) + decoder.close()
 
@@ -26,15 +26,15 @@ def sample() -> bytes:
     return b"".join(
         [
             b"before \xc3\xa9\n",
-            output.encode_begin("c1", "stdout"),
+            output_records.encode_begin("c1", "stdout"),
             b"C says h\xc3\xa9\n",
-            *output.encode_text("stdout", "c1", "Python sagt grüß\n".encode()),
-            *output.encode_text("stderr", "c1", b"warning\n"),
-            *output.encode_message("display", "c1", 7, DISPLAY),
+            *output_records.encode_text("stdout", "c1", "Python sagt grüß\n".encode()),
+            *output_records.encode_text("stderr", "c1", b"warning\n"),
+            *output_records.encode_message("display", "c1", 7, DISPLAY),
             b"tail of C",
-            output.encode_end("c1", "stdout"),
-            *output.encode_text("stdout", "c1", b"late thread\n"),
-            output.encode_flush("f1", "stdout"),
+            output_records.encode_end("c1", "stdout"),
+            *output_records.encode_text("stdout", "c1", b"late thread\n"),
+            output_records.encode_flush("f1", "stdout"),
             b"after",
         ]
     )
@@ -79,8 +79,8 @@ def test_cut_anywhere(size: int) -> None:
 def test_every_record_is_one_atomic_write() -> None:
     cell = "x" * 255
     records = [
-        *output.encode_text("stdout", cell, b"a" * 20_000),
-        *output.encode_message("display", cell, 1, {"data": {"image/png": "A" * 50_000}}),
+        *output_records.encode_text("stdout", cell, b"a" * 20_000),
+        *output_records.encode_message("display", cell, 1, {"data": {"image/png": "A" * 50_000}}),
     ]
     assert all(len(r) <= MAX_RECORD for r in records)
     assert text_of(decode(b"".join(records))) == "a" * 20_000
@@ -88,34 +88,34 @@ def test_every_record_is_one_atomic_write() -> None:
 
 def test_a_long_text_is_cut_between_characters() -> None:
     text = "aé€😀" * 3000
-    records = output.encode_text("stdout", "c", text.encode())
+    records = output_records.encode_text("stdout", "c", text.encode())
     assert len(records) > 5
     pieces = [text_of(decode(r)) for r in records]
     assert "".join(pieces) == text
 
 
 def test_two_messages_may_be_interleaved() -> None:
-    a = output.encode_message("display", "c", 1, {"data": {"text/plain": "a" * 10_000}})
-    b = output.encode_message("display", "c", 2, {"data": {"text/plain": "b" * 10_000}})
+    a = output_records.encode_message("display", "c", 1, {"data": {"text/plain": "a" * 10_000}})
+    b = output_records.encode_message("display", "c", 2, {"data": {"text/plain": "b" * 10_000}})
     mixed = [r for pair in zip(a, b) for r in pair]
     events = decode(b"".join(mixed))
     assert [e.data["data"]["text/plain"][0] for e in events] == ["a", "b"]
 
 
 def test_a_character_of_c_code_may_be_cut_by_a_record() -> None:
-    data = b"\xc3" + b"".join(output.encode_text("stdout", "", b"x")) + b"\xa9"
+    data = b"\xc3" + b"".join(output_records.encode_text("stdout", "", b"x")) + b"\xa9"
     assert text_of(decode(data)) == "xé"
 
 
 def test_plain_bytes_belong_to_the_cell_begun_last_that_still_runs() -> None:
     data = b"".join(
         [
-            output.encode_begin("a", "stdout"),
-            output.encode_begin("b", "stdout"),
+            output_records.encode_begin("a", "stdout"),
+            output_records.encode_begin("b", "stdout"),
             b"1",
-            output.encode_end("b", "stdout"),
+            output_records.encode_end("b", "stdout"),
             b"2",
-            output.encode_end("a", "stdout"),
+            output_records.encode_end("a", "stdout"),
             b"3",
         ]
     )
@@ -128,8 +128,8 @@ def test_the_pipe_of_stderr_gives_stderr() -> None:
 
 
 def test_text_that_quotes_a_marker_stays_text() -> None:
-    inner = output.encode_begin("evil", "stdout")
-    events = decode(b"".join(output.encode_text("stdout", "c", b"<" + inner + b">")))
+    inner = output_records.encode_begin("evil", "stdout")
+    events = decode(b"".join(output_records.encode_text("stdout", "c", b"<" + inner + b">")))
     assert [e.kind for e in events] == ["text"]
 
 
@@ -140,13 +140,13 @@ def test_a_false_marker_is_text() -> None:
 
 
 def test_the_end_of_a_message_without_its_beginning_is_dropped() -> None:
-    records = output.encode_message("display", "c", 1, {"data": {"text/plain": "x" * 10_000}})
+    records = output_records.encode_message("display", "c", 1, {"data": {"text/plain": "x" * 10_000}})
     assert decode(b"".join(records[1:])) == []
 
 
 def test_random_garbage_never_raises_and_does_not_hide_what_follows() -> None:
     rng = random.Random(5)
-    good = b"".join(output.encode_text("stdout", "c", b"good\n"))
+    good = b"".join(output_records.encode_text("stdout", "c", b"good\n"))
     for _ in range(300):
         garbage = bytes(rng.choice((0, 0xC0, 77, 75, rng.randrange(256))) for _ in range(rng.randrange(60)))
         events = decode(garbage + good)
@@ -154,8 +154,8 @@ def test_random_garbage_never_raises_and_does_not_hide_what_follows() -> None:
 
 
 def test_a_torn_record_does_not_swallow_the_rest_for_ever() -> None:
-    torn = output.encode_text("stdout", "c", b"y" * 100)[0][:40]
-    events = decode(torn + b"".join(output.encode_text("stdout", "c", b"z" * 5000)))
+    torn = output_records.encode_text("stdout", "c", b"y" * 100)[0][:40]
+    events = decode(torn + b"".join(output_records.encode_text("stdout", "c", b"z" * 5000)))
     assert "z" * 500 in text_of(events)
 
 
@@ -163,9 +163,9 @@ def test_display_id_update_clear_and_error() -> None:
     update = {"data": {}, "metadata": {}, "display_id": "d", "update": True}
     data = b"".join(
         [
-            *output.encode_message("display", "c", 1, update),
-            *output.encode_message("clear", "c", 2, {"wait": True}),
-            *output.encode_message("error", "c", 3, {"ename": "E", "evalue": "v", "traceback": ["l1", "l2"]}),
+            *output_records.encode_message("display", "c", 1, update),
+            *output_records.encode_message("clear", "c", 2, {"wait": True}),
+            *output_records.encode_message("error", "c", 3, {"ename": "E", "evalue": "v", "traceback": ["l1", "l2"]}),
         ]
     )
     events = decode(data)
@@ -179,16 +179,16 @@ def test_display_id_update_clear_and_error() -> None:
 def test_plain_text_is_what_a_person_would_have_seen() -> None:
     error = {"ename": "E", "evalue": "v", "traceback": ["tb"]}
     chunks = [
-        (1, b"".join(output.encode_text("stdout", "c", b"one\n"))),
+        (1, b"".join(output_records.encode_text("stdout", "c", b"one\n"))),
         (2, b"two\n"),
-        (1, b"".join(output.encode_message("result", "c", 1, {"data": {"text/plain": "42"}}))),
-        (1, b"".join(output.encode_message("error", "c", 2, error))),
+        (1, b"".join(output_records.encode_message("result", "c", 1, {"data": {"text/plain": "42"}}))),
+        (1, b"".join(output_records.encode_message("error", "c", 2, error))),
     ]
-    assert output.plain_text(chunks) == "one\ntwo\n42\ntb\n"
+    assert output_records.plain_text(chunks) == "one\ntwo\n42\ntb\n"
 
 
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="255 bytes"):
-        output.encode_text("stdout", "x" * 256, b"t")
+        output_records.encode_text("stdout", "x" * 256, b"t")
     with pytest.raises(ValueError, match="display"):
-        output.encode_message("text", "c", 1, {})
+        output_records.encode_message("text", "c", 1, {})

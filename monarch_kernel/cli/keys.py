@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from monarch_kernel.protocol.keys.allowed import add_key, read_list, revoke_keys
-from monarch_kernel.protocol.keys.guarded import LARGEST, KeyFileError, expanded
+from monarch_kernel.protocol.keys.allow_list import add_key, read_list, revoke_keys
+from monarch_kernel.protocol.keys.guarded_files import LARGEST, KeyFileError, expanded
 from monarch_kernel.protocol.keys.identity import Public, check_name, make_key_file, parse_line, read_key_file
 from monarch_kernel.protocol.keys.trust import KEY_FILE_VARIABLE, key_file_named
 

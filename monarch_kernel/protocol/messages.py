@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from monarch_kernel.protocol.casting import Cast, CastDrop, CastGroup, CastLost, CastReplies, CastsOver
-from monarch_kernel.protocol.keeping import Adopt, Hear, Keep, LetGo, Taken, TakeOver
+from monarch_kernel.protocol.casts import Cast, CastDrop, CastGroup, CastLost, CastReplies, CastsOver
+from monarch_kernel.protocol.kept_mesh import Adopt, Hear, Keep, LetGo, Taken, TakeOver
 from monarch_kernel.protocol.refs import Death, ProcRef, Seconds, SegmentRef
 
 #: Raised whenever a header changes its shape; two sides must agree, and say so if they do not.
@@ -81,7 +81,7 @@ class Reply(msgspec.Struct, array_like=True, tag=11):
     status: int
     buffers: tuple[int, ...] = ()
     segment: SegmentRef | None = None  # where the buffers are, if not in the body
-    written: int = 0  # the mark that follows what the rank had put out before (``protocol.output``); 0: nothing new
+    written: int = 0  # the mark after what the rank had put out before (``protocol.output_records``); 0: nothing new
 
 
 class Create(msgspec.Struct, array_like=True, tag=12):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_kernel.protocol.casting import Cast, CastGroup, CastReplies
+from monarch_kernel.protocol.casts import Cast, CastGroup, CastReplies
 from monarch_kernel.runtime.actor.calls import caster as casting
 from tests.simulated import Net
 

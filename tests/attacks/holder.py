@@ -67,7 +67,7 @@ def framed(header: bytes, body: bytes = b"") -> bytes:
 def hello(name: str) -> bytes:
     """A right first message, as of a controller of another site."""
     from monarch_kernel._version import __version__
-    from monarch_kernel.runtime.node.remote import PYTHON
+    from monarch_kernel.runtime.node.routing import PYTHON
 
     ref = ProcRef(name, "", "attacker", name, "", f"site-{name}", name)
     return framed(encode(Hello(messages.WIRE_VERSION, name, 1, "controller", ref, __version__, PYTHON)))

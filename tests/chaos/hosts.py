@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
 from monarch_kernel.actor import HostMesh, ProcMesh, attach_to_workers, shutdown_context
-from monarch_kernel.runtime.node.tcp.pulse import HEARTBEAT_VARIABLE, SILENCE_VARIABLE
+from monarch_kernel.runtime.node.tcp.heartbeat import HEARTBEAT_VARIABLE, SILENCE_VARIABLE
 from tests.chaos.engine import STOPPED, Chaos, send
 from tests.chaos.events import Event, pick
 from tests.chaos.load import DEADLINE

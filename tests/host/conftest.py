@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 
-from monarch_kernel.protocol import output
+from monarch_kernel.protocol import output_records
 from monarch_kernel.protocol.messages import (
     OK,
     Bootstrap,
@@ -179,7 +179,7 @@ class Host:
         return msgspec.msgpack.decode(loads(answer.body, ()), type=list[LogText])
 
     def text(self, proc: str) -> str:
-        return output.plain_text(self.chunks.get(proc, []))
+        return output_records.plain_text(self.chunks.get(proc, []))
 
     def exit_of(self, proc: str) -> ProcExited:
         return self.wait(lambda: self.exits.get(proc), f"{proc} exits")

@@ -9,15 +9,15 @@ import textwrap
 
 import pytest
 
-from monarch_kernel.protocol.output import OutputDecoder, OutputEvent
+from monarch_kernel.protocol.output_records import OutputDecoder, OutputEvent
 
 # PYTHONUNBUFFERED would make C's stdio unbuffered too.
 ENV = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
 
 PRELUDE = """
 import os, sys, threading, asyncio, subprocess, ctypes
-from monarch_kernel.runtime.rank import capture
-capture.install()
+from monarch_kernel.runtime.rank import output_capture
+output_capture.install()
 """
 
 
@@ -52,7 +52,7 @@ def test_prints_c_code_subprocesses_and_stderr_keep_their_order() -> None:
     out, err = run(
         """
         libc = ctypes.CDLL(None)
-        capture.begin_cell("c1")
+        output_capture.begin_cell("c1")
         print("python 1")
         libc.puts(b"C 2")
         subprocess.run(["echo", "child 3"])
@@ -61,7 +61,7 @@ def test_prints_c_code_subprocesses_and_stderr_keep_their_order() -> None:
         print("no newline 6", end="")
         libc.printf(b"partial C 7")
         os.write(2, b"C stderr\\n")
-        capture.end_cell("c1")
+        output_capture.end_cell("c1")
         """
     )
     assert texts(out) == [
@@ -87,17 +87,17 @@ def test_threads_and_tasks_keep_the_cell_that_started_them() -> None:
         def nested():
             threading.Thread(target=late, args=("grandchild",)).start()
         async def main():
-            capture.begin_cell("a")
+            output_capture.begin_cell("a")
             t = asyncio.create_task(later())
             thread = threading.Thread(target=late, args=("child",)); thread.start()
             n = threading.Thread(target=nested); n.start(); n.join()
-            capture.end_cell("a")
-            capture.begin_cell("b")
+            output_capture.end_cell("a")
+            output_capture.begin_cell("b")
             go.set()
             thread.join()
             await t
             print("in b")
-            capture.end_cell("b")
+            output_capture.end_cell("b")
         async def later():
             await asyncio.sleep(0)
             print("task late")
@@ -151,16 +151,16 @@ def test_a_fork_neither_repeats_nor_loses_output() -> None:
         """
         import warnings
         warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
-        capture.begin_cell("c")
+        output_capture.begin_cell("c")
         print("parent ", end="")
         pid = os.fork()
         if pid == 0:
             print("child")
-            capture.flush()
+            output_capture.flush()
             os._exit(0)
         os.waitpid(pid, 0)
         print("done")
-        capture.end_cell("c")
+        output_capture.end_cell("c")
         """
     )
     assert sorted("".join(text for _, _, text in texts(out)).splitlines()) == ["child", "parent done"]
@@ -189,9 +189,9 @@ def test_fork_while_other_threads_print_does_not_hang() -> None:
 def test_a_line_of_megabytes_arrives_whole() -> None:
     out, _ = run(
         """
-        capture.begin_cell("c")
+        output_capture.begin_cell("c")
         print("ä€" * 700_001)
-        capture.end_cell("c")
+        output_capture.end_cell("c")
         """
     )
     assert texts(out) == [("c", "stdout", "ä€" * 700_001 + "\n")]
@@ -200,14 +200,14 @@ def test_a_line_of_megabytes_arrives_whole() -> None:
 def test_displays_errors_and_bytes() -> None:
     out, _ = run(
         """
-        capture.begin_cell("c")
+        output_capture.begin_cell("c")
         print("before", end="")
-        capture.emit_display({"text/html": "x" * 9000}, display_id="d1")
-        capture.emit_display({"text/plain": "42"}, result=True)
-        capture.emit_error("ValueError", "bad", ["line"])
-        capture.clear_output(wait=True)
+        output_capture.emit_display({"text/html": "x" * 9000}, display_id="d1")
+        output_capture.emit_display({"text/plain": "42"}, result=True)
+        output_capture.emit_error("ValueError", "bad", ["line"])
+        output_capture.clear_output(wait=True)
         sys.stdout.buffer.write(b"bytes\\xff\\n")
-        capture.end_cell("c")
+        output_capture.end_cell("c")
         """
     )
     assert [e.kind for e in out] == ["begin", "text", "display", "result", "error", "clear", "text", "end"]
@@ -248,7 +248,7 @@ def test_streams_look_like_files() -> None:
             assert "must be str, not bytes" in str(e)
         else:
             raise AssertionError
-        capture.install()
+        output_capture.install()
         """
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.protocol.keys import Keys, load_keys, make_key_file
-from monarch_kernel.protocol.keys.allowed import add_key, revoke_keys
+from monarch_kernel.protocol.keys.allow_list import add_key, revoke_keys
 from tests.conftest import alive, wait_until
 from tests.workers import PATIENCE, Worker
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.runtime.host import leftovers
+from monarch_kernel.runtime.host import cleanup
 
 DEADLINE = 30.0
 ROOT = Path(__file__).parents[2]
@@ -124,7 +124,7 @@ def test_the_controller_survives_its_agent(family: Family, killed: tuple[str, ..
     family.kill("controller")
     family.process.wait(DEADLINE)
     # Whoever would have removed the folder is dead: the next controller does it.
-    leftovers.remove_stale(str(family.base))
+    cleanup.remove_stale(str(family.base))
     family.assert_no_folder()
 
 
@@ -132,7 +132,7 @@ def test_all_keepers_killed_at_once_are_cleaned_up_by_the_next_launch(family: Fa
     family.kill("controller", "agent", "server", "template")
     family.assert_gone("agent", "server", "template", "ranks")
     family.process.wait(DEADLINE)
-    assert leftovers.remove_stale(str(family.base)) in ([], [str(family.run_dir)])
+    assert cleanup.remove_stale(str(family.base)) in ([], [str(family.run_dir)])
     family.assert_gone("users")
     family.assert_no_folder()
 
@@ -159,13 +159,13 @@ def test_an_orderly_end(family: Family) -> None:
 
 def test_a_stale_folder_is_removed_and_a_living_one_is_not(tmp_path: Path) -> None:
     base = str(tmp_path)
-    living = leftovers.make_run_dir(base)
+    living = cleanup.make_run_dir(base)
     assert os.stat(living.path).st_mode & 0o777 == 0o700
-    dead = leftovers.make_run_dir(base)
+    dead = cleanup.make_run_dir(base)
     os.close(dead.lock_fd)  # as the end of its process does
     other = tmp_path / "monarch-0-of-somebody"
     other.mkdir()
-    assert leftovers.remove_stale(base) == [dead.path]
+    assert cleanup.remove_stale(base) == [dead.path]
     assert os.path.isdir(living.path)
     assert other.is_dir()
     living.remove()
@@ -174,11 +174,11 @@ def test_a_stale_folder_is_removed_and_a_living_one_is_not(tmp_path: Path) -> No
 
 def test_kill_run_finds_processes_by_their_environment(tmp_path: Path) -> None:
     mark = str(tmp_path / "run")
-    env = {**os.environ, leftovers.MARKER: mark}
+    env = {**os.environ, cleanup.MARKER: mark}
     ours = subprocess.Popen(["sleep", "600"], env=env, start_new_session=True)
-    other = subprocess.Popen(["sleep", "600"], env={**env, leftovers.MARKER: mark + "x"})
+    other = subprocess.Popen(["sleep", "600"], env={**env, cleanup.MARKER: mark + "x"})
     try:
-        assert leftovers.kill_run(mark) == 1
+        assert cleanup.kill_run(mark) == 1
         assert ours.wait(DEADLINE) == -9
         assert other.poll() is None
     finally:

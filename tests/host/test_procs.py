@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.protocol import output
+from monarch_kernel.protocol import output_records
 from monarch_kernel.runtime.host import forkserver
 from monarch_kernel.runtime.host.procs import OomWatch, OutputLog, describe_exit
 
@@ -113,13 +113,13 @@ def test_the_end_of_a_log_is_read_alone(tmp_path: Path) -> None:
     log = OutputLog(str(tmp_path / "log"))
     try:
         for number in range(20_000):
-            for record in output.encode_text("stdout", "cell", f"line {number}\n".encode()):
+            for record in output_records.encode_text("stdout", "cell", f"line {number}\n".encode()):
                 log.append(record)
         whole, end = log.read(), log.read(3)
         assert len(end) < len(whole) / 5
         assert whole.endswith(end)
-        assert output.plain_text([(1, end)]).splitlines()[-3:] == ["line 19997", "line 19998", "line 19999"]
-        assert output.plain_text([(1, end)]).startswith("line ")
+        assert output_records.plain_text([(1, end)]).splitlines()[-3:] == ["line 19997", "line 19998", "line 19999"]
+        assert output_records.plain_text([(1, end)]).startswith("line ")
         assert log.read(19_999) == log.read(10**9) == whole
     finally:
         log.remove()
@@ -127,10 +127,13 @@ def test_the_end_of_a_log_is_read_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", range(1, 9000, 700))
 def test_a_log_is_cut_between_records_and_between_lines_of_plain_bytes(tmp_path: Path, cut: int) -> None:
-    display = output.encode_message("display", "c", 1, {"data": {"text/plain": "shown", "image/png": "A" * 9_000}})
-    records = b"".join(display) + b"".join(output.encode_text("stdout", "c", b"after\n"))
+    bundle = {"data": {"text/plain": "shown", "image/png": "A" * 9_000}}
+    display = output_records.encode_message("display", "c", 1, bundle)
+    records = b"".join(display) + b"".join(output_records.encode_text("stdout", "c", b"after\n"))
     part = records[cut:]
-    assert output.plain_text([(1, part[output.beginning(part) :])]) == "after\n"
+    assert output_records.plain_text([(1, part[output_records.beginning(part) :])]) == "after\n"
     plain = b"a line of C code\n" * 800
     part = plain[cut:]
-    assert set(output.plain_text([(1, part[output.beginning(part) :])]).splitlines()) == {"a line of C code"}
+    assert set(output_records.plain_text([(1, part[output_records.beginning(part) :])]).splitlines()) == {
+        "a line of C code"
+    }

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.protocol.addresses import AddressError, dial_address, worker_address
+from monarch_kernel.protocol.worker_addresses import AddressError, dial_address, worker_address
 from tests.conftest import alive, children, wait_until
 from tests.workers import PATIENCE, Team, shared_key, team
 

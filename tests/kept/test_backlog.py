@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_kernel.protocol.output import encode_text, plain_text
-from monarch_kernel.runtime.host.keeper import newest
+from monarch_kernel.protocol.output_records import encode_text, plain_text
+from monarch_kernel.runtime.host.keeper_agent import newest
 
 LINES = b"one\ntwo\nthree\n"
 RECORDS = [record for text in (b"one\n", b"two\n", b"three\n") for record in encode_text("stdout", "c", text)]

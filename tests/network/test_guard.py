@@ -87,7 +87,12 @@ def test_a_worker_without_a_key_does_not_start(cluster: Cluster) -> None:
     ("module", "attribute", "theirs", "ours"),
     [
         ("monarch_kernel.protocol.messages", "WIRE_VERSION", 4711, f"wire version {WIRE_VERSION}"),
-        ("monarch_kernel.runtime.node.remote", "PYTHON", "3.99", f"Python {sys.version_info[0]}.{sys.version_info[1]}"),
+        (
+            "monarch_kernel.runtime.node.routing",
+            "PYTHON",
+            "3.99",
+            f"Python {sys.version_info[0]}.{sys.version_info[1]}",
+        ),
     ],
 )
 def test_another_version(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.protocol.keys import KeyFileError, allowed, make_key_file
-from monarch_kernel.protocol.keys.allowed import AllowList, add_key, read_list, revoke_keys
+from monarch_kernel.protocol.keys import KeyFileError, allow_list, make_key_file
+from monarch_kernel.protocol.keys.allow_list import AllowList, add_key, read_list, revoke_keys
 from monarch_kernel.protocol.keys.identity import Public, new_identity, parse_line
 
 
@@ -45,7 +45,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(allowed.time, "monotonic", made.monotonic)
+    monkeypatch.setattr(allow_list.time, "monotonic", made.monotonic)
     return made
 
 
@@ -70,7 +70,7 @@ def test_who_is_revoked_is_out_when_the_file_is_still(path: str, clock: Clock) -
     listed = AllowList(path, required=True)
     revoke_keys(path, "bob")
     assert not listed.refresh()
-    clock.now += allowed.SETTLE
+    clock.now += allow_list.SETTLE
     assert listed.refresh()
     assert names(listed) == {"alice"}
 
@@ -80,9 +80,9 @@ def test_an_editor_that_empties_the_file_first_revokes_nobody(path: str, clock: 
     text = Path(path).read_text()
     for step in ("", "# not all yet\n", text):
         Path(path).write_text(step)
-        clock.now += allowed.SETTLE / 2
+        clock.now += allow_list.SETTLE / 2
         assert not listed.refresh()
-    clock.now += allowed.SETTLE
+    clock.now += allow_list.SETTLE
     assert not listed.refresh()
     assert names(listed) == {"alice", "bob"}
 
@@ -96,9 +96,9 @@ def test_a_change_that_leaves_the_stamp_as_it_is(path: str, clock: Clock) -> Non
     assert listed.refresh()
     Path(path).write_text(text.replace("alice", "david"))
     os.utime(path, ns=(stamp, stamp))
-    clock.now += allowed.SETTLE
+    clock.now += allow_list.SETTLE
     listed.refresh()
-    clock.now += allowed.SETTLE
+    clock.now += allow_list.SETTLE
     listed.refresh()
     assert names(listed) == {"david", "bob"}
 
@@ -127,7 +127,7 @@ def test_a_list_that_is_wrong_changes_nothing_and_is_told_of_once(
     file = Path(path)
     change(file, file.read_text())
     for _ in range(3):
-        clock.now += allowed.SETTLE
+        clock.now += allow_list.SETTLE
         assert not listed.refresh()
     assert names(listed) == {"alice", "bob"}
     assert re.search(said, caplog.text)
@@ -140,7 +140,7 @@ def test_a_list_that_is_taken_away_allows_nobody(path: str, clock: Clock) -> Non
     listed = AllowList(path, required=True)
     os.unlink(path)
     assert not listed.refresh()
-    clock.now += allowed.SETTLE
+    clock.now += allow_list.SETTLE
     assert listed.refresh()
     assert names(listed) == set()
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from monarch_kernel.runtime.node.event_loop import new_loop
 from monarch_kernel.runtime.node.future import Future, gathered
-from monarch_kernel.runtime.node.loop import new_loop
 from monarch_kernel.runtime.node.poller import Poller
 
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_kernel.protocol.casting import GONE
+from monarch_kernel.protocol.casts import GONE
 from monarch_kernel.protocol.messages import DEAD, ERROR, OK, Call, Death, ProcRef, Reply, encode
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.calls.caster import Caster

@@ -29,7 +29,7 @@ from monarch_kernel.protocol.messages import (
     Watch,
     encode,
 )
-from monarch_kernel.runtime.node import remote
+from monarch_kernel.runtime.node import routing
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.link import Link
 from monarch_kernel.runtime.node.node import Node
@@ -172,8 +172,8 @@ def test_messages_keep_their_order_and_their_bytes(net: Net, sites: dict[str, No
 def test_only_gateways_are_connected(net: Net, sites: dict[str, Node]) -> None:
     a, b = sites["rank b"], sites["rank c"]
     net.ask(a, b.ref).future.get(10)
-    assert isinstance(a.links[b.id], remote.RemoteLink)
-    assert not isinstance(a.links[sites["b"].id], remote.RemoteLink)
+    assert isinstance(a.links[b.id], routing.RemoteLink)
+    assert not isinstance(a.links[sites["b"].id], routing.RemoteLink)
     assert type(sites["b"].links[sites["c"].id]) is Link
     # The controller has nothing to do with it.
     assert a.id not in sites["controller"].links
@@ -313,8 +313,8 @@ def test_no_key_no_tcp(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_version_is_refused_and_both_are_named(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = net.worker("b")
     controller = net.add("controller", "controller", "a")
-    ours = remote.WIRE_VERSION
-    monkeypatch.setattr(remote, "WIRE_VERSION", 99)
+    ours = routing.WIRE_VERSION
+    monkeypatch.setattr(routing, "WIRE_VERSION", 99)
     said = rf"a speaks wire version 99 .*, b speaks {ours} .*: install the same version"
     with pytest.raises(ConnectionError, match=said):
         dial(controller, worker.ref.gateway_address)
@@ -323,14 +323,14 @@ def test_another_version_is_refused_and_both_are_named(net: Net, monkeypatch: py
 def test_another_python_is_refused_and_both_are_named(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = net.worker("b")
     controller = net.add("controller", "controller", "a")
-    hello = remote.make_hello
+    hello = routing.make_hello
 
     def other(node: Node, answer: bool = False) -> bytes:
         with monkeypatch.context() as patch:
-            patch.setattr(remote, "PYTHON", "3.99")
+            patch.setattr(routing, "PYTHON", "3.99")
             return hello(node, answer)
 
-    monkeypatch.setattr(remote, "make_hello", other)
+    monkeypatch.setattr(routing, "make_hello", other)
     with pytest.raises(ConnectionError, match=r"runs Python 3\.\d+, a runs Python 3.99: .*same Python"):
         dial(controller, worker.ref.gateway_address)
 

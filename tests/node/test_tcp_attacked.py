@@ -18,7 +18,7 @@ from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.protocol.messages import PREFIX
 from monarch_kernel.runtime.node import acceptor, descriptors
 from monarch_kernel.runtime.node.tcp.link import CHANGED, LOST
-from monarch_kernel.runtime.node.tcp.strangers import Strangers
+from monarch_kernel.runtime.node.tcp.pending import Strangers
 from tests import attacks
 from tests.attacks.holder import Holder, framed, random_header
 from tests.attacks.path import ACTS, Path

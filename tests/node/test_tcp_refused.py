@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from monarch_kernel.protocol.keys import Keys, load_keys, make_key_file
-from monarch_kernel.protocol.keys.allowed import add_key, revoke_keys
+from monarch_kernel.protocol.keys.allow_list import add_key, revoke_keys
 from monarch_kernel.protocol.keys.identity import read_key_file
 from monarch_kernel.runtime.node import tcp
 from monarch_kernel.runtime.node.audit import Audit

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.protocol.keys import KeyFileError, Keys, allowed, load_keys, make_key_file
-from monarch_kernel.protocol.keys.allowed import add_key, revoke_keys
+from monarch_kernel.protocol.keys import KeyFileError, Keys, allow_list, load_keys, make_key_file
+from monarch_kernel.protocol.keys.allow_list import add_key, revoke_keys
 from monarch_kernel.protocol.keys.identity import Identity, Public
 from tests.conftest import wait_until
 
@@ -162,7 +162,7 @@ def test_a_trusted_key_cannot_vouch_for_others(make: Make) -> None:
             serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         forged = Identity(Public("forged", certificate.public_bytes(serialization.Encoding.DER)), private)
-        mallory = Keys(alice.path, forged, allowed.AllowList(alice.allow, required=True))
+        mallory = Keys(alice.path, forged, allow_list.AllowList(alice.allow, required=True))
         try:
             assert shake_hands(mallory, worker)[1] is None  # TLS may find the chain good; then it is not on the list
         except ssl.SSLCertVerificationError:
@@ -180,7 +180,7 @@ def test_a_revoked_key_is_known_no_more_and_others_are(make: Make, monkeypatch: 
     trust(bob, worker)
     assert shake_hands(alice, worker) == ("worker", "alice")
     generation = worker.refresh()
-    monkeypatch.setattr(allowed, "SETTLE", 0.0)
+    monkeypatch.setattr(allow_list, "SETTLE", 0.0)
     revoke_keys(worker.allow, "alice")
     assert worker.refresh() == worker.generation > generation
     assert worker.name_of(public(alice).certificate) is None
@@ -218,15 +218,15 @@ def test_a_file_system_that_does_not_answer_holds_up_nothing(make: Make, monkeyp
     alice, worker = make("alice"), make("worker")
     trust(alice, worker)
     answers, asked = threading.Event(), threading.Event()
-    real = allowed.AllowList.refresh
+    real = allow_list.AllowList.refresh
 
-    def refresh(listed: allowed.AllowList) -> bool:
+    def refresh(listed: allow_list.AllowList) -> bool:
         asked.set()
         answers.wait(60)
         return real(listed)
 
     assert alice.refresh() == 1
-    monkeypatch.setattr(allowed.AllowList, "refresh", refresh)
+    monkeypatch.setattr(allow_list.AllowList, "refresh", refresh)
     add_key(worker.allow, public(alice))
     assert worker.refresh() == 0 and asked.is_set()
     with pytest.raises(ssl.SSLCertVerificationError):

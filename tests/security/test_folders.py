@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.meshes import KeptError, attach, end_kept, keep, kept, make_job_folder, remove_job_folder
-from monarch_kernel.protocol.private import (
+from monarch_kernel.protocol.private_files import (
     LOCK,
     NotOursError,
     NotPrivateError,
@@ -23,7 +23,7 @@ from monarch_kernel.protocol.private import (
     temporary_folders,
     write_own_file,
 )
-from monarch_kernel.runtime.host import leftovers
+from monarch_kernel.runtime.host import cleanup
 from tests.kernel.harness import PATIENCE, Kernel
 from tests.otheruser import OtherUser
 
@@ -135,7 +135,7 @@ def test_a_link_of_another_user_on_the_way_is_not_followed(other_user: OtherUser
 
 def test_run_folders_of_others_are_left_alone(other_user: OtherUser, shared: Path, tmp_path: Path) -> None:
     before = work_in(tmp_path / "home")
-    dead = leftovers.make_run_dir()
+    dead = cleanup.make_run_dir()
     text = (Path(dead.path) / LOCK).read_text()
     start = f"monarch-{os.getuid()}-"
     other_user.run(
@@ -150,13 +150,13 @@ def test_run_folders_of_others_are_left_alone(other_user: OtherUser, shared: Pat
     (shared / f"{start}mine").mkdir(0o700)  # by that name, and yet not made by this package
     (shared / f"{start}mine" / LOCK).write_text("mine")
     dead._folder.close()  # as the end of its process does
-    assert leftovers.remove_stale() == [dead.path]
+    assert cleanup.remove_stale() == [dead.path]
     assert tree(tmp_path / "home") == before
     assert {path.name for path in shared.iterdir()} == {f"{start}link", f"{start}folder", f"{start}mine"}
 
 
 def test_what_is_not_ours_in_a_folder_of_ours_stays(tmp_path: Path) -> None:
-    run = leftovers.make_run_dir(str(tmp_path))
+    run = cleanup.make_run_dir(str(tmp_path))
     folder = Path(run.path)
     for name in ("agent.log", "logs/r.1.log", "logs/r.1.log.old", "logs/notes.txt"):
         (folder / name).parent.mkdir(mode=0o700, exist_ok=True)
@@ -164,11 +164,11 @@ def test_what_is_not_ours_in_a_folder_of_ours_stays(tmp_path: Path) -> None:
     (folder / "agent.sock").write_text("no socket")
     (folder / "deep").mkdir()
     run._folder.close()
-    leftovers.remove_stale(str(tmp_path))
+    cleanup.remove_stale(str(tmp_path))
     assert sorted(str(path.relative_to(folder)) for path in tree(folder)) == ["deep", LOCK, "logs", "logs/notes.txt"]
     (folder / "deep").rmdir()
     (folder / "logs" / "notes.txt").unlink()
-    assert leftovers.remove_stale(str(tmp_path)) == [run.path]
+    assert cleanup.remove_stale(str(tmp_path)) == [run.path]
     assert not folder.exists()
 
 

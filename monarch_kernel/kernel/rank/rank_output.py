@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_kernel.runtime.rank.capture import (
+from monarch_kernel.runtime.rank.output_capture import (
     begin_cell,
     clear_output,
     emit_display,

@@ -5,11 +5,11 @@ name. A link is made between two processes that trust each other's certificate, 
 (mutual TLS 1.3). A process trusts its own key, and those on its allow-list, if it has one. So there are two ways: one
 key file that a team copies to all its hosts, and one key per person and per worker with lists of who is let in.
 
-``identity`` has the keys and their files, ``allowed`` the lists, ``trust`` what a link needs of both, ``guarded``
-reading and writing files that nobody else may change, ``command`` the command ``monarch-kernel keys``.
+``identity`` has the keys and their files, ``allow_list`` the lists, ``trust`` what a link needs of both,
+``guarded_files`` reads and writes files that no other user may change.
 """
 
-from monarch_kernel.protocol.keys.guarded import KeyFileError
+from monarch_kernel.protocol.keys.guarded_files import KeyFileError
 from monarch_kernel.protocol.keys.identity import make_key_file
 from monarch_kernel.protocol.keys.trust import ALLOW_VARIABLE, KEY_FILE_VARIABLE, Keys, load_keys
 

@@ -19,7 +19,13 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch_kernel.protocol.keys.guarded import KeyFileError, KeyFileExistsError, expanded, read_guarded, write_new
+from monarch_kernel.protocol.keys.guarded_files import (
+    KeyFileError,
+    KeyFileExistsError,
+    expanded,
+    read_guarded,
+    write_new,
+)
 
 VERSION = 2
 #: The first word of a public line.

@@ -9,10 +9,10 @@ import ssl
 import threading
 import time
 
-from monarch_kernel.protocol.keys.allowed import AllowList
-from monarch_kernel.protocol.keys.guarded import KeyFileError, KeyFileExistsError, expanded
+from monarch_kernel.protocol.keys.allow_list import AllowList
+from monarch_kernel.protocol.keys.guarded_files import KeyFileError, KeyFileExistsError, expanded
 from monarch_kernel.protocol.keys.identity import Identity, load_pair, make_key_file, read_key_file
-from monarch_kernel.protocol.private import user_name
+from monarch_kernel.protocol.private_files import user_name
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 
-from monarch_kernel.protocol.addresses import dial_address
+from monarch_kernel.protocol.worker_addresses import dial_address
 from monarch_kernel.runtime.actor import system as systems
 
 

@@ -19,9 +19,9 @@ from typing import NoReturn
 
 import msgspec
 
-from monarch_kernel.runtime.host import forkserver, leftovers
-from monarch_kernel.runtime.host.config import AgentConfig
-from monarch_kernel.runtime.host.recipe import RANK_ENTRY
+from monarch_kernel.runtime.host import cleanup, forkserver
+from monarch_kernel.runtime.host.agent_config import AgentConfig
+from monarch_kernel.runtime.host.fork_requests import RANK_ENTRY
 from monarch_kernel.runtime.node import descriptors
 
 #: So long a killed agent may take to be gone (seconds).
@@ -40,7 +40,7 @@ def main() -> None:
     if controller < 0 or os.getppid() != config.owner_pid:
         # It has died, and the number may be somebody else's.
         os.close(config.lock_fd)
-        leftovers.remove_if_stale(config.run_dir)
+        cleanup.remove_if_stale(config.run_dir)
         return
     forkserver.become_subreaper()
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -54,7 +54,7 @@ def main() -> None:
         serve_forks(theirs, config.id, config.run_dir, config.lock_fd, config.sys_path, controller)
     theirs.close()
     forkserver.set_name("monarch-agent")
-    from monarch_kernel.runtime.host.owned import OwnedAgent
+    from monarch_kernel.runtime.host.owned_agent import OwnedAgent
 
     logging.basicConfig(format="%(asctime)s agent %(levelname)s %(message)s", level=logging.INFO)
     sys.exit(OwnedAgent(config, ours, pid, controller).run())
@@ -79,7 +79,7 @@ def serve_forks(
         lock_fd: of the run folder.
         sys_path: where ranks look for modules.
     """
-    forkserver.set_name(leftovers.FORK_SERVER)
+    forkserver.set_name(cleanup.FORK_SERVER)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -93,7 +93,7 @@ def serve_forks(
     parent = os.getppid()
 
     def orphaned() -> None:
-        leftovers.kill_run(agent, leftovers.AGENT_MARKER)
+        cleanup.kill_run(agent, cleanup.AGENT_MARKER)
         # A dying agent closes its socket, which brings us here, before it gives up the run folder's lock.
         end = time.monotonic() + _END_TIME
         while os.getppid() == parent and time.monotonic() < end:
@@ -101,7 +101,7 @@ def serve_forks(
         if controller is not None:
             # A living controller kills us now and removes the folder in its time; that of a dead one is ours.
             select.select([controller], [], [])
-        leftovers.remove_if_stale(run_dir)
+        cleanup.remove_if_stale(run_dir)
 
     job = forkserver.ForkServer(sock, RANK_ENTRY, orphaned).serve()
     if job is None:

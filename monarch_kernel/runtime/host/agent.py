@@ -3,9 +3,9 @@
 One process and one thread, which does nothing but poll. It runs no user code and unpickles nothing. Its fork
 server is forked before it opens anything, so that ranks inherit nothing of it.
 
-``Agent`` is what all agents have in common; ``owned`` has the one that belongs to a controller, ``worker`` the one that
-serves any controller. When an agent ends, nothing of what it started is left; what a process has started on it
-ends when that process is gone.
+``Agent`` is what all agents have in common. ``owned_agent`` has the one that belongs to a controller, ``worker_agent``
+the one that serves any controller. When an agent ends, nothing of what it started is left; what a process has started
+on it ends when that process is gone.
 
 This file is long because it holds one class, with one handler for each message that a host answers.
 """
@@ -49,12 +49,12 @@ from monarch_kernel.protocol.messages import (
     Watch,
     encode,
 )
-from monarch_kernel.protocol.private import remove_socket
-from monarch_kernel.runtime.host import forkserver, leftovers
+from monarch_kernel.protocol.private_files import remove_socket
+from monarch_kernel.runtime.host import cleanup, forkserver
+from monarch_kernel.runtime.host.fork_requests import fork_request, load_env
 from monarch_kernel.runtime.host.procs import ForkClient, OomWatch, Proc, describe_exit
-from monarch_kernel.runtime.host.recipe import fork_request, load_env
-from monarch_kernel.runtime.host.spying import Spy, StackReader
-from monarch_kernel.runtime.host.vitals import Vitals
+from monarch_kernel.runtime.host.responsiveness import Vitals
+from monarch_kernel.runtime.host.stack_reader import Spy, StackReader
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.relay import Relay
 
@@ -183,7 +183,7 @@ class Agent:
     def _clean_up(self) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # As the subreaper of all below us we see every orphan, whatever session it went to.
-        leftovers.kill_below(self._base_pid)
+        cleanup.kill_below(self._base_pid)
         self._node.close()
 
     # -- starting ranks -----------------------------------------------------------------------
@@ -281,7 +281,7 @@ class Agent:
             proc.request = None
             proc.close_far_ends()
             if proc.killing:
-                leftovers.kill_group(proc.pid)
+                cleanup.kill_group(proc.pid)
             elif proc.start_limit > 0:
                 self._poller.call_later(proc.start_limit, functools.partial(self._check_started, proc))
         elif isinstance(event, forkserver.ForkFailed):
@@ -324,7 +324,7 @@ class Agent:
 
     def _on_base_gone(self) -> None:
         """The fork server is dead and its ranks with it, as they were bound to it; report them, and end."""
-        for pid, raw in leftovers.kill_below(self._base_pid):
+        for pid, raw in cleanup.kill_below(self._base_pid):
             for proc in self._procs.values():
                 if proc.pid == pid and proc.exit is None:
                     status = os.waitstatus_to_exitcode(raw)
@@ -348,7 +348,7 @@ class Agent:
                 continue  # the end of its socket tells
             for proc in self._procs.values():
                 if proc.pid == pid and proc.exit is None:
-                    leftovers.kill_group(pid)
+                    cleanup.kill_group(pid)
                     self._died(proc, os.waitstatus_to_exitcode(raw), 0)
 
     # -- ends of ranks ------------------------------------------------------------------------
@@ -505,7 +505,7 @@ class Agent:
     def _kill(self, proc: Proc, reason: str) -> None:
         proc.killing = proc.killing or reason
         if proc.pid:
-            leftovers.kill_group(proc.pid)
+            cleanup.kill_group(proc.pid)
 
     def _on_stop(self, link: Any, message: StopProcs, _body: Any) -> None:
         names = message.procs

@@ -41,7 +41,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from monarch_kernel.runtime.host import leftovers
+from monarch_kernel.runtime.host import cleanup
 from monarch_kernel.runtime.node import descriptors
 
 PR_SET_PDEATHSIG = 1
@@ -268,7 +268,7 @@ class ForkServer:
         self._epoll.unregister(pidfd)
         os.close(pidfd)
         # While it is a zombie its number cannot belong to another process group, so this hits its own only.
-        leftovers.kill_group(pid)
+        cleanup.kill_group(pid)
         _pid, status, usage = os.wait4(pid, 0)
         self._report(Exited(proc, pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024))
 
@@ -322,7 +322,7 @@ class ForkServer:
         reset_signals()
         env = os.environ
         if request.clean_env:
-            markers = {name: env[name] for name in (leftovers.MARKER, leftovers.AGENT_MARKER) if name in env}
+            markers = {name: env[name] for name in (cleanup.MARKER, cleanup.AGENT_MARKER) if name in env}
             env.clear()
             env.update(markers)
         set_environment(request.env)

@@ -15,21 +15,21 @@ import msgspec
 
 import monarch_kernel
 from monarch_kernel.protocol.messages import Death, ProcRef
-from monarch_kernel.runtime.host import leftovers
-from monarch_kernel.runtime.host.config import AgentConfig
+from monarch_kernel.runtime.host import cleanup
+from monarch_kernel.runtime.host.agent_config import AgentConfig
 from monarch_kernel.runtime.host.procs import describe_exit
 from monarch_kernel.runtime.node import coredumps, descriptors
 from monarch_kernel.runtime.node.node import Node
 
 log = logging.getLogger(__name__)
 
-_run_dirs: dict[str, leftovers.RunDir] = {}
+_run_dirs: dict[str, cleanup.RunDir] = {}
 _lock = threading.Lock()
 
 
 def new_run_dir() -> str:
     """Make this process's run folder (mode 0700), and clean up after dead controllers of this user."""
-    run_dir = leftovers.make_run_dir()
+    run_dir = cleanup.make_run_dir()
     with _lock:
         if not _run_dirs:
             atexit.register(_remove_run_dirs, os.getpid())
@@ -94,7 +94,7 @@ class AgentProcess:
                 self._pidfd = -1
                 if status != 0:
                     # Its fork server cleans up after it, unless that was killed at the same moment.
-                    leftovers.kill_run(self.ref.id, leftovers.AGENT_MARKER)
+                    cleanup.kill_run(self.ref.id, cleanup.AGENT_MARKER)
             return status
 
     def close(self, timeout: float = 5.0) -> None:
@@ -132,8 +132,8 @@ def launch_local_agent(node: Node) -> AgentProcess:
     package_root = os.path.dirname(os.path.dirname(os.path.abspath(monarch_kernel.__file__)))
     env = {
         **os.environ,
-        leftovers.MARKER: node.run_dir,
-        leftovers.AGENT_MARKER: agent_id,
+        cleanup.MARKER: node.run_dir,
+        cleanup.AGENT_MARKER: agent_id,
         "PYTHONPATH": os.pathsep.join(filter(None, (package_root, python_path))),
     }
     path = [entry or os.getcwd() for entry in sys.path]  # "" would be the agent's own folder

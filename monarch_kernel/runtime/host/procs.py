@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_kernel.protocol.messages import LogText, ProcExited, ProcSpec
-from monarch_kernel.protocol.output import beginning
+from monarch_kernel.protocol.output_records import beginning
 from monarch_kernel.runtime.host import forkserver
-from monarch_kernel.runtime.host.crash import CrashFilter
+from monarch_kernel.runtime.host.crash_filter import CrashFilter
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
 
 #: Bytes kept of each of a rank's two streams.

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from monarch_kernel.protocol.private import remove_socket
+from monarch_kernel.protocol.private_files import remove_socket
 from monarch_kernel.runtime.node import descriptors
 from monarch_kernel.runtime.node.poller import Poller
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from monarch_kernel.protocol.messages import PREFIX, decode, encode
-from monarch_kernel.protocol.private import NotPrivateError, user_name
+from monarch_kernel.protocol.private_files import NotPrivateError, user_name
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
 
 log = logging.getLogger(__name__)

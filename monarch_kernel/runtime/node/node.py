@@ -41,13 +41,13 @@ from monarch_kernel.protocol.messages import (
     decode,
     encode,
 )
-from monarch_kernel.protocol.private import remove_socket, user_name
+from monarch_kernel.protocol.private_files import remove_socket, user_name
 from monarch_kernel.protocol.serialize import Apart
 from monarch_kernel.runtime.node.acceptor import Acceptor
 from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.link import Link, connect_unix, is_ours, listen_unix, peer_of
 from monarch_kernel.runtime.node.poller import FORKED, Poller, Timer
-from monarch_kernel.runtime.node.remote import Done, Routes, local_site, make_hello
+from monarch_kernel.runtime.node.routing import Done, Routes, local_site, make_hello
 from monarch_kernel.runtime.node.segments import THRESHOLD, Segments
 
 if TYPE_CHECKING:

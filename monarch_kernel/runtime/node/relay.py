@@ -36,7 +36,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from monarch_kernel.protocol.casting import (
+from monarch_kernel.protocol.casts import (
     GONE,
     Answers,
     Branch,

@@ -24,7 +24,7 @@ import msgspec
 # Every actor needs it: loaded once for all ranks.
 import monarch_kernel.runtime.actor.meshes.proc_mesh  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel import aliases
-from monarch_kernel.protocol.keeping import Adopt
+from monarch_kernel.protocol.kept_mesh import Adopt
 from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, ProcRef, RankConfig, Reply
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
@@ -34,7 +34,7 @@ from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance
 from monarch_kernel.runtime.actor.system import System, set_system
 from monarch_kernel.runtime.node.node import Node
-from monarch_kernel.runtime.rank import capture, entropy
+from monarch_kernel.runtime.rank import output_capture, random_seeds
 
 #: How long actors may take to stop before the rank exits anyway (seconds).
 STOP_TIMEOUT = 30.0
@@ -126,7 +126,7 @@ class Rank:
     def _mark_output(self, peer: str, cell: str) -> int:
         """Mark the end of the output so far, for an answer to the controller, or to the agent that passes it on."""
         # Plain bytes are looked for where a person watches; a script's calls are spared that.
-        return capture.mark_answer(bool(cell)) if peer in (self.system.root.id, self._config.agent.id) else 0
+        return output_capture.mark_answer(bool(cell)) if peer in (self.system.root.id, self._config.agent.id) else 0
 
     # -- the main thread ------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def _flush() -> None:
-    capture.flush()
+    output_capture.flush()
 
 
 def main(config: bytes) -> None:
@@ -229,9 +229,9 @@ def main(config: bytes) -> None:
     if os.environ.pop(aliases.VARIABLE, None):
         aliases.enable_monarch_imports()
     sys.argv = [f"monarch rank {decoded.rank} of {decoded.mesh}"]
-    capture.install()
+    output_capture.install()
     collectives.install()
-    entropy.install()
+    random_seeds.install()
     sys.breakpointhook = _breakpoint
     code = 1
     try:

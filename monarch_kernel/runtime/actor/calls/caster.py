@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from monarch_kernel.protocol.casting import (
+from monarch_kernel.protocol.casts import (
     Branch,
     Cast,
     CastDrop,

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_kernel.protocol.casting import GONE
+from monarch_kernel.protocol.casts import GONE
 from monarch_kernel.protocol.faults import Fault, capture, decode_fault, encode_fault
 from monarch_kernel.protocol.messages import DEAD, OK, Death, PeersFailed, ProcRef, Reply, decode_death, encode_death
 from monarch_kernel.protocol.messages import encode as encode_header

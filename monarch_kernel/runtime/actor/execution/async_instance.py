@@ -21,7 +21,7 @@ from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution.instance import CLEANUP_TIMEOUT, FAILURE, ActorInstance
 from monarch_kernel.runtime.actor.execution.interruptible import Steps
 from monarch_kernel.runtime.actor.ports.holders import pickled
-from monarch_kernel.runtime.node.loop import new_loop
+from monarch_kernel.runtime.node.event_loop import new_loop
 
 log = logging.getLogger(__name__)
 

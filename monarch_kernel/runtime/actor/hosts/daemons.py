@@ -18,8 +18,8 @@ from collections.abc import Mapping
 import msgspec
 
 import monarch_kernel
-from monarch_kernel.protocol.keeping import DESCRIPTION, FILES, FOLDER, KeptInfo
-from monarch_kernel.protocol.private import NotOursError, NotPrivateError, PrivateFolder, temporary_folder
+from monarch_kernel.protocol.kept_mesh import DESCRIPTION, FILES, FOLDER, KeptInfo
+from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError, PrivateFolder, temporary_folder
 from monarch_kernel.runtime.node import coredumps
 
 #: Where kept meshes have their folders, instead of the temporary folder.

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from monarch_kernel.protocol.addresses import dial_address, worker_address
 from monarch_kernel.protocol.messages import ProcRef
+from monarch_kernel.protocol.worker_addresses import dial_address, worker_address
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, HostRef, HostUse
 from monarch_kernel.runtime.actor.system import System, get_system, shutdown, started
 from monarch_kernel.runtime.mesh.shape import Extent, Region

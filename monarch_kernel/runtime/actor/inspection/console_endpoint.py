@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.messages import ERROR, OK, PREFIX, WIRE_VERSION, AskConsole, Reply, decode, encode
-from monarch_kernel.protocol.private import PrivateFolder, temporary_folders
+from monarch_kernel.protocol.private_files import PrivateFolder, temporary_folders
 from monarch_kernel.runtime.node.link import Link, check_peer, peer_of
 
 if TYPE_CHECKING:

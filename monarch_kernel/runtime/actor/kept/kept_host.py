@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_kernel.protocol.keeping import (
+from monarch_kernel.protocol.kept_mesh import (
     FILES,
     LOG,
     PROCS,
@@ -32,7 +32,7 @@ from monarch_kernel.protocol.keeping import (
     TakeOver,
 )
 from monarch_kernel.protocol.messages import Death, ProcRef
-from monarch_kernel.protocol.private import NotOursError, NotPrivateError
+from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
 from monarch_kernel.protocol.serialize import dumps_flat, loads
 from monarch_kernel.runtime.actor.calls.pending import ask_agent
 from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT, Birth, HealError, Recipe

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from monarch_kernel.protocol.messages import Reply
-from monarch_kernel.protocol.output import decode_answer
+from monarch_kernel.protocol.output_records import decode_answer
 from monarch_kernel.runtime.node.node import Node
 
 #: How long an answer waits for output (seconds).

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from monarch_kernel.protocol.messages import GetLogs, LogText
-from monarch_kernel.protocol.output import OutputDecoder, decode_answer, plain_text
+from monarch_kernel.protocol.output_records import OutputDecoder, decode_answer, plain_text
 from monarch_kernel.runtime.actor.output.answer_gate import AnswerGate
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.rankset import format_ranks
@@ -33,7 +33,7 @@ PREFIX_WITH_RANK = True
 
 @dataclass(frozen=True, slots=True)
 class RankOutput:
-    """One thing that one rank put out. ``kind``, ``cell`` and ``data`` are those of ``protocol.output.OutputEvent``."""
+    """One output of one rank; ``kind``, ``cell`` and ``data`` as in ``protocol.output_records.OutputEvent``."""
 
     mesh: str
     proc: str

@@ -15,8 +15,8 @@ from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller, Timer
 from monarch_kernel.runtime.node.tcp import greeting
 from monarch_kernel.runtime.node.tcp.addresses import join, resolve, split
 from monarch_kernel.runtime.node.tcp.channel import Channel, hold, judge, let_go, speaks
+from monarch_kernel.runtime.node.tcp.heartbeat import silence_timeout
 from monarch_kernel.runtime.node.tcp.link import TcpLink
-from monarch_kernel.runtime.node.tcp.pulse import silence_timeout
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.runtime.node.link import Link
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
 from monarch_kernel.runtime.node.tcp.channel import Channel
-from monarch_kernel.runtime.node.tcp.farewell import Farewell
-from monarch_kernel.runtime.node.tcp.pulse import Vitals, pulse_of
+from monarch_kernel.runtime.node.tcp.graceful_close import Farewell
+from monarch_kernel.runtime.node.tcp.heartbeat import Vitals, pulse_of
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from monarch_kernel.runtime.node.poller import EPOLLIN, Poller
 from monarch_kernel.runtime.node.tcp import greeting
 from monarch_kernel.runtime.node.tcp.addresses import join, origin, resolve, split
 from monarch_kernel.runtime.node.tcp.channel import Channel, hold, judge, let_go, speaks
+from monarch_kernel.runtime.node.tcp.heartbeat import silence_timeout
 from monarch_kernel.runtime.node.tcp.link import TcpLink
-from monarch_kernel.runtime.node.tcp.pulse import silence_timeout
-from monarch_kernel.runtime.node.tcp.strangers import Strangers, room
+from monarch_kernel.runtime.node.tcp.pending import Strangers, room
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """A rank's output: every print is tagged with the cell that caused it.
 
 ``install()`` is called once in a rank, whose fds 1 and 2 are pipes to its host agent. From then on
-``sys.stdout`` and ``sys.stderr`` put records into those pipes (see ``protocol.output``), each in one
+``sys.stdout`` and ``sys.stderr`` put records into those pipes (see ``protocol.output_records``), each in one
 atomic write.
 
 Which cell a write belongs to: the one given to ``set_cell`` in the calling context (asyncio tasks take their
@@ -31,7 +31,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from monarch_kernel.protocol import output
+from monarch_kernel.protocol import output_records
 from monarch_kernel.runtime.actor.context import cell as _cell
 
 __all__ = [
@@ -91,8 +91,8 @@ def begin_cell(cell: str) -> None:
     flush()
     _begun.append(cell)
     _cell.set(cell)
-    _put("stdout", (output.encode_begin(cell, "stdout"),))
-    _put("stderr", (output.encode_begin(cell, "stderr"),))
+    _put("stdout", (output_records.encode_begin(cell, "stdout"),))
+    _put("stderr", (output_records.encode_begin(cell, "stderr"),))
 
 
 def end_cell(cell: str) -> None:
@@ -102,8 +102,8 @@ def end_cell(cell: str) -> None:
         _begun.remove(cell)
     if _cell.get() == cell:
         _cell.set(None)
-    _put("stdout", (output.encode_end(cell, "stdout"),))
-    _put("stderr", (output.encode_end(cell, "stderr"),))
+    _put("stdout", (output_records.encode_end(cell, "stdout"),))
+    _put("stderr", (output_records.encode_end(cell, "stderr"),))
 
 
 # -- rich output ------------------------------------------------------------------------------
@@ -135,10 +135,10 @@ def clear_output(wait: bool = False) -> None:
     _emit("clear", {"wait": wait})
 
 
-def _emit(kind: output.Kind, message: dict[str, Any]) -> None:
+def _emit(kind: output_records.Kind, message: dict[str, Any]) -> None:
     _pending().flush()
-    number = output.unique_number(next(_counter))
-    _put("stdout", output.encode_message(kind, current_cell(), number, message))
+    number = output_records.unique_number(next(_counter))
+    _put("stdout", output_records.encode_message(kind, current_cell(), number, message))
 
 
 def flush() -> None:
@@ -166,13 +166,13 @@ def mark_answer(raw: bool) -> int:
     with _mark_lock:  # they lie in the pipe in the order of their numbers
         _last_mark += 1
         _wrote = False  # first: what another thread writes now may lie behind the mark
-        _write_mark("stdout", output.encode_answer(_last_mark, errors))
+        _write_mark("stdout", output_records.encode_answer(_last_mark, errors))
         if errors:
-            _write_mark("stderr", output.encode_flush(str(_last_mark), "stderr"))
+            _write_mark("stderr", output_records.encode_flush(str(_last_mark), "stderr"))
         return _last_mark
 
 
-def _write_mark(pipe: output.Stream, record: bytes) -> None:
+def _write_mark(pipe: output_records.Stream, record: bytes) -> None:
     fd = _fds.get(pipe)
     if fd is not None:
         _write_whole(fd, record)
@@ -186,7 +186,7 @@ def _unread(fd: int | None) -> bool:
 # -- writing ----------------------------------------------------------------------------------
 
 
-def _put(pipe: output.Stream, records: Iterable[bytes]) -> None:
+def _put(pipe: output_records.Stream, records: Iterable[bytes]) -> None:
     fd = _fds.get(pipe)
     if fd is None:  # not installed: a plain process that runs rank code
         return
@@ -228,11 +228,11 @@ class _Pending:
         self._size = 0
         self._listed = False  # the flusher looks at it
         self.cell = ""
-        self.stream: output.Stream = "stdout"
-        self._encoder = output.text_encoder(self.stream, self.cell)
+        self.stream: output_records.Stream = "stdout"
+        self._encoder = output_records.text_encoder(self.stream, self.cell)
         self._seen: list[str] | None = None  # the parts that were there when the flusher looked last
 
-    def write(self, stream: output.Stream, text: str) -> None:
+    def write(self, stream: output_records.Stream, text: str) -> None:
         cell = _cell.get()
         if cell is None:
             cell = current_cell()
@@ -242,7 +242,7 @@ class _Pending:
             if stream != self.stream or cell != self.cell:
                 if self._parts:
                     self._send()
-                self._encoder = output.text_encoder(stream, cell)
+                self._encoder = output_records.text_encoder(stream, cell)
                 self.stream = stream
                 self.cell = cell
             self._parts.append(text)
@@ -296,7 +296,7 @@ class _Pending:
             self._keep(text)
             raise
 
-    def _send_long(self, text: str, encoder: output.TextEncoder) -> None:
+    def _send_long(self, text: str, encoder: output_records.TextEncoder) -> None:
         # Piece by piece: a line may be so long that memory is short for three of it.
         for start in range(0, len(text), _PIECE):
             records = list(encoder.records(text[start : start + _PIECE].encode("utf-8", "backslashreplace")))
@@ -316,7 +316,7 @@ class _Pending:
 
 
 def _text_of(record: bytes) -> bytes:
-    events = output.OutputDecoder().feed(record)
+    events = output_records.OutputDecoder().feed(record)
     return b"".join(event.data.encode() for event in events if event.kind == "text")
 
 
@@ -366,8 +366,8 @@ def _pending() -> _Pending:
 class _RankBuffer(io.BufferedIOBase):
     """``sys.stdout.buffer``: bytes, sent at once."""
 
-    def __init__(self, stream: output.Stream) -> None:
-        self._stream: output.Stream = stream
+    def __init__(self, stream: output_records.Stream) -> None:
+        self._stream: output_records.Stream = stream
 
     def writable(self) -> bool:
         return True
@@ -375,7 +375,7 @@ class _RankBuffer(io.BufferedIOBase):
     def write(self, data: Any, /) -> int:
         view = memoryview(data)
         _pending().flush()
-        _put("stdout", output.encode_text(self._stream, current_cell(), bytes(view)))
+        _put("stdout", output_records.encode_text(self._stream, current_cell(), bytes(view)))
         return view.nbytes
 
     def fileno(self) -> int:
@@ -394,8 +394,8 @@ class RankStream(io.TextIOBase):
     write_through = False
     mode = "w"
 
-    def __init__(self, stream: output.Stream) -> None:
-        self._stream: output.Stream = stream
+    def __init__(self, stream: output_records.Stream) -> None:
+        self._stream: output_records.Stream = stream
         self.name = f"<{stream}>"
         self.buffer = _RankBuffer(stream)
 

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 
-from monarch_kernel.protocol.private import PrivateFolder, temporary_folder
+from monarch_kernel.protocol.private_files import PrivateFolder, temporary_folder
 
 log = logging.getLogger(__name__)
 

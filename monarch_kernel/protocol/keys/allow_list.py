@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Generator, Iterator
 
-from monarch_kernel.protocol.keys.guarded import LARGEST, KeyFileError, open_guarded, read_guarded, replace
+from monarch_kernel.protocol.keys.guarded_files import LARGEST, KeyFileError, open_guarded, read_guarded, replace
 from monarch_kernel.protocol.keys.identity import Public, parse_line
 
 log = logging.getLogger(__name__)

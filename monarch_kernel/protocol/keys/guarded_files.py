@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
-from monarch_kernel.protocol.private import user_name, write_beside, write_own_file
+from monarch_kernel.protocol.private_files import user_name, write_beside, write_own_file
 
 #: More than any file of these has; so that a wrong file is not read whole.
 LARGEST = 4 << 20

@@ -41,7 +41,7 @@ from monarch_kernel.protocol.messages import (
     encode,
     encode_death,
 )
-from monarch_kernel.protocol.private import NotPrivateError
+from monarch_kernel.protocol.private_files import NotPrivateError
 from monarch_kernel.runtime.node.acceptor import UnixListener
 from monarch_kernel.runtime.node.link import Link, connect_unix, describe, is_peers_fault, listen_unix
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from monarch_kernel.protocol.private import NEW
+from monarch_kernel.protocol.private_files import NEW
 from monarch_kernel.protocol.refs import Death, ProcRef, Seconds
 
 #: What the folder of a kept mesh calls itself, and the files in it: all that is ever removed from one.

@@ -15,7 +15,7 @@ from typing import Any
 
 from monarch_kernel.protocol.messages import Ping, ProcResponds, ProcUnresponsive, encode
 from monarch_kernel.runtime.host.procs import Proc
-from monarch_kernel.runtime.host.spying import Spy, state_of
+from monarch_kernel.runtime.host.stack_reader import Spy, state_of
 from monarch_kernel.runtime.node.node import Node
 
 #: How often a rank is asked (seconds); 0: never.

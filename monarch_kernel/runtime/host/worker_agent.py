@@ -20,14 +20,14 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from monarch_kernel.protocol.addresses import worker_address
 from monarch_kernel.protocol.messages import Death, ProcRef, Shutdown, SpawnProcs, StopProcs
-from monarch_kernel.protocol.private import remove_socket, user_name
-from monarch_kernel.runtime.host import forkserver, leftovers
+from monarch_kernel.protocol.private_files import remove_socket, user_name
+from monarch_kernel.protocol.worker_addresses import worker_address
+from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.__main__ import restore_python_path, serve_forks
 from monarch_kernel.runtime.host.agent import ORPHAN_GRACE, Agent
+from monarch_kernel.runtime.host.fork_requests import package_root
 from monarch_kernel.runtime.host.launch import interpreter_command
-from monarch_kernel.runtime.host.recipe import package_root
 from monarch_kernel.runtime.node import coredumps, descriptors
 from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.link import listens
@@ -164,7 +164,7 @@ class Worker(Agent):
 
     def _clean_up(self) -> None:
         super()._clean_up()
-        leftovers.remove_run_dir(self._node.run_dir, self._config.lock_fd)
+        cleanup.remove_run_dir(self._node.run_dir, self._config.lock_fd)
 
     # -- those it works for -------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class Worker(Agent):
 
     def _mark(self, message: SpawnProcs) -> None:
         """Make what these procs leave behind known as theirs."""
-        message.env[leftovers.ROOT_MARKER] = message.root.id
+        message.env[cleanup.ROOT_MARKER] = message.root.id
 
     def _template_key(self, preload: list[str], load_time: dict[str, str | None], sys_path: list[str]) -> Any:
         # Each controller has its own idea of where modules are.
@@ -264,9 +264,9 @@ class Worker(Agent):
 
     def _sweep(self, controller: str) -> None:
         """Kill what ranks of a controller have left behind in sessions of their own."""
-        leftovers.kill_run(controller, leftovers.ROOT_MARKER)
+        cleanup.kill_run(controller, cleanup.ROOT_MARKER)
         if all(proc.exit is not None and proc.belongs_to(controller) for proc in self._procs.values()):
-            leftovers.kill_adopted(self._base_pid)  # forks without a mark can be nobody else's
+            cleanup.kill_adopted(self._base_pid)  # forks without a mark can be nobody else's
 
 
 def _audit(node: Node, path: str) -> Audit:
@@ -320,7 +320,7 @@ def exec_worker(
     Raises:
         OSError: the temporary folder cannot be written.
     """
-    run_dir = leftovers.make_run_dir()
+    run_dir = cleanup.make_run_dir()
     worker = f"worker-{secrets.token_hex(4)}"
     python_path = os.environ.get("PYTHONPATH")
     config = WorkerConfig(
@@ -333,11 +333,11 @@ def exec_worker(
             os.set_inheritable(inherited, True)
     env = {
         **os.environ,
-        leftovers.MARKER: run_dir.path,
-        leftovers.AGENT_MARKER: worker,
+        cleanup.MARKER: run_dir.path,
+        cleanup.AGENT_MARKER: worker,
         "PYTHONPATH": os.pathsep.join(filter(None, (package_root(), python_path))),
     }
-    command = interpreter_command(f"{__package__}.worker", str(fd))
+    command = interpreter_command(f"{__package__}.worker_agent", str(fd))
     os.execve(command[0], command, env)
 
 
@@ -384,8 +384,8 @@ def main() -> None:
             signal.signal(number, worker._on_sigterm)
         code = worker.run()
     except (OSError, ValueError) as e:
-        leftovers.kill_below(pid)
-        leftovers.remove_run_dir(config.run_dir, config.lock_fd)
+        cleanup.kill_below(pid)
+        cleanup.remove_run_dir(config.run_dir, config.lock_fd)
         report_failure(config.ready, e)
         sys.exit(1)
     sys.exit(code)
@@ -394,7 +394,7 @@ def main() -> None:
 def _worker_class(config: WorkerConfig) -> type[Worker]:
     if not config.keep:
         return Worker
-    from monarch_kernel.runtime.host.keeper import Keeper
+    from monarch_kernel.runtime.host.keeper_agent import Keeper
 
     return Keeper
 

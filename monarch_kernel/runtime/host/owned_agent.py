@@ -11,9 +11,9 @@ import socket
 import time
 
 from monarch_kernel.protocol.messages import Death
-from monarch_kernel.runtime.host import leftovers
+from monarch_kernel.runtime.host import cleanup
 from monarch_kernel.runtime.host.agent import Agent
-from monarch_kernel.runtime.host.config import AgentConfig
+from monarch_kernel.runtime.host.agent_config import AgentConfig
 from monarch_kernel.runtime.node.node import Node
 
 #: A controller that closes its links without a word is dead, or will be within this time (seconds).
@@ -64,7 +64,7 @@ class OwnedAgent(Agent):
     def _clean_up(self) -> None:
         super()._clean_up()
         if self._controller_died(_FAREWELL if self._code == 0 else _LINGER):
-            leftovers.remove_run_dir(self._node.run_dir, self._config.lock_fd)
+            cleanup.remove_run_dir(self._node.run_dir, self._config.lock_fd)
 
     def _controller_died(self, timeout: float) -> bool:
         """Whether it ended without a farewell (then nobody but us removes the run folder)."""

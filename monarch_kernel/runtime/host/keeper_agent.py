@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_kernel.protocol.keeping import (
+from monarch_kernel.protocol.kept_mesh import (
     DESCRIPTION,
     FILES,
     FOLDER,
@@ -40,12 +40,12 @@ from monarch_kernel.protocol.messages import (
     SpawnProcs,
     encode,
 )
-from monarch_kernel.protocol.output import MARKER
-from monarch_kernel.protocol.private import PrivateFolder
-from monarch_kernel.runtime.host import leftovers
+from monarch_kernel.protocol.output_records import MARKER
+from monarch_kernel.protocol.private_files import PrivateFolder
+from monarch_kernel.runtime.host import cleanup
 from monarch_kernel.runtime.host.agent import Agent, _reply
 from monarch_kernel.runtime.host.procs import Proc
-from monarch_kernel.runtime.host.worker import Worker, WorkerConfig
+from monarch_kernel.runtime.host.worker_agent import Worker, WorkerConfig
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class Keeper(Worker):
 
     def _mark(self, message: SpawnProcs) -> None:
         if self._keeps(message):
-            message.env[leftovers.ROOT_MARKER] = self._node.id
+            message.env[cleanup.ROOT_MARKER] = self._node.id
         else:
             super()._mark(message)
 
