@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
-from monarch_kernel.kernel.output.folding import Block, Folding, Limits, RichView, Source, TextView
+from monarch_kernel.kernel.output.folding import Folding
+from monarch_kernel.kernel.output.lines import Limits
+from monarch_kernel.kernel.output.transcript import Block, RichView, Source, TextView
 
 
 def source(rank: int, mesh: str = "m") -> Source:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from monarch_kernel.kernel.output.ansi import ansi_to_html, strip_ansi
-from monarch_kernel.kernel.output.folding import Block, RichView, Source, TextView
 from monarch_kernel.kernel.output.render import Table, blocks_text, bundle, label, raw_line, seconds
+from monarch_kernel.kernel.output.transcript import Block, RichView, Source, TextView
 from monarch_kernel.kernel.progress import Place, Progress
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.kernel.output.folding import Limits, Source
+from monarch_kernel.kernel.output.lines import Limits
 from monarch_kernel.kernel.output.router import CellOutput, OutputRouter
+from monarch_kernel.kernel.output.transcript import Source
 
 
 @dataclass

@@ -19,8 +19,8 @@ from monarch_kernel.kernel.magics import arguments as args_of
 from monarch_kernel.kernel.magics import dap_magics, hang_magics, stack_magics, stop_magics, value_magics
 from monarch_kernel.kernel.magics.arguments import parse, usage_error
 from monarch_kernel.kernel.notebook import Notebook
-from monarch_kernel.kernel.output.folding import Source
 from monarch_kernel.kernel.output.render import Table, kept_rows, kept_state, megabytes, seconds
+from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.session import ManagedMesh, UpOptions, deaths_of, parts_of
 from monarch_kernel.meshes import KeptError, format_ranks, held, kept_host_of
 from monarch_kernel.tools import awaited_here

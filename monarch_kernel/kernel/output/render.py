@@ -8,7 +8,7 @@ from time import time
 from typing import Any
 
 from monarch_kernel.kernel.output.ansi import ansi_to_html, strip_ansi
-from monarch_kernel.kernel.output.folding import Block, RichView, Source, TextView, View
+from monarch_kernel.kernel.output.transcript import Block, RichView, Source, TextView, View
 from monarch_kernel.meshes import KeptHost, KeptInfo, format_ranks
 
 # Longer rank sets are cut: a label is to be read at a glance, the tooltip has the rest.

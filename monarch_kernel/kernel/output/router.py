@@ -12,9 +12,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from monarch_kernel.kernel.output.folding import LONGEST_LINE, Folding, Limits, RichView, Source, TextView
+from monarch_kernel.kernel.output.folding import Folding
+from monarch_kernel.kernel.output.lines import LONGEST_LINE, Limits
 from monarch_kernel.kernel.output.publisher import Publisher
 from monarch_kernel.kernel.output.render import Tooltip, blocks_text, bundle, raw_line
+from monarch_kernel.kernel.output.transcript import RichView, Source, TextView
 
 #: The shortest time between two updates of what a cell shows (seconds).
 PERIOD = 0.12

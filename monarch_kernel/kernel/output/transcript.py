@@ -1,9 +1,11 @@
-"""What folded output is made of: rows with the ranks that wrote them, and what is shown of them. Pure values."""
+"""Folded output as plain data: what a front end shows of a cell, with the ranks that wrote each part.
+
+Text and HTML are made of it by `render.py`; other views (a panel, a widget) may read it as it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
@@ -45,74 +47,20 @@ class RichView:
 View = TextView | RichView
 
 
-@dataclass(slots=True, eq=False)
-class Row:
-    """One line (or rich result) and the ranks that wrote it; `order` is its place among all."""
+@dataclass(frozen=True, slots=True)
+class CutOutput:
+    """What some ranks wrote beyond their limits, which is not shown.
 
-    order: float
-    key: tuple[str, ...]
-    stream: str
-    text: str
-    section: Section
-    born: float
-    data: dict[str, Any] | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    sources: set[Source] = field(default_factory=set)
-    label: Row | None = None  # the label row of a rich row
-    target: Row | None = None  # the rich row of a label row
+    Attributes:
+        sources: the ranks, all of which had the same cut.
+        lines: how many lines.
+        bytes: the size of these lines.
+        rich: how many rich results.
+        tail: the last of the lines.
+    """
 
-
-@dataclass(slots=True, eq=False)
-class Section:
-    """Rows that are shown together."""
-
-    id: int
-    rich: bool
-    rows: list[Row] = field(default_factory=list)
-    size: int = 0
-    dirty: bool = True
-    closed: bool = False  # the cell's own output stands below it: nothing is added any more
-
-
-def blocks_of(rows: Iterable[Row], *, rich_text: bool = False) -> list[Block]:
-    """Rows with neighbours of the same ranks and stream put together."""
-    blocks: list[Block] = []
-    sources: frozenset[Source] = frozenset()
-    stream = ""
-    lines: list[str] = []
-
-    def close() -> None:
-        if lines:
-            blocks.append(Block(sources, stream, tuple(lines)))
-
-    for row in _by_rank(rows):
-        who = frozenset(row.target.sources if row.target is not None else row.sources)
-        text = row.text
-        if rich_text and row.data is not None:
-            text = str(row.data.get("text/plain", ""))
-        if not lines or who != sources or row.stream != stream or row.target is not None:
-            close()
-            sources, stream, lines = who, row.stream, []
-        lines.extend(text.split("\n"))
-    close()
-    return blocks
-
-
-def _by_rank(rows: Iterable[Row]) -> Iterator[Row]:
-    """Rows of different ranks in a row, which have no order among themselves, by rank."""
-    run: list[Row] = []
-    seen: set[Source] = set()
-    for row in rows:
-        if row.target is not None or not seen.isdisjoint(row.sources):
-            yield from sorted(run, key=_first_source)
-            run, seen = [], set()
-        if row.target is not None:
-            yield row
-            continue
-        run.append(row)
-        seen |= row.sources
-    yield from sorted(run, key=_first_source)
-
-
-def _first_source(row: Row) -> Source:
-    return min(row.sources, default=Source("", 0))
+    sources: frozenset[Source]
+    lines: int
+    bytes: int
+    rich: int
+    tail: tuple[str, ...]

@@ -1,0 +1,146 @@
+"""What one rank writes, cut into whole lines, and no more of them than its limits allow. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+#: A longer line is cut into several.
+LONGEST_LINE = 32_768
+_TAIL_BYTES = 8_192
+# A shorter piece without an end of line is only kept: programs print bars and dots in many of these.
+_SHORT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of one rank's output one cell shows."""
+
+    lines: int = 2_000
+    bytes: int = 1_000_000
+    rich: int = 200
+    rich_bytes: int = 20_000_000
+    tail: int = 20
+
+
+class RankLines:
+    """The lines of one rank: those that may be shown, the unfinished ones, and the tail of those that were cut.
+
+    Args:
+        limits: how much may be shown.
+    """
+
+    __slots__ = ("_limits", "_rich_size", "_size", "_tail_size", "cut", "cut_rich", "cut_size", "lines", "rich",
+                 "tail", "unfinished")  # fmt: skip
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        #: How many lines have been admitted; `cut` lines with `cut_size` characters have not.
+        self.lines = 0
+        self._size = 0
+        self.cut = 0
+        self.cut_size = 0
+        #: The same for rich results.
+        self.rich = 0
+        self._rich_size = 0
+        self.cut_rich = 0
+        #: The last lines that were cut.
+        self.tail: deque[str] = deque()
+        self._tail_size = 0
+        #: The line without an end, by stream.
+        self.unfinished: dict[str, str] = {}
+
+    def feed(self, stream: str, text: str) -> Sequence[str]:
+        """The lines that `text` completes and that may be shown; it may end in the middle of one."""
+        if "\n" not in text and len(text) < _SHORT and "\r" not in text:
+            unfinished = self.unfinished.get(stream, "") + text
+            if "\r" not in unfinished and len(unfinished) < LONGEST_LINE:
+                self.unfinished[stream] = unfinished
+                return ()
+        if self.lines >= self._limits.lines and "\r" not in text:
+            text = self._skip(stream, text)
+        *complete, unfinished = (self.unfinished.get(stream, "") + text).split("\n")
+        shown: list[str] = []
+        for line in complete:
+            line = _overwritten(line.removesuffix("\r"))
+            if self._admit(line):
+                shown.append(line)
+        if "\r" in unfinished:
+            unfinished = _overwritten(unfinished.rstrip("\r")) + "\r" * unfinished.endswith("\r")
+        while len(unfinished) >= LONGEST_LINE:
+            piece, unfinished = unfinished[:LONGEST_LINE], unfinished[LONGEST_LINE:]
+            if self._admit(piece):
+                shown.append(piece)
+        self.unfinished[stream] = unfinished
+        return shown
+
+    def finish(self) -> Iterator[tuple[str, str]]:
+        """What was left unfinished, as stream and line, as far as it may be shown."""
+        for stream, unfinished in list(self.unfinished.items()):
+            line = unfinished.rstrip("\r")
+            if unfinished and self._admit(line):
+                yield stream, line
+        self.unfinished.clear()
+
+    def admit_result(self, text: str) -> Sequence[str]:
+        """What may be shown of a result of several lines: all in one piece, or as many lines as there is room for."""
+        lines = text.split("\n")
+        size = len(text) + 1
+        if self.lines + len(lines) > self._limits.lines or self._size + size > self._limits.bytes:
+            return [line for line in lines if self._admit(line)]
+        self.lines += len(lines)
+        self._size += size
+        return (text,)
+
+    def admit_rich(self, size: int) -> bool:
+        """Whether a rich result of this size may be shown."""
+        if self.rich >= self._limits.rich or self._rich_size + size > self._limits.rich_bytes:
+            self.cut_rich += 1
+            return False
+        self.rich += 1
+        self._rich_size += size
+        return True
+
+    def _admit(self, line: str) -> bool:
+        size = len(line) + 1
+        if self.lines >= self._limits.lines or self._size + size > self._limits.bytes:
+            self._cut(line)
+            return False
+        self.lines += 1
+        self._size += size
+        return True
+
+    def _cut(self, line: str) -> None:
+        self.cut += 1
+        self.cut_size += len(line) + 1
+        self.tail.append(line)
+        self._tail_size += len(line)
+        while self.tail and (len(self.tail) > self._limits.tail or self._tail_size > _TAIL_BYTES):
+            self._tail_size -= len(self.tail.popleft())
+
+    def _skip(self, stream: str, text: str) -> str:
+        """Count the lines of `text` without splitting them, but for the last few, which it returns."""
+        end = len(text)
+        for _ in range(self._limits.tail + 1):
+            end = text.rfind("\n", 0, end)
+            if end < 0:
+                return text
+        before = self.unfinished.get(stream, "")
+        if "\r" in before:
+            return text
+        self.unfinished[stream] = ""
+        self.cut += text.count("\n", 0, end + 1)
+        self.cut_size += len(before) + end + 1
+        return text[end + 1 :]
+
+
+def _overwritten(line: str) -> str:
+    """`line` after its carriage returns: what a terminal would show of it."""
+    if "\r" not in line:
+        return line
+    shown = ""
+    for part in line.split("\r"):
+        # Colour codes take no width, so columns cannot be counted: the later text replaces the whole line.
+        shown = (part or shown) if "\x1b" in line else part + shown[len(part) :]
+    return shown

@@ -1,0 +1,416 @@
+"""The rows of folded output: which row a line joins, and in which order the rows stand.
+
+Pure. A line that several ranks write is one *row* with the set of ranks that wrote it; the rows of one rank stand in
+the order in which it wrote them. A rank joins the first row after its own last one that has the same content, so ranks
+that print the same at different speeds fold. Otherwise it joins an earlier such row if its own rows since then can be
+moved before that row without changing any rank's order, so common lines after lines that differ fold, too. Otherwise
+it appends a row.
+
+Rows lie in *sections*, which are shown one by one: runs of text rows of bounded size, and single rich results.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+from monarch_kernel.kernel.output.transcript import Block, Source
+
+_SECTION_ROWS = 100
+_SECTION_BYTES = 16_384
+# How many rows back a rank may join one, and how many rows a section may grow to by that.
+_WINDOW = 400
+_SECTION_MOST_ROWS = 3 * _SECTION_ROWS
+# Of the rows with the same content that lie before a rank's last one, so many of the latest are tried.
+_TRIED = 8
+_SMALLEST_GAP = 1e-6
+
+#: What rows with the same content have in common.
+Key = tuple[str, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One line (or rich result) and the ranks that wrote it; `order` is its place among all."""
+
+    order: float
+    key: Key
+    stream: str
+    text: str
+    section: Section
+    born: float
+    data: dict[str, Any] | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    sources: set[Source] = field(default_factory=set)
+    label: Row | None = None  # the label row of a rich row
+    target: Row | None = None  # the rich row of a label row
+
+
+@dataclass(slots=True, eq=False)
+class Section:
+    """Rows that are shown together."""
+
+    id: int
+    rich: bool
+    rows: list[Row] = field(default_factory=list)
+    size: int = 0
+    dirty: bool = True
+    closed: bool = False  # the cell's own output stands below it: nothing is added any more
+
+
+_order_of = attrgetter("order")
+
+
+class Rows:
+    """All rows of one cell.
+
+    Args:
+        clock: says when rows were made.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.sections: list[Section] = []
+        self._clock = clock
+        self._last: dict[Source, Row] = {}
+        self._alike: dict[Key, list[Row]] = {}
+        self._unsettled: list[Row] = []
+
+    # -- what ranks write --------------------------------------------------------------------
+
+    def add_line(self, source: Source, stream: str, line: str) -> None:
+        """`source` wrote a line, or a text result of several lines."""
+        self._join(source, ("text", stream, line))
+
+    def add_rich(self, source: Source, key: Key, data: dict[str, Any], metadata: dict[str, Any]) -> Row:
+        """`source` displayed a MIME bundle."""
+        count = len(self.sections)
+        row = self._join(source, key, data, metadata)
+        if len(self.sections) > count:
+            self._sort_by_rank(source, row)
+        return row
+
+    def replace(self, source: Source, row: Row, key: Key, data: dict[str, Any], metadata: dict[str, Any]) -> Row:
+        """`source` replaced a MIME bundle that it had displayed; the row that shows the new one."""
+        if row.key == key:
+            return row
+        twin = next((other for other in self._alike.get(key, ()) if source not in other.sources), None)
+        if twin is None and row.sources == {source}:
+            self._forget(row)
+            row.key, row.data, row.metadata = key, data, metadata
+            self._remember(row)
+            _touch(row)
+            return row
+        self._leave(source, row)
+        if twin is None:
+            twin = self._append(key, data, metadata)
+            self._remember(twin)
+        twin.sources.add(source)
+        _touch(twin)
+        self._last[source] = max(self._rows_of(source), key=_order_of)
+        return twin
+
+    def remove(self, source: Source) -> None:
+        """`source` withdraws all that it wrote."""
+        for row in list(self._rows_of(source)):
+            self._leave(source, row)
+        self._last.pop(source, None)
+
+    def divide(self) -> None:
+        """No row that is there is joined any more, and further ones stand in sections of their own."""
+        self._alike.clear()
+        if self.sections:
+            self.sections[-1].closed = True
+
+    # -- what is shown -----------------------------------------------------------------------
+
+    def last_text_section(self) -> Section | None:
+        """The last section, where text may stand below its rows; None where it is a rich result, or there is none."""
+        last = self.sections[-1] if self.sections else None
+        return None if last is None or last.rich else last
+
+    def new_section(self, *, rich: bool = False) -> Section:
+        """A section below all others."""
+        section = Section(len(self.sections), rich)
+        self.sections.append(section)
+        return section
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether `take_settled` holds any row back."""
+        return bool(self._unsettled)
+
+    def take_settled(self, expected: Collection[Source], hold: float) -> list[Row]:
+        """The next rows that no rank joins any more: all of `expected` have passed them, or they are `hold` s old."""
+        now = self._clock()
+        settled: list[Row] = []
+        # Rows that settled before all stand before these, whatever was moved since.
+        self._unsettled.sort(key=_order_of)
+        for row in self._unsettled:
+            waiting = hold > 0 and now - row.born < hold
+            if waiting and not all(self._has_passed(source, row) for source in expected):
+                break
+            settled.append(row)
+        del self._unsettled[: len(settled)]
+        for row in settled:
+            self._forget(row)
+        return [row for row in settled if row.sources]
+
+    def _has_passed(self, source: Source, row: Row) -> bool:
+        last = self._last.get(source)
+        return last is not None and last.order >= row.order
+
+    # -- which row ---------------------------------------------------------------------------
+
+    def _join(
+        self,
+        source: Source,
+        key: Key,
+        data: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Row:
+        row = self._partner(source, key)
+        if row is None:
+            row = self._append(key, data, metadata)
+            self._remember(row)
+        row.sources.add(source)
+        _touch(row)
+        self._last[source] = row
+        return row
+
+    def _partner(self, source: Source, key: Key) -> Row | None:
+        """The row with this content that `source` can join, if there is one."""
+        rows = self._alike.get(key)
+        if not rows:
+            return None
+        last = self._last.get(source)
+        if last is None:
+            return rows[0]
+        at = bisect_right(rows, last.order, key=_order_of)
+        if at < len(rows):
+            return rows[at]
+        for row in rows[-_TRIED:]:  # the earliest possible; all but the last few are too far back
+            if source not in row.sources and self._move_before(row, last):
+                return row
+        return None
+
+    def _rows_of(self, source: Source) -> Iterator[Row]:
+        return (row for section in self.sections for row in section.rows if source in row.sources)
+
+    def _remember(self, row: Row) -> None:
+        rows = self._alike.setdefault(row.key, [])
+        rows.insert(bisect_right(rows, row.order, key=_order_of), row)
+
+    def _forget(self, row: Row) -> None:
+        """Let no further source join `row`."""
+        rows = self._alike.get(row.key)
+        if rows and row in rows:
+            rows.remove(row)
+            if not rows:
+                del self._alike[row.key]
+
+    def _leave(self, source: Source, row: Row) -> None:
+        row.sources.discard(source)
+        _touch(row)
+        if not row.sources:
+            self._forget(row)
+            if row.label is not None:
+                row.label.section.rows.remove(row.label)
+            if not row.section.rich:
+                row.section.rows.remove(row)
+
+    # -- new rows ----------------------------------------------------------------------------
+
+    def _append(self, key: Key, data: dict[str, Any] | None, metadata: dict[str, Any] | None) -> Row:
+        if data is None:
+            row = self._new_row(self._text_section(), key, key[1], key[2])
+            row.section.size += len(row.text)
+            return row
+        label = self._new_row(self._text_section(), key, "label", "")
+        row = self._new_row(self.new_section(rich=True), key, "rich", "")
+        row.data, row.metadata = data, metadata or {}
+        row.label, label.target = label, row
+        return row
+
+    def _new_row(self, section: Section, key: Key, stream: str, text: str) -> Row:
+        last = next((other.rows[-1] for other in reversed(self.sections) if other.rows), None)
+        order = 0.0 if last is None else last.order + 1.0
+        row = Row(order, key, stream, text, section, self._clock())
+        section.rows.append(row)
+        section.dirty = True
+        if stream != "label":
+            self._unsettled.append(row)
+        return row
+
+    def _text_section(self) -> Section:
+        last = self.last_text_section()
+        if last is None or last.closed or len(last.rows) >= _SECTION_ROWS or last.size >= _SECTION_BYTES:
+            return self.new_section()
+        return last
+
+    # -- order -------------------------------------------------------------------------------
+
+    def _move_before(self, row: Row, last: Row) -> bool:
+        """Move `last`, and what must precede it, before `row`; False if any rank's order forbids that."""
+        must: list[Row] = []
+        writers: set[Source] = set()
+        seen = 0
+        for section in reversed(self.sections[row.section.id : last.section.id + 1]):
+            for other in reversed(section.rows):
+                if other.order > last.order or other.target is not None:
+                    continue
+                if other is row:
+                    break
+                seen += 1
+                if seen > _WINDOW:
+                    return False
+                if other is last or other.sources & writers:
+                    if other.data is not None:
+                        return False  # a rich result stays where it was shown
+                    writers |= other.sources
+                    must.append(other)
+        target = row.label or row
+        if row.sources & writers or len(target.section.rows) + len(must) > _SECTION_MOST_ROWS:
+            return False
+        must.reverse()
+        self._insert_before(target, must)
+        return True
+
+    def _insert_before(self, target: Row, rows: Sequence[Row]) -> None:
+        before = self._order_before(target)
+        if (target.order - before) / (len(rows) + 1) < _SMALLEST_GAP:
+            everything = [row for section in self.sections for row in section.rows]
+            for at, row in enumerate(everything):
+                row.order = float(at)
+            before = target.order - 1.0
+        step = (target.order - before) / (len(rows) + 1)
+        for at, row in enumerate(rows, 1):
+            row.section.rows.remove(row)
+            row.section.dirty = True
+            known = row in self._alike.get(row.key, ())
+            if known:
+                self._forget(row)
+            row.order = before + at * step
+            row.section = target.section
+            if known:
+                self._remember(row)
+        at = target.section.rows.index(target)
+        target.section.rows[at:at] = rows
+        target.section.dirty = True
+
+    def _order_before(self, target: Row) -> float:
+        at = target.section.rows.index(target)
+        if at:
+            return target.section.rows[at - 1].order
+        for section in reversed(self.sections[: target.section.id]):
+            if section.rows:
+                return section.rows[-1].order
+        return target.order - 1.0
+
+    def _sort_by_rank(self, source: Source, new: Row) -> None:
+        """Have rich results that ranks show at about the same time stand by rank, whichever came first.
+
+        `new` is the last row. The results that it may precede trade places: the first of each rank in rank order, then
+        the second of each. None passes a line of a rank that showed it.
+        """
+        run = self._movable()
+        counts: dict[Source, int] = {}
+        keys: list[tuple[int, Source]] = []
+        for row in run:
+            first = min(row.sources)
+            keys.append((counts.get(first, 0), first))
+            for each in row.sources:
+                counts[each] = counts.get(each, 0) + 1
+        mine = (counts.get(source, 0), source)
+        own = max((at for at, row in enumerate(run) if source in row.sources), default=-1)
+        at = next((at for at, key in enumerate(keys) if key > mine and at > own), len(run))
+        if at == len(run):
+            return
+        lines = [row for section in self.sections[run[at].section.id :] for row in section.rows]
+        last = max((row for row in lines if row.data is None and source in row.sources), key=_order_of, default=None)
+        if last is not None and not self._move_before(run[at], last):
+            return
+        places = [(row.section, row.label, row.order) for row in (*run[at:], new)]
+        for row, (section, label, order) in zip((new, *run[at:]), places, strict=True):
+            known = row in self._alike.get(row.key, ())
+            if known:
+                self._forget(row)
+            row.section, row.label, row.order = section, label, order
+            section.rows = [row]
+            if label is not None:
+                label.target = row
+            if known:
+                self._remember(row)
+            _touch(row)
+
+    def _movable(self) -> list[Row]:
+        """The rich rows at the end, without the very last, that may move back: no rank of theirs wrote lines after."""
+        found: list[Row] = []
+        wrote: set[Source] = set()
+        seen = 0
+        for section in reversed(self.sections[:-1]):
+            if section.closed:
+                break
+            for row in reversed(section.rows):
+                seen += 1
+                if row.target is not None:
+                    continue
+                if row.data is None:
+                    wrote |= row.sources
+                elif not row.sources or row.sources & wrote or seen > _WINDOW:
+                    return found[::-1]
+                else:
+                    found.append(row)
+        return found[::-1]
+
+
+def blocks_of(rows: Iterable[Row], *, rich_text: bool = False) -> list[Block]:
+    """Rows with neighbours of the same ranks and stream put together."""
+    blocks: list[Block] = []
+    sources: frozenset[Source] = frozenset()
+    stream = ""
+    lines: list[str] = []
+
+    def close() -> None:
+        if lines:
+            blocks.append(Block(sources, stream, tuple(lines)))
+
+    for row in _in_rank_order(rows):
+        writers = frozenset(row.target.sources if row.target is not None else row.sources)
+        text = row.text
+        if rich_text and row.data is not None:
+            text = str(row.data.get("text/plain", ""))
+        if not lines or writers != sources or row.stream != stream or row.target is not None:
+            close()
+            sources, stream, lines = writers, row.stream, []
+        lines.extend(text.split("\n"))
+    close()
+    return blocks
+
+
+def _in_rank_order(rows: Iterable[Row]) -> Iterator[Row]:
+    """Rows in a row that have different ranks, and so no order among themselves, by rank."""
+    run: list[Row] = []
+    seen: set[Source] = set()
+    for row in rows:
+        if row.target is not None or not seen.isdisjoint(row.sources):
+            yield from sorted(run, key=_first_source)
+            run, seen = [], set()
+        if row.target is not None:
+            yield row
+            continue
+        run.append(row)
+        seen |= row.sources
+    yield from sorted(run, key=_first_source)
+
+
+def _first_source(row: Row) -> Source:
+    return min(row.sources, default=Source("", 0))
+
+
+def _touch(row: Row) -> None:
+    row.section.dirty = True
+    if row.label is not None:
+        row.label.section.dirty = True
