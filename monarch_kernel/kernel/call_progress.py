@@ -17,7 +17,8 @@ from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.kernel.debug.hang_watch import HangWatch, is_worth_telling
 from monarch_kernel.kernel.output.cell_errors import FileLabel
-from monarch_kernel.kernel.output.router import CellOutput, OutputRouter
+from monarch_kernel.kernel.output.cell_output import CellOutput
+from monarch_kernel.kernel.output.router import OutputRouter
 from monarch_kernel.kernel.progress import PERIOD, Place, Progress
 from monarch_kernel.kernel.rank.executor import Whereabouts
 from monarch_kernel.kernel.session import MeshSession

@@ -17,7 +17,8 @@ from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.errors import capture
 from monarch_kernel.kernel.debug.hang_watch import HangWatch
 from monarch_kernel.kernel.output.cell_errors import Failed, FileLabel, MeshCellError, cell_error
-from monarch_kernel.kernel.output.router import CellOutput, OutputRouter
+from monarch_kernel.kernel.output.cell_output import CellOutput
+from monarch_kernel.kernel.output.router import OutputRouter
 from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.progress import Place, Progress
 from monarch_kernel.kernel.rank.cell_runner import Cell

@@ -17,8 +17,9 @@ from monarch_kernel.kernel.call_progress import CallProgress
 from monarch_kernel.kernel.debug.stop_prompt import StopPrompt
 from monarch_kernel.kernel.magics.completion import Known
 from monarch_kernel.kernel.output.cell_errors import CellSyntaxError
+from monarch_kernel.kernel.output.cell_output import CellOutput
 from monarch_kernel.kernel.output.publisher import Publisher, publisher_for
-from monarch_kernel.kernel.output.router import CellOutput, OutputRouter
+from monarch_kernel.kernel.output.router import OutputRouter
 from monarch_kernel.kernel.output.stream_watch import OwnOutput
 from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.rank.cell_runner import Cell, check_syntax, remember_source

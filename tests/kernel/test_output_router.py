@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from monarch_kernel.kernel.output.cell_output import CellOutput
 from monarch_kernel.kernel.output.lines import Limits
-from monarch_kernel.kernel.output.router import CellOutput, OutputRouter
+from monarch_kernel.kernel.output.router import OutputRouter
 from monarch_kernel.kernel.output.transcript import Source
 
 

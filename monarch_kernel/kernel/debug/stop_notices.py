@@ -21,7 +21,7 @@ from monarch_kernel import debugger as debuggers
 from monarch_kernel.debugger.commands import frontend
 from monarch_kernel.debugger.commands.frontend import Surroundings
 from monarch_kernel.debugger.commands.grammar import CommandError
-from monarch_kernel.kernel.output.router import CellOutput
+from monarch_kernel.kernel.output.cell_output import CellOutput
 from monarch_kernel.meshes import get_mesh
 
 if TYPE_CHECKING:

@@ -1,0 +1,205 @@
+"""The output of ranks in one cell: filed as it comes, and shown in whole when something is new.
+
+Files events under one lock, quickly, and shows them under another one: a front end that is slow to take what is shown
+never keeps ranks' events from being read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from monarch_kernel.kernel.output.folding import Folding
+from monarch_kernel.kernel.output.lines import Limits
+from monarch_kernel.kernel.output.publisher import Publisher
+from monarch_kernel.kernel.output.raw_lines import RawLines
+from monarch_kernel.kernel.output.render import Tooltip, blocks_text, bundle
+from monarch_kernel.kernel.output.transcript import RichView, Source, TextView, View
+
+
+class CellOutput:
+    """What ranks put out for one cell.
+
+    Args:
+        publisher: shows it.
+        raw: line by line with a rank in front, instead of folded.
+        expected: the ranks that will write, where that is known.
+        limits: how much of one rank's output is shown.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        *,
+        raw: bool = False,
+        expected: Collection[Source] = (),
+        limits: Limits | None = None,
+    ) -> None:
+        self._publisher = publisher
+        self._raw = RawLines(limits or Limits()) if raw else None
+        self._folding = Folding(limits)
+        self._active = set(expected)
+        self._progress = ""
+        self._abandoned = False
+        self._notice = ""
+        self._names_shown = False
+        self._published: set[int] = set()
+        self._begun: set[Source] = set()
+        self._ended: dict[Source, set[str]] = {}
+        self._undivided = False  # something was filed since the last `make_way`
+        self._lock = threading.Lock()
+        self._publishing = threading.RLock()
+        self.tooltip: Tooltip | None = None
+
+    def feed(self, source: Source, kind: str, stream: str, data: Any) -> bool:
+        """File one event; whether there is something new to show."""
+        with self._lock:
+            if kind == "begin":
+                self._begun.add(source)
+                return False
+            if kind == "end":
+                self._ended.setdefault(source, set()).add(stream)
+                if stream == "stdout":
+                    self._active.discard(source)
+                return False
+            if self._raw is not None and kind != "clear":
+                self._raw.feed(source, kind, stream, data)
+            elif kind == "text":
+                self._folding.text(source, stream, data)
+            elif kind in ("display", "result"):
+                self._folding.display(
+                    source,
+                    data.get("data") or {},
+                    data.get("metadata") or {},
+                    display_id=data.get("display_id"),
+                    update=bool(data.get("update")),
+                    result=kind == "result",
+                )
+            elif kind == "error":
+                self._folding.text(source, "stderr", "\n".join(data.get("traceback") or ()) + "\n")
+            elif kind == "clear":
+                self._folding.clear(source, bool(data.get("wait")))
+            else:
+                return False
+            self._undivided = True
+            return True
+
+    def make_way(self) -> None:
+        """The cell is about to show something of its own: what came before stands above it, the rest below."""
+        if not self._undivided:
+            return
+        with self._lock:
+            self._undivided = False
+            self._folding.divide()
+        self.show(final=True)
+
+    def abandon(self, why: str) -> bool:
+        """No more will come, as the kernel ends: `why` replaces the progress line for good. Whether there was one."""
+        with self._lock:
+            self._abandoned = bool(self._progress)
+            if self._abandoned:
+                self._progress, self._notice = why, ""
+            return self._abandoned
+
+    def progress(self, line: str) -> bool:
+        """Set the progress line; whether that changed it."""
+        with self._lock:
+            if self._abandoned:
+                return False
+            changed, self._progress = line != self._progress, line
+        return changed
+
+    def notice(self, text: str) -> bool:
+        """Set what stands below the progress line, until it is set to nothing; whether that changed it."""
+        with self._lock:
+            changed, self._notice = text != self._notice, text
+        return changed
+
+    def _footer(self) -> str:
+        return "\n".join(filter(None, (self._progress, self._notice)))
+
+    def has_begun(self, source: Source) -> bool:
+        """Whether a rank has begun to run this cell."""
+        with self._lock:
+            return source in self._begun
+
+    def missing(self, sources: Iterable[Source]) -> list[Source]:
+        """Those of `sources` whose output for this cell has not all arrived."""
+        with self._lock:
+            return [source for source in sources if len(self._ended.get(source, ())) < 2]
+
+    def finish(self, source: Source | None = None) -> None:
+        """No more is expected of a rank (or of any)."""
+        with self._lock:
+            self._folding.finish(source)
+            if source is None:
+                self._active.clear()
+            else:
+                self._active.discard(source)
+
+    def show_text(self, stream: str, text: str) -> None:
+        """Write text of our own to the cell."""
+        with self._publishing:
+            self._publisher.write(stream, text)
+
+    def show(self, *, final: bool = False) -> bool:
+        """Show what is new; whether something is held back for a moment.
+
+        Args:
+            final: hold nothing back.
+        """
+        with self._publishing:
+            if self._raw is not None:
+                return self._show_raw(final)
+            if not self._publisher.live:
+                return self._show_settled(final)
+            with self._lock:
+                names = len(self._folding.meshes) > 1
+                if names and not self._names_shown:
+                    self._folding.touch_all()
+                self._names_shown = names
+                views = self._folding.take(self._footer())
+            for view in views:
+                self._show_view(view)
+            return False
+
+    def _show_view(self, view: View) -> None:
+        data = bundle(view, name_meshes=self._names_shown, tooltip=self.tooltip)
+        metadata = view.metadata if isinstance(view, RichView) else {}
+        update = view.id in self._published
+        if update or any(data.values()):
+            self._published.add(view.id)
+            self._publisher.show(view.id, data, metadata, update=update)
+
+    def _show_settled(self, final: bool) -> bool:
+        with self._lock:
+            blocks = self._folding.take_settled(self._active, hold=0 if final else 0.3)
+            if final:
+                blocks += self._folding.new_notices()
+            names = len(self._folding.meshes) > 1
+            waiting = self._folding.unsettled
+            progress = self._progress
+        if blocks:
+            self._publisher.write("stdout", blocks_text(blocks, name_meshes=names) + "\n")
+        self._publisher.progress(progress)
+        return waiting
+
+    def _show_raw(self, final: bool) -> bool:
+        assert self._raw is not None
+        with self._lock:
+            items = self._raw.take(final)
+            progress = self._footer()
+        for each in items:
+            self._publisher.write(each.stream, each.text)
+            if each.data is not None and self._publisher.live:
+                self._published.add(len(self._published))
+                self._publisher.show(len(self._published), each.data, each.metadata, update=False)
+        if self._publisher.live:
+            key = -1
+            if progress or key in self._published:
+                self._publisher.show(key, bundle(TextView(key, (), progress)), {}, update=key in self._published)
+                self._published.add(key)
+        else:
+            self._publisher.progress(progress)
+        return False
