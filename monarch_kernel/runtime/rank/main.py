@@ -28,6 +28,7 @@ from monarch_kernel.protocol.kept_mesh import Adopt
 from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, ProcRef, RankConfig, Reply
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
+from monarch_kernel.runtime.actor import extensions
 from monarch_kernel.runtime.actor.calls.pending import acknowledge, fault_body
 from monarch_kernel.runtime.actor.context import Context, current, shared
 from monarch_kernel.runtime.actor.execution import collectives
@@ -252,10 +253,7 @@ def _breakpoint(*args: Any, **kwargs: Any) -> Any:
     """`breakpoint()`: stops here, for the debugger of the controller; PYTHONBREAKPOINT works as everywhere."""
     if "PYTHONBREAKPOINT" in os.environ:
         return sys.__breakpointhook__(*args, **kwargs)
-    import importlib
-
-    # By name, like all tools: the runtime does not depend on it.
-    importlib.import_module("monarch_kernel.debugger.rank.process").stop_here(sys._getframe(1))
+    extensions.rank_debugger().stop_here(sys._getframe(1))
     return None
 
 

@@ -6,7 +6,6 @@ in a wait, or by its background thread while the user's code computes or sleeps.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import socket
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.messages import ERROR, OK, PREFIX, WIRE_VERSION, AskConsole, Reply, decode, encode
 from monarch_kernel.protocol.private_files import PrivateFolder, temporary_folders
+from monarch_kernel.runtime.actor import extensions
 from monarch_kernel.runtime.node.link import Link, check_peer, peer_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 #: The path of a Unix socket has at most 107 bytes.
 _LONGEST = 107
-_CONSOLE = "monarch_kernel.debugger.terminal.server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,7 @@ def _on_ask_console(system: System, link: Any, message: AskConsole, _body: Any) 
             answer(ERROR, f"it runs monarch_kernel {__version__}, and this is {message.release}: use the same")
             return
         try:
-            server = importlib.import_module(_CONSOLE)
+            server = extensions.console_server()
             path = server.listen(system.node.run_dir)
         except Exception as error:
             log.exception("the debugger's console could not be opened")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_kernel.runtime.actor import extensions
 from monarch_kernel.runtime.actor.context import calling_cell, current
 from monarch_kernel.runtime.actor.execution import postmortem
-
-_DEBUGGER = "monarch_kernel.debug"
 
 
 class Inspectable:
@@ -24,28 +22,24 @@ class Inspectable:
 
     def stacks(self, **options: Any) -> Any:
         """The Python stacks of all ranks, merged; see ``monarch_kernel.debug.stacks``."""
-        return _tool("stacks")(self, **options)
+        return extensions.debugger_functions().stacks(self, **options)
 
     def diff(self, expression: str, **options: Any) -> Any:
         """The distinct values of an expression over the ranks; see ``monarch_kernel.debug.diff``."""
-        return _tool("diff")(self, expression, **options)
+        return extensions.debugger_functions().diff(self, expression, **options)
 
     def pull(self, expression: str, **options: Any) -> Any:
         """The value of an expression on one rank; see ``monarch_kernel.debug.pull``."""
-        return _tool("pull")(self, expression, **options)
+        return extensions.debugger_functions().pull(self, expression, **options)
 
     def hang(self, **options: Any) -> Any:
         """Why these ranks do not go on; see ``monarch_kernel.debug.hang``."""
-        return _tool("hang")(self, **options)
+        return extensions.debugger_functions().hang(self, **options)
 
     @property
     def debug(self) -> Any:
         """The ranks of this mesh that are stopped, to step and to look into; a ``monarch_kernel.debug.StopSet``."""
-        return _tool("select")(self)
-
-
-def _tool(name: str) -> Any:
-    return getattr(importlib.import_module(_DEBUGGER), name)
+        return extensions.debugger_functions().select(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +124,7 @@ def actors_here(actor: str = "") -> dict[str, Any]:
 
 def debug_controller() -> Any:
     """The actor of the controller that hears of stopped ranks; ``monarch_kernel.debug`` is what to use."""
-    return importlib.import_module("monarch_kernel.debugger.controller.hub_actor").hub_actor()
+    return extensions.debug_hub().hub_actor()
 
 
 def keep_failure(error: BaseException, cell: str) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from monarch_kernel.runtime.actor.extensions import pool_functions
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
-
-_POOL = "monarch_kernel.pool"
 
 
 class Pooled:
@@ -41,8 +39,9 @@ class Pooled:
             TypeError: the function cannot be pickled, or something given is not iterable.
             ValueError: ``chunk`` or ``ahead`` is less than 1.
         """
-        start = importlib.import_module(_POOL).start_map
-        return start(self, function, iterables, chunk=chunk, ahead=ahead, return_errors=return_errors)
+        return pool_functions().start_map(
+            self, function, iterables, chunk=chunk, ahead=ahead, return_errors=return_errors
+        )
 
     def submit(self: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``function(*args, **kwargs)`` on whichever process is free; a future of its value.
@@ -52,7 +51,7 @@ class Pooled:
         """
         if not callable(function):
             raise TypeError(f"submit(function, ...): {function!r} cannot be called")
-        return importlib.import_module(_POOL).pool_of(self).submit(function, args, kwargs)
+        return pool_functions().pool_of(self).submit(function, args, kwargs)
 
     def scatter(self: Any, name: str, values: Any) -> ValueMesh[int]:
         """Cut ``values`` into one piece per process, and set each as the variable ``name`` there.
@@ -64,11 +63,11 @@ class Pooled:
         Returns:
             How many elements each process has.
         """
-        return importlib.import_module(_POOL).scatter(self, name, values)
+        return pool_functions().scatter(self, name, values)
 
     def gather(self: Any, name: str) -> Any:
         """The values of the variable ``name`` of all processes, joined in rank order: what ``scatter`` has cut.
 
         Lists, tuples, strings, bytes, NumPy arrays and tensors can be joined.
         """
-        return importlib.import_module(_POOL).gather(self, name)
+        return pool_functions().gather(self, name)
