@@ -15,7 +15,7 @@ PY := $(BIN)/python
 STAMP := $(VENV)/.installed
 KERNELSPEC := $(wildcard monarch_kernel/kernel/kernelspec/*)
 OUT := build
-# Jupyter refuses to serve root unless told; in a container there is often nobody else.
+# Jupyter refuses to serve root unless told; in a container there is often no other user.
 LAB_ARGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # Jupyter must find this checkout's kernel, whatever is installed elsewhere for the user.

@@ -1,4 +1,4 @@
-"""`python -m bench.debugger`: what the mesh debugger costs, and how long a person waits for it.
+"""`python -m bench.debugger`: what the mesh debugger costs, and how long its user waits.
 
 First stops are measured from the moment that breakpoints are armed until the debugger knows that every rank has
 stopped: on real ranks that are in a loop, and on simulated ones (`bench.fleet`), which speak the same wire and stop as
@@ -37,13 +37,13 @@ from monarch_kernel.runtime.mesh.shape import Extent, Region
 from monarch_kernel.runtime.node.link import Link
 from monarch_kernel.runtime.node.poller import Poller
 
-#: What may take so long at most (seconds; ratios have none).
+#: The largest allowed values (seconds; ratios have none).
 BARS = {"stop 8": 1.0, "stop 64 simulated": 1.5, "stop 1000 simulated": 3.0, "stacks 8": 0.1, "diff 100M": 2.0}
 PATIENCE = 60.0
 
 
 class Worker(Actor):
-    """Runs in circles, and holds a model."""
+    """Runs a loop, and holds a model."""
 
     def __init__(self) -> None:
         self.go = True
@@ -51,7 +51,7 @@ class Worker(Actor):
 
     @endpoint
     def circle(self, seconds: float) -> int:
-        """Small calls, for so long."""
+        """Make small calls for this long (seconds)."""
         turns = 0
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -61,7 +61,7 @@ class Worker(Actor):
 
     @endpoint
     def build(self, parameters: int, odd: bool) -> int:
-        """A module of so many parameters, in 16 layers; one of them is off by a little where ``odd``."""
+        """A module with this many parameters in 16 layers; with ``odd``, one parameter is slightly off."""
         import torch
 
         torch.manual_seed(0)
@@ -87,13 +87,13 @@ def line_of(function: Any) -> int:
 
 
 class SimulatedRank(fleet.Rank):
-    """Answers as a debug agent does, and stops as soon as it is armed."""
+    """Replies as a debug agent does, and stops as soon as it is armed."""
 
     def __init__(self, poller: Poller, agent: Any, name: str, number: int) -> None:
         self._hub: Any = None
         self._uid = ""
         self._stops = 0
-        agent.handlers.setdefault(Watch, lambda *_: None)  # nobody dies here
+        agent.handlers.setdefault(Watch, lambda *_: None)  # no rank dies here
         super().__init__(poller, agent, name, number)
 
     def _on_message(self, link: Link, message: Any, body: Any) -> None:
@@ -116,7 +116,7 @@ class SimulatedRank(fleet.Rank):
                 self._stop(link, args[0][0])
             return [Bound(each.id, True, each.line) for each in args[0]]
         if function.__name__ == "resume":
-            return []  # and the debugger takes it for over
+            return []  # and the debugger considers the stop over
         return function(*args)
 
     def _stop(self, link: Link, at: Breakpoint) -> None:
@@ -133,7 +133,7 @@ class SimulatedRank(fleet.Rank):
 
 
 def greet(_hub: Any, _uid: str) -> None:
-    """Tell simulated ranks whom to tell of their stops; an agent learns that when it is made."""
+    """Tell simulated ranks where to report their stops; a real agent is told when it is made."""
 
 
 class Simulated:
@@ -164,7 +164,7 @@ class Simulated:
         assert len(told.values) == ranks, "a simulated rank has no agent"
 
     def close(self) -> None:
-        """End them."""
+        """End the processes."""
         from monarch_kernel.runtime.host.launch import remove_run_dir
 
         get_system().proc_meshes.pop(self.mesh._uid, None)
@@ -177,7 +177,7 @@ class Simulated:
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds, and what came of it."""
+    """The seconds that it took, and its result."""
     begin = time.perf_counter()
     found = function()
     return time.perf_counter() - begin, found
@@ -227,7 +227,7 @@ def real(rounds: int) -> dict[str, list[float]]:
 
 
 def simulated(ranks: int, rounds: int) -> dict[str, list[float]]:
-    """On so many simulated ranks."""
+    """On this many simulated ranks."""
     found: dict[str, list[float]] = {}
     there = Simulated(ranks)
     try:
@@ -308,7 +308,7 @@ def pythons() -> dict[str, str]:
 
 
 def costs() -> dict[str, dict[str, float]]:
-    """What an armed breakpoint costs code that does not meet it, as ratios of the time without."""
+    """What an armed breakpoint costs code that does not reach it, as ratios of the time without."""
     root = str(Path(__file__).resolve().parent.parent)
     found: dict[str, dict[str, float]] = {}
     for version, python in pythons().items():

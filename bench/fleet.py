@@ -34,14 +34,14 @@ from monarch_kernel.runtime.node.relay import Relay
 from monarch_kernel.runtime.node.routing import make_hello
 
 SIZES = [8, 64, 512, 1024, 4096]
-#: Seconds for one size.
+#: Seconds of measuring for each size.
 BUDGET = 3.0
 LEAST, MOST = 10, 2000
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Pong(Actor):
-    """What the ranks stand for."""
+    """The actor that the simulated ranks stand for."""
 
     @endpoint
     def ping(self, _value: object) -> int:
@@ -53,12 +53,12 @@ class Pong(Actor):
 
 
 class Rank:
-    """A rank of a simulated host: a connection to its agent, and an answer to each call."""
+    """A rank of a simulated host: a connection to its agent, and a reply to each call."""
 
     def __init__(self, poller: Poller, agent: Node, name: str, number: int) -> None:
         self.number = number
         link = Link(poller, agent.id, self._on_message, lambda _link: None)
-        # A Hello is made of a node; of this one it takes the name and where it is.
+        # `make_hello` reads a node's name and place, which this object has.
         self.id, self.kind, self.ref = name, "rank", agent.ref.beside(name, "")
         link.send(make_hello(self))  # type: ignore[arg-type]
         link.attach(connect_unix(agent.ref.address))
@@ -71,12 +71,12 @@ class Rank:
 
 
 def url_of(folder: str, host: int) -> str:
-    """Where a simulated host's agent listens for others."""
+    """Where the agent of a simulated host listens for other agents."""
     return f"ipc://{folder}/host{host}"
 
 
 def simulate(folder: str, hosts: range, ranks: int, ready: int, kind: type[Rank] = Rank) -> None:
-    """Be these hosts, until killed; write a byte to ``ready`` when they listen."""
+    """Run these hosts until killed; write a byte to ``ready`` when they listen."""
     poller = Poller(background=False)
     node_module.Poller = lambda _background: poller  # type: ignore[assignment,misc]  # one for all nodes
     kept: list[Any] = []
@@ -86,7 +86,7 @@ def simulate(folder: str, hosts: range, ranks: int, ready: int, kind: type[Rank]
         agent.listen_at(url_of(folder, host))
         kept.append(Relay(agent))
         kept += [kind(poller, agent, f"rank-{host}-{k}", host * ranks + k) for k in range(ranks)]
-    gc.freeze()  # as agents do; these would look through the objects of all hosts
+    gc.freeze()  # as agents do; otherwise each collection would scan the objects of all hosts
     os.write(ready, b".")
     poller.run(lambda: False)
 
@@ -113,7 +113,7 @@ class Fleet:
         os.close(ready)
 
     def cpu(self) -> float:
-        """CPU seconds that they have used."""
+        """CPU seconds that the processes have used."""
         total = 0
         for pid in self.pids:
             with open(f"/proc/{pid}/stat") as file:
@@ -122,7 +122,7 @@ class Fleet:
         return total / _TICKS
 
     def close(self) -> None:
-        """End them."""
+        """End the processes."""
         for pid in self.pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

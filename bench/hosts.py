@@ -19,12 +19,12 @@ from typing import Any
 
 from monarch_kernel.actor import Actor, attach_to_workers, endpoint, shutdown_context
 
-#: What is sent there and back, and how often.
+#: The payloads of a round trip, and the number of repetitions.
 SMALL, LARGE = 64, 64 << 20
 
 
 class Peer(Actor):
-    """Answers with what it got."""
+    """Returns its argument."""
 
     @endpoint
     def echo(self, value: Any) -> Any:
@@ -32,7 +32,7 @@ class Peer(Actor):
 
     @endpoint
     def ask(self, other: Any, size: int, times: int) -> list[float]:
-        """Ask another actor so often; seconds of each."""
+        """Call another actor this often; return the seconds of each call."""
         import numpy as np
 
         value: Any = b"x" * size if size < 1 << 16 else np.ones(size, np.uint8)
@@ -70,7 +70,7 @@ def worker(key: Path, log: Any) -> Generator[str]:
 
 
 def measure(times: int) -> dict[str, list[float]]:
-    """Seconds of each call, by what was called."""
+    """Seconds of each call, by payload and path."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as workers:
         key = Path(folder, "key")
         subprocess.run(

@@ -1,4 +1,4 @@
-"""`python -m bench.output`: how long a cell takes whose ranks print far more than is shown.
+"""`python -m bench.output`: how long a cell takes when its ranks print far more than is shown.
 
 8 ranks print 100,000 lines of 100 bytes each in one cell of a real kernel, 80 MB in all. Measured from the request to
 the end of the cell, with the processor time of the kernel, the host agent and the ranks; and whether the log on the
@@ -21,14 +21,14 @@ from jupyter_client.manager import start_new_kernel
 
 from monarch_kernel.kernel.install import KERNEL_NAME, install
 
-#: The largest time that is allowed on an idle machine with two cores (seconds).
+#: The largest allowed time on an idle machine with two cores (seconds).
 BAR = 1.5
 #: No cell takes longer (seconds).
 PATIENCE = 120.0
 
 
 def cell(client: BlockingKernelClient, code: str) -> str:
-    """Run a cell; what it wrote, as plain text."""
+    """Run a cell, and return what it wrote as plain text."""
     said: list[str] = []
 
     def hear(message: dict[str, object]) -> None:
@@ -43,7 +43,7 @@ def cell(client: BlockingKernelClient, code: str) -> str:
 
 
 def processor_times(kernel: int) -> dict[str, float]:
-    """Of the kernel and all below it, by the name of the process (seconds)."""
+    """Processor time of the kernel and its descendants, by process name (seconds)."""
     found: dict[str, float] = defaultdict(float)
     root = psutil.Process(kernel)
     for process in [root, *root.children(recursive=True)]:
@@ -53,7 +53,7 @@ def processor_times(kernel: int) -> dict[str, float]:
 
 
 def measure(client: BlockingKernelClient, kernel: int, ranks: int, lines: int) -> tuple[float, dict[str, float]]:
-    """Seconds for one such cell, and who spent how much processor time on it."""
+    """Seconds for one such cell, and the processor time of each process."""
     code = f"%%mesh\nfor i in range({lines}): print(f'{{i:08d}} ' + 'x' * 90)\n"
     before = processor_times(kernel)
     began = time.perf_counter()

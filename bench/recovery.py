@@ -44,9 +44,9 @@ from monarch_kernel.spmd import Group, ProcessGroups, share_state
 PARTS = ("notice", "release", "heal", "meet", "join", "step")
 #: Steps between two kills.
 BETWEEN = 10
-#: A step that takes longer has hung (seconds).
+#: A step that takes longer is considered hung (seconds).
 DEADLINE = 60.0
-#: The largest time that is allowed, from the signal to the end of the next step (seconds).
+#: The largest allowed time from the signal to the end of the next step (seconds).
 BARS = {"rank": 3.0, "host": 8.0}
 
 
@@ -68,7 +68,7 @@ class Trainer(Actor):
 
     @endpoint
     def join(self, group: Group) -> int:
-        """Be in a new process group, with the state of the rank that has come furthest."""
+        """Join a new process group, and take the state of the most advanced rank."""
         from torch.nn.parallel import DistributedDataParallel
 
         group.join()
@@ -93,7 +93,7 @@ class Trainer(Actor):
 
 
 def recover(groups: ProcessGroups, trainers: Any, parts: dict[str, float]) -> None:
-    """Form a new group and have all join it, again if more ranks die meanwhile."""
+    """Form a new group that all ranks join; repeat if more ranks die meanwhile."""
     while True:
         try:
             group = groups.form(patience=1.0).get(DEADLINE)
@@ -107,7 +107,7 @@ def recover(groups: ProcessGroups, trainers: Any, parts: dict[str, float]) -> No
 
 
 def measure(procs: ProcMesh, kills: int, kill: Callable[[int], None]) -> list[dict[str, float]]:
-    """Train; kill in the middle of a step, again and again; the parts of every recovery."""
+    """Train, and kill ranks in the middle of a step, repeatedly; return the phases of every recovery."""
     trainers = procs.spawn("trainer", Trainer)
     groups = ProcessGroups(procs)
     recover(groups, trainers, {})
@@ -140,7 +140,7 @@ def measure(procs: ProcMesh, kills: int, kill: Callable[[int], None]) -> list[di
 
 
 def ranks_of_one_host(ranks: int, kills: int, at_once: int) -> list[dict[str, float]]:
-    """SIGKILL of some ranks of this host, each time others."""
+    """SIGKILL of ranks of this host, different ones each time."""
     procs = this_host().spawn_procs({"gpus": ranks}, name="trainers", preload=("torch", "torch._dynamo"))
 
     def kill(number: int) -> None:
@@ -157,7 +157,7 @@ def ranks_of_one_host(ranks: int, kills: int, at_once: int) -> list[dict[str, fl
 def a_host(
     urls: list[str], ranks: int, lose: Callable[[], None], kills: int = 0, kill: Callable[[int], None] | None = None
 ) -> list[dict[str, float]]:
-    """The loss of the first host; the last is the spare. Before that, so many kills of ranks."""
+    """The loss of the first host, with the last one as the spare, after this many kills of ranks."""
     hosts = actors.attach_to_workers(ca=None, workers=urls)
     count = len(urls) - 1
     procs = hosts.slice(hosts=slice(0, count)).spawn_procs(
@@ -180,7 +180,7 @@ def a_host(
 
 
 def namespaces(count: int, ranks: int, kills: int) -> list[dict[str, float]]:
-    """The kills of single ranks, then the loss of the first of so many hosts that are network namespaces."""
+    """The kills of single ranks, then the loss of the first of this many hosts, which are network namespaces."""
     from tests.network.cluster import Cluster
     from tests.network.cluster import ranks as ranks_on
     from tests.network.hosts import make_network
@@ -189,7 +189,7 @@ def namespaces(count: int, ranks: int, kills: int) -> list[dict[str, float]]:
     try:
         network["controller"].enter_network()
         with tempfile.TemporaryDirectory(prefix="mk") as folder:
-            # torch warns of every peer whose name it cannot find.
+            # torch warns about every peer whose name it cannot resolve.
             cluster = Cluster(network, Path(folder), {"TORCH_CPP_LOG_LEVEL": "ERROR"})
             os.environ["MONARCH_KERNEL_KEY_FILE"] = str(cluster.key_file)
             victims = cluster.hosts[:count]
@@ -207,7 +207,7 @@ def namespaces(count: int, ranks: int, kills: int) -> list[dict[str, float]]:
 
 @contextmanager
 def workers(count: int) -> Generator[tuple[list[str], list[subprocess.Popen[bytes]]]]:
-    """Workers of this machine, each with its own processes, as if it were a host."""
+    """Workers on this machine, each with its own processes, as if it were a host."""
     with tempfile.TemporaryDirectory(prefix="mk") as folder:
         urls = [f"ipc://{folder}/{k}" for k in range(count)]
         command = [sys.executable, "-m", "monarch_kernel", "worker", "--listen"]
@@ -250,7 +250,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=7, help="how often, for the medians")
     parser.add_argument("--hosts", type=int, help="lose one of so many hosts of this machine, with one spare")
     parser.add_argument(
-        "--namespaces", type=int, help="the same with so many hosts that are network namespaces; as root"
+        "--namespaces", type=int, help="the same with this many hosts that are network namespaces (needs root)"
     )
     parser.add_argument("--losses", type=int, default=3, help="how often a host of --namespaces is lost (3)")
     parser.add_argument("--attach", nargs="+", metavar="URL", help="lose one of these workers; the last is the spare")
@@ -258,7 +258,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if (args.attach is None) != (args.lose is None):
         parser.error("--attach and --lose go together")
-    # What fails here is looked at here, and must not end the script.
+    # Failures are handled here, and must not end the script.
     actors.unhandled_fault_hook = lambda failure: None
     load = os.getloadavg()[0]
     print(f"{args.ranks} ranks on {os.cpu_count()} CPUs, load {load:.1f} before; medians in milliseconds", flush=True)

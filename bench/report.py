@@ -30,7 +30,7 @@ def medians(results: Iterable[Result]) -> Medians:
 
 
 def notes(results: Iterable[Result]) -> list[str]:
-    """What could not be measured, and why; each once."""
+    """What could not be measured and why, each entry once."""
     said: dict[str, None] = {}
     for r in results:
         if r["value"] is None and r["metric"] != "version":
@@ -107,7 +107,7 @@ def table(found: Medians, peers: Sequence[str], show_all: bool) -> Table:
 
 
 def limits(found: Medians) -> Table | None:
-    """What the machine itself allows, or None when that was not measured."""
+    """The limit of the machine itself, or None if it was not measured."""
     shown = Table("limit", box=box.MARKDOWN)
     shown.add_column("value", justify="right")
     for metric, label in LIMITS.items():
@@ -118,7 +118,7 @@ def limits(found: Medians) -> Table | None:
 
 
 def missed(found: Medians) -> list[str]:
-    """The rows of which ours did not meet a bar."""
+    """The rows in which ours missed a bar."""
     return [row.label.strip() for row in ROWS if "MISS" in verdict(row, *(found.get(at) for at in _compared(row)))]
 
 
@@ -126,7 +126,7 @@ def _compared(row: Row) -> list[tuple[str, str]]:
     return [("ours", row.metric), (REFERENCE, row.metric), ("limit", row.limit or "")]
 
 
-#: Where a page has its figures.
+#: The markers between which a page has its figures.
 BEGIN, END = "<!-- figures: written by python -m bench --doc -->", "<!-- end of figures -->"
 
 

@@ -21,7 +21,7 @@ stamps: list[tuple[str, float]] = []
 
 
 def stamped(function: Callable[..., Any], before: str, after: str) -> Callable[..., Any]:
-    """The function, with a stamp before it and one after it."""
+    """Wrap a function with a stamp before and one after it."""
     note = stamps.append
 
     def call(*args: Any) -> Any:
@@ -34,7 +34,7 @@ def stamped(function: Callable[..., Any], before: str, after: str) -> Callable[.
 
 
 class Traced:
-    """Stands for a socket or an epoll set: some of its methods leave stamps, the others are its own."""
+    """Wraps a socket or an epoll set: some of its methods record stamps, the others pass through."""
 
     def __init__(self, thing: Any, **methods: tuple[str, str]) -> None:
         self._thing = thing
@@ -46,7 +46,7 @@ class Traced:
 
 
 def trace(peer: str) -> None:
-    """Begin to stamp in this process, on the link to a peer."""
+    """Start recording stamps in this process, on the link to a peer."""
     from monarch_kernel.runtime.actor.calls import endpoint
     from monarch_kernel.runtime.actor.calls import pending as calls
     from monarch_kernel.runtime.actor.execution import instance
@@ -143,7 +143,7 @@ def measure() -> tuple[list[dict[str, float]], float]:
         for taken in mine:
             begin, end = taken[0][1], taken[-1][1]
             call = {f"c {name}": at for name, at in taken}
-            # The last stamp of a name counts, but for what comes after the answer has been sent.
+            # The last stamp of a name counts, except those after the reply has been sent.
             call |= {f"r {name}": at for name, at in theirs if begin < at < end}
             found.append(call)
     procs.stop().get()

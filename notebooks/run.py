@@ -33,7 +33,7 @@ def execute(notebook: Any, folder: Path, kernel: str, timeout: float) -> str | N
         running[0] = f"cell {cell_index + 1} ({cell.id})"
 
     with tempfile.TemporaryDirectory() as sockets:
-        # Local sockets instead of TCP: nobody can listen in, and the kernel has nothing to warn about.
+        # Local sockets instead of TCP: no other user can listen in, and the kernel has nothing to warn about.
         config = Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
         client = NotebookClient(
             notebook,

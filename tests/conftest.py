@@ -24,7 +24,7 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 
 def pytest_configure() -> None:
-    """Keys that are made when they are first needed do not go into the home of whoever runs the tests."""
+    """Keys that are made when they are first needed do not go into the home folder of the user that runs the tests."""
     config = tempfile.mkdtemp(prefix="mk-config-", dir="/tmp")
     atexit.register(shutil.rmtree, config, ignore_errors=True)
     os.environ["XDG_CONFIG_HOME"] = config

@@ -41,7 +41,7 @@ class Mortal(Actor):
 
     @endpoint
     def hold(self, gate: Any) -> str:
-        """Busy until somebody sends to the port that it hands out."""
+        """Stay busy until a message arrives at the port that it hands out."""
         from monarch_kernel.actor import Channel
 
         port, receiver = Channel.open()

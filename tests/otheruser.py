@@ -31,7 +31,7 @@ os.setgroups([]); os.setgid({uid}); os.setuid({uid}); os.umask(0); os.chdir("/")
 
 
 class OtherUser:
-    """A user that is neither root nor the one who runs the tests."""
+    """A user that is neither root nor the user that runs the tests."""
 
     def __init__(self, uid: int) -> None:
         self.uid = uid

@@ -178,7 +178,7 @@ def run(batch: Batch, folder: Path, rest: list[str], known: dict[str, float]) ->
         read(batch, report, known)
     elif batch.code:
         batch.again = [str(path.relative_to(ROOT)) for path in batch.files]
-        batch.counts["failed"] = 1  # how many more would have, nobody knows
+        batch.counts["failed"] = 1  # the number of further failures is unknown
     return batch
 
 

@@ -207,7 +207,7 @@ class Net:
         if queue is None:
             queue = self.channels[key] = deque()
         if not queue:
-            self._busy.append(key)  # whoever asks for it is about to put something in
+            self._busy.append(key)  # the caller is about to put something in
         return queue
 
     def _pick(self) -> tuple[str, str] | None:

@@ -59,7 +59,7 @@ class Worker:
         return self._log.read_text(errors="replace")
 
     def ranks(self) -> set[int]:
-        """The processes below it, without those that are there when it works for nobody."""
+        """Its child processes, except those that it has without a controller."""
         return {pid for pid in children(self.pid) if _session(pid) not in (self.pid, 0)}
 
     def wait_idle(self) -> None:

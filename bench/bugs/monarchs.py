@@ -125,7 +125,7 @@ def ask(session: Session, console: Console, line: str) -> str:
 
 
 def where(session: Session, console: Console, wanted: int) -> dict[int, int]:
-    """List who is stopped where; once more, if somebody has not got there yet."""
+    """List the stopped ranks and their lines; once more, if a rank has not arrived yet."""
     found = stopped(ask(session, console, "list"))
     if len(found) < wanted:  # some have not got there yet, or never will
         time.sleep(STEP)

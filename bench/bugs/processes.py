@@ -93,7 +93,7 @@ def shell(command: str, folder: Path, python: Path) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody has."""
+    """A free port."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

@@ -73,7 +73,7 @@ def hello(name: str) -> bytes:
     return framed(encode(Hello(messages.WIRE_VERSION, name, 1, "controller", ref, __version__, PYTHON)))
 
 
-#: Messages that a holder may send, and that do what they say: end the worker, or start what nobody waits for.
+#: Messages that a holder may send, and that do what they say: end the worker, or start what is not waited for.
 _DOES_HARM = ("Shutdown", "StopProcs", "SpawnProcs")
 
 

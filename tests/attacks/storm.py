@@ -1,4 +1,4 @@
-"""Attacks on one real worker, while a controller works on it; what they cost the worker, and who noticed."""
+"""Attacks on one real worker while a controller works on it; what they cost the worker, and what noticed them."""
 
 from __future__ import annotations
 

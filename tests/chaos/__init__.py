@@ -8,7 +8,7 @@ What must hold, whatever happens:
 * every call ends before its deadline, with an answer or with an error that names what died;
 * an answer is from the proc that stood in that place when the call was made;
 * what one sender sends to one actor arrives once, in order, and without gaps for as long as both live;
-* nothing dies that nobody has harmed: a short stall of a connection, a rank or an agent is no failure;
+* nothing dies that was not harmed: a short stall of a connection, a rank or an agent is no failure;
 * what was lost with its host ends there, too;
 * after the last heal everything answers, everybody reaches everybody, and when all is over nothing is left.
 

@@ -118,7 +118,7 @@ class Chaos:
                 break
             why = "; ".join(failed)
         else:
-            self.report.violations.append(f"healed again and again, and still somebody cannot be reached: {why}")
+            self.report.violations.append(f"healed repeatedly, and an actor still cannot be reached: {why}")
         while self.ending and not self.report.violations:
             self.look()
             time.sleep(0.05)
@@ -132,7 +132,7 @@ class Chaos:
                 continue
             self._known.add(name)
             if not self.excused(name) and death.what != "stopped" and "could not be healed" not in death.cause:
-                self.report.violations.append(f"{name} died, and nobody had harmed it: {death.cause}")
+                self.report.violations.append(f"{name} died without being harmed: {death.cause}")
         now = time.monotonic()
         for entry in list(self.ending):
             until, pids, why = entry
@@ -162,7 +162,7 @@ class Chaos:
             if self.excused(proc) or self.excused(outcome.sender) or self.excuses(outcome.sender, proc):
                 continue
             sender = outcome.sender or "the controller"
-            self.report.violations.append(f"{sender} could not call {proc}, which nobody had harmed: {cause}")
+            self.report.violations.append(f"{sender} could not call {proc}, which had not been harmed: {cause}")
 
     # -- events -------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from tests.workers import Team, team
 
 #: How long a host may be silent here (seconds).
 HEARTBEAT = 2.0
-#: For how long a connection is silenced when nobody is to notice, at most; and when all shall.
+#: The longest silence of a connection that must go unnoticed, and a silence that must be noticed by all.
 STALL = 0.5
 LOSS = HEARTBEAT + 1.5
 #: How long it may take until both ends have noticed a reset (seconds). A rank that is new, and is first called over a
@@ -38,7 +38,7 @@ class Connections(Protocol):
     """All connections between hosts (of which the controller's is ``controller``), which can be broken."""
 
     def silence(self, host: str, other: str = "") -> None:
-        """Nothing passes any more between two hosts, or between a host and all others; nobody is told."""
+        """Cut two hosts off from each other, or one from all others, without any notification."""
         ...
 
     def mend(self, host: str, other: str = "") -> None:
@@ -209,7 +209,7 @@ class HostsChaos(Chaos):
         self.ending.append((until + END_TIME, set(procs.values()), why))
 
     def stall(self, event: Event) -> None:
-        """A connection is silent for a moment: nobody may notice."""
+        """A connection is silent for a moment, which must go unnoticed."""
         node = self.victim(event.dice[0])
         if node is None:
             return
@@ -243,7 +243,7 @@ class HostsChaos(Chaos):
         )
 
     def lose(self, event: Event) -> None:
-        """A host that nobody hears any more, though everything there lives on."""
+        """A host that is unreachable, though all its processes live on."""
         node = self.victim(event.dice[0])
         if node is None:
             return
@@ -307,7 +307,7 @@ class HostsChaos(Chaos):
         self.connections.silence(node.name)
         time.sleep((0.6 + event.dice[1]) * HEARTBEAT)
         self.connections.mend(node.name)
-        time.sleep(HEARTBEAT)  # then everybody has made up his mind
+        time.sleep(HEARTBEAT)  # by then every process has decided
         self.renew(node)
 
     def renew(self, node: Node) -> None:

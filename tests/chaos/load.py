@@ -1,4 +1,4 @@
-"""The load: actors that check what arrives, and those who call them. No pytest here: every rank imports it."""
+"""The load: actors that check what arrives, and actors that call them. No pytest here: every rank imports it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Each host has a door here, at which all others reach it, and behind which its worker listens. A connection is one of
 those between two hosts, known by the process that made it. While they are silenced, nothing of it is passed on and
-nobody is told; what was sent meanwhile arrives when they are mended, unless somebody has given up by then.
+no process is notified; what was sent meanwhile arrives when the wires are mended, unless a side has given up by then.
 
 ``python -m tests.chaos.wires`` takes commands as lines of JSON, answers each with one, and ends with its stdin.
 """
@@ -25,7 +25,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Wires:
-    """The forwarder, as the one who cuts sees it."""
+    """The forwarder, as seen by the test that cuts connections."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -71,7 +71,7 @@ class Wires:
 
 
 class _Wire:
-    """One connection: from who made it to the worker behind the door."""
+    """One connection: from the process that made it to the worker behind the forwarder."""
 
     def __init__(self, near: socket.socket, source: str, target: str) -> None:
         self.ends: list[socket.socket | None] = [near, None]

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 def begin() -> tuple[int, int]:
-    """Join the default group, unless somebody has done so already; rank and number of ranks."""
+    """Join the default group, unless it has been joined already; rank and number of ranks."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     return dist.get_rank(), dist.get_world_size()
