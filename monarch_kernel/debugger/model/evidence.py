@@ -22,7 +22,7 @@ UNASKED = "unasked"  # left out by whoever asked, or in no mesh that was asked
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Operation:
     """A collective operation as one rank called it.
 
     Attributes:
@@ -72,7 +72,7 @@ class Wait:
         procs: the ids of the procs whose answers to a `call` are missing.
     """
 
-    call: Call
+    call: Operation
     kind: str = "collective"
     peer: int = -1
     root: int = -1
@@ -82,7 +82,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ProcessGroup:
     """A process group.
 
     Attributes:
@@ -99,7 +99,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class UserException:
     """The exception that ended what the user ran on a rank.
 
     Attributes:
@@ -148,12 +148,12 @@ class Evidence:
     why: str = ""
     dist_rank: int = -1
     world: str = ""
-    groups: Mapping[str, Group] = field(default_factory=dict[str, Group])
-    history: Mapping[str, tuple[Call, ...]] = field(default_factory=dict[str, "tuple[Call, ...]"])
+    groups: Mapping[str, ProcessGroup] = field(default_factory=dict[str, ProcessGroup])
+    history: Mapping[str, tuple[Operation, ...]] = field(default_factory=dict[str, "tuple[Operation, ...]"])
     waits: tuple[Wait, ...] = ()
     place: Place | None = None
     stack: tuple[Place, ...] = ()
-    failure: Failed | None = None
+    failure: UserException | None = None
     endpoint: str = ""
     ident: int = 0
     ticks: int = 0
@@ -166,7 +166,7 @@ class Evidence:
         calls = self.history.get(group, ())
         return calls[-1].number if calls else 0
 
-    def at(self, group: str, number: int) -> Call | None:
+    def at(self, group: str, number: int) -> Operation | None:
         """Its collective of that number in a group, if it is still known."""
         calls = self.history.get(group, ())
         if not calls:

@@ -18,7 +18,7 @@ NATIVE = "native"  # a kind of code, beside those of `source_locations`
 OUTER_FRAMES, INNER_FRAMES = 40, 160
 
 
-class Frame(NamedTuple):
+class StackFrame(NamedTuple):
     """One frame of a stack.
 
     Attributes:
@@ -56,7 +56,7 @@ class Stack(NamedTuple):
 
     kind: str
     name: str
-    frames: tuple[Frame, ...]
+    frames: tuple[StackFrame, ...]
     thread: int = 0
     state: str = ""
     cell: str = ""

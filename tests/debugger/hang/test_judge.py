@@ -30,10 +30,10 @@ from monarch_kernel.debugger.model.evidence import (
     STANDS,
     UNASKED,
     WAITS,
-    Call,
     Evidence,
-    Failed,
-    Group,
+    Operation,
+    ProcessGroup,
+    UserException,
     Wait,
 )
 from monarch_kernel.debugger.source_locations import Place
@@ -59,10 +59,10 @@ class Rank:
     ops: list[Op]
     end: str = IDLE
     place: Place | None = None
-    failure: Failed | None = None
+    failure: UserException | None = None
     entered: int = 0
     why: str = ""
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, ProcessGroup] = field(default_factory=dict)
 
 
 def simulate(ranks: list[Rank], offset: int = 0) -> dict[int, Evidence]:
@@ -87,7 +87,7 @@ def told(rank: Rank, dist_rank: int, done: int, size: int, offset: int = 0) -> E
     if rank.end in (DEAD, SILENT, LATE) and rank.entered == len(rank.ops):
         return Evidence(dist_rank + offset, rank.end, rank.why, answered=False)
     calls = tuple(
-        Call("0", at_ + 1, op.op, op.op, ((op.size,),), ("Float",), at(op.line), at_ < done)
+        Operation("0", at_ + 1, op.op, op.op, ((op.size,),), ("Float",), at(op.line), at_ < done)
         for at_, op in enumerate(rank.ops[: rank.entered])
     )
     waits: tuple[Wait, ...] = ()
@@ -99,7 +99,7 @@ def told(rank: Rank, dist_rank: int, done: int, size: int, offset: int = 0) -> E
         dist_rank + offset,
         state,
         dist_rank=dist_rank,
-        groups={"0": Group("0", "", tuple(range(size)))},
+        groups={"0": ProcessGroup("0", "", tuple(range(size)))},
         history={"0": calls} if calls else {},
         waits=waits,
         place=place,
@@ -141,7 +141,7 @@ def spoiled(seed: int) -> tuple[str, int, int, list[Rank]]:
         del wrong.ops[where:]
         wrong.end = {"failed": IDLE, "loader": LOADS, "standing": STANDS, "silent": SILENT, "dead": DEAD}[kind]
         wrong.place = at(5) if kind in ("loader", "standing") else None
-        wrong.failure = Failed("ValueError: no", at(6), root="train.py") if kind == "failed" else None
+        wrong.failure = UserException("ValueError: no", at(6), root="train.py") if kind == "failed" else None
     return kind, guilty, size, ranks
 
 
@@ -273,7 +273,7 @@ def test_a_rank_that_a_debugger_has_stopped_is_told_as_that() -> None:
 
 
 def test_an_exception_that_only_tells_of_another_rank_is_no_reason() -> None:
-    gone = Failed("RuntimeError: Connection closed by peer", at(11), of_peer=True, root="train.py")
+    gone = UserException("RuntimeError: Connection closed by peer", at(11), of_peer=True, root="train.py")
     ranks = [Rank(program(10, 11)), Rank(program(10), failure=gone), Rank([], DEAD, why="killed by SIGKILL")]
     found = judge(simulate(ranks))
     assert (found.kind, found.ranks) == ("dead", (2,))
@@ -283,7 +283,7 @@ def test_an_exception_that_only_tells_of_another_rank_is_no_reason() -> None:
 
 
 def test_an_exception_of_another_cell_is_no_reason() -> None:
-    old = Failed("ValueError: old", Place("other.py", 1, "f"), root="other.py")
+    old = UserException("ValueError: old", Place("other.py", 1, "f"), root="other.py")
     found = four(Rank(program(10), failure=old), 10, 11)
     assert found.kind == "skipped"
     assert "ValueError" not in found.sentence or found.kind != "failed"
@@ -292,10 +292,10 @@ def test_an_exception_of_another_cell_is_no_reason() -> None:
 def test_gloo_ends_the_rank_that_receives_too_much_not_the_one_that_sends_it() -> None:
     ranks = simulate([Rank(program(10)) for _ in range(4)])
     aborted = Evidence(1, DEAD, "aborted (SIGABRT)", answered=False)
-    failure = Failed("RuntimeError: Connection closed by peer", at(10), of_peer=True)
+    failure = UserException("RuntimeError: Connection closed by peer", at(10), of_peer=True)
 
     def failed(rank: int, size: int) -> Evidence:
-        call = Call("0", 1, "all_reduce", "all_reduce", ((size,),), ("Float",), at(10))
+        call = Operation("0", 1, "all_reduce", "all_reduce", ((size,),), ("Float",), at(10))
         return replace(ranks[rank], state=IDLE, waits=(), history={"0": (call,)}, failure=failure)
 
     found = judge({0: failed(0, 4), 1: aborted, 2: failed(2, 9), 3: failed(3, 4)})
@@ -308,7 +308,7 @@ def test_gloo_ends_the_rank_that_receives_too_much_not_the_one_that_sends_it() -
     killed = Evidence(1, DEAD, "killed by SIGKILL", answered=False)
     found = judge({0: failed(0, 4), 1: killed, 2: segfault, 3: failed(3, 4)})
     assert (found.kind, found.ranks) == ("dead", (1,))
-    two = {0: replace(failed(0, 4), groups={"0": Group("0", "", (0, 1))}), 1: aborted}
+    two = {0: replace(failed(0, 4), groups={"0": ProcessGroup("0", "", (0, 1))}), 1: aborted}
     found = judge(two)
     assert (found.kind, found.ranks) == (verdict.UNDECIDED, (0, 1))
 
@@ -316,8 +316,10 @@ def test_gloo_ends_the_rank_that_receives_too_much_not_the_one_that_sends_it() -
 # -- more than one group, and point to point ---------------------------------------------------------
 
 
-def waits(rank: int, group: Group, number: int, line: int, *more: Group, op: str = "all_reduce") -> Evidence:
-    call = Call(group.name, number, op, op, ((4,),), ("Float",), at(line))
+def waits(
+    rank: int, group: ProcessGroup, number: int, line: int, *more: ProcessGroup, op: str = "all_reduce"
+) -> Evidence:
+    call = Operation(group.name, number, op, op, ((4,),), ("Float",), at(line))
     return Evidence(
         rank,
         WAITS,
@@ -330,17 +332,17 @@ def waits(rank: int, group: Group, number: int, line: int, *more: Group, op: str
     )
 
 
-def receives(rank: int, peer: int, *groups: Group) -> Evidence:
-    call = Call("0", 0, "recv", "recv", ((4,),), place=at(20))
+def receives(rank: int, peer: int, *groups: ProcessGroup) -> Evidence:
+    call = Operation("0", 0, "recv", "recv", ((4,),), place=at(20))
     wait = Wait(call, "recv", peer=peer, place=at(20))
     return Evidence(rank, WAITS, dist_rank=rank, groups={g.name: g for g in groups}, waits=(wait,), place=at(20))
 
 
-WORLD = Group("0", "", (0, 1, 2, 3))
+WORLD = ProcessGroup("0", "", (0, 1, 2, 3))
 
 
 def test_who_waits_is_followed_through_groups_to_the_one_that_does_not() -> None:
-    pair, other = Group("1", "tp", (0, 1)), Group("2", "dp", (1, 2))
+    pair, other = ProcessGroup("1", "tp", (0, 1)), ProcessGroup("2", "dp", (1, 2))
     busy = Evidence(2, STANDS, dist_rank=2, groups={"2": other}, place=at(30), stack=(at(30),))
     found = judge({0: waits(0, pair, 1, 10), 1: waits(1, other, 1, 11, pair), 2: busy})
     assert 2 in found.ranks
@@ -349,7 +351,7 @@ def test_who_waits_is_followed_through_groups_to_the_one_that_does_not() -> None
 
 
 def test_two_groups_of_the_same_ranks_in_another_order() -> None:
-    one, two = Group("1", "a", (0, 1, 2)), Group("2", "b", (0, 1, 2))
+    one, two = ProcessGroup("1", "a", (0, 1, 2)), ProcessGroup("2", "b", (0, 1, 2))
     found = judge({rank: waits(rank, one, 1, 10, two) for rank in (0, 1)} | {2: waits(2, two, 1, 11, one)})
     assert (found.kind, found.ranks) == ("order", (2,))
 
@@ -370,14 +372,14 @@ def test_a_receiver_waits_for_its_sender() -> None:
 
 
 def test_one_in_an_operation_that_nobody_numbers_and_the_others_in_another_one() -> None:
-    call = Call("0", 0, "monitored_barrier", "monitored_barrier", place=at(15))
+    call = Operation("0", 0, "monitored_barrier", "monitored_barrier", place=at(15))
     odd = Evidence(3, WAITS, dist_rank=3, groups={"0": WORLD}, waits=(Wait(call, place=at(15)),), place=at(15))
     found = judge({rank: waits(rank, WORLD, 1, 10) for rank in range(3)} | {3: odd})
     assert (found.kind, found.ranks) == ("order", (3,))
 
 
 def rooted(rank: int, root: int, size: int) -> Evidence:
-    each = waits(rank, Group("0", "", tuple(range(size))), 1, 10, op="broadcast")
+    each = waits(rank, ProcessGroup("0", "", tuple(range(size))), 1, 10, op="broadcast")
     return replace(each, waits=(replace(each.waits[0], root=root),))
 
 
@@ -393,15 +395,15 @@ def test_another_source_of_a_broadcast_is_told() -> None:
 
 
 def test_a_group_that_reaches_beyond_the_mesh_leaves_room_for_those_outside() -> None:
-    wide = Group("0", "", (0, 1, 2, 3, 4, 5))
+    wide = ProcessGroup("0", "", (0, 1, 2, 3, 4, 5))
     found = judge({rank: waits(rank, wide, 1, 10) for rank in range(4)})
     assert found.kind == verdict.UNDECIDED
     assert "2 of its ranks are not in this mesh" in found.sentence
 
 
 def test_a_rank_that_failed_and_has_left_its_group_is_not_taken_for_one_outside() -> None:
-    group = Group("0", "", (0, 1, 2, 3))
-    failure = Failed("ValueError: no", at(7), root="train.py")
+    group = ProcessGroup("0", "", (0, 1, 2, 3))
+    failure = UserException("ValueError: no", at(7), root="train.py")
     left = Evidence(1, IDLE, failure=failure)  # as after destroy_process_group() in a finally
     found = judge({rank: left if rank == 1 else waits(rank, group, 1, 10) for rank in range(4)})
     assert (found.kind, found.ranks) == (verdict.FAILED, (1,))
@@ -451,9 +453,9 @@ def test_a_thread_of_its_own_may_wait_while_the_main_one_stands() -> None:
 # -- histories -----------------------------------------------------------------------------------------
 
 
-def calls(*lines: int, first: int = 1) -> tuple[Call, ...]:
+def calls(*lines: int, first: int = 1) -> tuple[Operation, ...]:
     return tuple(
-        Call("0", first + k, "all_reduce", "all_reduce", ((4,),), (), at(line)) for k, line in enumerate(lines)
+        Operation("0", first + k, "all_reduce", "all_reduce", ((4,),), (), at(line)) for k, line in enumerate(lines)
     )
 
 

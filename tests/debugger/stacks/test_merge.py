@@ -11,25 +11,25 @@ import pytest
 
 from monarch_kernel.actor import Extent
 from monarch_kernel.debugger.controller.stacks import Stacks
-from monarch_kernel.debugger.controller.stacks.merge import Branch, merge
+from monarch_kernel.debugger.controller.stacks.merge import StackBranch, merge
 from monarch_kernel.debugger.controller.stacks.text import MOST_BRANCHES
-from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, THREAD, Frame, Snapshot, Stack
+from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, THREAD, Snapshot, Stack, StackFrame
 from monarch_kernel.debugger.source_locations import LIBRARY, USER, Place
 
 TORCH = "/v/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
 EIGHT = Extent(("hosts", "gpus"), (2, 4))
 
 
-def user(name: str, line: int, source: str = "", **more: object) -> Frame:
-    return Frame(Place("/w/train.py", line, name, USER), source, **more)  # type: ignore[arg-type]
+def user(name: str, line: int, source: str = "", **more: object) -> StackFrame:
+    return StackFrame(Place("/w/train.py", line, name, USER), source, **more)  # type: ignore[arg-type]
 
 
-def library(name: str, line: int, file: str = TORCH) -> Frame:
-    return Frame(Place(file, line, name, LIBRARY))
+def library(name: str, line: int, file: str = TORCH) -> StackFrame:
+    return StackFrame(Place(file, line, name, LIBRARY))
 
 
-def native(name: str, module: str = "/usr/lib/libc.so.6") -> Frame:
-    return Frame(Place(module, 0, name, NATIVE))
+def native(name: str, module: str = "/usr/lib/libc.so.6") -> StackFrame:
+    return StackFrame(Place(module, 0, name, NATIVE))
 
 
 MAIN = user("main", 30, "step(batch)")
@@ -41,7 +41,7 @@ def rank(*stacks: Stack, **more: object) -> Snapshot:
     return Snapshot(100, stacks, **more)  # type: ignore[arg-type]
 
 
-def endpoint(*frames: Frame, name: str = "trainer.step", **more: object) -> Stack:
+def endpoint(*frames: StackFrame, name: str = "trainer.step", **more: object) -> Stack:
     return Stack(ENDPOINT, name, frames, **more)  # type: ignore[arg-type]
 
 
@@ -134,7 +134,7 @@ def test_names_of_native_functions_are_short(name: str, shown: str) -> None:
     assert f"» native: {shown}  (" in text
 
 
-def shown_native(*frames: Frame) -> str:
+def shown_native(*frames: StackFrame) -> str:
     return shown({at: rank(endpoint(MAIN, *frames)) for at in range(8)}).text()
 
 
@@ -184,7 +184,7 @@ def test_states_and_values_are_told_by_rank() -> None:
 def test_a_cell_is_called_as_the_front_end_calls_it() -> None:
     place = Place("/tmp/ipykernel_1/123.py", 3, "<module>", USER)
     stacks = shown(
-        {at: rank(Stack(CODE, "", (Frame(place, "work()"),))) for at in range(8)},
+        {at: rank(Stack(CODE, "", (StackFrame(place, "work()"),))) for at in range(8)},
         label=lambda file: "Cell In[5]" if file.endswith("123.py") else None,
     )
     assert stacks.text().splitlines()[2:] == ["[0-7] Cell In[5]", "  Cell In[5]:3  work()"]
@@ -279,7 +279,7 @@ def test_a_frame_opens_the_code_around_it() -> None:
     # The code is looked up here: it is shown only if it is what the rank has said.
     right_source = 'EIGHT = Extent(("hosts", "gpus"), (2, 4))'
     line = 1 + Path(__file__).read_text().splitlines().index(right_source)
-    right = Frame(Place(__file__, line, "f", USER), right_source)
+    right = StackFrame(Place(__file__, line, "f", USER), right_source)
     html = shown({at: rank(endpoint(right)) for at in range(8)}).html()
     assert "TORCH = " in html and f"→ {line:>4}" in html.replace("&#x27;", "'")
     wrong = right._replace(source="something else")
@@ -309,7 +309,7 @@ def test_every_rank_is_where_its_stacks_are(seed: int) -> None:
     chance = random.Random(seed)
     frames = [user(f"f{at}", at) for at in range(6)]
 
-    def some() -> tuple[Frame, ...]:
+    def some() -> tuple[StackFrame, ...]:
         return tuple(chance.choice(frames) for _ in range(chance.randint(1, 5)))
 
     snapshots = {
@@ -319,7 +319,7 @@ def test_every_rank_is_where_its_stacks_are(seed: int) -> None:
     merged = merge(snapshots)
     told: dict[int, set[tuple[str, ...]]] = {at: set() for at in snapshots}
 
-    def look(branch: Branch, path: tuple[str, ...]) -> None:
+    def look(branch: StackBranch, path: tuple[str, ...]) -> None:
         counts = [len(child.ranks) for child in branch.children]
         assert counts == sorted(counts)
         for child in branch.children:

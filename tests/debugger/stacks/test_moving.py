@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from monarch_kernel.debugger.model.stacks import ENDPOINT, TASK, Frame, Snapshot, Stack
+from monarch_kernel.debugger.model.stacks import ENDPOINT, TASK, Snapshot, Stack, StackFrame
 from monarch_kernel.debugger.rank.stacks.motion import MOVES, joined, watch
 from monarch_kernel.debugger.source_locations import USER, Place
 
 
 def stack(*lines: tuple[str, int], name: str = "a.f", thread: int = 5, kind: str = ENDPOINT) -> Stack:
-    frames = tuple(Frame(Place("/w/a.py", line, function, USER), "x") for function, line in lines)
+    frames = tuple(StackFrame(Place("/w/a.py", line, function, USER), "x") for function, line in lines)
     return Stack(kind, name, frames, thread)
 
 

@@ -16,7 +16,7 @@ import pytest
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.controller.stacks import Stacks, stacks
-from monarch_kernel.debugger.controller.stacks.merge import Branch
+from monarch_kernel.debugger.controller.stacks.merge import StackBranch
 from monarch_kernel.debugger.model.stacks import ENDPOINT, NATIVE, TASK, THREAD
 from monarch_kernel.debugger.rank.stacks.motion import MOVES
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
@@ -63,7 +63,7 @@ def names(found: Stacks, kind: str = ENDPOINT) -> dict[str, list[tuple[list[str]
     """Each root's paths of the user's functions, and whose they are."""
     told: dict[str, list[tuple[list[str], list[int]]]] = {}
 
-    def look(branch: Branch, path: list[str], paths: list[tuple[list[str], list[int]]]) -> None:
+    def look(branch: StackBranch, path: list[str], paths: list[tuple[list[str], list[int]]]) -> None:
         for child in branch.children:
             below = [*path, child.frame.place.name] if child.frame.user else path
             if not child.children:

@@ -15,7 +15,7 @@ from monarch_kernel.debugger.controller.values.compare import (
     families,
     group,
 )
-from monarch_kernel.debugger.controller.values.report import MOST_SHOWN, Diff, Failed
+from monarch_kernel.debugger.controller.values.report import MOST_SHOWN, Diff, ValueFailure
 from monarch_kernel.debugger.model.readings import Contrast, Leaf, Reading, Stats, root_digest
 from monarch_kernel.debugger.rank.values.reduce import plain_leaf
 
@@ -151,8 +151,8 @@ def test_the_same_everywhere_is_one_line() -> None:
 def test_distinct_values_have_a_line_each() -> None:
     values = {0: reading(0.5), 1: reading(0.5), 2: reading(0.7)}
     failed = (
-        Failed("error", "NameError: name 'x' is not defined", (3, 4)),
-        Failed("late", "no answer within 1 s", (5,)),
+        ValueFailure("error", "NameError: name 'x' is not defined", (3, 4)),
+        ValueFailure("late", "no answer within 1 s", (5,)),
     )
     shown = diff_of(values, failed=failed, asked=tuple(range(6)))
     assert repr(shown).split("\n") == [

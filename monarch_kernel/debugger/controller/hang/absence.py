@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from monarch_kernel.debugger.controller.hang import history, phrases, verdict
 from monarch_kernel.debugger.controller.hang.mismatch import has_aborted
-from monarch_kernel.debugger.controller.hang.situation import Meeting, Situation
+from monarch_kernel.debugger.controller.hang.situation import PendingOperation, Situation
 from monarch_kernel.debugger.controller.hang.verdict import Culprit, Verdict
 from monarch_kernel.debugger.model.evidence import (
     DEAD,
@@ -158,7 +158,7 @@ def _absent(now: Situation, done: Sequence[int], busy: Sequence[int], edges: Map
     return _either(now, absent, present, meeting)
 
 
-def _will_come(now: Situation, rank: int, meeting: Meeting) -> bool:
+def _will_come(now: Situation, rank: int, meeting: PendingOperation) -> bool:
     """Whether a rank that is elsewhere has called from the line where others wait before, or will come by there."""
     call = meeting.call
     if call.place is None:
@@ -176,7 +176,7 @@ def _will_come(now: Situation, rank: int, meeting: Meeting) -> bool:
     return False
 
 
-def _skipped(now: Situation, absent: Sequence[int], present: Sequence[int], meeting: Meeting) -> Verdict:
+def _skipped(now: Situation, absent: Sequence[int], present: Sequence[int], meeting: PendingOperation) -> Verdict:
     """The few who are not there are to blame."""
     culprits: list[Culprit] = []
     alike: dict[tuple[str, str], list[int]] = {}
@@ -209,7 +209,7 @@ def _skipped(now: Situation, absent: Sequence[int], present: Sequence[int], meet
     )
 
 
-def _extra(now: Situation, present: Sequence[int], absent: Sequence[int], meeting: Meeting) -> Verdict:
+def _extra(now: Situation, present: Sequence[int], absent: Sequence[int], meeting: PendingOperation) -> Verdict:
     """The few who are there are to blame: the others have finished without it."""
     culprits: list[Culprit] = []
     for rank in present:
@@ -227,7 +227,7 @@ def _extra(now: Situation, present: Sequence[int], absent: Sequence[int], meetin
     return now.verdict(verdict.EXTRA, culprits, sentence)
 
 
-def _either(now: Situation, absent: Sequence[int], present: Sequence[int], meeting: Meeting) -> Verdict:
+def _either(now: Situation, absent: Sequence[int], present: Sequence[int], meeting: PendingOperation) -> Verdict:
     """Neither side is a majority: one has left something out, or the other has done too much."""
     missing, extra = _skipped(now, absent, present, meeting), _extra(now, present, absent, meeting)
     where = phrases.waits_in(sorted(meeting.waiting), meeting.call, meeting.group)

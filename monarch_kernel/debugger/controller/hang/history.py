@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from monarch_kernel.debugger.model.evidence import Call
+from monarch_kernel.debugger.model.evidence import Operation
 
 SAME, SKIPPED, EXTRA, REORDERED, UNCLEAR = "same", "skipped", "extra", "reordered", "unclear"
 
@@ -22,7 +22,7 @@ _HABIT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Divergence:
     """How a rank's history differs from that of another one, and from which call on.
 
     Attributes:
@@ -32,13 +32,13 @@ class Parting:
     """
 
     kind: str
-    calls: tuple[Call, ...] = ()
+    calls: tuple[Operation, ...] = ()
 
 
-def parting(mine: Sequence[Call], reference: Sequence[Call]) -> Parting:
+def parting(mine: Sequence[Operation], reference: Sequence[Operation]) -> Divergence:
     """How `mine` differs from `reference`, both by number; what only one of them still knows is left out."""
     if not mine or not reference:
-        return Parting(SAME)
+        return Divergence(SAME)
     start = max(mine[0].number, reference[0].number)
     ours = [_key(call) for call in mine if call.number >= start]
     theirs = [_key(call) for call in reference if call.number >= start]
@@ -47,19 +47,19 @@ def parting(mine: Sequence[Call], reference: Sequence[Call]) -> Parting:
     common = min(len(ours), len(theirs))
     first = next((k for k in range(common) if ours[k] != theirs[k]), common)
     if first == common:
-        return Parting(SAME)
-    best = Parting(UNCLEAR)
+        return Divergence(SAME)
+    best = Divergence(UNCLEAR)
     for count in range(1, _MOST + 1):
         if _same(ours[first:], theirs[first + count :]):
-            best = Parting(SKIPPED, tuple(their_calls[first : first + count]))
+            best = Divergence(SKIPPED, tuple(their_calls[first : first + count]))
             break
         if _same(ours[first + count :], theirs[first:]):
-            best = Parting(EXTRA, tuple(our_calls[first : first + count]))
+            best = Divergence(EXTRA, tuple(our_calls[first : first + count]))
             break
         window = slice(first, first + count + 1)
         swapped = Counter(ours[window]) == Counter(theirs[window])
         if swapped and ours[first + count + 1 : common] == theirs[first + count + 1 : common]:
-            best = Parting(REORDERED, tuple(our_calls[window]))
+            best = Divergence(REORDERED, tuple(our_calls[window]))
             break
     return best
 
@@ -70,12 +70,12 @@ def _same(one: Sequence[object], other: Sequence[object]) -> bool:
     return common > 0 and list(one[:common]) == list(other[:common])
 
 
-def _key(call: Call) -> tuple[object, ...]:
+def _key(call: Operation) -> tuple[object, ...]:
     place = None if call.place is None else (call.place.file, call.place.line)
     return call.op, call.shapes, call.dtypes, place
 
 
-def breaks_habit(earlier: Sequence[Call], mine: Call, other: Call) -> bool:
+def breaks_habit(earlier: Sequence[Operation], mine: Operation, other: Operation) -> bool:
     """Whether `mine`, called where another rank called `other`, breaks what both have done before.
 
     Which is so if what they called last was always followed by `other`, twice at least, and that by `mine`: so `mine`
@@ -95,7 +95,7 @@ def breaks_habit(earlier: Sequence[Call], mine: Call, other: Call) -> bool:
     return len(after_last) >= _HABIT and set(after_last) == {_key(other)} and set(after_other) == {_key(mine)}
 
 
-def starts_apart(mine: Sequence[Call], reference: Sequence[Call]) -> bool:
+def starts_apart(mine: Sequence[Operation], reference: Sequence[Operation]) -> bool:
     """Whether they differ from the first call that both still know, so that where they parted is further back."""
     if not mine or not reference:
         return False

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from monarch_kernel.debugger.controller.hang import history, phrases, verdict
-from monarch_kernel.debugger.controller.hang.situation import Meeting, Situation
+from monarch_kernel.debugger.controller.hang.situation import PendingOperation, Situation
 from monarch_kernel.debugger.controller.hang.verdict import Culprit, Verdict
-from monarch_kernel.debugger.model.evidence import DEAD, Call, Evidence, Wait
+from monarch_kernel.debugger.model.evidence import DEAD, Evidence, Operation, Wait
 
 #: Operations whose input must have the same size on all ranks.
 _EVEN = {
@@ -33,7 +33,7 @@ class _Votes:
     likely: bool = False
 
 
-def mismatch(now: Situation, meeting: Meeting) -> Verdict | None:
+def mismatch(now: Situation, meeting: PendingOperation) -> Verdict | None:
     """Ranks that have entered an operation of one number, but not the same one."""
     if not meeting.number:
         return _mixed(now, meeting)
@@ -53,9 +53,9 @@ def mismatch(now: Situation, meeting: Meeting) -> Verdict | None:
     return None
 
 
-def _mixed(now: Situation, meeting: Meeting) -> Verdict | None:
+def _mixed(now: Situation, meeting: PendingOperation) -> Verdict | None:
     """Ranks in an operation that nobody numbers, while others of the group are in another one."""
-    others: dict[int, Call] = {}
+    others: dict[int, Operation] = {}
     for other in now.meetings:
         if other is not meeting and other.group == meeting.group and other.group.name:
             others.update({rank: wait.call for rank, wait in other.waiting.items() if rank in meeting.absent})
@@ -70,8 +70,8 @@ def _by_vote(
     now: Situation,
     kind: str,
     values: Mapping[int, object],
-    calls: Mapping[int, Call],
-    meeting: Meeting,
+    calls: Mapping[int, Operation],
+    meeting: PendingOperation,
     roots: Mapping[int, int],
 ) -> Verdict:
     """Ranks that called different things at the same time: the few are to blame, if they are few."""
@@ -118,7 +118,11 @@ def _by_vote(
 
 
 def _votes(
-    now: Situation, sides: Sequence[list[int]], calls: Mapping[int, Call], meeting: Meeting, known: set[int]
+    now: Situation,
+    sides: Sequence[list[int]],
+    calls: Mapping[int, Operation],
+    meeting: PendingOperation,
+    known: set[int],
 ) -> _Votes:
     """Which of these sides is a clear majority, whatever those do of whom nothing is known."""
     unknown = (meeting.absent | meeting.entered) - known
@@ -159,7 +163,7 @@ def of_circle(now: Situation, circle: Sequence[int]) -> Verdict:
     return now.verdict(verdict.CYCLE, culprits, sentence, likely=False)
 
 
-def _of_two_groups(now: Situation, meetings: Sequence[Meeting], circle: Sequence[int]) -> Verdict:
+def _of_two_groups(now: Situation, meetings: Sequence[PendingOperation], circle: Sequence[int]) -> Verdict:
     """The same ranks are in two groups, and do not call their operations in the same order."""
     few, many = sorted(meetings, key=lambda each: len(each.waiting))
     told = [phrases.waits_in(sorted(each.waiting), each.call, each.group) for each in (few, many)]
@@ -185,7 +189,7 @@ def last_mismatch(now: Situation) -> Verdict | None:
         ranks = {now.known.get((now.evidence[have[0]].world, at)) for at in group.ranks}
         known = {rank for rank in ranks if rank is not None}
         waiting = {rank: Wait(call) for rank, call in calls.items()}
-        meeting = Meeting(group, last, waiting, set(calls), known - set(calls), len(group.ranks) - len(known))
+        meeting = PendingOperation(group, last, waiting, set(calls), known - set(calls), len(group.ranks) - len(known))
         return mismatch(now, meeting)
     return None
 
@@ -195,7 +199,7 @@ def has_aborted(each: Evidence) -> bool:
     return each.state == DEAD and "SIGABRT" in each.why
 
 
-def _size(call: Call) -> object:
+def _size(call: Operation) -> object:
     """What must be the same on all ranks for operations that take inputs of one size."""
     if call.op not in _EVEN and call.name not in _EVEN:
         return None

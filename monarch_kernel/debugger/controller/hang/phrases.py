@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from monarch_kernel.debugger.controller.hang.history import SKIPPED, Parting
-from monarch_kernel.debugger.controller.hang.verdict import SHAPE, Row
+from monarch_kernel.debugger.controller.hang.history import SKIPPED, Divergence
+from monarch_kernel.debugger.controller.hang.verdict import SHAPE, VerdictRow
 from monarch_kernel.debugger.model.evidence import (
     DEAD,
     IDLE,
@@ -18,9 +18,9 @@ from monarch_kernel.debugger.model.evidence import (
     STANDS,
     UNASKED,
     WAITS,
-    Call,
     Evidence,
-    Group,
+    Operation,
+    ProcessGroup,
     Wait,
 )
 from monarch_kernel.debugger.rank.hang.flight import SECOND
@@ -76,7 +76,7 @@ def at(place: Place | None) -> str:
     return f" at {place.where()}" if place is not None else ""
 
 
-def group(which: Group) -> str:
+def group(which: ProcessGroup) -> str:
     """What to call a process group."""
     if not which.name:
         return "a process group that is being made"
@@ -86,31 +86,31 @@ def group(which: Group) -> str:
     return ("the default group" if name in _DEFAULT else f"group {name}") + over + backend
 
 
-def call(which: Call) -> str:
+def call(which: Operation) -> str:
     """`all_reduce at train.py:12`."""
     return f"{which.name or which.op}{at(which.place)}"
 
 
-def size(which: Call) -> str:
+def size(which: Operation) -> str:
     """`5 elements of Float`."""
     kinds = "/".join(dict.fromkeys(which.dtypes))
     return f"{which.elements} element{'s' * (which.elements != 1)}{f' of {kinds}' if kinds else ''}"
 
 
-def calling(which: Call, kind: str, root: int) -> str:
+def calling(which: Operation, kind: str, root: int) -> str:
     """`called all_reduce with 7 elements of Float at train.py:12`."""
     more = f" with {size(which)}" if kind == SHAPE else f" for rank {root}" if root >= 0 else ""
     return f"called {which.name or which.op}{more}{at(which.place)}"
 
 
-def left_out(calls: Sequence[Call]) -> str:
+def left_out(calls: Sequence[Operation]) -> str:
     """`left out all_reduce #7 at train.py:12`."""
     first = calls[0]
     more = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
     return f"left out {first.name or first.op} #{first.number}{at(first.place)}{more}"
 
 
-def parted(found: Parting) -> str:
+def parted(found: Divergence) -> str:
     """How a rank's history differs from that of the others."""
     if found.kind == SKIPPED:
         return left_out(found.calls)
@@ -118,7 +118,7 @@ def parted(found: Parting) -> str:
     return f"called {first.name or first.op} #{first.number}{at(first.place)}, which no other rank called"
 
 
-def waits_in(who: Sequence[int], which: Call, of: Group) -> str:
+def waits_in(who: Sequence[int], which: Operation, of: ProcessGroup) -> str:
     """`ranks 0-2 wait in all_reduce #7 of the default group at train.py:12`."""
     number = f" #{which.number}" if which.number else ""
     return doing(who, f"waits in {which.name or which.op}{number} of {group(of)}{at(which.place)}")
@@ -175,13 +175,13 @@ def _function(place: Place | None) -> str:
     return f" in {place.name}" if place is not None and place.name not in ("", "<module>") else ""
 
 
-def rows(evidence: Mapping[int, Evidence], blamed: set[int]) -> tuple[Row, ...]:
+def rows(evidence: Mapping[int, Evidence], blamed: set[int]) -> tuple[VerdictRow, ...]:
     """What all ranks do, the same put together; those to blame first, then the smallest group."""
     alike: dict[tuple[bool, str], list[int]] = {}
     for rank, each in evidence.items():
         alike.setdefault((rank not in blamed, state(each)), []).append(rank)
     ordered = sorted(alike.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
-    return tuple(Row(tuple(who), doing, evidence[who[0]].place) for (_, doing), who in ordered)
+    return tuple(VerdictRow(tuple(who), doing, evidence[who[0]].place) for (_, doing), who in ordered)
 
 
 def timeouts(evidence: Mapping[int, Evidence]) -> tuple[str, ...]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from monarch_kernel.debugger.controller.hang import history, phrases
 from monarch_kernel.debugger.controller.hang.verdict import Culprit, Verdict
-from monarch_kernel.debugger.model.evidence import WAITS, Call, Evidence, Group, Wait
+from monarch_kernel.debugger.model.evidence import WAITS, Evidence, Operation, ProcessGroup, Wait
 
 
 @dataclass(slots=True)
-class Meeting:
+class PendingOperation:
     """Some ranks that wait in one operation of a group.
 
     Attributes:
@@ -23,7 +23,7 @@ class Meeting:
         outside: how many members are no ranks of this mesh, or of which nothing is known.
     """
 
-    group: Group
+    group: ProcessGroup
     number: int
     waiting: dict[int, Wait]
     entered: set[int]
@@ -31,7 +31,7 @@ class Meeting:
     outside: int
 
     @property
-    def call(self) -> Call:
+    def call(self) -> Operation:
         """The operation, as one of those who wait called it."""
         return next(iter(self.waiting.values())).call
 
@@ -72,7 +72,7 @@ class Situation:
 
     # -- who waits for whom ------------------------------------------------------------------------
 
-    def _meet(self) -> list[Meeting]:
+    def _meet(self) -> list[PendingOperation]:
         waits: dict[tuple[str, str, object], dict[int, Wait]] = {}
         for rank, each in self.evidence.items():
             if each.state != WAITS:
@@ -86,13 +86,13 @@ class Situation:
                     waits.setdefault((each.world, "", wait.members), {}).setdefault(rank, wait)
         return [self._meeting(world, name, which, found) for (world, name, which), found in waits.items()]
 
-    def _meeting(self, world: str, name: str, which: object, found: dict[int, Wait]) -> Meeting:
+    def _meeting(self, world: str, name: str, which: object, found: dict[int, Wait]) -> PendingOperation:
         number = min(wait.call.number for wait in found.values())
         any_rank = next(iter(found))
-        group = self.evidence[any_rank].groups.get(name) or Group(name)
+        group = self.evidence[any_rank].groups.get(name) or ProcessGroup(name)
         if not name:  # a group in the making
             members = which if isinstance(which, tuple) and which else self._everybody(world)
-            group = Group("", "", tuple(members))
+            group = ProcessGroup("", "", tuple(members))
         ranks = {self.known.get((world, at)) for at in group.ranks}
         known = {rank for rank in ranks if rank is not None}
         outside = len(group.ranks) - len(known)
@@ -105,7 +105,7 @@ class Situation:
         if number:
             entered |= {rank for rank in known if self._reached(rank, name, recorded) >= number}
         waiting = {rank: wait for rank, wait in found.items() if wait.call.number == number}
-        return Meeting(group, number, waiting, entered & known | set(found), known - entered, outside)
+        return PendingOperation(group, number, waiting, entered & known | set(found), known - entered, outside)
 
     def _reached(self, rank: int, group: str, recorded: bool) -> int:
         each = self.evidence[rank]
@@ -138,7 +138,7 @@ class Situation:
         """Those that others wait for, and that wait for nobody."""
         return {rank for rank in _reachable(waiting, edges) if self.evidence[rank].state != WAITS}
 
-    def parting(self, rank: int, reference: int, group: str) -> history.Parting:
+    def parting(self, rank: int, reference: int, group: str) -> history.Divergence:
         """How a rank's history in a group differs from another one's."""
         return history.parting(
             self.evidence[rank].history.get(group, ()), self.evidence[reference].history.get(group, ())

@@ -45,7 +45,7 @@ class Culprit:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class VerdictRow:
     """Ranks that do the same."""
 
     ranks: tuple[int, ...]
@@ -71,7 +71,7 @@ class Verdict:
     kind: str
     culprits: tuple[Culprit, ...]
     sentence: str
-    rows: tuple[Row, ...] = ()
+    rows: tuple[VerdictRow, ...] = ()
     likely: bool = False
     notes: tuple[str, ...] = ()
     mesh: str = ""

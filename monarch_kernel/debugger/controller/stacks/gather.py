@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch_kernel.actor import Extent
 from monarch_kernel.debugger.controller.query import Answers, ask
-from monarch_kernel.debugger.controller.stacks.merge import Merged, Root, StackClass, merge
+from monarch_kernel.debugger.controller.stacks.merge import MergedStacks, StackClass, StackRoot, merge
 from monarch_kernel.debugger.controller.stacks.spied import HOLDS_LOCK, read_snapshot, with_native
 from monarch_kernel.debugger.controller.stacks.text import Notes, text_of
 from monarch_kernel.debugger.model.stacks import Snapshot
@@ -67,8 +67,8 @@ class Stacks:
         self.seconds = seconds
         self._label = label
         self._hosts = dict(hosts or {})
-        merged: Merged = merge(self.snapshots)
-        self.tree: tuple[Root, ...] = merged.roots
+        merged: MergedStacks = merge(self.snapshots)
+        self.tree: tuple[StackRoot, ...] = merged.roots
         self.classes: tuple[StackClass, ...] = merged.classes
         self.idle = merged.idle
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.debugger.controller.stacks.merge import Branch, Node, Root
+from monarch_kernel.debugger.controller.stacks.merge import FrameNode, StackBranch, StackRoot
 from monarch_kernel.debugger.controller.stacks.text import (
+    DisplayLine,
     Notes,
-    Part,
     at_once_of,
     branches_of,
     grouped_values,
@@ -56,7 +56,7 @@ _CHIP = "background:#d9912b;color:#fff;border-radius:8px;padding:0 6px;font-size
 def html_of(
     headline: str,
     notes: Notes,
-    roots: Sequence[Root],
+    roots: Sequence[StackRoot],
     idle: Sequence[int],
     extent: Extent,
     label: Label | None = None,
@@ -73,7 +73,7 @@ class _Page:
         self._processes = processes
         self._contexts = 0
 
-    def whole(self, headline: str, notes: Notes, roots: Sequence[Root], idle: Sequence[int]) -> str:
+    def whole(self, headline: str, notes: Notes, roots: Sequence[StackRoot], idle: Sequence[int]) -> str:
         """The page."""
         blocks = [(len(root.ranks), self._root(root)) for root in roots]
         if idle:
@@ -88,19 +88,19 @@ class _Page:
         body = "".join(html for _, html in blocks)
         return f'<div style="{_BOX}"><div style="font-weight:600">{escape(headline)}</div>{said}{body}</div>'
 
-    def _root(self, root: Root) -> str:
+    def _root(self, root: StackRoot) -> str:
         head = f"{self._ranks(root.ranks)} <b>{escape(owner_label(root, self._label))}</b>{self._where(root.ranks)}"
         head += _parting(root)
         return _details(head, self._below(root), open_=True, inside=_INSIDE, style="margin-top:6px")
 
-    def _below(self, branch: Branch) -> str:
+    def _below(self, branch: StackBranch) -> str:
         branches = branches_of(branch)
         if len(branches) == 1 and branches[0][1] is not None:
             return self._path(branches[0][1])
         rows: list[str] = []
         shown, left = shortened(branches)
         for said, child in shown:
-            ranks = child.ranks if child is not None else branch.here if isinstance(branch, Node) else []
+            ranks = child.ranks if child is not None else branch.here if isinstance(branch, FrameNode) else []
             body = self._path(child) if child is not None else self._end(branch)
             head = f"{self._ranks(ranks)} {escape(said)}".rstrip() + self._where(ranks)
             inside = _INSIDE if said.endswith("at once") else _PARTED
@@ -111,7 +111,7 @@ class _Page:
             rows.append(f'<div style="{_ROW};{_DIM}">{escape(left)}</div>')
         return "".join(rows)
 
-    def _path(self, node: Node) -> str:
+    def _path(self, node: FrameNode) -> str:
         path = path_from(node)
         parts = parts_of(path, self._label)
         width = min(max((len(part.place) for part in parts if part.source), default=0), 60)
@@ -119,7 +119,7 @@ class _Page:
         rows = [self._part(part, width, _parting(end) if part is parts[-1] else "") for part in parts]
         return "".join(rows) + (self._below(end) if end.children else self._end(end))
 
-    def _part(self, part: Part, width: int, chip: str) -> str:
+    def _part(self, part: DisplayLine, width: int, chip: str) -> str:
         if not part.user:
             head = f'<span style="{_DIM}">{escape(part.place)}</span>{chip}'
             inside = "\n".join(
@@ -136,7 +136,7 @@ class _Page:
             return f'<div style="{_ROW}">{head}</div>'
         return _details(head, context, inside=_INSIDE)
 
-    def _context(self, part: Part) -> str:
+    def _context(self, part: DisplayLine) -> str:
         frame = part.nodes[0].frame
         file, line = frame.place.file, frame.place.line
         if not frame.source or self._contexts >= _MOST_CONTEXTS:
@@ -153,8 +153,8 @@ class _Page:
         path = f'<div style="{_DIM}">{escape(file)}</div>' if not (self._label and self._label(file)) else ""
         return f'{path}<pre style="{_PRE}">{chr(10).join(rows)}</pre>'
 
-    def _end(self, branch: Branch) -> str:
-        if not isinstance(branch, Node):
+    def _end(self, branch: StackBranch) -> str:
+        if not isinstance(branch, FrameNode):
             return ""
         at_once = at_once_of(branch)
         rows = [f'<div style="{_ROW};{_DIM}">{at_once}</div>'] if at_once else []
@@ -183,7 +183,7 @@ class _Page:
         return f'  <span style="{_DIM}">{escape(where)}</span>' if where else ""
 
 
-def _parting(branch: Branch) -> str:
+def _parting(branch: StackBranch) -> str:
     """A mark where ranks go different ways."""
     ways = sum(not said.endswith("at once") for said, _ in branches_of(branch))
     return f' <span style="{_CHIP}">ranks part here: {ways} ways</span>' if ways > 1 else ""

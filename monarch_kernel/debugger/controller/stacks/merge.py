@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, Frame, Snapshot, Stack
+from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, Snapshot, Stack, StackFrame
 
 _Key = tuple[str, int, str]
-_B = TypeVar("_B", bound="Branch")
+_B = TypeVar("_B", bound="StackBranch")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Branch:
+class StackBranch:
     """Where stacks begin or go on.
 
     Attributes:
@@ -22,12 +22,12 @@ class Branch:
     """
 
     ranks: list[int] = field(default_factory=list[int])
-    children: list[Node] = field(default_factory=list["Node"])
-    _below: dict[_Key, Node] = field(default_factory=dict[tuple[str, int, str], "Node"], repr=False)
+    children: list[FrameNode] = field(default_factory=list["FrameNode"])
+    _below: dict[_Key, FrameNode] = field(default_factory=dict[tuple[str, int, str], "FrameNode"], repr=False)
 
 
 @dataclass(slots=True, eq=False)
-class Node(Branch):
+class FrameNode(StackBranch):
     """A frame, and what the ranks that are in it have called.
 
     Attributes:
@@ -39,7 +39,7 @@ class Node(Branch):
         times: the least and the most often that the frame follows itself.
     """
 
-    frame: Frame
+    frame: StackFrame
     here: list[int] = field(default_factory=list[int])
     counts: dict[int, int] = field(default_factory=dict[int, int])
     states: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
@@ -53,7 +53,7 @@ class Node(Branch):
 
 
 @dataclass(slots=True, eq=False)
-class Root(Branch):
+class StackRoot(StackBranch):
     """What some ranks are doing, by who does it.
 
     Attributes:
@@ -86,7 +86,7 @@ class StackClass:
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedStacks:
     """All snapshots as one.
 
     Attributes:
@@ -95,15 +95,15 @@ class Merged:
         idle: the ranks that wait for a message.
     """
 
-    roots: tuple[Root, ...]
+    roots: tuple[StackRoot, ...]
     classes: tuple[StackClass, ...]
     idle: tuple[int, ...]
 
 
-def merge(snapshots: Mapping[int, Snapshot]) -> Merged:
+def merge(snapshots: Mapping[int, Snapshot]) -> MergedStacks:
     """The tree and the classes of all ranks' stacks."""
     names = _names(snapshots)
-    roots: dict[tuple[str, str], Root] = {}
+    roots: dict[tuple[str, str], StackRoot] = {}
     classes: dict[tuple[object, ...], list[int]] = {}
     idle: list[int] = []
     for rank in sorted(snapshots):
@@ -112,7 +112,7 @@ def merge(snapshots: Mapping[int, Snapshot]) -> Merged:
             kind, name = _owner(stack, names if snapshots[rank].outside else {})
             root = roots.get((kind, name))
             if root is None:
-                root = roots[(kind, name)] = Root(kind, name)
+                root = roots[(kind, name)] = StackRoot(kind, name)
             ends.append((id(_add(root, rank, stack)), stack.state))
         if not ends:
             idle.append(rank)
@@ -120,22 +120,22 @@ def merge(snapshots: Mapping[int, Snapshot]) -> Merged:
         classes.setdefault(tuple(sorted(set(ends), key=repr)), []).append(rank)
     made = [StackClass(tuple(ranks), snapshots[ranks[0]].stacks) for ranks in classes.values()]
     made.sort(key=lambda each: (len(each.ranks), each.ranks))
-    return Merged(_finished(roots.values()), tuple(made), tuple(idle))
+    return MergedStacks(_finished(roots.values()), tuple(made), tuple(idle))
 
 
-def _add(root: Root, rank: int, stack: Stack) -> Branch:
+def _add(root: StackRoot, rank: int, stack: Stack) -> StackBranch:
     """Add a stack of a rank; where it ends."""
     _join(root.ranks, rank)
     if stack.cell:
         _join(root.cells.setdefault(stack.cell, []), rank)
-    at: Branch = root
-    node: Node | None = None
+    at: StackBranch = root
+    node: FrameNode | None = None
     for frame in stack.frames:
         place = frame.place
         key = (place.file, place.line, place.name)
         node = at._below.get(key)
         if node is None:
-            node = at._below[key] = Node(frame, times=(frame.times, frame.times))
+            node = at._below[key] = FrameNode(frame, times=(frame.times, frame.times))
         _join(node.ranks, rank)
         if frame.times != node.times[0]:
             node.times = (min(node.times[0], frame.times), max(node.times[1], frame.times))
@@ -185,10 +185,10 @@ def _sorted(branches: Iterable[_B]) -> list[_B]:
     return sorted(branches, key=lambda branch: (len(branch.ranks), branch.ranks[:1]))
 
 
-def _finished(roots: Iterable[Root]) -> tuple[Root, ...]:
+def _finished(roots: Iterable[StackRoot]) -> tuple[StackRoot, ...]:
     """The roots in order, and what is below them. Without recursion: stacks may be deep."""
     ordered = _sorted(roots)
-    todo: list[Branch] = [*ordered]
+    todo: list[StackBranch] = [*ordered]
     while todo:
         at = todo.pop()
         at.children = _sorted(at._below.values())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.debugger.controller.stacks.merge import Branch, Node
-from monarch_kernel.debugger.model.stacks import Frame, Stack
+from monarch_kernel.debugger.controller.stacks.merge import FrameNode, StackBranch
+from monarch_kernel.debugger.model.stacks import Stack, StackFrame
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.stacks.gather import Stacks
@@ -31,10 +31,10 @@ def plain(stacks: Stacks) -> dict[str, Any]:
     }
 
 
-def _branch(branch: Branch) -> dict[str, Any]:
+def _branch(branch: StackBranch) -> dict[str, Any]:
     """A branch and what is below it. Without recursion: stacks may be deep."""
     whole: dict[str, Any] = {}
-    todo: list[tuple[Branch, dict[str, Any]]] = [(branch, whole)]
+    todo: list[tuple[StackBranch, dict[str, Any]]] = [(branch, whole)]
     while todo:
         at, told = todo.pop()
         told["ranks"] = list(at.ranks)
@@ -43,7 +43,7 @@ def _branch(branch: Branch) -> dict[str, Any]:
     return whole
 
 
-def _node(node: Node) -> dict[str, Any]:
+def _node(node: FrameNode) -> dict[str, Any]:
     return {
         **_frame(node.frame),
         "times": list(node.times),
@@ -64,7 +64,7 @@ def _stack(stack: Stack) -> dict[str, Any]:
     }
 
 
-def _frame(frame: Frame) -> dict[str, Any]:
+def _frame(frame: StackFrame) -> dict[str, Any]:
     place = frame.place
     return {
         "file": place.file,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, THREAD, Frame, Snapshot, Stack
+from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, THREAD, Snapshot, Stack, StackFrame
 from monarch_kernel.debugger.rank.stacks.trimming import (
     folded,
     has_user_code,
@@ -77,7 +77,7 @@ def _threads(dump: str) -> list[Mapping[str, Any]]:
     return threads  # pyright: ignore[reportUnknownVariableType]  # of whatever py-spy writes
 
 
-def _frames(thread: Mapping[str, Any]) -> list[Frame]:
+def _frames(thread: Mapping[str, Any]) -> list[StackFrame]:
     """A thread's frames, the outermost first."""
     frames = [_frame(frame) for frame in reversed(thread.get("frames") or ())]
     start = next((at for at, frame in enumerate(frames) if frame.place.kind != NATIVE), 0)
@@ -86,15 +86,15 @@ def _frames(thread: Mapping[str, Any]) -> list[Frame]:
     return frames[start:]
 
 
-def _frame(frame: Mapping[str, Any]) -> Frame:
+def _frame(frame: Mapping[str, Any]) -> StackFrame:
     file, name, line = str(frame.get("filename") or ""), str(frame.get("name") or "?"), int(frame.get("line") or 0)
     module = frame.get("module")
     if module is not None:
         # An address is another one in each process, and tells nobody anything.
-        return Frame(Place(str(module), 0, "?" if name.startswith("0x") else name, NATIVE))
+        return StackFrame(Place(str(module), 0, "?" if name.startswith("0x") else name, NATIVE))
     kind = kind_of(file)
     source = source_of(file, line) if kind == USER and (os.path.exists(file) or not os.path.isabs(file)) else ""
-    return Frame(Place(file, line, name, kind), source or _cell_source(file, line, kind))
+    return StackFrame(Place(file, line, name, kind), source or _cell_source(file, line, kind))
 
 
 def _cell_source(file: str, line: int, kind: str) -> str:
@@ -104,9 +104,9 @@ def _cell_source(file: str, line: int, kind: str) -> str:
     return source_of(file, line) if kind == USER and file in linecache.cache else ""
 
 
-def _first_name(frames: tuple[Frame, ...]) -> str:
+def _first_name(frames: tuple[StackFrame, ...]) -> str:
     return frames[0].place.name if frames else ""
 
 
-def _key(frame: Frame) -> tuple[str, int, str]:
+def _key(frame: StackFrame) -> tuple[str, int, str]:
     return (frame.place.file, frame.place.line, frame.place.name)

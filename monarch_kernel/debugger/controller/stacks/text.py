@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.debugger.controller.stacks.merge import Branch, Node, Root
-from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, Frame
+from monarch_kernel.debugger.controller.stacks.merge import FrameNode, StackBranch, StackRoot
+from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, StackFrame
 from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, Label, shown_cell, shown_file
 from monarch_kernel.meshes import format_points, format_ranks
 
@@ -32,7 +32,7 @@ _BOLD, _DIM, _CYAN, _YELLOW, _RED, _OFF = "\x1b[1m", "\x1b[2m", "\x1b[36m", "\x1
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DisplayLine:
     """Neighbouring frames that are shown as one line: one of the user's, or some of libraries.
 
     Attributes:
@@ -42,7 +42,7 @@ class Part:
         span: the columns of `source` that run now.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[FrameNode, ...]
     place: str
     source: str = ""
     span: tuple[int, int] = (0, 0)
@@ -60,7 +60,7 @@ class Notes:
     lines: list[tuple[str, Sequence[int]]] = field(default_factory=list[tuple[str, Sequence[int]]])
 
 
-def path_from(node: Node) -> list[Node]:
+def path_from(node: FrameNode) -> list[FrameNode]:
     """A node and those that follow it without a branch."""
     path = [node]
     while len(node.children) == 1 and not node.here:
@@ -69,17 +69,17 @@ def path_from(node: Node) -> list[Node]:
     return path
 
 
-def parts_of(path: Sequence[Node], label: Label | None) -> list[Part]:
+def parts_of(path: Sequence[FrameNode], label: Label | None) -> list[DisplayLine]:
     """A path as lines."""
-    parts: list[Part] = []
-    group: list[Node] = []
+    parts: list[DisplayLine] = []
+    group: list[FrameNode] = []
     for node in path:
         frame = node.frame
         if frame.user:
             if group:
                 parts.append(_library(group))
                 group = []
-            parts.append(Part((node,), _user_place(node, label), frame.source, frame.span))
+            parts.append(DisplayLine((node,), _user_place(node, label), frame.source, frame.span))
         else:
             if group and (_mixes(group[-1].frame, frame) or frame.left_out):
                 parts.append(_library(group))
@@ -102,23 +102,23 @@ def where_label(ranks: Sequence[int], extent: Extent) -> str:
     return format_points(ranks, extent, limit=3)
 
 
-def branches_of(branch: Branch) -> list[tuple[str, Node | None]]:
+def branches_of(branch: StackBranch) -> list[tuple[str, FrameNode | None]]:
     """What follows where a path ends, each with what is to be said of it; None: the stacks of some end here.
 
     Ranks that all do several things at once (tasks, threads) have not parted: that is said instead of who they are.
     """
     children = branch.children
-    told: list[tuple[str, Node | None]] = []
+    told: list[tuple[str, FrameNode | None]] = []
     together = [child for child in children if child.ranks == branch.ranks]
     for child in children:
         at_once = len(together) > 1 and child in together
         told.append((f"{together.index(child) + 1} of {len(together)} at once" if at_once else "", child))
-    if isinstance(branch, Node) and branch.here and children:
+    if isinstance(branch, FrameNode) and branch.here and children:
         told.append(("here", None))
     return told
 
 
-def shortened(branches: list[tuple[str, Node | None]]) -> tuple[list[tuple[str, Node | None]], str]:
+def shortened(branches: list[tuple[str, FrameNode | None]]) -> tuple[list[tuple[str, FrameNode | None]], str]:
     """The branches to show, and what is said of those that are left out: nobody reads hundreds of them."""
     if len(branches) <= MOST_BRANCHES:
         return branches, ""
@@ -127,7 +127,7 @@ def shortened(branches: list[tuple[str, Node | None]]) -> tuple[list[tuple[str, 
     return branches[: MOST_BRANCHES - 1], f"… {len(left)} more ways: {rank_label(ranks)}"
 
 
-def owner_label(root: Root, label: Label | None) -> str:
+def owner_label(root: StackRoot, label: Label | None) -> str:
     """Who does what is in a root: the cell, the endpoint and the cell that has called it, the task or the thread."""
     if root.kind == CODE:
         return shown_file(root.name, label)
@@ -146,7 +146,7 @@ def owner_label(root: Root, label: Label | None) -> str:
 def text_of(
     headline: str,
     notes: Notes,
-    roots: Sequence[Root],
+    roots: Sequence[StackRoot],
     idle: Sequence[int],
     extent: Extent,
     label: Label | None = None,
@@ -194,13 +194,13 @@ class _Writer:
         self.lines.append("")
         self.ranks("", ranks, "idle: waiting for a message", _DIM)
 
-    def root(self, root: Root) -> None:
+    def root(self, root: StackRoot) -> None:
         """What one endpoint, cell, task or thread does."""
         self.lines.append("")
         self.ranks("", root.ranks, owner_label(root, self._label), _CYAN)
         self._below(root, "  ")
 
-    def _below(self, branch: Branch, indent: str) -> None:
+    def _below(self, branch: StackBranch, indent: str) -> None:
         # Depth of this recursion is that of branches, of which there are at most as many as different stacks.
         branches = branches_of(branch)
         if len(branches) == 1 and branches[0][1] is not None:
@@ -209,7 +209,7 @@ class _Writer:
         shown, left = shortened(branches)
         for at, (said, child) in enumerate(shown):
             last = at == len(shown) - 1 and not left
-            ranks = branch.here if child is None and isinstance(branch, Node) else child.ranks if child else []
+            ranks = branch.here if child is None and isinstance(branch, FrameNode) else child.ranks if child else []
             below = indent + ("     " if last else "│    ")
             self.ranks(f"{indent}{'└' if last else '├'}─ ", ranks, said, _YELLOW)
             if child is None:
@@ -219,7 +219,7 @@ class _Writer:
         if left:
             self.line(indent, f"└─ {left}", _DIM)
 
-    def _path(self, node: Node, indent: str) -> None:
+    def _path(self, node: FrameNode, indent: str) -> None:
         path = path_from(node)
         parts = parts_of(path, self._label)
         places = [len(part.place) for part in parts if part.source]
@@ -235,15 +235,15 @@ class _Writer:
         else:
             self._below(end, indent)
 
-    def _user(self, part: Part, indent: str, width: int) -> None:
+    def _user(self, part: DisplayLine, indent: str, width: int) -> None:
         room = WIDTH - len(indent) - max(width, len(part.place)) - 2
         source = _cut(part.source, max(20, room))
         if self._colours:
             source = _marked(source, part.span)
         self.lines.append(f"{indent}{part.place.ljust(width)}  {source}")
 
-    def _end(self, branch: Branch, indent: str) -> None:
-        if not isinstance(branch, Node):
+    def _end(self, branch: StackBranch, indent: str) -> None:
+        if not isinstance(branch, FrameNode):
             return
         at_once = at_once_of(branch)
         if at_once:
@@ -261,7 +261,7 @@ class _Writer:
             self.line(indent, f"  {name} = {' · '.join(told)}{more}")
 
 
-def grouped_values(node: Node) -> list[tuple[str, list[tuple[str, list[int]]]]]:
+def grouped_values(node: FrameNode) -> list[tuple[str, list[tuple[str, list[int]]]]]:
     """The local variables at the end of some stacks: name, and each distinct value with its ranks, the fewest first."""
     found: dict[str, dict[str, list[int]]] = {}
     for rank, values in sorted(node.values.items()):
@@ -270,7 +270,7 @@ def grouped_values(node: Node) -> list[tuple[str, list[tuple[str, list[int]]]]]:
     return [(name, sorted(texts.items(), key=lambda each: len(each[1]))) for name, texts in found.items()]
 
 
-def at_once_of(node: Node) -> str:
+def at_once_of(node: FrameNode) -> str:
     """How many threads or tasks of a rank are at the same place, if there are several: `2–5 of these at once`."""
     if not node.counts:
         return ""
@@ -279,7 +279,7 @@ def at_once_of(node: Node) -> str:
     return f"{most if least == most else f'{least}–{most}'} of these at once"
 
 
-def times_of(node: Node) -> str:
+def times_of(node: FrameNode) -> str:
     """How often a frame follows itself: `×12`, or `×3–40` where ranks differ; '' for once."""
     least, most = node.times
     if most == 1:
@@ -287,7 +287,7 @@ def times_of(node: Node) -> str:
     return f"×{most}" if least == most else f"×{least}–{most}"
 
 
-def short_path(frame: Frame) -> str:
+def short_path(frame: StackFrame) -> str:
     """A library's file from its package on: `torch/nn/modules/module.py:1751`."""
     file, line = frame.place.file, frame.place.line
     for mark in ("/site-packages/", "/dist-packages/"):
@@ -299,20 +299,20 @@ def short_path(frame: Frame) -> str:
     return f"{file}:{line}" if line else file
 
 
-def _user_place(node: Node, label: Label | None) -> str:
+def _user_place(node: FrameNode, label: Label | None) -> str:
     frame = node.frame
     gap = f"… {frame.left_out} frames … " if frame.left_out else ""
     times = times_of(node)
     return f"{gap}{frame.place.text(label)}" + (f" {times}" if times else "")
 
 
-def _mixes(one: Frame, other: Frame) -> bool:
+def _mixes(one: StackFrame, other: StackFrame) -> bool:
     """Whether two neighbours belong to different lines: native code is one line, whatever libraries it is in."""
     native = one.place.kind == NATIVE
     return native != (other.place.kind == NATIVE) or (not native and _package(one) != _package(other))
 
 
-def _library(group: Sequence[Node]) -> Part:
+def _library(group: Sequence[FrameNode]) -> DisplayLine:
     # Functions whose names py-spy does not find say nothing.
     named = [node for node in group if node.frame.place.name != "?"] or list(group[-1:])
     frame = named[-1].frame
@@ -321,7 +321,7 @@ def _library(group: Sequence[Node]) -> Part:
     shown = _shortened_names(names, _MOST_NATIVE if native else _MOST_NAMES)
     gap = next((f"… {node.frame.left_out} frames … " for node in group if node.frame.left_out), "")
     head = "» native" if native else f"· {_package(frame)}"
-    return Part(tuple(group), f"{head}: {gap}{' › '.join(shown)}  ({short_path(frame)})")
+    return DisplayLine(tuple(group), f"{head}: {gap}{' › '.join(shown)}  ({short_path(frame)})")
 
 
 def _shortened_names(names: list[str], most: int) -> list[str]:
@@ -334,7 +334,7 @@ def _shortened_names(names: list[str], most: int) -> list[str]:
         most -= 1
 
 
-def _called(node: Node, whole: bool) -> str:
+def _called(node: FrameNode, whole: bool) -> str:
     place = node.frame.place
     times = times_of(node)
     name = place.name
@@ -358,7 +358,7 @@ def _native_name(name: str) -> str:
     return "::".join("".join(plain).strip().split("::")[-2:]) or name
 
 
-def _package(frame: Frame) -> str:
+def _package(frame: StackFrame) -> str:
     place = frame.place
     if place.kind == RUNTIME:
         return "monarch_kernel"

@@ -23,7 +23,7 @@ from monarch_kernel.debugger.controller.values.compare import (
     families,
     group,
 )
-from monarch_kernel.debugger.controller.values.report import Diff, Failed
+from monarch_kernel.debugger.controller.values.report import Diff, ValueFailure
 from monarch_kernel.debugger.events import RankStop
 from monarch_kernel.debugger.model.readings import Leaf, Reading
 from monarch_kernel.debugger.rank.values import probe
@@ -323,12 +323,12 @@ class _Asked:
 
     # -- telling ---------------------------------------------------------------------------------
 
-    def failed(self) -> tuple[Failed, ...]:
+    def failed(self) -> tuple[ValueFailure, ...]:
         """Who has no value, by reason."""
         reasons: dict[tuple[str, str], list[int]] = {}
         for rank in sorted(self._why):
             reasons.setdefault(self._why[rank], []).append(rank)
-        return tuple(Failed(kind, why, tuple(ranks)) for (kind, why), ranks in reasons.items())
+        return tuple(ValueFailure(kind, why, tuple(ranks)) for (kind, why), ranks in reasons.items())
 
     def where(self, readings: dict[int, Reading]) -> str:
         """Where the expression was evaluated."""

@@ -23,7 +23,7 @@ _RIGHT = frozenset((4, 5, 6, 7, 8))
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class ValueFailure:
     """Ranks without a value.
 
     Attributes:
@@ -62,7 +62,7 @@ class Diff:
     where: str
     groups: tuple[ValueGroup, ...]
     differences: tuple[Difference, ...] = ()
-    failed: tuple[Failed, ...] = ()
+    failed: tuple[ValueFailure, ...] = ()
     running: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0

@@ -20,10 +20,10 @@ from monarch_kernel.debugger.model.evidence import (
     PAUSED,
     RUNS,
     WAITS,
-    Call,
     Evidence,
-    Failed,
-    Group,
+    Operation,
+    ProcessGroup,
+    UserException,
     Wait,
 )
 from monarch_kernel.debugger.rank.hang.flight import C10D, SECOND, public_name, record
@@ -62,7 +62,7 @@ def collect(depth: int = 128) -> Evidence:
     rank = rank_of()[1]
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     groups, numbers, dist_rank, world = _groups(c10d) if c10d is not None else ({}, {}, -1, "")
-    history: dict[str, tuple[Call, ...]] = {}
+    history: dict[str, tuple[Operation, ...]] = {}
     for name, calls in (record(depth) if groups else {}).items():
         base = name.partition(SECOND)[0]
         if base in groups:
@@ -173,7 +173,9 @@ def _call(thread: _Thread) -> Wait | None:
     if awaited is None:
         return None
     place = thread.place
-    return Wait(Call("", awaited.number, "call", awaited.what, place=place), "call", place=place, procs=awaited.procs)
+    return Wait(
+        Operation("", awaited.number, "call", awaited.what, place=place), "call", place=place, procs=awaited.procs
+    )
 
 
 def _paused(threads: set[int]) -> Place | None:
@@ -185,7 +187,7 @@ def _paused(threads: set[int]) -> Place | None:
     return None
 
 
-def _failure(history: dict[str, tuple[Call, ...]]) -> Failed | None:
+def _failure(history: dict[str, tuple[Operation, ...]]) -> UserException | None:
     kept = failures()
     if not kept:
         return None
@@ -198,7 +200,7 @@ def _failure(history: dict[str, tuple[Call, ...]]) -> Failed | None:
     users = [frame for frame in frames if is_user(frame.file)]
     message = said_first(error)
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return Failed(
+    return UserException(
         text if len(text) <= 200 else f"{text[:199]}…",
         users[-1] if users else None,
         last.cell,
@@ -211,9 +213,9 @@ def _failure(history: dict[str, tuple[Call, ...]]) -> Failed | None:
 # -- torch.distributed ------------------------------------------------------------------------------
 
 
-def _groups(c10d: Any) -> tuple[dict[str, Group], dict[str, int], int, str]:
+def _groups(c10d: Any) -> tuple[dict[str, ProcessGroup], dict[str, int], int, str]:
     """Its process groups, how many operations each has counted, this process's rank, and what names its world."""
-    groups: dict[str, Group] = {}
+    groups: dict[str, ProcessGroup] = {}
     numbers: dict[str, int] = {}
     try:
         world = c10d._world
@@ -224,7 +226,7 @@ def _groups(c10d: Any) -> tuple[dict[str, Group], dict[str, int], int, str]:
             ranks = world.pg_group_ranks.get(group)
             if ranks is None:
                 continue
-            groups[name] = Group(name, _desc(group), tuple(sorted(ranks)), _timeout(group))
+            groups[name] = ProcessGroup(name, _desc(group), tuple(sorted(ranks)), _timeout(group))
             numbers[name] = _number(group)
         return groups, numbers, int(c10d.get_rank()), _world(world.pg_map[default][1])
     except Exception:  # a process group that is being made or ended at this moment, or another PyTorch
@@ -267,9 +269,9 @@ class _Reader:
     def __init__(
         self,
         c10d: Any,
-        groups: dict[str, Group],
+        groups: dict[str, ProcessGroup],
         numbers: dict[str, int],
-        history: dict[str, tuple[Call, ...]],
+        history: dict[str, tuple[Operation, ...]],
     ) -> None:
         self._c10d = c10d
         self._groups = groups
@@ -299,7 +301,7 @@ class _Reader:
         if self._pending and (in_torch or called in WAITING):
             return Wait(self._pending[0], place=place)
         if called == "wait" and is_user(file) and self._work_of(innermost):
-            return Wait(Call("", 0, "p2p", "wait", place=place), "work", place=place)
+            return Wait(Operation("", 0, "p2p", "wait", place=place), "work", place=place)
         return None
 
     def _in_c10d(self, frames: list[FrameType], place: Place | None) -> Wait | None:
@@ -307,7 +309,7 @@ class _Reader:
         name = public_name(((frame.f_code.co_filename, frame.f_code.co_name) for frame in frames), names[0])
         making = _MAKING.intersection(names)
         if making:
-            return Wait(Call("", 0, name, name, place=place), "group", members=_members(frames), place=place)
+            return Wait(Operation("", 0, name, name, place=place), "group", members=_members(frames), place=place)
         frame = next((each for each in frames if each.f_code.co_name not in ("wrapper",)), frames[0])
         values = frame.f_locals
         function = frame.f_code.co_name
@@ -316,7 +318,7 @@ class _Reader:
         if function in _P2P or (function == "wait" and not self._pending):
             kind = "recv" if "recv" in function else "send"
             shape = _shapes(values)
-            call = Call(group, 0, function, name, shape, place=place)
+            call = Operation(group, 0, function, name, shape, place=place)
             return Wait(call, kind, peer=root, place=place)
         pending = [call for call in self._pending if call.group.partition(SECOND)[0] == group]
         if pending:
@@ -325,7 +327,7 @@ class _Reader:
             return Wait(mine, root=root, place=place)
         if function == "monitored_barrier" or not self._recorded:
             number = 0 if function == "monitored_barrier" else self._numbers.get(group, 0)
-            return Wait(Call(group, number, function, name, _shapes(values), place=place), root=root, place=place)
+            return Wait(Operation(group, number, function, name, _shapes(values), place=place), root=root, place=place)
         return None  # on its way in or out
 
     def _group_of(self, group: Any) -> str:

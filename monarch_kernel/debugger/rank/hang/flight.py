@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from monarch_kernel.debugger.model.evidence import Call
+from monarch_kernel.debugger.model.evidence import Operation
 from monarch_kernel.debugger.source_locations import Place, is_user, kind_of
 
 C10D = "distributed_c10d.py"
@@ -24,7 +24,7 @@ SECOND = " over "
 _DONE = "completed"
 
 
-def record(depth: int) -> dict[str, tuple[Call, ...]]:
+def record(depth: int) -> dict[str, tuple[Operation, ...]]:
     """The latest `depth` collectives of each process group of this process, oldest first; {} without a recorder."""
     entries = sorted(_entries(), key=lambda entry: (_key(entry), entry["record_id"]))
     by_group: dict[str, list[Mapping[str, Any]]] = {}
@@ -95,11 +95,11 @@ def _no_inductor() -> Generator[None]:
             del torch.__dict__["_inductor"]
 
 
-def _call(group: str, entry: Mapping[str, Any]) -> Call:
+def _call(group: str, entry: Mapping[str, Any]) -> Operation:
     frames = entry.get("frames") or ()
     profiling: str = entry["profiling_name"]
     op = profiling.partition(":")[2] or profiling
-    return Call(
+    return Operation(
         group,
         int(entry["collective_seq_id"]),
         op,

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Container, Hashable, Sequence
 
-from monarch_kernel.debugger.model.stacks import Frame, Snapshot, Stack
+from monarch_kernel.debugger.model.stacks import Snapshot, Stack, StackFrame
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 
 #: How often a process is looked at (seconds), and how many looks there are at most.
@@ -69,7 +69,7 @@ def _by_owner(look: Snapshot) -> dict[Hashable, Stack]:
     return found
 
 
-def _common(all_frames: Sequence[tuple[Frame, ...]]) -> tuple[tuple[Frame, ...], bool]:
+def _common(all_frames: Sequence[tuple[StackFrame, ...]]) -> tuple[tuple[StackFrame, ...], bool]:
     """The frames that all have from the outermost on, and whether there are others.
 
     The last one, if it went from line to line, has no line.
@@ -81,7 +81,7 @@ def _common(all_frames: Sequence[tuple[Frame, ...]]) -> tuple[tuple[Frame, ...],
         if len(places) > 1:
             place = last[at].place
             functions = {(each.file, each.name) for each in places}
-            end = (Frame(place._replace(line=0)),) if len(functions) == 1 else ()
+            end = (StackFrame(place._replace(line=0)),) if len(functions) == 1 else ()
             return (*last[:at], *end), True
     return last[:shortest], len({len(frames) for frames in all_frames}) > 1
 

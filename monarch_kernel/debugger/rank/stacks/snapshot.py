@@ -14,7 +14,7 @@ from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
-from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, TASK, THREAD, Frame, Snapshot, Stack
+from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, TASK, THREAD, Snapshot, Stack, StackFrame
 from monarch_kernel.debugger.rank.stacks.tasks import TaskStack, task_stacks
 from monarch_kernel.debugger.rank.stacks.trimming import (
     folded,
@@ -74,7 +74,7 @@ class _Reader:
     def __init__(self, all_threads: bool, values: bool) -> None:
         self._all = all_threads
         self._values = values
-        self._frames: dict[tuple[CodeType, int], Frame] = {}
+        self._frames: dict[tuple[CodeType, int], StackFrame] = {}
         self._by_thread: dict[int, Running] = {}
         self._by_task: dict[int, Running] = {}
         self._stops: dict[int, str] = {}
@@ -177,14 +177,14 @@ class _Reader:
         """The endpoint that a task is part of."""
         return next((self._by_task[id(each)] for each in reversed(task.tasks) if id(each) in self._by_task), None)
 
-    def _of_links(self, task: TaskStack) -> list[Frame]:
+    def _of_links(self, task: TaskStack) -> list[StackFrame]:
         return self._made([(frame.f_code, frame.f_lineno or 0, frame.f_lasti) for frame in task.links])
 
     # -- stacks --------------------------------------------------------------------------------
 
     def _stack(
         self,
-        frames: list[Frame],
+        frames: list[StackFrame],
         running: Running | None,
         kind: str,
         name: str,
@@ -203,10 +203,10 @@ class _Reader:
 
     # -- frames --------------------------------------------------------------------------------
 
-    def _made(self, raw: Iterable[_Raw]) -> list[Frame]:
+    def _made(self, raw: Iterable[_Raw]) -> list[StackFrame]:
         return [self._frame(*each) for each in raw]
 
-    def _frame(self, code: CodeType, line: int, instruction: int) -> Frame:
+    def _frame(self, code: CodeType, line: int, instruction: int) -> StackFrame:
         made = self._frames.get((code, instruction))
         if made is None:
             file = code.co_filename
@@ -214,9 +214,9 @@ class _Reader:
             place = Place(file, line, code.co_qualname, kind)
             if kind == USER:
                 source, span = _source(code, line, instruction)
-                made = Frame(place, source, span)
+                made = StackFrame(place, source, span)
             else:
-                made = Frame(place)
+                made = StackFrame(place)
             self._frames[(code, instruction)] = made
         return made
 

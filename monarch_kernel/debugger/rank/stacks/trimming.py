@@ -15,7 +15,7 @@ from monarch_kernel.debugger.model.stacks import (
     NATIVE,
     OUTER_FRAMES,
     TASK,
-    Frame,
+    StackFrame,
 )
 from monarch_kernel.debugger.source_locations import RUNTIME, USER
 
@@ -43,7 +43,7 @@ def is_ours(name: str) -> bool:
     return name.startswith("monarch-")
 
 
-def kind_by_frames(frames: Sequence[Frame]) -> str:
+def kind_by_frames(frames: Sequence[StackFrame]) -> str:
     """Whether a stack (the outermost frame first) runs a cell, an endpoint, or neither (``""``)."""
     ours = [frame.place.file for frame in frames if frame.place.kind == RUNTIME]
     if any(file.endswith(_CELLS) for file in ours):
@@ -51,17 +51,17 @@ def kind_by_frames(frames: Sequence[Frame]) -> str:
     return ENDPOINT if any(file.endswith(_ENDPOINTS) for file in ours) else ""
 
 
-def has_user_code(frames: Sequence[Frame]) -> bool:
+def has_user_code(frames: Sequence[StackFrame]) -> bool:
     """Whether the user's code is in it."""
     return any(frame.user for frame in frames)
 
 
-def is_stopped(frames: Sequence[Frame]) -> bool:
+def is_stopped(frames: Sequence[StackFrame]) -> bool:
     """Whether a debugger of ours holds this stack."""
     return _cut_stop(frames) != len(frames)
 
 
-def trimmed(frames: Sequence[Frame], kind: str) -> tuple[Frame, ...]:
+def trimmed(frames: Sequence[StackFrame], kind: str) -> tuple[StackFrame, ...]:
     """The part of a stack (the outermost frame first) that is its owner's: all of it if there is no such part."""
     shown = list(frames[: _cut_stop(frames)])
     first = next((at for at, frame in enumerate(shown) if frame.user), len(shown))
@@ -74,9 +74,9 @@ def trimmed(frames: Sequence[Frame], kind: str) -> tuple[Frame, ...]:
     return tuple(shown[begin:]) or tuple(shown)
 
 
-def folded(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+def folded(frames: Sequence[StackFrame]) -> tuple[StackFrame, ...]:
     """A stack with equal neighbours as one frame, and without the middle of a very deep one."""
-    kept: list[Frame] = []
+    kept: list[StackFrame] = []
     for frame in frames:
         last = kept[-1] if kept else None
         if last is not None and last.place == frame.place:
@@ -90,7 +90,7 @@ def folded(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     return tuple(kept)
 
 
-def _after_callers(frames: Sequence[Frame]) -> int:
+def _after_callers(frames: Sequence[StackFrame]) -> int:
     """Where the endpoint begins: after the innermost frame of what calls endpoints."""
     begin = 0
     for at, frame in enumerate(frames):
@@ -99,7 +99,7 @@ def _after_callers(frames: Sequence[Frame]) -> int:
     return begin
 
 
-def _cut_stop(frames: Sequence[Frame]) -> int:
+def _cut_stop(frames: Sequence[StackFrame]) -> int:
     """Where a debugger has taken over from the user's code; the length if none has."""
     user = False
     for at, frame in enumerate(frames):
