@@ -46,7 +46,7 @@ QUICK = [
     "debugger/stopping/test_stopping.py",
     "debugger/test_hub.py",
     "debugger/values",
-    "debugger/dap/test_session.py",
+    "debugger/dap/test_rank_session.py",
     "debugger/dap/test_gateway.py",
     "host/test_agent.py",
     "host/test_procs.py",

@@ -11,7 +11,7 @@ from typing import Any
 from monarch_kernel.actor import Extent
 from monarch_kernel.debugger.controller.query import Answers, ask
 from monarch_kernel.debugger.controller.stacks.merge import MergedStacks, StackClass, StackRoot, merge
-from monarch_kernel.debugger.controller.stacks.spied import HOLDS_LOCK, read_snapshot, with_native
+from monarch_kernel.debugger.controller.stacks.pyspy import HOLDS_LOCK, read_snapshot, with_native
 from monarch_kernel.debugger.controller.stacks.text import Notes, text_of
 from monarch_kernel.debugger.model.stacks import Snapshot
 from monarch_kernel.debugger.rank.stacks.motion import watch
@@ -114,7 +114,7 @@ class Stacks:
 
     def asdict(self) -> dict[str, Any]:
         """All of it as plain values, as JSON has them."""
-        from monarch_kernel.debugger.controller.stacks.plain import plain
+        from monarch_kernel.debugger.controller.stacks.data import plain
 
         return plain(self)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.values.questions import diff, pull
+    from monarch_kernel.debugger.controller.values.query import diff, pull
     from monarch_kernel.debugger.controller.values.report import Diff
 
 __all__ = ["Diff", "diff", "pull"]
@@ -18,7 +18,7 @@ __all__ = ["Diff", "diff", "pull"]
 def __getattr__(name: str) -> Any:
     """These names are loaded when they are used."""
     if name in ("diff", "pull"):
-        from monarch_kernel.debugger.controller.values import questions
+        from monarch_kernel.debugger.controller.values import query as questions
 
         return getattr(questions, name)
     if name == "Diff":

@@ -244,7 +244,9 @@ class Parts:
             self._array(NumpyArray(self._numpy.asarray(value)), path, note=name)
 
     def _tensor(self, value: Any, path: str) -> None:
-        from monarch_kernel.debugger.rank.values.kinds import pieces_of  # torch is there, since there is a tensor
+        from monarch_kernel.debugger.rank.values.tensor_kinds import (
+            pieces_of,  # torch is there, since there is a tensor
+        )
 
         with self._torch.no_grad():
             for piece in pieces_of(value):

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from monarch_kernel.debugger.dap.ids import FrameOf, Ids, RankThread, StopKey, ValueOf
-from monarch_kernel.debugger.dap.shown import Event, ShownStop
+from monarch_kernel.debugger.dap.id_table import FrameOf, Ids, RankThread, StopKey, ValueOf
+from monarch_kernel.debugger.dap.stop_queue import Event, ShownStop
 from monarch_kernel.debugger.dap.translate import RequestError, shown_frames
 from monarch_kernel.debugger.events import RankStop
 

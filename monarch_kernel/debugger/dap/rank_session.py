@@ -12,9 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger.controller.viewers import DriverError
-from monarch_kernel.debugger.dap.ids import BASE, FrameOf, RankThread, StopKey
-from monarch_kernel.debugger.dap.shown import Event
-from monarch_kernel.debugger.dap.table import RankTable
+from monarch_kernel.debugger.dap.id_table import BASE, FrameOf, RankThread, StopKey
+from monarch_kernel.debugger.dap.stop_queue import Event
+from monarch_kernel.debugger.dap.stop_table import RankTable
 from monarch_kernel.debugger.dap.translate import (
     MOVES,
     RequestError,

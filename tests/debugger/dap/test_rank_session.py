@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.debugger.dap.ids import BASE
-from monarch_kernel.debugger.dap.session import RankSession
+from monarch_kernel.debugger.dap.id_table import BASE
+from monarch_kernel.debugger.dap.rank_session import RankSession
 from monarch_kernel.debugger.events import RankGone, RankRanOff
 from monarch_kernel.debugger.model.stops import Bound
 from tests.debugger.dap.memory import CELL, Debugger, Mesh

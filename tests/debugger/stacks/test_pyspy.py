@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import monarch_kernel
-from monarch_kernel.debugger.controller.stacks.spied import HOLDS_LOCK, read_snapshot, with_native
+from monarch_kernel.debugger.controller.stacks.pyspy import HOLDS_LOCK, read_snapshot, with_native
 from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, THREAD, Snapshot, Stack
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 
