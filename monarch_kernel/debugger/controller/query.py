@@ -64,7 +64,7 @@ def ask(
 
     deadline = time.monotonic() + timeout
     whole = whole_of(mesh)
-    chosen = _chosen(ranks, len(whole.ranks))
+    chosen = chosen_ranks(ranks, len(whole.ranks))
     back = {whole.ranks[rank]: rank for rank in chosen}  # from ranks of the whole to those of `mesh`
     request = cloudpickle.dumps((function, args))
     answers = Answers(dead={back[rank]: why for rank, why in whole.procs.dead().items() if rank in back})
@@ -95,7 +95,8 @@ def ask(
     return answers
 
 
-def _chosen(ranks: Iterable[int] | None, size: int) -> list[int]:
+def chosen_ranks(ranks: Iterable[int] | None, size: int) -> list[int]:
+    """These ranks of a mesh of that size, sorted (None: all). Raises ValueError if there is no such rank."""
     if ranks is None:
         return list(range(size))
     chosen = sorted(set(ranks))

@@ -11,8 +11,8 @@ import pytest
 
 from monarch_kernel.actor import Extent
 from monarch_kernel.debugger.controller.stacks import Stacks
+from monarch_kernel.debugger.controller.stacks.layout import MOST_BRANCHES
 from monarch_kernel.debugger.controller.stacks.merge import StackBranch, merge
-from monarch_kernel.debugger.controller.stacks.text import MOST_BRANCHES
 from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, THREAD, Snapshot, Stack, StackFrame
 from monarch_kernel.debugger.source_locations import LIBRARY, USER, Place
 

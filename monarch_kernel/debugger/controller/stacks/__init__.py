@@ -1,21 +1,10 @@
-"""The stacks of all ranks, merged: `gather` asks, `snapshot` answers in a rank, `merge`, `text` and `html` show it.
+"""The stacks of all ranks, merged: `gather` asks the ranks, `merge` and `report` make one tree, renderers show it.
 
-Names are loaded when they are used: a rank needs `snapshot` only.
+The renderers are `text`, `html` and `data`; the first two share the `layout` of lines. A rank takes its own stacks in
+`debugger.rank.stacks`; `pyspy` reads what a host agent has seen of a rank that does not answer.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.stacks.gather import Stacks, stacks
+from monarch_kernel.debugger.controller.stacks.gather import stacks
+from monarch_kernel.debugger.controller.stacks.report import Stacks
 
 __all__ = ["Stacks", "stacks"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from monarch_kernel.debugger.controller.stacks import gather
-
-        return getattr(gather, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch_kernel.debugger.controller.stacks.merge import FrameNode, StackBranch
+from monarch_kernel.debugger.controller.stacks.report import Stacks
 from monarch_kernel.debugger.model.stacks import Stack, StackFrame
 
-if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.stacks.gather import Stacks
 
-
-def plain(stacks: Stacks) -> dict[str, Any]:
+def data_of(stacks: Stacks) -> dict[str, Any]:
     """What a `Stacks` has: `tree` (frames within frames, each with its ranks), `classes`, and who is not in them."""
     return {
         "mesh": stacks.mesh,

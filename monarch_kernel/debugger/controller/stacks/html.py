@@ -7,19 +7,16 @@ dark pages, in any front end, and in a saved notebook.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 
-from monarch_kernel.actor import Extent
-from monarch_kernel.debugger.controller.stacks.merge import FrameNode, StackBranch, StackRoot
-from monarch_kernel.debugger.controller.stacks.text import (
+from monarch_kernel.debugger.controller.stacks.layout import (
     DisplayLine,
-    Notes,
     at_once_of,
-    branches_of,
+    continuations_of,
     grouped_values,
+    lines_of,
     owner_label,
-    parts_of,
     path_from,
     rank_label,
     short_path,
@@ -27,6 +24,8 @@ from monarch_kernel.debugger.controller.stacks.text import (
     times_of,
     where_label,
 )
+from monarch_kernel.debugger.controller.stacks.merge import FrameNode, StackBranch, StackRoot
+from monarch_kernel.debugger.controller.stacks.report import Stacks
 from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.meshes import format_ranks
 
@@ -53,40 +52,34 @@ _NOW = "background:rgba(255,176,32,.30);border-radius:2px"
 _CHIP = "background:#d9912b;color:#fff;border-radius:8px;padding:0 6px;font-size:85%"
 
 
-def html_of(
-    headline: str,
-    notes: Notes,
-    roots: Sequence[StackRoot],
-    idle: Sequence[int],
-    extent: Extent,
-    label: Label | None = None,
-    processes: Mapping[int, str] | None = None,
-) -> str:
-    """All of it; `processes` says where a rank's process is, for tooltips."""
-    return _Page(extent, label, processes or {}).whole(headline, notes, roots, idle)
+def html_of(stacks: Stacks, label: Label | None = None) -> str:
+    """The headline, the notes, and the tree; tooltips say where a rank's process is."""
+    return _Page(stacks, label or stacks.label).whole()
 
 
 class _Page:
-    def __init__(self, extent: Extent, label: Label | None, processes: Mapping[int, str]) -> None:
-        self._extent = extent
+    def __init__(self, stacks: Stacks, label: Label | None) -> None:
+        self._stacks = stacks
         self._label = label
-        self._processes = processes
         self._contexts = 0
 
-    def whole(self, headline: str, notes: Notes, roots: Sequence[StackRoot], idle: Sequence[int]) -> str:
+    def whole(self) -> str:
         """The page."""
-        blocks = [(len(root.ranks), self._root(root)) for root in roots]
+        stacks = self._stacks
+        idle = stacks.idle
+        blocks = [(len(root.ranks), self._root(root)) for root in stacks.tree]
         if idle:
             at = next((k for k, (count, _) in enumerate(blocks) if len(idle) <= count), len(blocks))
             line = f"{self._ranks(idle)} idle: waiting for a message{self._where(idle)}"
             blocks.insert(at, (len(idle), f'<div style="{_ROW};{_DIM};margin-top:6px">{line}</div>'))
-        said = "".join(
-            f'<div style="{_NOTE}">{self._ranks(ranks)} <span style="{_BAD}">{escape(text)}</span>'
-            f"{self._where(ranks)}</div>"
-            for text, ranks in notes.lines
+        notes = "".join(
+            f'<div style="{_NOTE}">{self._ranks(note.ranks)} <span style="{_BAD}">{escape(note.text)}</span>'
+            f"{self._where(note.ranks)}</div>"
+            for note in stacks.notes
         )
         body = "".join(html for _, html in blocks)
-        return f'<div style="{_BOX}"><div style="font-weight:600">{escape(headline)}</div>{said}{body}</div>'
+        headline = escape(stacks.headline)
+        return f'<div style="{_BOX}"><div style="font-weight:600">{headline}</div>{notes}{body}</div>'
 
     def _root(self, root: StackRoot) -> str:
         head = f"{self._ranks(root.ranks)} <b>{escape(owner_label(root, self._label))}</b>{self._where(root.ranks)}"
@@ -94,16 +87,15 @@ class _Page:
         return _details(head, self._below(root), open_=True, inside=_INSIDE, style="margin-top:6px")
 
     def _below(self, branch: StackBranch) -> str:
-        branches = branches_of(branch)
-        if len(branches) == 1 and branches[0][1] is not None:
-            return self._path(branches[0][1])
+        found = continuations_of(branch)
+        if len(found) == 1 and found[0].node is not None:
+            return self._path(found[0].node)
         rows: list[str] = []
-        shown, left = shortened(branches)
-        for said, child in shown:
-            ranks = child.ranks if child is not None else branch.here if isinstance(branch, FrameNode) else []
-            body = self._path(child) if child is not None else self._end(branch)
-            head = f"{self._ranks(ranks)} {escape(said)}".rstrip() + self._where(ranks)
-            inside = _INSIDE if said.endswith("at once") else _PARTED
+        shown, left = shortened(found)
+        for each in shown:
+            body = self._path(each.node) if each.node is not None else self._end(branch)
+            head = f"{self._ranks(each.ranks)} {escape(each.note)}".rstrip() + self._where(each.ranks)
+            inside = _INSIDE if each.concurrent else _PARTED
             rows.append(
                 _details(head, body, open_=True, inside=inside) if body else f'<div style="{_ROW}">{head}</div>'
             )
@@ -113,31 +105,31 @@ class _Page:
 
     def _path(self, node: FrameNode) -> str:
         path = path_from(node)
-        parts = parts_of(path, self._label)
-        width = min(max((len(part.place) for part in parts if part.source), default=0), 60)
+        lines = lines_of(path, self._label)
+        width = min(max((len(line.place) for line in lines if line.source), default=0), 60)
         end = path[-1]
-        rows = [self._part(part, width, _parting(end) if part is parts[-1] else "") for part in parts]
+        rows = [self._line(line, width, _parting(end) if line is lines[-1] else "") for line in lines]
         return "".join(rows) + (self._below(end) if end.children else self._end(end))
 
-    def _part(self, part: DisplayLine, width: int, chip: str) -> str:
-        if not part.user:
-            head = f'<span style="{_DIM}">{escape(part.place)}</span>{chip}'
+    def _line(self, line: DisplayLine, width: int, chip: str) -> str:
+        if not line.user:
+            head = f'<span style="{_DIM}">{escape(line.place)}</span>{chip}'
             inside = "\n".join(
                 f"{node.frame.place.name} {times_of(node)}".rstrip().ljust(32) + f"  {short_path(node.frame)}"
-                for node in part.nodes
+                for node in line.nodes
             )
             return _details(head, f'<pre style="{_PRE};{_DIM}">{escape(inside)}</pre>', inside=_INSIDE)
-        frame = part.nodes[0].frame
+        frame = line.nodes[0].frame
         title = escape(f"{frame.place.file}:{frame.place.line}", quote=True)
-        place = escape(part.place.ljust(width))
-        head = f'<span title="{title}">{place}</span>  {_marked(part.source, part.span)}{chip}'
-        context = self._context(part)
+        place = escape(line.place.ljust(width))
+        head = f'<span title="{title}">{place}</span>  {_marked(line.source, line.span)}{chip}'
+        context = self._context(line)
         if not context:
             return f'<div style="{_ROW}">{head}</div>'
         return _details(head, context, inside=_INSIDE)
 
-    def _context(self, part: DisplayLine) -> str:
-        frame = part.nodes[0].frame
+    def _context(self, shown: DisplayLine) -> str:
+        frame = shown.nodes[0].frame
         file, line = frame.place.file, frame.place.line
         if not frame.source or self._contexts >= _MOST_CONTEXTS:
             return ""
@@ -163,29 +155,30 @@ class _Page:
             for state, ranks in sorted(branch.states.items())
         ]
         for name, groups in grouped_values(branch):
-            told = [
+            texts = [
                 escape(text)
                 + ("" if len(groups) == 1 else f' <span style="{_RANKS}">[{format_ranks(ranks, limit=6)}]</span>')
                 for text, ranks in groups[:20]
             ]
-            rows.append(f'<div style="{_ROW}"><span style="{_DIM}">{escape(name)} =</span> {" · ".join(told)}</div>')
+            rows.append(f'<div style="{_ROW}"><span style="{_DIM}">{escape(name)} =</span> {" · ".join(texts)}</div>')
         return "".join(rows)
 
     def _ranks(self, ranks: Sequence[int]) -> str:
         lines = [f"{len(ranks)} ranks: {format_ranks(ranks, limit=_MOST_RUNS)}"] if len(ranks) > 1 else []
         if len(ranks) <= _MOST_PROCESSES:
-            lines += [f"{rank}: {self._processes[rank]}" for rank in ranks if rank in self._processes]
+            processes = {rank: self._stacks.process_of(rank) for rank in ranks}
+            lines += [f"{rank}: {process}" for rank, process in processes.items() if process]
         title = escape("\n".join(lines), quote=True)
         return f'<span style="{_RANKS}" title="{title}">{escape(rank_label(ranks))}</span>'
 
     def _where(self, ranks: Sequence[int]) -> str:
-        where = where_label(ranks, self._extent)
+        where = where_label(ranks, self._stacks.extent)
         return f'  <span style="{_DIM}">{escape(where)}</span>' if where else ""
 
 
 def _parting(branch: StackBranch) -> str:
     """A mark where ranks go different ways."""
-    ways = sum(not said.endswith("at once") for said, _ in branches_of(branch))
+    ways = sum(not each.concurrent for each in continuations_of(branch))
     return f' <span style="{_CHIP}">ranks part here: {ways} ways</span>' if ways > 1 else ""
 
 

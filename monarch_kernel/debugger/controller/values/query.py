@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch_kernel.actor import ActorMesh
 from monarch_kernel.debugger import existing_debugger
-from monarch_kernel.debugger.controller.query import Answers, ask
+from monarch_kernel.debugger.controller.query import Answers, ask, chosen_ranks
 from monarch_kernel.debugger.controller.sets import user_frames
 from monarch_kernel.debugger.controller.values.compare import (
     BUDGET,
@@ -149,7 +149,7 @@ class _Asked:
     ) -> None:
         self.expression = checked(expression)
         self.whole: Whole = whole_of(mesh)
-        self.ranks = _chosen(self.whole, ranks)
+        self.ranks = sorted(self.whole.ranks[rank] for rank in chosen_ranks(ranks, len(self.whole.ranks)))
         self.running: tuple[int, ...] = ()
         self._timeout = timeout
         self._why: dict[int, tuple[str, str]] = {}  # of ranks without an answer: what kind of trouble, and a sentence
@@ -356,16 +356,6 @@ def checked(expression: str) -> str:
         why = error.msg if isinstance(error, SyntaxError) else str(error)
         raise ValueError(f"{source!r} is no expression ({why}): it is evaluated on each rank, for its value") from None
     return source
-
-
-def _chosen(whole: Whole, ranks: Iterable[int] | None) -> list[int]:
-    """Ranks of the whole mesh."""
-    size = len(whole.ranks)
-    chosen = list(range(size)) if ranks is None else sorted(set(ranks))
-    for rank in chosen:
-        if not 0 <= rank < size:
-            raise ValueError(f"there is no rank {rank}: the mesh has {size} (0 to {size - 1})")
-    return sorted(whole.ranks[rank] for rank in chosen)
 
 
 def _bytes_of(row: Difference) -> int:

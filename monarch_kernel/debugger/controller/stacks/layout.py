@@ -1,0 +1,257 @@
+"""How a merged tree is laid out in lines, for every renderer: what shares a line, and what ranks and frames are called.
+
+Frames that follow each other without a branch stand below each other and are not indented further, so that deep stacks
+stay readable; neighbouring frames of libraries share a line. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from monarch_kernel.actor import Extent
+from monarch_kernel.debugger.controller.stacks.merge import FrameNode, StackBranch, StackRoot
+from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, StackFrame
+from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, Label, shown_cell, shown_file
+from monarch_kernel.meshes import format_points, format_ranks
+
+#: Ways that ranks go from one place; further ones are only counted.
+MOST_BRANCHES = 40
+_LABEL_RUNS = 6
+_MOST_NAMES, _MOST_NATIVE = 3, 6
+# Names in one line take about this width.
+_NAMES_WIDTH = 84
+_MOST_CELLS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DisplayLine:
+    """Neighbouring frames that share a line: one frame of user code, or several of libraries.
+
+    Attributes:
+        nodes: the frames, the outermost first.
+        place: what the line says of where they are.
+        source: the source that it shows; "" for none.
+        span: the columns of `source` that run now.
+    """
+
+    nodes: tuple[FrameNode, ...]
+    place: str
+    source: str = ""
+    span: tuple[int, int] = (0, 0)
+
+    @property
+    def user(self) -> bool:
+        """Whether it is user code."""
+        return self.nodes[0].frame.user
+
+
+class Continuation(NamedTuple):
+    """One of the ways in which stacks go on from a place.
+
+    Attributes:
+        ranks: the ranks that go this way.
+        node: the next frame; None where the stacks of these ranks end.
+        note: what is said of it beside the ranks.
+        concurrent: the same ranks also go other ways, in other tasks or threads: they have not parted.
+    """
+
+    ranks: Sequence[int]
+    node: FrameNode | None
+    note: str = ""
+    concurrent: bool = False
+
+
+def path_from(node: FrameNode) -> list[FrameNode]:
+    """A node and those that follow it without a branch."""
+    path = [node]
+    while len(node.children) == 1 and not node.here:
+        node = node.children[0]
+        path.append(node)
+    return path
+
+
+def lines_of(path: Sequence[FrameNode], label: Label | None) -> list[DisplayLine]:
+    """A path as lines."""
+    lines: list[DisplayLine] = []
+    group: list[FrameNode] = []
+    for node in path:
+        frame = node.frame
+        if frame.user:
+            if group:
+                lines.append(_library(group))
+                group = []
+            lines.append(DisplayLine((node,), _user_place(node, label), frame.source, frame.span))
+        else:
+            if group and (_mixes(group[-1].frame, frame) or frame.left_out):
+                lines.append(_library(group))
+                group = []
+            group.append(node)
+    if group:
+        lines.append(_library(group))
+    return lines
+
+
+def rank_label(ranks: Iterable[int]) -> str:
+    """A set of ranks in brackets: `[0-3,7]`."""
+    return f"[{format_ranks(ranks, limit=_LABEL_RUNS)}]"
+
+
+def where_label(ranks: Sequence[int], extent: Extent) -> str:
+    """Where ranks lie in a mesh of several dimensions: `hosts=0,gpus=3`; '' for all of them."""
+    if len(extent.names) < 2 or len(ranks) == extent.nelements:
+        return ""
+    return format_points(ranks, extent, limit=3)
+
+
+def continuations_of(branch: StackBranch) -> list[Continuation]:
+    """How stacks go on where a path ends. Ranks that do several things at once (tasks, threads) have not parted."""
+    together = [child for child in branch.children if child.ranks == branch.ranks]
+    found: list[Continuation] = []
+    for child in branch.children:
+        if len(together) > 1 and child in together:
+            note = f"{together.index(child) + 1} of {len(together)} at once"
+            found.append(Continuation(child.ranks, child, note, concurrent=True))
+        else:
+            found.append(Continuation(child.ranks, child))
+    if isinstance(branch, FrameNode) and branch.here and branch.children:
+        found.append(Continuation(branch.here, None, "here"))
+    return found
+
+
+def shortened(found: list[Continuation]) -> tuple[list[Continuation], str]:
+    """The continuations to show, and what is said of the rest: hundreds of them are only counted."""
+    if len(found) <= MOST_BRANCHES:
+        return found, ""
+    left = found[MOST_BRANCHES - 1 :]
+    ranks = sorted({rank for each in left if each.node is not None for rank in each.ranks})
+    return found[: MOST_BRANCHES - 1], f"… {len(left)} more ways: {rank_label(ranks)}"
+
+
+def owner_label(root: StackRoot, label: Label | None) -> str:
+    """What runs in a root: the cell, the endpoint and the cell that has called it, the task or the thread."""
+    if root.kind == CODE:
+        return shown_file(root.name, label)
+    if root.kind == ENDPOINT:
+        cells: dict[str, list[int]] = {}
+        for cell, ranks in root.cells.items():
+            name = shown_cell(cell, label)
+            if name:
+                cells.setdefault(name, []).extend(ranks)
+        callers = [name if ranks == root.ranks else f"{name} {rank_label(ranks)}" for name, ranks in cells.items()]
+        called = f", called by {', '.join(callers[:_MOST_CELLS])}" if callers else ""
+        return f"{root.name}(){called}"
+    return f"{'task' if root.kind == TASK else 'thread'} {root.name}"
+
+
+def grouped_values(node: FrameNode) -> list[tuple[str, list[tuple[str, list[int]]]]]:
+    """The local variables at the end of some stacks: name, and each distinct value with its ranks, the fewest first."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for rank, values in sorted(node.values.items()):
+        for name, text in values:
+            found.setdefault(name, {}).setdefault(text, []).append(rank)
+    return [(name, sorted(texts.items(), key=lambda each: len(each[1]))) for name, texts in found.items()]
+
+
+def at_once_of(node: FrameNode) -> str:
+    """How many threads or tasks of a rank are at the same place, if there are several: `2–5 of these at once`."""
+    if not node.counts:
+        return ""
+    most = max(node.counts.values())
+    least = min(node.counts.values()) if len(node.counts) == len(node.here) else 1
+    return f"{most if least == most else f'{least}–{most}'} of these at once"
+
+
+def times_of(node: FrameNode) -> str:
+    """How often a frame follows itself: `×12`, or `×3–40` where ranks differ; '' for once."""
+    least, most = node.times
+    if most == 1:
+        return ""
+    return f"×{most}" if least == most else f"×{least}–{most}"
+
+
+def short_path(frame: StackFrame) -> str:
+    """A library's file from its package on: `torch/nn/modules/module.py:1751`."""
+    file, line = frame.place.file, frame.place.line
+    for mark in ("/site-packages/", "/dist-packages/"):
+        if mark in file:
+            file = file.rpartition(mark)[2]
+            break
+    else:
+        file = "/".join(file.rsplit("/", 1)[-1:])
+    return f"{file}:{line}" if line else file
+
+
+def _user_place(node: FrameNode, label: Label | None) -> str:
+    frame = node.frame
+    gap = f"… {frame.left_out} frames … " if frame.left_out else ""
+    times = times_of(node)
+    return f"{gap}{frame.place.text(label)}" + (f" {times}" if times else "")
+
+
+def _mixes(one: StackFrame, other: StackFrame) -> bool:
+    """Whether two neighbours belong to different lines: native code is one line, whatever libraries it is in."""
+    native = one.place.kind == NATIVE
+    return native != (other.place.kind == NATIVE) or (not native and _package(one) != _package(other))
+
+
+def _library(group: Sequence[FrameNode]) -> DisplayLine:
+    # Functions whose names py-spy does not find say nothing.
+    named = [node for node in group if node.frame.place.name != "?"] or list(group[-1:])
+    frame = named[-1].frame
+    native = frame.place.kind == NATIVE
+    names = [_called(node, node is named[-1]) for node in named]
+    shown = _shortened_names(names, _MOST_NATIVE if native else _MOST_NAMES)
+    gap = next((f"… {node.frame.left_out} frames … " for node in group if node.frame.left_out), "")
+    head = "» native" if native else f"· {_package(frame)}"
+    return DisplayLine(tuple(group), f"{head}: {gap}{' › '.join(shown)}  ({short_path(frame)})")
+
+
+def _shortened_names(names: list[str], most: int) -> list[str]:
+    """Some of a chain of calls: how it begins, and where it is, which is what matters most."""
+    while True:
+        left = len(names) - most
+        shown = names if left <= 0 else [*names[: most - 2], f"… {left + 1} …", names[-1]]
+        if most <= 3 or sum(map(len, shown)) + 3 * len(shown) <= _NAMES_WIDTH:
+            return shown
+        most -= 1
+
+
+def _called(node: FrameNode, whole: bool) -> str:
+    place = node.frame.place
+    times = times_of(node)
+    name = place.name
+    if place.kind == NATIVE:
+        name = _native_name(name)
+    elif not whole:
+        name = name.rpartition(".")[2]
+    return name + (f" {times}" if times else "")
+
+
+def _native_name(name: str) -> str:
+    """A function of C++ without parameters, template arguments and outer namespaces: `Engine::execute`."""
+    depth = 0
+    plain: list[str] = []
+    for letter in name.replace("(anonymous namespace)", "anonymous"):
+        if letter == "(" and not depth and plain:
+            break
+        depth += (letter == "<") - (letter == ">")
+        if not depth and letter != ">":
+            plain.append(letter)
+    return "::".join("".join(plain).strip().split("::")[-2:]) or name
+
+
+def _package(frame: StackFrame) -> str:
+    place = frame.place
+    if place.kind == RUNTIME:
+        return "monarch_kernel"
+    if place.kind == NATIVE:
+        return place.file.rsplit("/", 1)[-1]
+    if place.kind == LIBRARY:
+        for mark in ("/site-packages/", "/dist-packages/"):
+            if mark in place.file:
+                return place.file.rpartition(mark)[2].partition("/")[0].removesuffix(".py")
+    parts = place.file.removesuffix(".py").split("/")
+    inside = next((at for at, part in enumerate(parts) if part.startswith("python3")), len(parts) - 2)
+    return parts[inside + 1] if inside + 1 < len(parts) else parts[-1]

@@ -1,0 +1,133 @@
+"""What `stacks` returns: the merged stacks of all ranks as data, which `text`, `html` and `data` show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from monarch_kernel.actor import Extent
+from monarch_kernel.debugger.controller.stacks.merge import StackClass, StackRoot, merge
+from monarch_kernel.debugger.model.stacks import Snapshot
+from monarch_kernel.debugger.source_locations import Label
+
+
+class RankNote(NamedTuple):
+    """What is said of some ranks beside their stacks."""
+
+    text: str
+    ranks: tuple[int, ...]
+
+
+class Stacks:
+    """What the ranks of a mesh are doing: one tree of all their stacks.
+
+    Shows itself as text, and as HTML in a notebook. Ranks are numbered as in the mesh that was asked.
+
+    Attributes:
+        mesh: the name of the mesh.
+        extent: its shape.
+        ranks: the ranks that were asked.
+        snapshots: what each rank is doing, by rank.
+        tree: the merged stacks, the fewest ranks first at each branch.
+        classes: sets of ranks that do the same, the smallest first.
+        idle: the ranks that wait for a message.
+        late: the ranks that did not answer in time, and why.
+        dead: the ranks that are dead, and of what.
+        unread: the ranks whose stacks could not be read, and why.
+        hosts: the host of each rank.
+        label: what files are called, such as `Cell In[3]`.
+        seconds: how long it took.
+    """
+
+    def __init__(
+        self,
+        mesh: str,
+        extent: Extent,
+        ranks: Sequence[int],
+        snapshots: Mapping[int, Snapshot],
+        *,
+        late: Mapping[int, str] | None = None,
+        dead: Mapping[int, str] | None = None,
+        unread: Mapping[int, str] | None = None,
+        hosts: Mapping[int, str] | None = None,
+        label: Label | None = None,
+        seconds: float = 0.0,
+    ) -> None:
+        self.mesh = mesh
+        self.extent = extent
+        self.ranks = tuple(ranks)
+        self.snapshots = dict(snapshots)
+        self.late = dict(late or {})
+        self.dead = dict(dead or {})
+        self.unread = dict(unread or {})
+        self.hosts = dict(hosts or {})
+        self.label = label
+        self.seconds = seconds
+        merged = merge(self.snapshots)
+        self.tree: tuple[StackRoot, ...] = merged.roots
+        self.classes: tuple[StackClass, ...] = merged.classes
+        self.idle = merged.idle
+
+    @property
+    def headline(self) -> str:
+        """How many ranks there are, and how many different stacks."""
+        asked, count = len(self.ranks), len(self.classes)
+        subject = f"{asked} {'rank' if asked == 1 else 'ranks'} of mesh {self.mesh}"
+        if asked > 1 and count == 1 and len(self.snapshots) == asked:
+            return f"{subject}, all at the same place"
+        counts = [f"{count} different stacks" if count != 1 else "1 stack"] if count else []
+        for noun, members in (("late", self.late), ("dead", self.dead), ("unknown", self.unread)):
+            if members:
+                counts.append(f"{len(members)} {noun}")
+        return f"{subject}: {', '.join(counts)}" if counts else subject
+
+    @property
+    def notes(self) -> tuple[RankNote, ...]:
+        """What there is to say of ranks beside their stacks, the worst first."""
+        notes: list[RankNote] = []
+        for noun, members in (("dead: ", self.dead), ("unknown: ", self.unread), ("", self.late)):
+            reasons: dict[str, list[int]] = {}
+            for rank, why in sorted(members.items()):
+                reasons.setdefault(why, []).append(rank)
+            notes += [
+                RankNote(f"{noun}{why}", tuple(ranks))
+                for why, ranks in sorted(reasons.items(), key=lambda each: len(each[1]))
+            ]
+        return tuple(notes)
+
+    def process_of(self, rank: int) -> str:
+        """The host and the process of a rank: `node3 pid 4711`; "" where that is not known."""
+        snapshot = self.snapshots.get(rank)
+        return f"{self.hosts.get(rank, '')} pid {snapshot.pid}".lstrip() if snapshot is not None else ""
+
+    def text(self, *, colours: bool = False, label: Label | None = None) -> str:
+        """The tree as text: its length follows the number of different stacks, not that of ranks."""
+        from monarch_kernel.debugger.controller.stacks.text import text_of
+
+        return text_of(self, label, colours=colours)
+
+    def html(self, *, label: Label | None = None) -> str:
+        """The tree as HTML: branches fold, and a frame opens the source around it. Needs no scripts and no styles."""
+        from monarch_kernel.debugger.controller.stacks.html import html_of
+
+        return html_of(self, label)
+
+    def asdict(self) -> dict[str, Any]:
+        """The whole as dictionaries, lists, strings and numbers, as JSON has them."""
+        from monarch_kernel.debugger.controller.stacks.data import data_of
+
+        return data_of(self)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(self.text())
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def _repr_mimebundle_(self, **_kwargs: Any) -> dict[str, Any]:
+        return {"text/plain": self.text(), "text/html": self.html()}
