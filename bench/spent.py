@@ -7,6 +7,7 @@ what they measure; the untraced round trip is printed beside them.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -15,7 +16,6 @@ from typing import Any
 
 from monarch_kernel.actor import Actor, endpoint, this_host
 
-CALLS = 4000
 clock = time.perf_counter
 stamps: list[tuple[str, float]] = []
 
@@ -61,7 +61,7 @@ def trace(peer: str) -> None:
     link.decode = stamped(link.decode, "decode", "decoded")
     modules: Any = (endpoint, instance)
     for module in modules:
-        module.dumps = stamped(module.dumps, "dumps", "dumped")
+        module.pickled = stamped(module.pickled, "dumps", "dumped")
     modules = (calls, instance)
     for module in modules:
         module.loads = stamped(module.loads, "loads", "loaded")
@@ -113,12 +113,12 @@ STAGES = [
 ]
 
 
-def measure() -> tuple[list[dict[str, float]], float]:
-    """The stamps of each call, and the seconds of an untraced round trip."""
+def measure(calls: int) -> tuple[list[dict[str, float]], float]:
+    """The stamps of this many calls (rounded down to hundreds), and the seconds of an untraced round trip."""
     procs = this_host().spawn_procs({"gpus": 1})
     one = procs.spawn("target", Target).slice(gpus=0)
     plain: list[float] = []
-    for _ in range(CALLS):
+    for _ in range(calls):
         start = clock()
         one.echo.call_one("w").get()
         plain.append(clock() - start)
@@ -131,7 +131,7 @@ def measure() -> tuple[list[dict[str, float]], float]:
         one.echo.call_one("w").get()
     one.taken.call_one().get()
     found: list[dict[str, float]] = []
-    for _ in range(CALLS // 100):
+    for _ in range(calls // 100):
         mine: list[list[tuple[str, float]]] = []
         for _ in range(100):
             stamps.clear()
@@ -152,10 +152,14 @@ def measure() -> tuple[list[dict[str, float]], float]:
 
 def main() -> int:
     """Measure and print the table."""
-    found, plain = measure()
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.spent", description="What each microsecond of a call is spent on."
+    )
+    parser.add_argument("--calls", type=int, default=4000, help="how many to trace (default: 4000)")
+    found, plain = measure(parser.parse_args().calls)
     whole = [call for call in found if all(a in call and b in call for _, a, b in STAGES)]
     if not whole:
-        print("no call has left all stamps", file=sys.stderr)
+        print("no call left all stamps: a stage's function is not on the path of a call any more", file=sys.stderr)
         return 1
     total = statistics.median(call["c end"] - call["c begin"] for call in whole)
     # The calls around the median, so that the stages add up to it.

@@ -87,6 +87,15 @@ def test_the_stages_of_a_call_leave_no_gap() -> None:
     assert all(before[2] == after[1] for before, after in zip(spent.STAGES, spent.STAGES[1:]))
 
 
+def test_every_stage_of_a_call_is_measured() -> None:
+    command = [sys.executable, "-m", "bench.spent", "--calls", "200"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1 + len(spent.STAGES) + 3
+    assert lines[-1].startswith("round trip without stamps, median")
+
+
 def measured(peer: str, group: str) -> list[report.Result]:
     """Run one group in a process of its own, because the bench ends all descendants of its process."""
     code = (
