@@ -15,6 +15,9 @@ BOX: Final = f"{FONT};font-size:var(--jp-code-font-size,13px);line-height:1.35"
 BARE_PRE: Final = "all:unset;display:block"
 WRAPPED: Final = f"{BARE_PRE};white-space:pre-wrap;overflow-wrap:anywhere;{FONT}"
 UNWRAPPED: Final = f"{BARE_PRE};white-space:pre;{FONT}"
+#: Lines beside a label: the label is not copied with them.
+LABELLED: Final = "display:flex;gap:1ch"
+LABEL: Final = f"{BARE_PRE};flex:none;user-select:none;opacity:.6"
 
 DIM: Final = "opacity:.65"
 BOLD: Final = "font-weight:600"

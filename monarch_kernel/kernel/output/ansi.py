@@ -6,16 +6,12 @@ import re
 from collections.abc import Iterator
 from html import escape
 
+from monarch_kernel.display.styles import ANSI_COLOURS
+
 _CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _COLOUR = re.compile(r"\x1b\[([0-9;]*)m")
 # What is left of C0 control characters after tabs and line ends; browsers show boxes for them.
 _UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-
-# Readable on light and on dark pages alike.
-_PALETTE = (
-    "#6e7681", "#e75c58", "#00a250", "#b8860b", "#208ffb", "#d160c4", "#2aa1b3", "#a1a6b2",
-    "#8b949e", "#f0706c", "#16b45f", "#d29922", "#4aa3ff", "#e07ed5", "#56c2d1", "#c5c1b4",
-)  # fmt: skip
 
 
 def strip_ansi(text: str) -> str:
@@ -81,9 +77,9 @@ def _apply(codes: list[int], style: dict[str, str]) -> None:
             if colour:
                 style["color" if code == 38 else "background-color"] = colour
         elif 30 <= code <= 37 or 90 <= code <= 97:
-            style["color"] = _PALETTE[code - 30 if code < 90 else code - 82]
+            style["color"] = ANSI_COLOURS[code - 30 if code < 90 else code - 82]
         elif 40 <= code <= 47 or 100 <= code <= 107:
-            style["background-color"] = _PALETTE[code - 40 if code < 100 else code - 92]
+            style["background-color"] = ANSI_COLOURS[code - 40 if code < 100 else code - 92]
 
 
 def _extended(rest: Iterator[int]) -> str:
@@ -96,7 +92,7 @@ def _extended(rest: Iterator[int]) -> str:
         return ""
     index = next(rest, 0)
     if index < 16:
-        return _PALETTE[index]
+        return ANSI_COLOURS[index]
     if index >= 232:
         grey = min(8 + (index - 232) * 10, 255)
         return f"#{grey:02x}{grey:02x}{grey:02x}"

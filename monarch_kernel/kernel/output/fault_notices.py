@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import publish_display_data
 
+from monarch_kernel.display import styles
 from monarch_kernel.kernel.output.cell_errors import MeshCellError
 
 if TYPE_CHECKING:
@@ -85,11 +86,8 @@ def render(reports: Sequence[str]) -> dict[str, str]:
     folded = "".join(_folded(report) for report in reports)
     return {
         "text/plain": "\n".join(reports),
-        "text/html": f'<div style="border-left:3px solid {_WARNING_COLOR};padding-left:.6em">{folded}</div>',
+        "text/html": f'<div style="{styles.WARNING_LINE}">{folded}</div>',
     }
-
-
-_WARNING_COLOR = "var(--jp-warn-color1,#ef6c00)"
 
 
 def _folded(report: str) -> str:

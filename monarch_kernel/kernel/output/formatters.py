@@ -5,10 +5,12 @@ The runtime knows nothing of IPython, so that its types are registered with the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from monarch_kernel.actor import ActorMesh, Future, HostMesh, ProcMesh, ValueMesh
-from monarch_kernel.kernel.output.render import Table
+from monarch_kernel.display.tables import TableView, table_html
 from monarch_kernel.meshes import format_points, format_ranks
 
 #: How long a future that is the result of a cell may take to be shown with its value (seconds).
@@ -25,16 +27,20 @@ def install(ip: Any) -> None:
     """Register all of it with this shell."""
     formatters = ip.display_formatter.formatters
     formatters["text/plain"].for_type(Future, _future)
-    for kind, show in _HTML.items():
-        formatters["text/html"].for_type(kind, show)
+    for kind, table in _TABLES.items():
+        formatters["text/html"].for_type(kind, partial(_html, table))
 
 
 def remove(ip: Any) -> None:
     """Undo `install`."""
     formatters = ip.display_formatter.formatters
     formatters["text/plain"].pop(Future, None)
-    for kind in _HTML:
+    for kind in _TABLES:
         formatters["text/html"].pop(kind, None)
+
+
+def _html(table: Callable[[Any], TableView], value: Any) -> str:
+    return table_html(table(value))
 
 
 def _future(future: Future[Any], printer: Any, _cycle: bool) -> None:
@@ -58,7 +64,7 @@ def _future(future: Future[Any], printer: Any, _cycle: bool) -> None:
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def _value_mesh(values: ValueMesh[Any]) -> str:
+def value_mesh_table(values: ValueMesh[Any]) -> TableView:
     """One row for each distinct value, with the ranks that have it."""
     extent = values.extent
     alike: dict[str, list[int]] = {}
@@ -71,7 +77,7 @@ def _value_mesh(values: ValueMesh[Any]) -> str:
     return _table(f"ValueMesh {_sizes(values)}", ["rank", "at", "value"], rows, "different values")
 
 
-def _proc_mesh(mesh: ProcMesh) -> str:
+def proc_mesh_table(mesh: ProcMesh) -> TableView:
     """One row for each process."""
     title = f"ProcMesh {mesh.name} {_sizes(mesh)}"
     points = _points(mesh)
@@ -84,15 +90,15 @@ def _proc_mesh(mesh: ProcMesh) -> str:
     return _table(title, ["rank", "at", "state", "pid", "host", ""], rows, "ranks")
 
 
-def _actor_mesh(mesh: ActorMesh[Any]) -> str:
-    """The endpoints, with their signatures."""
+def actor_mesh_table(mesh: ActorMesh[Any]) -> TableView:
+    """One row for each endpoint, with the first line of its docstring."""
     spec = mesh._spec
     rows = [[name, _first_line(getattr(spec.cls, name, None))] for name in sorted(spec.endpoints)]
     title = f"ActorMesh {mesh._name} {_sizes(mesh)}: {spec.cls.__name__} on mesh {mesh._mesh_name}"
     return _table(title, ["endpoint", ""], rows, "endpoints")
 
 
-def _host_mesh(mesh: HostMesh) -> str:
+def host_mesh_table(mesh: HostMesh) -> TableView:
     """One row for each host."""
     hosts = [mesh._hosts[rank] for rank in mesh._region.ranks()]
     rows = [[*point, host.name] for point, host in zip(_points(mesh), hosts, strict=True)]
@@ -117,15 +123,15 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def _table(title: str, headings: list[str], rows: list[list[str]], what: str) -> str:
-    html = Table(headings, rows[:MOST_ROWS], caption=title)._repr_html_()
+def _table(title: str, headings: list[str], rows: list[list[str]], what: str) -> TableView:
     more = len(rows) - MOST_ROWS
-    return html + (f'<div style="opacity:.7">… and {more:,} more {what}</div>' if more > 0 else "")
+    note = f"… and {more:,} more {what}" if more > 0 else ""
+    return TableView(headings, rows[:MOST_ROWS], caption=title, note=note)
 
 
-_HTML: dict[type, Any] = {
-    ValueMesh: _value_mesh,
-    ProcMesh: _proc_mesh,
-    ActorMesh: _actor_mesh,
-    HostMesh: _host_mesh,
+_TABLES: dict[type, Callable[[Any], TableView]] = {
+    ValueMesh: value_mesh_table,
+    ProcMesh: proc_mesh_table,
+    ActorMesh: actor_mesh_table,
+    HostMesh: host_mesh_table,
 }

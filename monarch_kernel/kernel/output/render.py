@@ -7,6 +7,8 @@ from html import escape
 from time import time
 from typing import Any
 
+from monarch_kernel.display import styles
+from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.kernel.output.ansi import ansi_to_html, strip_ansi
 from monarch_kernel.kernel.output.transcript import Block, RichView, Source, TextView, View
 from monarch_kernel.meshes import KeptHost, KeptInfo, format_ranks
@@ -14,15 +16,13 @@ from monarch_kernel.meshes import KeptHost, KeptInfo, format_ranks
 # Longer rank sets are cut: a label is to be read at a glance, the tooltip has the rest.
 _LABEL_RUNS = 6
 
-# Front ends style <pre>, but not the same; a plain one takes all from the box around it.
-_FONT = "font-family:var(--jp-code-font-family,monospace)"
-_BOX = f"{_FONT};font-size:var(--jp-code-font-size,13px);line-height:1.35"
-_ROW = "display:flex;gap:1ch"
-_LABEL = "all:unset;display:block;flex:none;user-select:none;opacity:.6"
-_PRE = f"all:unset;display:block;white-space:pre-wrap;overflow-wrap:anywhere;{_FONT}"
-_CELL = "vertical-align:top;white-space:pre-wrap"
-_STREAMS = {"stderr": ";color:#c0392b", "notice": ";opacity:.7;font-style:italic", "progress": ";opacity:.7"}
+_STREAMS = {
+    "stderr": f";{styles.BAD}",
+    "notice": f";{styles.DIM};font-style:italic",
+    "progress": f";{styles.DIM}",
+}
 
+#: What a label's tooltip says of some ranks.
 Tooltip = Callable[[frozenset[Source]], str]
 
 
@@ -73,23 +73,16 @@ def _section_html(view: TextView, name_meshes: bool, tooltip: Tooltip | None) ->
         title = escape(tooltip(block.sources)) if tooltip is not None else ""
         body = ansi_to_html("\n".join(block.lines))
         rows.append(
-            f'<div style="{_ROW}"><pre style="{_LABEL};min-width:{width}ch" title="{title}">{escape(text)}</pre>'
-            f'<pre style="{_PRE}{_STREAMS.get(block.stream, "")}">{body}</pre></div>'
+            f'<div style="{styles.LABELLED}"><pre style="{styles.LABEL};min-width:{width}ch" title="{title}">'
+            f'{escape(text)}</pre><pre style="{styles.WRAPPED}{_STREAMS.get(block.stream, "")}">{body}</pre></div>'
         )
     if view.progress:
-        rows.append(f'<pre style="{_PRE}{_STREAMS["progress"]}">{escape(view.progress)}</pre>')
-    return f'<div style="{_BOX}">{"".join(rows)}</div>'
+        rows.append(f'<pre style="{styles.WRAPPED}{_STREAMS["progress"]}">{escape(view.progress)}</pre>')
+    return f'<div style="{styles.BOX}">{"".join(rows)}</div>'
 
 
-class Table:
-    """Rows under headings; shows itself as text in a terminal and as HTML in a notebook.
-
-    Args:
-        headings: the names of the columns; those of numbers end in a space-less unit and are right-aligned.
-        rows: the cells, as they are to be shown.
-        caption: one line above.
-        right: indices of right-aligned columns.
-    """
+class Table(AsTable):
+    """Rows under headings."""
 
     def __init__(
         self,
@@ -99,37 +92,11 @@ class Table:
         caption: str = "",
         right: Collection[int] = (),
     ) -> None:
-        self.headings = list(headings)
-        self.rows = [list(row) for row in rows]
-        self.caption = caption
-        self.right = frozenset(right)
+        self._view = TableView(headings, rows, caption, right)
 
-    def __repr__(self) -> str:
-        widths = [max(len(row[at]) for row in [self.headings, *self.rows]) for at in range(len(self.headings))]
-
-        def line(cells: Sequence[str]) -> str:
-            parts = [
-                cell.rjust(width) if at in self.right else cell.ljust(width)
-                for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-            ]
-            return "  ".join(parts).rstrip()
-
-        head = [self.caption] if self.caption else []
-        return "\n".join([*head, line(self.headings), *map(line, self.rows)])
-
-    def _repr_html_(self) -> str:
-        def cells(tag: str, row: Sequence[str]) -> str:
-            return "".join(
-                f'<{tag} style="text-align:{"right" if at in self.right else "left"};{_CELL}">{escape(cell)}</{tag}>'
-                for at, cell in enumerate(row)
-            )
-
-        caption = f'<div style="opacity:.8;margin-bottom:2px">{escape(self.caption)}</div>' if self.caption else ""
-        body = "".join(f"<tr>{cells('td', row)}</tr>" for row in self.rows)
-        return f"{caption}<table><thead><tr>{cells('th', self.headings)}</tr></thead><tbody>{body}</tbody></table>"
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(repr(self))
+    def table(self) -> TableView:
+        """The table."""
+        return self._view
 
 
 def seconds(duration: float) -> str:

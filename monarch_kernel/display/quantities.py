@@ -1,0 +1,27 @@
+"""Durations and sizes as people write them."""
+
+from __future__ import annotations
+
+
+def duration(seconds: float) -> str:
+    """`0.2 s`, `14 s`, `3 min 5 s`, `2 h 10 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def memory(size: int) -> str:
+    """The size of a process: `12 MB`, `1.4 GB`."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def text_size(size: int) -> str:
+    """The size of a text: `120 bytes`, `14 kB`, `1.4 MB`."""
+    if size < 1_000:
+        return f"{size} bytes"
+    return f"{size / 1e3:.0f} kB" if size < 1e6 else f"{size / 1e6:.1f} MB"

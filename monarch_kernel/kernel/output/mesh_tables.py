@@ -1,0 +1,177 @@
+"""What `%mesh ls` and `%mesh status` show, as plain data, and the tables that show it. Pure.
+
+Other views (a panel, a widget) may read the same data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from monarch_kernel.display.quantities import duration, memory
+from monarch_kernel.display.tables import AsTable, TableView
+from monarch_kernel.meshes import KeptHost, KeptInfo
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """Which process holds a mesh that was started with `--keep`.
+
+    Attributes:
+        here: this kernel holds it.
+        lost: it ends with this kernel after all, because its host agent died.
+        holder: the process id of another holder; 0 if there is none.
+        free_for: for how long no process has held it (seconds).
+        ends_in: when it ends if no process takes it (seconds); None if never.
+    """
+
+    here: bool = False
+    lost: bool = False
+    holder: int = 0
+    free_for: float = 0.0
+    ends_in: float | None = None
+
+    def __str__(self) -> str:
+        if self.lost:
+            return "no more: its host agent died; %mesh heal starts another"
+        if self.here:
+            return "by this kernel"
+        if self.holder:
+            return f"by process {self.holder}"
+        ends = "" if self.ends_in is None else f", ends in {duration(self.ends_in)}"
+        return f"free for {duration(self.free_for)}{ends}"
+
+
+@dataclass(frozen=True, slots=True)
+class MeshSummary:
+    """One mesh in the list of meshes.
+
+    Attributes:
+        name: its name; of a mesh on a kept host of another name, with that.
+        sizes: its dimensions.
+        ranks: how many ranks it has.
+        alive: how many of them are alive; None if they did not say in time.
+        in_use: cells run on it by default.
+        kept: set if it outlives its kernel.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    ranks: int
+    alive: int | None
+    in_use: bool = False
+    kept: KeptState | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MeshList(AsTable):
+    """All meshes of a notebook, then the kept ones that it does not hold."""
+
+    meshes: Sequence[MeshSummary]
+
+    def table(self) -> TableView:
+        """One row for each mesh; `*` marks the one in use."""
+        rows = [
+            [
+                "*" if mesh.in_use else "",
+                mesh.name,
+                ", ".join(f"{label}={size}" for label, size in mesh.sizes.items()),
+                str(mesh.ranks),
+                "?" if mesh.alive is None else str(mesh.alive),
+            ]
+            for mesh in self.meshes
+        ]
+        headings = ["", "mesh", "dimensions", "ranks", "alive"]
+        if any(mesh.kept for mesh in self.meshes):
+            headings.append("kept")
+            rows = [[*row, str(mesh.kept or "")] for row, mesh in zip(rows, self.meshes, strict=True)]
+        return TableView(headings, rows, right=(3, 4))
+
+
+@dataclass(frozen=True, slots=True)
+class RankSummary:
+    """One rank of a mesh.
+
+    Attributes:
+        rank: in its mesh.
+        point: its coordinates.
+        state: "starting", "alive", "unresponsive", "dead" or "stopped".
+        pid: its process; 0 if it has none yet.
+        host: where that runs.
+        doing: where its code is, or why it is not alive.
+        rss_bytes, cpu_percent, uptime: of the process, while it lives.
+    """
+
+    rank: int
+    point: Mapping[str, int]
+    state: str
+    pid: int
+    host: str
+    doing: str
+    rss_bytes: int = 0
+    cpu_percent: float = 0.0
+    uptime: float = 0.0
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there."""
+        return self.state in ("alive", "unresponsive")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MeshStatus(AsTable):
+    """The ranks of one mesh, as they are now."""
+
+    mesh: str
+    ranks: Sequence[RankSummary]
+    kept: KeptState | None = None
+
+    def table(self) -> TableView:
+        """One row for each rank."""
+        rows = [
+            [
+                str(rank.rank),
+                ",".join(f"{label}={at}" for label, at in rank.point.items()),
+                rank.state,
+                str(rank.pid or ""),
+                rank.host,
+                memory(rank.rss_bytes) if rank.runs else "",
+                f"{rank.cpu_percent:.0f} %" if rank.runs else "",
+                duration(rank.uptime) if rank.runs else "",
+                rank.doing,
+            ]
+            for rank in self.ranks
+        ]
+        lost = f": kept {self.kept}" if self.kept is not None and self.kept.lost else ""
+        headings = ["rank", "at", "state", "pid", "host", "memory", "cpu", "up", "doing"]
+        return TableView(headings, rows, caption=f"mesh {self.mesh}{lost}", right=(0, 3, 5, 6, 7))
+
+
+def kept_here(host: KeptHost | None) -> KeptState | None:
+    """Whether a mesh of this notebook outlives it; `host` is what keeps it, if anything does."""
+    return None if host is None else KeptState(here=True, lost=not host.is_kept)
+
+
+def kept_elsewhere(info: KeptInfo, now: float) -> list[MeshSummary]:
+    """The meshes of a kept host that this notebook does not hold.
+
+    Args:
+        info: what its keeper says of it.
+        now: the time in seconds since 1970.
+    """
+    if info.held_by:
+        state = KeptState(holder=info.held_by)
+    else:
+        ends_in = max(0.0, info.free_since + info.idle - now) if info.idle else None
+        state = KeptState(free_for=now - info.free_since, ends_in=ends_in)
+    found = [
+        MeshSummary(
+            mesh.name if mesh.name == info.name else f"{info.name}: {mesh.name}",
+            mesh.sizes,
+            mesh.ranks,
+            mesh.alive,
+            kept=state,
+        )
+        for mesh in info.meshes
+    ]
+    return found or [MeshSummary(info.name, {}, 0, 0, kept=state)]
