@@ -22,7 +22,7 @@ from typing import Any
 from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.protocol.messages import OK, Call, ProcRef, Reply, encode
 from monarch_kernel.protocol.serialize import dumps, loads
-from monarch_kernel.runtime.actor.meshes.proc_mesh import ActorMesh
+from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
 from monarch_kernel.runtime.actor.system import get_system, shutdown
 from monarch_kernel.runtime.mesh.shape import Extent, Region
 from monarch_kernel.runtime.node import node as node_module

@@ -1,6 +1,8 @@
 """Output of ranks: ``subscribe`` to it as it comes, or read back what was kept (``logs``)."""
 
 from monarch_kernel.runtime.actor.context import calling_cell, on_behalf_of, set_cell
-from monarch_kernel.runtime.actor.output.output_hub import RankOutput, logs, subscribe
+from monarch_kernel.runtime.actor.output.logs import logs
+from monarch_kernel.runtime.actor.output.output_hub import subscribe
+from monarch_kernel.runtime.actor.output.rank_output import RankOutput
 
 __all__ = ["RankOutput", "calling_cell", "logs", "on_behalf_of", "set_cell", "subscribe"]

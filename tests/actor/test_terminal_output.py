@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.runtime.actor.output.output_hub import LONGEST_LINE, RankOutput, Terminal, _Option
+from monarch_kernel.runtime.actor.output.rank_output import RankOutput
+from monarch_kernel.runtime.actor.output.terminal import LONGEST_LINE, LoggingOption, ScriptTerminal
 
-PLAIN = _Option()
+PLAIN = LoggingOption()
 PIECE = "x" * (LONGEST_LINE // 4)
 
 
@@ -17,19 +18,21 @@ def out(text: str, rank: int = 0, stream: str = "stdout") -> RankOutput:
 
 
 @pytest.fixture
-def terminal() -> Terminal:
+def terminal() -> ScriptTerminal:
     system: Any = None  # only lines that are held for aggregation need a clock
-    return Terminal(system)
+    return ScriptTerminal(system)
 
 
-def test_lines_of_ranks_are_not_mixed(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_ranks_are_not_mixed(terminal: ScriptTerminal, capsys: pytest.CaptureFixture[str]) -> None:
     for output in (out("one "), out("two\n", 1), out("line\nrest"), out("err", 1, "stderr")):
         terminal.show(output, PLAIN)
     terminal.close()
     assert capsys.readouterr() == ("two\none line\nrest\n", "err\n")
 
 
-def test_a_line_of_megabytes_is_not_kept_until_its_end(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_of_megabytes_is_not_kept_until_its_end(
+    terminal: ScriptTerminal, capsys: pytest.CaptureFixture[str]
+) -> None:
     for _ in range(20):
         terminal.show(out(PIECE), PLAIN)
         assert sum(line.size for line in terminal._partial.values()) <= LONGEST_LINE
@@ -38,15 +41,15 @@ def test_a_line_of_megabytes_is_not_kept_until_its_end(terminal: Terminal, capsy
     assert capsys.readouterr().out == "end\nnext\n"
 
 
-def test_such_a_line_arrives_as_it_was_written(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+def test_such_a_line_arrives_as_it_was_written(terminal: ScriptTerminal, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(9):
-        terminal.show(out(PIECE), _Option(prefix=True))
-    terminal.show(out("\n"), _Option(prefix=True))
+        terminal.show(out(PIECE), LoggingOption(prefix=True))
+    terminal.show(out("\n"), LoggingOption(prefix=True))
     assert capsys.readouterr().out == "[0] " + 9 * PIECE + "\n"
 
 
 def test_another_ranks_line_in_the_middle_of_it_stands_alone(
-    terminal: Terminal, capsys: pytest.CaptureFixture[str]
+    terminal: ScriptTerminal, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(5):
         terminal.show(out(PIECE), PLAIN)
@@ -56,7 +59,9 @@ def test_another_ranks_line_in_the_middle_of_it_stands_alone(
 
 
 @pytest.mark.parametrize("last", ["", "y"])
-def test_the_end_of_a_rank_ends_its_line(terminal: Terminal, capsys: pytest.CaptureFixture[str], last: str) -> None:
+def test_the_end_of_a_rank_ends_its_line(
+    terminal: ScriptTerminal, capsys: pytest.CaptureFixture[str], last: str
+) -> None:
     for _ in range(5):
         terminal.show(out(PIECE), PLAIN)
     terminal.show(out(last), PLAIN)

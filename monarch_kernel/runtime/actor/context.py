@@ -7,12 +7,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.runtime.mesh.shape import Extent, Point
+from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, Point
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.execution.instance import Instance
-
-_SINGLE = Extent((), ())
 
 
 class Context:
@@ -80,7 +78,7 @@ def context() -> Context:
     if here is None:
         from monarch_kernel.runtime.actor.system import get_system
 
-        return Context(get_system().client, 0, _SINGLE)
+        return Context(get_system().client, 0, SINGLE)
     return here
 
 

@@ -49,11 +49,13 @@ from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import loads
 from monarch_kernel.runtime.actor import unhandled_fault as faultline
 from monarch_kernel.runtime.actor.calls.caster import Caster
-from monarch_kernel.runtime.actor.calls.pending import Reported, acknowledge, ask_agent, fault_body
+from monarch_kernel.runtime.actor.calls.requests import acknowledge, ask_agent
+from monarch_kernel.runtime.actor.calls.target import Reported
 from monarch_kernel.runtime.actor.definition import ActorSpec, spec_of
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution.async_instance import AsyncActorInstance
 from monarch_kernel.runtime.actor.execution.bootstrap_hold import Hold
+from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Client, Instance, on_peers_failed
 from monarch_kernel.runtime.actor.healing.healer import Healer
 from monarch_kernel.runtime.actor.healing.held_calls import WaitingCalls

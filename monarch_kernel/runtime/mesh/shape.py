@@ -506,3 +506,7 @@ def shrunk(extent: Extent, ranks: Sequence[int]) -> Extent:
     kept = [sorted({point[label] for point in points}) for label in extent.names]
     grid = Extent(extent.names, [len(values) for values in kept])
     return grid if grid.nelements == len(ranks) else Extent(("ranks",), (len(ranks),))
+
+
+#: The extent of a single element, which has no dimensions.
+SINGLE = Extent((), ())

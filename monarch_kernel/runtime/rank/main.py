@@ -29,9 +29,10 @@ from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, ProcRef, Rank
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor import extensions
-from monarch_kernel.runtime.actor.calls.pending import acknowledge, fault_body
+from monarch_kernel.runtime.actor.calls.requests import acknowledge
 from monarch_kernel.runtime.actor.context import Context, current, shared
 from monarch_kernel.runtime.actor.execution import collectives
+from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance
 from monarch_kernel.runtime.actor.system import System, set_system
 from monarch_kernel.runtime.node.node import Node

@@ -13,7 +13,8 @@ from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 from monarch_kernel.runtime.actor.healing.healer import TIMEOUT, Healed
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
-from monarch_kernel.runtime.actor.meshes.proc_mesh import ActorMesh, ProcMesh
+from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
+from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.spmd import member

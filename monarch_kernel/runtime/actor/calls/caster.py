@@ -495,30 +495,3 @@ class Caster:
                         self._news.append((record.sink, record.group.agents[agent], ranks, gone))
             self._open.clear()
         self._tell_news()
-
-
-def send_to_all(system: Any, target: Any, message: Any, body: Any = b"", sink: Any = None) -> None:
-    """Send a message to all ranks of a target; its ``rank`` differs for each.
-
-    Args:
-        system: of this process.
-        target: whom (``calls.Target``).
-        message: the header; if it has a ``call``, it is that of ``sink``.
-        body: without large buffers, or with; these are sent inside the message.
-        sink: gets the answers.
-    """
-    node = system.node
-    plan = target.plan_for(system)
-    if plan is not None:
-        system.caster.cast(plan.group, message, body, sink)
-    for rank, ref in enumerate(target.procs) if plan is None else plan.near:
-        link = node.links.get(ref.id)
-        if link is None:
-            node.learn(ref)
-            link = node.link_to(ref.id)
-        if link is None:
-            if sink is not None:
-                sink.on_peer_dead(ref.id, node.deaths[ref.id])
-            continue
-        message.rank = rank
-        link.send(encode(message), body)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from monarch_kernel.protocol.messages import Call, Death
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import explain
-from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall, Target
+from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall
+from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.context import calling_cell, current
 from monarch_kernel.runtime.actor.definition import EndpointSpec, tell_undeliverable
 from monarch_kernel.runtime.actor.ports.holders import give, pickled
@@ -18,7 +19,7 @@ from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
 
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.actor.meshes.proc_mesh import ActorMesh
+    from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
 
 R = TypeVar("R")
 A = TypeVar("A")

@@ -8,20 +8,16 @@ grace for the others' answers, so that one failed rank can never freeze a call.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from monarch_kernel.protocol.casts import GONE
-from monarch_kernel.protocol.faults import Fault, capture, decode_fault, encode_fault
-from monarch_kernel.protocol.messages import DEAD, OK, Death, PeersFailed, ProcRef, Reply, decode_death, encode_death
-from monarch_kernel.protocol.messages import encode as encode_header
-from monarch_kernel.protocol.serialize import dumps, loads
+from monarch_kernel.protocol.faults import decode_fault
+from monarch_kernel.protocol.messages import DEAD, OK, Death, PeersFailed, decode_death, encode_death
+from monarch_kernel.protocol.serialize import loads
+from monarch_kernel.runtime.actor.calls.target import Target, failure_of, unresponsive_text
 from monarch_kernel.runtime.actor.errors import RankFailure, build_actor_error, build_supervision_error
-from monarch_kernel.runtime.actor.execution.collectives import failed_by_peer
 from monarch_kernel.runtime.mesh.rankset import format_points
-from monarch_kernel.runtime.mesh.shape import Extent, Point
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
@@ -34,93 +30,11 @@ DEATH_GRACE = 0.003
 FAR_DEATH_GRACE = 0.02
 
 
-class Reported:
-    """Which deaths calls of this process have met, by the keys of ``supervision.tree.Notice``.
-
-    Attributes:
-        met: a pending call failed because of it; whoever waits for that call will be told.
-        raised: somebody has asked for such a call's result, and been told.
-    """
-
-    __slots__ = ("met", "raised")
-
-    def __init__(self) -> None:
-        self.met: set[Any] = set()
-        self.raised: set[Any] = set()
-
-
 #: What a call asked for, for those that run it: the actor, the endpoint, and the sender.
 Asked = tuple[str, str, str]
-_UNPLANNED = object()
 _NOBODY: frozenset[str] = frozenset()
 #: Values that may be shared between ranks that have sent the same bytes.
 _PLAIN = (int, float, str, bytes, bool, type(None))
-
-
-class Target:
-    """Whom a call addresses: names for errors, and the proc of each rank. Shared by all calls of a mesh handle."""
-
-    __slots__ = ("_mesh", "_plan", "actor", "by_proc", "extent", "mesh_name", "procs", "reported")
-
-    def __init__(
-        self,
-        mesh_name: str,
-        actor: str,
-        extent: Extent,
-        procs: tuple[ProcRef, ...],
-        reported: Reported,
-        mesh: Any = None,
-    ) -> None:
-        self.mesh_name = mesh_name
-        self.actor = actor
-        self.extent = extent
-        self.procs = procs
-        self.reported = reported
-        self.by_proc: dict[str, list[int]] = {}
-        for rank, ref in enumerate(procs):
-            self.by_proc.setdefault(ref.id, []).append(rank)
-        self._plan: Any = _UNPLANNED
-        self._mesh = mesh  # the actor mesh, if it is one
-
-    @property
-    def actor_class(self) -> str:
-        """The class of the actors, as errors name it; "" for procs."""
-        return "" if self._mesh is None else self._mesh._class_label()
-
-    def plan_for(self, system: Any) -> Any:
-        """Which ranks a cast reaches through host agents (``casting.Plan``); None: each is sent to by itself."""
-        if self._plan is _UNPLANNED:
-            self._plan = system.caster.plan(self.procs)
-        return self._plan
-
-    def note_raised(self, failure: RankFailure) -> None:
-        """Somebody is told of this failure now."""
-        if failure.death is not None:
-            self.reported.raised.update((failure.proc, (self.actor, failure.proc)))
-
-
-def failure_of(node: Node, target: Target, rank: int, fault: Fault | None, death: Death | None) -> RankFailure:
-    """What an error says of one failed rank."""
-    ref = target.procs[rank]
-    pid = node.pids.get(ref.id, 0)
-    if death is not None:
-        pid = death.pid or pid
-    point = Point(rank, target.extent)
-    return RankFailure(rank, dict(point), ref.host, pid, ref.id, fault, death)
-
-
-def _vitals(node: Node, target: Target, ranks: list[int]) -> str:
-    """What is known of ranks that are waited for and do not respond."""
-    silent = [
-        (rank, node.unresponsive[target.procs[rank].id]) for rank in ranks if target.procs[rank].id in node.unresponsive
-    ]
-    if not silent:
-        return ""
-    rank, news = silent[0]
-    text = f"; rank {rank} (host {news.host}, pid {news.pid}) does not respond: {news.why}"
-    if len(silent) > 1:
-        text += f" (and {len(silent) - 1} more)"
-    return f"{text}\n{news.stack}" if news.stack else text
 
 
 class OneCall(Future[Any]):
@@ -165,7 +79,7 @@ class OneCall(Future[Any]):
             self._finish()
 
     def _waiting(self) -> str:
-        return _vitals(self._node, self._target, [self._rank])
+        return unresponsive_text(self._node, self._target, [self._rank])
 
     def _result(self) -> Any:
         __tracebackhide__ = True
@@ -313,9 +227,8 @@ class ManyCall(Future[Any]):
         waiting = [rank for rank, status in enumerate(self._statuses) if status < 0]
         if not waiting:
             return ""
-        return (
-            f"; waiting for {format_points(waiting, self._target.extent)}{_vitals(self._node, self._target, waiting)}"
-        )
+        silent = unresponsive_text(self._node, self._target, waiting)
+        return f"; waiting for {format_points(waiting, self._target.extent)}{silent}"
 
     def unanswered(self) -> list[int]:
         """Ranks of the slice that have not answered yet."""
@@ -467,27 +380,6 @@ class _Slot(Future[Any]):
 
     def _result(self) -> Any:
         return super()._result()._result()
-
-
-def acknowledge(link: Any, call: int, rank: int, value: Any = None) -> None:
-    """Answer a request to the runtime itself (not to an endpoint): it is done, with this small value."""
-    link.send(encode_header(Reply(call, rank, OK)), dumps(value)[0])
-
-
-def ask_agent(node: Node, agent: ProcRef, what: str, message: Callable[..., Any], *fields: Any) -> OneCall:
-    """Send a host agent ``message(call number, *fields)``; its answer, which fails at once if the agent is dead."""
-    target = Target(f"host agent of {agent.host}", agent.id, Extent((), ()), (agent,), Reported())
-    call = OneCall(node, what, target, 0)
-    node.learn(agent)
-    if not node.send(agent.id, message(call._number, *fields)):
-        call.on_peer_dead(agent.id, node.deaths[agent.id])
-    return call
-
-
-def fault_body(error: BaseException) -> bytes:
-    """The body of an ERROR reply."""
-    fault = capture(error)
-    return encode_fault(msgspec.structs.replace(fault, of_peer=True) if failed_by_peer(error) else fault)
 
 
 def release_others(node: Node, target: Target, asked: Asked | None, failed: list[int], waiting: Sequence[int]) -> None:

@@ -24,6 +24,9 @@ from contextlib import contextmanager, suppress
 from types import CodeType, FrameType
 from typing import Any
 
+import msgspec
+
+from monarch_kernel.protocol.faults import capture, encode_fault
 from monarch_kernel.runtime.actor.import_hooks import after_import
 
 C10D = "torch.distributed.distributed_c10d"
@@ -376,3 +379,9 @@ def said_first(error: BaseException) -> str:
     """The message without what torch puts around it: a line of its own source before, and what follows a sentence."""
     first = str(error).strip().split("\n", 1)[0]
     return re.sub(r"^\[/[^\]]*\] ", "", first).partition(". This is typically")[0]
+
+
+def fault_body(error: BaseException) -> bytes:
+    """The body of an ERROR reply."""
+    fault = capture(error)
+    return encode_fault(msgspec.structs.replace(fault, of_peer=True) if failed_by_peer(error) else fault)

@@ -34,14 +34,15 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
-from monarch_kernel.runtime.actor.calls.pending import acknowledge, fault_body
+from monarch_kernel.runtime.actor.calls.requests import acknowledge
 from monarch_kernel.runtime.actor.context import Context, cell, current, shared
 from monarch_kernel.runtime.actor.definition import ActorSpec, EndpointSpec
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution import collectives, postmortem
+from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT
 from monarch_kernel.runtime.actor.ports.holders import give, give_to_unknown, leave, pickled
-from monarch_kernel.runtime.mesh.shape import Extent, Point
+from monarch_kernel.runtime.mesh.shape import SINGLE, Point
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.ports.port import ReplyPort
@@ -585,4 +586,4 @@ class Client(Instance):
     """Code outside any actor: the root client in the controller, a nameless client in other procs."""
 
     def __init__(self, system: System, name: str) -> None:
-        super().__init__(system, name, name, "client", Point(0, Extent((), ())), "")
+        super().__init__(system, name, name, "client", Point(0, SINGLE), "")

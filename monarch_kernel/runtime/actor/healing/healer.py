@@ -42,22 +42,24 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
-from monarch_kernel.runtime.actor.calls.pending import OneCall, Target, acknowledge, ask_agent
+from monarch_kernel.runtime.actor.calls.pending import OneCall
+from monarch_kernel.runtime.actor.calls.requests import acknowledge, ask_agent
+from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT as TIMEOUT
-from monarch_kernel.runtime.actor.healing.report import Birth, Healed, HealError, Recipe, Replacement
+from monarch_kernel.runtime.actor.healing.report import Healed, HealError, Replacement
+from monarch_kernel.runtime.actor.healing.spawn_records import Birth, Recipe
 from monarch_kernel.runtime.actor.ports.holders import give
-from monarch_kernel.runtime.mesh.shape import Extent
+from monarch_kernel.runtime.mesh.shape import SINGLE
 from monarch_kernel.runtime.node.future import Future, gathered
 from monarch_kernel.runtime.supervision.restarts import RestartPolicy, Restarts
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
-    from monarch_kernel.runtime.actor.meshes.proc_mesh import ActorMesh, ProcMesh
+    from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
     from monarch_kernel.runtime.actor.system import System
 
 log = logging.getLogger(__name__)
-
-_ONE = Extent((), ())
 
 
 class Healer:
@@ -456,7 +458,7 @@ class Healer:
         target = whole._target()
         told = [(target, rank) for rank in range(len(target.procs))]
         if not system.is_root:
-            told.append((Target("the root", system.root.id, _ONE, (system.root,), system.reported), 0))
+            told.append((Target("the root", system.root.id, SINGLE, (system.root,), system.reported), 0))
         fresh = {ref.id for _, ref in replaced}
         waiting: list[OneCall] = []
         for to, rank in told:

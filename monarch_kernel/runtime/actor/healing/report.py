@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch_kernel.protocol.messages import ProcRef, SpawnProcs
 from monarch_kernel.runtime.node.future import Future, nothing
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
-    from monarch_kernel.runtime.actor.meshes.proc_mesh import ActorMesh, ProcMesh
+    from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 
 #: How long the start of a successor, and every ``__init__`` and ``__restore__`` on it, may take (seconds).
 HEAL_TIMEOUT = 60.0
@@ -81,28 +79,6 @@ class Healed:
         return "\n".join(lines)
 
 
-@dataclass(slots=True)
-class Birth:
-    """How the actors of one mesh were made."""
-
-    mesh: ActorMesh[Any]
-    owner: str
-    body: bytes
-    buffers: tuple[int, ...]
-    ports: Sequence[Any] = ()  # in that pickle: given anew to whoever takes a place
-
-
-@dataclass(slots=True)
-class Recipe:
-    """How the procs of one mesh were started."""
-
-    messages: dict[int, tuple[SpawnProcs, int]]  # by rank: the message, and which of its procs
-    bootstrap: tuple[Any, tuple[int, ...]]
-    spares: list[ProcRef]  # agents of hosts where nothing runs until one of the others is gone
-    incarnations: dict[int, int] = field(default_factory=dict[int, int])
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 class Mendable:
     """A handle of a mesh, which ``heal_mesh`` may have given."""
 
@@ -133,7 +109,8 @@ def heal_mesh(mesh: Mesh, hosts: HostMesh | None = None, timeout: float = HEAL_T
     Raises:
         HealError: this process has not spawned these procs. What else can go wrong, awaiting the mesh raises.
     """
-    from monarch_kernel.runtime.actor.meshes.proc_mesh import ActorMesh, ProcMesh
+    from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 
     if not isinstance(mesh, ProcMesh | ActorMesh):
         raise TypeError(f"heal_mesh takes a proc mesh or an actor mesh, not {type(mesh).__name__}")

@@ -13,13 +13,16 @@ from monarch_kernel import aliases
 from monarch_kernel.protocol.messages import Bootstrap, Launch, ProcRef, ProcSpec, Shutdown, SpawnProcs, StopProcs
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, explain
-from monarch_kernel.runtime.actor.calls.pending import ManyCall, Target, ask_agent
+from monarch_kernel.runtime.actor.calls.pending import ManyCall
+from monarch_kernel.runtime.actor.calls.requests import ask_agent
+from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.context import current
 from monarch_kernel.runtime.actor.hosts.bootstrap_command import BootstrapCommand, checked_env, command_of, launch_of
-from monarch_kernel.runtime.actor.meshes.proc_mesh import _NO_EXTENT, STOP_GRACE, ProcMesh, settled
+from monarch_kernel.runtime.actor.meshes.actor_mesh import settled
+from monarch_kernel.runtime.actor.meshes.proc_mesh import STOP_GRACE, ProcMesh
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.system import System, get_system
-from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Point, Region
+from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, MeshTrait, Point, Region
 from monarch_kernel.runtime.node.future import Future, gathered, nothing, resolved, true
 from monarch_kernel.runtime.supervision.restarts import RestartPolicy
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
@@ -448,7 +451,7 @@ def this_proc() -> ProcMesh:
 def host_mesh_of_this_host(system: System) -> HostMesh:
     """The mesh behind ``this_host()``."""
     agent = system.ensure_agent()
-    region = Region.from_extent(_NO_EXTENT)
+    region = SINGLE.region
     return HostMesh(system, (HostRef(agent, agent.host),), region, command_of(system.launch), HostUse())
 
 

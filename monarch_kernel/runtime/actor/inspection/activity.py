@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from monarch_kernel.protocol.messages import AskStacks, StackRead
-from monarch_kernel.runtime.actor.calls.pending import ask_agent
+from monarch_kernel.runtime.actor.calls.requests import ask_agent
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance
 
 #: How much longer than its own time the answer of a host agent may take (seconds).

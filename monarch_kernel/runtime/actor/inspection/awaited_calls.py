@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall, Target
+from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall
+from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.node.future import Future
 
 _GET = Future.get.__code__

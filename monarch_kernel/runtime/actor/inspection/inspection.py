@@ -64,7 +64,8 @@ def whole_of(mesh: Any) -> Whole:
         TypeError: it is neither.
         LookupError: these actors' proc mesh is not known in this process.
     """
-    from monarch_kernel.runtime.actor.meshes.proc_mesh import ActorMesh, ProcMesh
+    from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
     from monarch_kernel.runtime.mesh.shape import Extent, Region
 
     if isinstance(mesh, ProcMesh):

@@ -34,14 +34,17 @@ from monarch_kernel.protocol.kept_mesh import (
 from monarch_kernel.protocol.messages import Death, ProcRef
 from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
 from monarch_kernel.protocol.serialize import dumps_flat, loads
-from monarch_kernel.runtime.actor.calls.pending import ask_agent
-from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT, Birth, HealError, Recipe
+from monarch_kernel.runtime.actor.calls.requests import ask_agent
+from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT, HealError
+from monarch_kernel.runtime.actor.healing.spawn_records import Birth, Recipe
 from monarch_kernel.runtime.actor.hosts import daemons
+from monarch_kernel.runtime.actor.hosts.attachment import dial_all
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, HostRef, HostUse
-from monarch_kernel.runtime.actor.hosts.workers import dial_all
-from monarch_kernel.runtime.actor.meshes.proc_mesh import ActorMesh, ProcMesh, settled
+from monarch_kernel.runtime.actor.kept import folders
+from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh, settled
+from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 from monarch_kernel.runtime.actor.system import System, get_system
-from monarch_kernel.runtime.mesh.shape import Extent, Region
+from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, Region
 from monarch_kernel.runtime.node.future import resolved
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
 
@@ -87,7 +90,7 @@ class KeptHost:
         self.hosts = self._hosts_of(agent)
 
     def _hosts_of(self, agent: ProcRef) -> HostMesh:
-        region = Region.from_extent(Extent((), ()))
+        region = SINGLE.region
         return HostMesh(self._system, (HostRef(agent, agent.host),), region, use=HostUse(), name=self.name)
 
     @property
@@ -476,7 +479,7 @@ def keep(name: str, idle: float = IDLE) -> KeptHost:
 
 
 def _start_keeper(system: System, name: str, idle: float) -> ProcRef:
-    with daemons.make_folder(name) as folder:
+    with folders.make_folder(name) as folder:
         try:
             url = daemons.start_daemon(folder, SOCKET, LOG, keep=True, idle=idle)
         except BaseException:
@@ -519,7 +522,7 @@ def end_kept(name: str | os.PathLike[str], force: bool = False) -> KeptInfo:
     """
     system = _controller("end")
     agent, label = _find(system, os.fspath(name))
-    info = daemons.read_description(_folder(os.fspath(name)))
+    info = folders.read_description(_folder(os.fspath(name)))
     _taken_over.pop(label, None)
     for host in held():
         if host._agent.id == agent.id:
@@ -530,7 +533,7 @@ def end_kept(name: str | os.PathLike[str], force: bool = False) -> KeptInfo:
         refused = msgspec.msgpack.decode(answer, type=Held).refused
         if refused:
             raise KeptError(f"mesh {label!r} was not ended: {refused}")
-        region = Region.from_extent(Extent((), ()))
+        region = SINGLE.region
         HostMesh(system, (HostRef(agent, agent.host),), region, use=HostUse()).shutdown().get(TIMEOUT)
     return info or KeptInfo(label, 0, "", agent.host, 0.0)
 
@@ -542,7 +545,7 @@ def kept() -> list[KeptInfo]:
         KeptError: the folder that they would be in is another user's; says whose, and what to do.
     """
     try:
-        return daemons.kept()
+        return folders.kept()
     except NotPrivateError as e:
         raise KeptError(f"no kept mesh can be found: {e}") from None
 
@@ -570,7 +573,7 @@ def _controller(what: str) -> System:
 
 
 def _folder(name: str) -> str:
-    return os.path.abspath(name) if os.sep in name else daemons.kept_folder(name)
+    return os.path.abspath(name) if os.sep in name else folders.kept_folder(name)
 
 
 def _find(system: System, name: str) -> tuple[ProcRef, str]:
@@ -578,12 +581,12 @@ def _find(system: System, name: str) -> tuple[ProcRef, str]:
     folder = _folder(name)
     label = os.path.basename(folder)
     try:
-        gone = daemons.remove_if_dead(folder)
+        gone = folders.remove_if_dead(folder)
     except (FileNotFoundError, NotADirectoryError):
         gone = True
     except (NotPrivateError, NotOursError) as e:
         if isinstance(e, NotPrivateError) and os.sep not in name:
-            e = daemons.elsewhere(e)
+            e = folders.elsewhere(e)
         raise KeptError(f"there is no kept mesh {name!r} to be had: {e}; nothing there was touched") from None
     if gone:
         others = ", ".join(info.name for info in kept()) or "none"

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from monarch_kernel.protocol.messages import ProcRef
 from monarch_kernel.runtime.actor.definition import Actor, concurrent_endpoint, spec_of
 from monarch_kernel.runtime.actor.errors import MeshFailure
-from monarch_kernel.runtime.actor.meshes.proc_mesh import _NO_EXTENT, RESERVED, ActorMesh
+from monarch_kernel.runtime.actor.meshes.actor_mesh import RESERVED, ActorMesh
 from monarch_kernel.runtime.actor.system import get_system
-from monarch_kernel.runtime.mesh.shape import Region
+from monarch_kernel.runtime.mesh.shape import SINGLE
 from monarch_kernel.runtime.node.future import Future
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def _directory() -> Any:
             if _DIRECTORY not in system.actors:
                 start_directory()
     system.node.learn(root)
-    return ActorMesh(system, _DIRECTORY, _DIRECTORY, "this_proc()", _Directory, (root,), Region.from_extent(_NO_EXTENT))
+    return ActorMesh(system, _DIRECTORY, _DIRECTORY, "this_proc()", _Directory, (root,), SINGLE.region)
 
 
 def start_directory() -> None:

@@ -30,7 +30,7 @@ from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.supervision.senders import Sender, Senders
 
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.actor.calls.pending import Target
+    from monarch_kernel.runtime.actor.calls.target import Target
     from monarch_kernel.runtime.actor.ports.port import Port
     from monarch_kernel.runtime.actor.system import System
 

@@ -1,0 +1,56 @@
+"""Requests to the runtime of other processes, beside the calls of endpoints: to host agents, and to all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from monarch_kernel.protocol.messages import OK, ProcRef, Reply, encode
+from monarch_kernel.protocol.messages import encode as encode_header
+from monarch_kernel.protocol.serialize import dumps
+from monarch_kernel.runtime.actor.calls.pending import OneCall
+from monarch_kernel.runtime.actor.calls.target import Reported, Target
+from monarch_kernel.runtime.mesh.shape import SINGLE
+from monarch_kernel.runtime.node.node import Node
+
+
+def acknowledge(link: Any, call: int, rank: int, value: Any = None) -> None:
+    """Answer a request to the runtime itself (not to an endpoint): it is done, with this small value."""
+    link.send(encode_header(Reply(call, rank, OK)), dumps(value)[0])
+
+
+def ask_agent(node: Node, agent: ProcRef, what: str, message: Callable[..., Any], *fields: Any) -> OneCall:
+    """Send a host agent ``message(call number, *fields)``; its answer, which fails at once if the agent is dead."""
+    target = Target(f"host agent of {agent.host}", agent.id, SINGLE, (agent,), Reported())
+    call = OneCall(node, what, target, 0)
+    node.learn(agent)
+    if not node.send(agent.id, message(call._number, *fields)):
+        call.on_peer_dead(agent.id, node.deaths[agent.id])
+    return call
+
+
+def send_to_all(system: Any, target: Any, message: Any, body: Any = b"", sink: Any = None) -> None:
+    """Send a message to all ranks of a target; its ``rank`` differs for each.
+
+    Args:
+        system: of this process.
+        target: whom (``calls.Target``).
+        message: the header; if it has a ``call``, it is that of ``sink``.
+        body: without large buffers, or with; these are sent inside the message.
+        sink: gets the answers.
+    """
+    node = system.node
+    plan = target.plan_for(system)
+    if plan is not None:
+        system.caster.cast(plan.group, message, body, sink)
+    for rank, ref in enumerate(target.procs) if plan is None else plan.near:
+        link = node.links.get(ref.id)
+        if link is None:
+            node.learn(ref)
+            link = node.link_to(ref.id)
+        if link is None:
+            if sink is not None:
+                sink.on_peer_dead(ref.id, node.deaths[ref.id])
+            continue
+        message.rank = rank
+        link.send(encode(message), body)

@@ -1,0 +1,35 @@
+"""How the procs and actors of a mesh were made, recorded so that they can be made again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.protocol.messages import ProcRef, SpawnProcs
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
+
+
+@dataclass(slots=True)
+class Birth:
+    """How the actors of one mesh were made."""
+
+    mesh: ActorMesh[Any]
+    owner: str
+    body: bytes
+    buffers: tuple[int, ...]
+    ports: Sequence[Any] = ()  # in that pickle: given anew to whoever takes a place
+
+
+@dataclass(slots=True)
+class Recipe:
+    """How the procs of one mesh were started."""
+
+    messages: dict[int, tuple[SpawnProcs, int]]  # by rank: the message, and which of its procs
+    bootstrap: tuple[Any, tuple[int, ...]]
+    spares: list[ProcRef]  # agents of hosts where nothing runs until one of the others is gone
+    incarnations: dict[int, int] = field(default_factory=dict[int, int])
+    lock: threading.Lock = field(default_factory=threading.Lock)

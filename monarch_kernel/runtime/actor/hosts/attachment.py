@@ -1,0 +1,138 @@
+"""Attaching a controller to the workers of other hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from monarch_kernel.protocol.messages import ProcRef
+from monarch_kernel.protocol.worker_addresses import dial_address
+from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, HostRef, HostUse
+from monarch_kernel.runtime.actor.hosts.tcp_keys import StrPath, ensure_keys
+from monarch_kernel.runtime.actor.system import System, get_system, shutdown, started
+from monarch_kernel.runtime.mesh.shape import Extent, Region
+from monarch_kernel.runtime.node.future import Future, gathered
+
+
+def attach_to_workers(
+    *,
+    ca: Any = None,
+    workers: Sequence[str | Future[str]],
+    name: str | None = None,
+    key_file: StrPath | None = None,
+    allow: StrPath | None = None,
+    timeout: float = 30.0,
+) -> HostMesh:
+    """Connect to workers; what is spawned on them ends with this process, and they stay.
+
+    Args:
+        ca: accepted for Monarch's sake. It changes nothing: TCP always needs a key.
+        workers: their URLs, or futures of these, in the order of the mesh.
+        name: for people.
+        key_file: this process's key, or the team's; by default the file that ``MONARCH_KERNEL_KEY_FILE`` names, or this
+            user's own key.
+        allow: the list of the workers' keys that are trusted beside this one (see ``docs/security.md``); by default the
+            list that ``MONARCH_KERNEL_ALLOW`` names, or the key file's own, if there is one.
+        timeout: for so long it is tried (seconds).
+
+    Returns:
+        A host mesh with one dimension, ``hosts``.
+
+    Raises:
+        ConnectionError: some cannot be reached, or will not have us; names each of them, and why.
+        ValueError: a URL cannot be meant, or there is no key.
+        RuntimeError: this is not the controller.
+    """
+    del ca
+    system = get_system()
+    if not system.is_root:
+        raise RuntimeError(
+            "attach_to_workers() is for the controller: attach there, and pass the host mesh to the actor that needs it"
+        )
+    urls = [dial_address(worker.get(timeout) if isinstance(worker, Future) else worker) for worker in workers]
+    if not urls:
+        raise ValueError("attach_to_workers() needs at least one worker")
+    if len(set(urls)) < len(urls):
+        twice = next(url for url in urls if urls.count(url) > 1)
+        raise ValueError(f"{twice} is named twice: a worker is one host of the mesh")
+    if any(url.startswith("tcp://") for url in urls):
+        ensure_keys(system, key_file, allow)
+    refs = dial_all(system, urls, timeout)
+    system.workers.update({ref.id: ref for ref in refs})
+    hosts = tuple(HostRef(ref, ref.host) for ref in refs)
+    region = Region.from_extent(Extent(("hosts",), (len(hosts),)))
+    return HostMesh(system, hosts, region, use=HostUse(), name=name or "")
+
+
+#: The runtime that ``attach`` has started, and where it attached that.
+_attached: tuple[System, str] | None = None
+
+
+def attach(addr: str, timeout: float = 30.0) -> None:
+    """Connect this controller to a worker before anything else, as Monarch's clients behind a firewall do.
+
+    Nothing ever needs to reach a controller here: it connects to workers, and their answers come back over those
+    connections. So a program needs this call for Monarch's sake alone. It fails early where the worker cannot be
+    reached; every worker that ``attach_to_workers`` names must be reachable from here, too. The same address again is a
+    no-op.
+
+    Args:
+        addr: the worker's URL.
+        timeout: for so long it is tried (seconds).
+
+    Raises:
+        ConnectionError: it cannot be reached, or will not have us.
+        RuntimeError: the API was used before, or another worker was attached.
+        ValueError: the address cannot be meant, or there is no key.
+    """
+    global _attached
+    url = dial_address(addr)
+    if started():
+        known = _attached[1] if _attached is not None and _attached[0] is get_system() else ""
+        if url == known:
+            return
+        before = f"this process is attached to {known}" if known else "the API was used without it already"
+        raise RuntimeError(f"attach({addr!r}) comes too late: {before}; call it before anything else of monarch.actor")
+    try:
+        attach_to_workers(workers=[url], name="gateway", timeout=timeout)
+    except BaseException:
+        shutdown()  # it was not used before, and may be attached elsewhere yet
+        raise
+    _attached = (get_system(), url)
+
+
+def dial_all(system: System, urls: list[str], timeout: float) -> list[ProcRef]:
+    """Connect to all of these workers, or to none."""
+    node = system.node
+    attached = set(system.workers)
+    dials: list[Future[Any]] = []
+    for url in urls:
+        answered: Future[Any] = Future(node.poller, f"attach to {url}")
+        dials.append(answered)
+        node.dial(url, answered._resolve, timeout)
+    found = gathered(node.poller, dials, "attach_to_workers").get()
+    failed = [outcome for outcome in found if isinstance(outcome, Exception)]
+    if failed:
+        for ref in found:
+            if isinstance(ref, ProcRef) and ref.id not in attached:
+                _let_go(system, ref)
+        names = f"{len(failed)} of {len(urls)} workers" if len(urls) > 1 else "the worker"
+        raise ConnectionError(f"cannot attach to {names}: " + "; ".join(str(error) for error in failed))
+    return [_near(system, ref) for ref in found]
+
+
+def _near(system: System, ref: ProcRef) -> ProcRef:
+    """A worker of this machine is reached by others as this process is."""
+    here = system.node.ref
+    if ref.site == here.site:
+        ref = msgspec.structs.replace(ref, gateway=here.gateway, gateway_address=here.gateway_address)
+        system.node.refs[ref.id] = ref
+    return ref
+
+
+def _let_go(system: System, ref: ProcRef) -> None:
+    link = system.node.links.pop(ref.id, None)
+    if link is not None:
+        link.close()

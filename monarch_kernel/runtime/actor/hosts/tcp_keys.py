@@ -1,0 +1,40 @@
+"""The keys of this process for TCP, read when it first needs them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from monarch_kernel.runtime.actor.system import System
+from monarch_kernel.runtime.node import coredumps
+
+if TYPE_CHECKING:
+    from monarch_kernel.protocol.keys import Keys
+
+
+StrPath = str | os.PathLike[str]
+
+
+def load_key_files(key_file: StrPath | None, allow: StrPath | None) -> Keys:
+    """The keys in these files; the library for TLS is loaded only now."""
+    from monarch_kernel.protocol.keys import load_keys
+
+    return load_keys(key_file, allow)
+
+
+def ensure_keys(system: System, key_file: StrPath | None, allow: StrPath | None) -> None:
+    """This process's key, read when it is first needed; another one only while it is of no use."""
+    node = system.node
+    if node.keys is not None and key_file is None and allow is None:
+        return
+    coredumps.give_up(for_good=False)
+    keys = load_key_files(key_file, allow)
+    if node.keys is not None and keys.same_as(node.keys):
+        return  # those are the ones that its links look at
+    if node.keys is not None and any(ref.site != node.ref.site for ref in system.workers.values()):
+        raise RuntimeError(
+            f"{keys.path} (with the list {keys.allow}) is not the key of the workers that this process is attached to, "
+            f"{node.keys.path} (with the list {node.keys.allow}): a process has one key and one list; put what is "
+            "missing on that list with 'monarch-kernel keys add'"
+        )
+    node.keys = keys

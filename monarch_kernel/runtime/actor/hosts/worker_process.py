@@ -1,0 +1,156 @@
+"""Worker processes: what makes a host usable by controllers of other hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any, NoReturn
+
+from monarch_kernel.protocol.worker_addresses import worker_address
+from monarch_kernel.runtime.actor.hosts.tcp_keys import StrPath, load_key_files
+from monarch_kernel.runtime.actor.system import get_system
+from monarch_kernel.runtime.node import coredumps
+from monarch_kernel.runtime.node.future import Future
+
+#: How long a worker may take to start, and to end (seconds).
+START_TIMEOUT = 30.0
+END_TIMEOUT = 10.0
+
+
+def run_worker_loop_forever(
+    *,
+    private_key: Any = None,
+    ca: Any = None,
+    address: str,
+    key_file: StrPath | None = None,
+    allow: StrPath | None = None,
+    audit: StrPath | None = None,
+) -> NoReturn:
+    """Make this host usable by controllers, until the end of this process: it exits when the worker has ended.
+
+    Args:
+        private_key, ca: accepted for Monarch's sake. They change nothing: TCP always needs a key.
+        address: where to listen, such as ``tcp://node1:26600`` (see ``docs/hosts.md``).
+        key_file: this worker's key, or the team's; by default the file that ``MONARCH_KERNEL_KEY_FILE`` names, or this
+            user's own key.
+        allow: the list of the keys that may connect beside this one's (see ``docs/security.md``); by default the list
+            that ``MONARCH_KERNEL_ALLOW`` names, or the key file's own, if there is one.
+        audit: a file to which a line is appended for whoever connects or is refused.
+
+    Raises:
+        ValueError: the address cannot be meant, or there is no key.
+    """
+    run_worker_loop_until_shutdown(
+        private_key=private_key, ca=ca, address=address, key_file=key_file, allow=allow, audit=audit
+    )
+    sys.exit(0)
+
+
+def run_worker_loop_until_shutdown(
+    *,
+    private_key: Any = None,
+    ca: Any = None,
+    address: str,
+    key_file: StrPath | None = None,
+    allow: StrPath | None = None,
+    audit: StrPath | None = None,
+) -> None:
+    """As ``run_worker_loop_forever``, but return when a controller has shut the worker down.
+
+    Raises:
+        ValueError: the address cannot be meant, or there is no key.
+        RuntimeError: the worker could not start (it has said why on stderr), or was killed.
+    """
+    del private_key, ca
+    lifeline, process = _start(address, key_file, allow, audit, None)
+    try:
+        status = process.wait()
+    finally:
+        os.close(lifeline)  # after an interrupt; it ends with all its ranks
+        _wait(process)
+    if status != 0:
+        raise RuntimeError(f"the worker at {address} ended with {_described(status)}; what it said is on stderr")
+
+
+def start_worker_loop_forever(
+    *,
+    private_key: Any = None,
+    ca: Any = None,
+    address: str,
+    key_file: StrPath | None = None,
+    allow: StrPath | None = None,
+    audit: StrPath | None = None,
+) -> Future[str]:
+    """Start a worker beside this process, which ends with it.
+
+    Returns:
+        A future of its URL, done when it listens; ``attach_to_workers`` takes it as it is.
+
+    Raises:
+        ValueError: the address cannot be meant, or there is no key.
+    """
+    del private_key, ca
+    node = get_system().node
+    lifeline, process = _start(address, key_file, allow, audit, subprocess.PIPE)
+
+    def end() -> None:
+        os.close(lifeline)
+        _wait(process)
+
+    node.on_close.append(end)
+    url: Future[str] = Future(node.poller, f"start_worker_loop_forever(address={address!r})")
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout as output:
+            line = output.readline().decode()
+        if line:
+            url._resolve(line.split()[-1])
+        else:
+            url._reject(RuntimeError(f"the worker at {address} could not start; what it said is on stderr"))
+
+    threading.Thread(target=read, name="monarch-worker-start", daemon=True).start()
+    return url
+
+
+def _start(
+    address: str, key_file: StrPath | None, allow: StrPath | None, audit: StrPath | None, stdout: int | None
+) -> tuple[int, subprocess.Popen[bytes]]:
+    """A worker in a process of its own, and the descriptor at whose end it ends."""
+    if worker_address(address).listen.startswith("tcp://"):
+        load_key_files(key_file, allow)
+    read, write = os.pipe()
+    command = [sys.executable, "-m", "monarch_kernel", "worker", "--listen", address, "--lifeline", str(read)]
+    for option, path in (("--key-file", key_file), ("--allow", allow), ("--audit", audit)):
+        if path is not None:
+            command += [option, os.fspath(path)]
+    try:
+        with coredumps.users_limit():
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                pass_fds=(read,),
+                start_new_session=True,  # Ctrl-C is for this process, which then ends the worker
+            )
+    except OSError:
+        os.close(write)
+        raise
+    finally:
+        os.close(read)
+    return write, process
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(END_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _described(status: int) -> str:
+    return f"code {status}" if status >= 0 else signal.Signals(-status).name

@@ -1,0 +1,196 @@
+"""`ActorMesh`: an array of actors, whose endpoints are its attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Generic, TypeVar
+
+from monarch_kernel.protocol.messages import (
+    ProcRef,
+    StopActor,
+)
+from monarch_kernel.protocol.serialize import dumps_flat, loads
+from monarch_kernel.runtime.actor.calls.endpoint import Endpoint, PlainMethod
+from monarch_kernel.runtime.actor.calls.pending import ManyCall
+from monarch_kernel.runtime.actor.calls.requests import send_to_all
+from monarch_kernel.runtime.actor.calls.target import Target
+from monarch_kernel.runtime.actor.definition import ActorSpec, class_label, spec_of
+from monarch_kernel.runtime.actor.healing.report import Mendable
+from monarch_kernel.runtime.actor.system import System, get_system
+from monarch_kernel.runtime.mesh.shape import MeshTrait, Region
+from monarch_kernel.runtime.node.future import Future
+
+T = TypeVar("T")
+
+
+class ActorMesh(Mendable, MeshTrait, Generic[T]):
+    """A mesh of actors of one class. Its endpoints are attributes: ``mesh.method.call(...)``.
+
+    Made by ``ProcMesh.spawn``; picklable, and usable from any process that it was sent to.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        actor: str,
+        name: str,
+        mesh_name: str,
+        cls: type | bytes,
+        procs: tuple[ProcRef, ...],
+        region: Region,
+        ready: Future[Any] | None = None,
+    ) -> None:
+        self._system = system
+        self._actor = actor
+        self._name = name
+        self._mesh_name = mesh_name
+        self._cls_or_pickle = cls
+        self._procs = procs
+        self._shape = region
+        self._ready = ready
+        self._cached: Target | None = None
+        self._cached_at = 0  # the node's generation then
+
+    # -- the class ------------------------------------------------------------------------------
+
+    @property
+    def _cls(self) -> type:
+        if isinstance(self._cls_or_pickle, bytes):
+            self._cls_or_pickle = loads(self._cls_or_pickle)
+        assert isinstance(self._cls_or_pickle, type)
+        return self._cls_or_pickle
+
+    def _class_label(self) -> str:
+        """The class as errors name it; "" if it cannot be loaded here."""
+        try:
+            return class_label(self._cls)
+        except Exception:  # unpickling runs user code
+            return ""
+
+    @property
+    def _spec(self) -> ActorSpec:
+        return spec_of(self._cls, RESERVED)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        if name.startswith("_") and name in _FIELDS:
+            raise AttributeError(name)
+        spec = self._spec
+        endpoint = spec.endpoints.get(name)
+        if endpoint is not None:
+            handle: Any = Endpoint(self, name, endpoint)
+            self.__dict__[name] = handle  # found without this function from now on
+            return handle
+        if callable(getattr(spec.cls, name, None)):
+            return PlainMethod(self, name)
+        known = ", ".join(sorted(spec.endpoints)) or "none"
+        raise AttributeError(f"{spec.cls.__name__} has no endpoint {name!r} (its endpoints: {known})")
+
+    # -- shape ----------------------------------------------------------------------------------
+
+    @property
+    def _region(self) -> Region:
+        return self._shape
+
+    def _new_with_region(self, region: Region) -> ActorMesh[T]:
+        return ActorMesh(
+            self._system,
+            self._actor,
+            self._name,
+            self._mesh_name,
+            self._cls_or_pickle,
+            self._procs,
+            region,
+            self._ready,
+        )
+
+    def _target(self) -> Target:
+        node = self._system.node
+        if self._cached is None or self._cached_at != node.generation:
+            self._cached_at = node.generation
+            procs = tuple(node.current(self._procs[rank]) for rank in self._shape.ranks())
+            if self._cached is None or procs != self._cached.procs:
+                self._cached = Target(self._name, self._actor, self._shape.extent, procs, self._system.reported, self)
+        return self._cached
+
+    def _reach(self, ref: ProcRef) -> Any:
+        """A link to one of our procs, made if need be; None if it is dead."""
+        self._system.node.learn(ref)
+        return self._system.node.link_to(ref.id)
+
+    # -- life -----------------------------------------------------------------------------------
+
+    @property
+    def initialized(self) -> Future[None]:
+        """Done when every actor's ``__init__`` has returned; raises what went wrong in one."""
+        if self._ready is None:
+            raise RuntimeError(
+                f"{self!r} came from another process: only the handle that spawn returned knows when it is ready"
+            )
+        return self._ready
+
+    def stop(self, reason: str = "stopped by its owner") -> Future[None]:
+        """Stop all actors of the mesh, after what they are doing now; each ``__cleanup__`` runs, owned meshes first."""
+        return self._stop(reason)
+
+    def _stop(self, reason: str) -> Future[Any]:
+        if len(self._shape.ranks()) == len(self._procs):
+            self._system.tree.stopped(self._actor)
+            self._system.healer.forget(self._actor)
+        node = self._system.node
+        target = self._target()
+        call = ManyCall(node, f"{self._name}.stop", target)
+        send_to_all(self._system, target, StopActor(self._actor, call._number, 0, reason), sink=call)
+        # An actor that has died already is stopped, too.
+        return settled(call)
+
+    def __await__(self) -> Generator[Any, None, ActorMesh[T]]:
+        yield from self.initialized.__await__()
+        return self
+
+    def __reduce__(self) -> Any:
+        cls = self._cls_or_pickle
+        if not isinstance(cls, bytes):
+            cls = self.__dict__.get("_pickled_cls") or dumps_flat(cls)
+            self.__dict__["_pickled_cls"] = cls
+        return (
+            _rebuild_actor_mesh,
+            (
+                self._actor,
+                self._name,
+                self._mesh_name,
+                cls,
+                tuple(map(self._system.node.current, self._procs)),
+                self._shape,
+            ),
+        )
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{k}={v}" for k, v in self.sizes.items())
+        return f"<ActorMesh {self._name} ({sizes or 'one actor'})>"
+
+
+_FIELDS = frozenset(
+    {
+        *("_cls_or_pickle", "_system", "_actor", "_name", "_mesh_name"),
+        *("_procs", "_shape", "_ready", "_cached", "_cached_at"),
+    }
+)
+
+
+def _rebuild_actor_mesh(
+    actor: str, name: str, mesh_name: str, cls: bytes, procs: tuple[ProcRef, ...], region: Region
+) -> ActorMesh[Any]:
+    return ActorMesh(get_system(), actor, name, mesh_name, cls, procs, region)
+
+
+def settled(call: Future[Any]) -> Future[Any]:
+    """A future that is done when the call is, however it ended."""
+    done: Future[Any] = Future(call._poller, call.what)
+    call.add_done_callback(lambda _c: done._resolve(None))
+    return done
+
+
+#: Names that an endpoint cannot have, because every actor mesh has such an attribute.
+RESERVED = frozenset(name for name in dir(ActorMesh) if not name.startswith("_"))

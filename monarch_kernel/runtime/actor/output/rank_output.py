@@ -1,0 +1,22 @@
+"""`RankOutput`: one piece of output, and which rank it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutput:
+    """One output of one rank; ``kind``, ``cell`` and ``data`` as in ``protocol.output_records.OutputEvent``."""
+
+    mesh: str
+    proc: str
+    rank: int
+    coords: dict[str, int]
+    host: str
+    pid: int
+    stream: str
+    cell: str
+    kind: str
+    data: Any

@@ -1,0 +1,127 @@
+"""Output of ranks on the terminal of a script."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from monarch_kernel.runtime.actor.output.rank_output import RankOutput
+from monarch_kernel.runtime.actor.system import System
+from monarch_kernel.runtime.mesh.rankset import format_ranks
+
+#: Characters of a line that are kept until its end comes.
+LONGEST_LINE = 1_000_000
+
+
+@dataclass
+class LoggingOption:
+    """What ``logging_option`` asked for one mesh."""
+
+    prefix: bool = False
+    window: float | None = None
+
+
+NO_OPTION = LoggingOption()
+
+
+@dataclass
+class _Line:
+    """The beginning of a line whose end has not come."""
+
+    parts: list[str] = field(default_factory=list[str])
+    size: int = 0
+
+    def add(self, text: str) -> None:
+        self.parts.append(text)
+        self.size += len(text)
+
+
+class ScriptTerminal:
+    """Shows ranks' output in a script's own stdout and stderr, by whole lines; one of megabytes comes in pieces."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._partial: dict[tuple[str, str], _Line] = {}
+        self._held: dict[tuple[str, str], dict[str, set[int]]] = {}
+        self._prefixed: dict[str, tuple[int, LoggingOption]] = {}
+        #: By stream: whose line stands there without its end.
+        self._open: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def show(self, output: RankOutput, option: LoggingOption) -> None:
+        """Print what is printable of one event."""
+        if output.kind == "text":
+            text: str = output.data
+        elif output.kind in ("display", "result"):
+            text = (output.data.get("data") or {}).get("text/plain", "")
+            text = text + "\n" if text else ""
+        elif output.kind == "error":
+            text = "\n".join(output.data.get("traceback") or ()) + "\n"
+        else:
+            return
+        key = (output.proc, output.stream)
+        self._prefixed[output.proc] = (output.rank, option)
+        lines, newline, rest = text.rpartition("\n")
+        if newline:
+            begun = self._partial.pop(key, None)
+            if begun is not None:
+                lines = "".join((*begun.parts, lines))
+            self._lines(output, lines.split("\n"), option)
+        if rest:
+            line = self._partial.setdefault(key, _Line())
+            line.add(rest)
+            if line.size > LONGEST_LINE:
+                del self._partial[key]
+                self._lines(output, ["".join(line.parts)], option, end="" if option.window is None else "\n")
+
+    def end(self, proc: str) -> None:
+        """The proc writes no more: show its last, unfinished lines."""
+        rank, option = self._prefixed.get(proc, (0, NO_OPTION))
+        for stream in ("stdout", "stderr"):
+            begun = self._partial.pop((proc, stream), None)
+            if begun is not None or self._open.get(stream) == proc:
+                line = "".join(begun.parts) if begun is not None else ""
+                self._lines(RankOutput("", proc, rank, {}, "", 0, stream, "", "text", ""), [line], option)
+
+    def close(self) -> None:
+        """The script ends."""
+        for proc in {proc for proc, _ in self._partial} | set(self._open.values()):
+            self.end(proc)
+
+    def _lines(self, output: RankOutput, lines: Sequence[str], option: LoggingOption, end: str = "\n") -> None:
+        stream = output.stream
+        if option.window is not None:
+            with self._lock:
+                first = not self._held
+                held = self._held.setdefault((output.mesh, stream), {})
+                for line in lines:
+                    held.setdefault(line, set()).add(output.rank)
+            if first:
+                self._system.node.poller.call_later(option.window, self.flush)
+            return
+        unfinished = self._open.pop(stream, None)
+        if option.prefix:
+            goes_on = unfinished == output.proc
+            lines = [line if goes_on and k == 0 else f"[{output.rank}] {line}" for k, line in enumerate(lines)]
+        if unfinished not in (None, output.proc):
+            lines = ["", *lines]
+        if not end:
+            self._open[stream] = output.proc
+        self._write(stream, lines, end)
+
+    def flush(self) -> None:
+        """Show what is held for aggregation."""
+        with self._lock:
+            held, self._held = self._held, {}
+        for (_, stream), lines in held.items():
+            self._write(stream, [f"[{format_ranks(ranks)}] {line}" for line, ranks in lines.items()])
+
+    def _write(self, stream: str, lines: Sequence[str], end: str = "\n") -> None:
+        target = sys.stdout if stream == "stdout" else sys.stderr
+        try:
+            target.write("\n".join(lines) + end)
+            target.flush()
+        except (OSError, ValueError):  # the script closed its stdout
+            pass

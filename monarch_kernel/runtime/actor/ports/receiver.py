@@ -1,0 +1,284 @@
+"""`PortReceiver`: the receiving end of a port, and `Channel`, which opens both ends.
+
+A receiver knows which actors were given its port (`holders`), so a wait for a value ends when all of them are dead.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, Generic
+
+from monarch_kernel.protocol.faults import decode_fault
+from monarch_kernel.protocol.messages import (
+    DEAD,
+    ERROR,
+    Death,
+    decode_death,
+)
+from monarch_kernel.protocol.serialize import loads
+from monarch_kernel.runtime.actor.calls.target import Target, failure_of
+from monarch_kernel.runtime.actor.errors import SupervisionError, build_port_error
+from monarch_kernel.runtime.actor.ports.holders import NobodyLeft
+from monarch_kernel.runtime.actor.ports.port import Port, R
+from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.runtime.supervision.senders import Senders
+
+
+class _Inlet:
+    """Where a receiver's values arrive; does not keep the receiver alive."""
+
+    __slots__ = ("_receiver",)
+
+    def __init__(self, receiver: PortReceiver[Any]) -> None:
+        self._receiver = weakref.ref(receiver)
+
+    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+        receiver = self._receiver()
+        if receiver is not None:
+            receiver.on_reply(rank, status, body, buffers)
+
+    def on_peer_dead(self, proc: str, death: Death) -> None:
+        """The book of ports tells of deaths, as it knows who has the port."""
+
+    def senders(self) -> Senders | None:
+        """Who was given the port; None when nobody receives any more."""
+        receiver = self._receiver()
+        return None if receiver is None else receiver._senders
+
+    def nobody_left(self) -> None:
+        """All who had the port are gone."""
+        receiver = self._receiver()
+        if receiver is not None:
+            receiver.fail_waiting()
+
+
+#: Rank, status, body, buffers.
+_Item = tuple[int, int, Any, tuple[int, ...]]
+
+
+class PortReceiver(Generic[R]):
+    """The receiving end; stays in the process that opened it.
+
+    When everybody who was given the port is dead or was stopped, ``recv`` raises a ``SupervisionError`` that tells who
+    they were, after the values that had come. That is so for ports that went to actors as arguments, in results or
+    through other ports, by however many of them; not for a port that this process itself has sent through, or that was
+    pickled in another way: then nobody knows who may have it.
+    """
+
+    def __init__(self, ranked: bool = False, once: bool = False) -> None:
+        from monarch_kernel.runtime.actor.system import get_system
+
+        system = get_system()
+        self._node = system.node
+        self._reported = system.reported
+        self._senders = Senders()
+        self._number = self._node.new_call(_Inlet(self))
+        self._ranked = ranked
+        self._once = once
+        self._lock = threading.RLock()  # reentrant: a future may be collected anywhere
+        self._values: deque[_Item] = deque()  # that nothing waits for yet
+        self._waiting: deque[weakref.ref[_Received]] = deque()  # in the order in which they were first waited for
+
+    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+        if self._once:
+            self._node.end_call(self._number)
+        with self._lock:
+            self._values.append((rank, status, bytes(body) if not buffers else body, buffers))
+        self._hand_out()
+
+    def recv(self) -> Future[R]:
+        """The next value, as a future. A value that was sent by ``Port.exception`` is raised.
+
+        Which value that is shows when the future is first waited for (``get``, ``await``, a callback): values go to
+        futures in the order in which that happens. A future that is thrown away takes none.
+        """
+        return _Received(self)
+
+    def _hand_out(self) -> None:
+        """Give what has come to those that wait."""
+        while True:
+            with self._lock:
+                future = self._next() if self._values else None
+                if future is None:
+                    return
+                item = self._values.popleft()
+            future._resolve(item)
+
+    def _next(self) -> _Received | None:
+        """The future that has waited longest; those that were thrown away are passed over."""
+        while self._waiting:
+            future = self._waiting.popleft()()
+            if future is not None and not future._done:
+                return future
+        return None
+
+    def serve(self, future: _Received) -> None:
+        """A future is waited for."""
+        with self._lock:
+            self._waiting.append(weakref.ref(future))
+        self._hand_out()
+        if self._senders.lost:
+            self.fail_waiting()
+
+    def dismiss(self, future: _Received) -> bool:
+        """A future is not waited for any more; False: it has got its value in the meantime."""
+        with self._lock:
+            for waiting in self._waiting:
+                if waiting() is future:
+                    self._waiting.remove(waiting)
+                    return True
+        return False
+
+    def take_back(self, item: _Item) -> None:
+        """A future was thrown away before its value was read: the next one gets that."""
+        with self._lock:
+            self._values.appendleft(item)
+        self._hand_out()
+
+    def fail_waiting(self) -> None:
+        """Nobody is left who could send: what waits for a value fails."""
+        lost = self._senders.lost
+        while lost:
+            with self._lock:
+                future = self._next()
+            if future is None:
+                return
+            for sender, death in lost:
+                key = (sender.actor, sender.proc.id) if death.what == "actor" else sender.proc.id
+                self._reported.met.add(key)
+            future._reject(NobodyLeft(lost))
+
+    def _error(self, gone: NobodyLeft) -> SupervisionError:
+        """What a ``recv`` raises when nobody is left."""
+        groups: list[dict[int, Any]] = []  # by mesh; ranks of several slices of one may have the same number
+        for sender, death in gone.lost:
+            for group in groups:
+                other = next(iter(group.values()))[0]
+                if (sender.mesh, sender.extent) == (other.mesh, other.extent) and sender.rank not in group:
+                    break
+            else:
+                groups.append(group := {})
+            group[sender.rank] = (sender, death)
+        told: list[Any] = []
+        for group in groups:
+            some = next(iter(group.values()))[0]
+            refs = [group[rank][0].proc if rank in group else some.proc for rank in range(some.extent.nelements)]
+            target = Target(some.mesh, some.actor, some.extent, tuple(refs), self._reported)
+            failures = [failure_of(self._node, target, rank, None, group[rank][1]) for rank in sorted(group)]
+            for failure in failures:
+                target.note_raised(failure)
+            told.append((some.mesh, some.extent, failures))
+        return build_port_error(told)
+
+    def ranked(self) -> PortReceiver[tuple[int, R]]:
+        """The same receiver, of which ``recv`` gives ``(rank, value)``."""
+        self._ranked = True
+        return self  # type: ignore[return-value]  # the value type changes with the flag
+
+    def close(self) -> None:
+        """Take no more values."""
+        self._node.end_call(self._number)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a PortReceiver cannot be pickled: send the Port, and receive where it was opened")
+
+    def __del__(self) -> None:
+        try:
+            self._node.end_call(self._number)
+        except AttributeError:  # construction failed
+            pass
+
+
+class _Received(Future[Any]):
+    """The next value of a receiver, from when it is first waited for."""
+
+    __slots__ = ("_awaiting", "_claims", "_kept", "_ranked", "_read", "_receiver")
+
+    def __init__(self, receiver: PortReceiver[Any]) -> None:
+        super().__init__(receiver._node.poller, "recv()")
+        self._ranked = receiver._ranked
+        self._receiver = receiver  # somebody waits: the receiver must stay
+        self._claims = False
+        self._read = False
+        self._awaiting = 0
+        self._kept: _Received | None = None  # itself: what has callbacks lives until they are called
+
+    def _claim(self) -> None:
+        with self._receiver._lock:
+            if self._claims:
+                return
+            self._claims = True
+        self._receiver.serve(self)
+
+    def done(self) -> bool:
+        """Whether ``get`` would return (or raise) at once; asking claims nothing."""
+        return self._done or (not self._claims and bool(self._receiver._values))
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait for the value."""
+        __tracebackhide__ = True
+        self._claim()
+        return super().get(timeout)
+
+    def add_done_callback(self, callback: Callable[[Future[Any]], None]) -> None:
+        """Call ``callback(self)`` once there is a value."""
+        self._kept = self
+        self._claim()
+        super().add_done_callback(callback)
+        if self._done:
+            self._kept = None
+
+    def _finish(self) -> None:
+        super()._finish()
+        self._kept = None
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        __tracebackhide__ = True
+        self._claim()
+        self._awaiting += 1
+        try:
+            return (yield from super().__await__())
+        finally:
+            self._awaiting -= 1
+            if not self._done and not self._awaiting and self._kept is None and self._receiver.dismiss(self):
+                self._claims = False  # cancelled: it claims again when it is waited for again
+
+    def __del__(self) -> None:
+        try:
+            if self._done and not self._read and self._error is None:
+                self._receiver.take_back(self._value)
+        except AttributeError:  # construction failed
+            pass
+
+    def _result(self) -> Any:
+        __tracebackhide__ = True
+        self._read = True
+        if isinstance(self._error, NobodyLeft):
+            self._error = self._receiver._error(self._error)
+        rank, status, body, buffers = super()._result()
+        if status == ERROR:
+            fault = decode_fault(body)
+            raise fault.rebuild() or RuntimeError(fault.text)
+        if status == DEAD:
+            raise SupervisionError(decode_death(body).cause)
+        value = loads(body, buffers)
+        return (rank, value) if self._ranked else value
+
+
+class Channel(Generic[R]):
+    """Opens pipes between processes."""
+
+    @staticmethod
+    def open(once: bool = False) -> tuple[Port[R], PortReceiver[R]]:
+        """A port and its receiver, which stays here. With ``once`` it takes a single value."""
+        receiver: PortReceiver[R] = PortReceiver(once=once)
+        return Port(receiver._node.ref, receiver._number), receiver
+
+    @staticmethod
+    def open_ranked(once: bool = False) -> tuple[Port[R], PortReceiver[tuple[int, R]]]:
+        """Like ``open``; received values come with the rank of the actor that sent them."""
+        port, receiver = Channel.open(once)
+        return port, receiver.ranked()
