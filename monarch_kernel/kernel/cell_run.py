@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from types import FrameType
 from typing import Any
 
-import cloudpickle
-
-from monarch_kernel.actor import ActorError, SupervisionError, ValueMesh
+from monarch_kernel.actor import ActorError, ActorMesh, SupervisionError, ValueMesh
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.errors import capture
+from monarch_kernel.kernel.cell_values import value_of
 from monarch_kernel.kernel.debug.hang_watch import HangWatch
+from monarch_kernel.kernel.held_interrupts import HeldInterrupts
+from monarch_kernel.kernel.managed_mesh import ManagedMesh
+from monarch_kernel.kernel.mesh_parts import MeshPart
 from monarch_kernel.kernel.output.cell_errors import Failed, FileLabel, MeshCellError, cell_error
 from monarch_kernel.kernel.output.cell_output import CellOutput
 from monarch_kernel.kernel.output.router import OutputRouter
 from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.progress import Place, Progress
 from monarch_kernel.kernel.rank.cell_runner import Cell
-from monarch_kernel.kernel.rank.executor import Interrupted, Reply, Whereabouts
-from monarch_kernel.kernel.session import ManagedMesh, Part, monitor_parts_of, parts_of, proc_parts_of
+from monarch_kernel.kernel.rank.executor import CellExecutor, Interrupted, Reply, Whereabouts
 from monarch_kernel.meshes import kept_host_of
 
 #: How often a wait looks up to show progress (seconds).
@@ -34,45 +32,6 @@ OUTPUT_GRACE = 5.0
 DEATH_GRACE = 0.25
 #: How many times in a row ranks must be seen waiting before somebody asks for whom; they are asked once a second.
 STUCK = 3
-
-
-class HeldInterrupts:
-    """From `hold` to `release`, SIGINT only is noted; `deliver` then does with it what would have been done."""
-
-    def __init__(self) -> None:
-        self._noted: list[tuple[int, FrameType | None]] = []
-        self._handler: Any = None
-        self._holds = False
-
-    def hold(self) -> None:
-        """Note interrupts from now on; without effect outside the main thread, where none arrive."""
-        if threading.current_thread() is threading.main_thread():
-            self._holds = True
-            self._handler = signal.signal(signal.SIGINT, lambda number, frame: self._noted.append((number, frame)))
-
-    def release(self) -> None:
-        """Back to the handler that was in place. May be called again."""
-        if self._holds:
-            self._holds = False
-            signal.signal(signal.SIGINT, self._handler)
-
-    def deliver(self) -> None:
-        """Hand the oldest noted interrupt to the handler that was in place; it may raise KeyboardInterrupt."""
-        if self._noted:
-            noted = self._noted.pop(0)
-            if callable(self._handler):
-                self._handler(*noted)
-
-
-class Unsent:
-    """Stands for a value that stayed on its rank, because it is too large or cannot be pickled."""
-
-    def __init__(self, shown: str, why: str) -> None:
-        self.shown = shown
-        self.why = why
-
-    def __repr__(self) -> str:
-        return f"{self.shown}  (not sent: {self.why})"
 
 
 class CellRun:
@@ -113,7 +72,7 @@ class CellRun:
         self._stuck: dict[int, int] = {}
         self._broken = False
         self._meetings: set[int] = set()
-        self._pending: deque[tuple[Part, Any]] = deque()
+        self._pending: deque[tuple[MeshPart[ActorMesh[CellExecutor]], Any]] = deque()
         self._note_text = ""
         self._held = HeldInterrupts()
         self._asked: deque[Any] = deque()  # what interrupts have found
@@ -130,7 +89,7 @@ class CellRun:
         """
         self._held.hold()
         try:
-            for part in parts_of(self.managed, self.ranks):
+            for part in self.managed.executors(self.ranks):
                 for slot in part.mesh.run.stream(self.cell):
                     self._pending.append((part, slot))
         except BaseException:
@@ -189,7 +148,7 @@ class CellRun:
         self._output.show(final=True)
         return True
 
-    def _settle(self, part: Part, slot: Any, error: BaseException | None) -> None:
+    def _settle(self, part: MeshPart[ActorMesh[CellExecutor]], slot: Any, error: BaseException | None) -> None:
         if error is None:
             reply: Reply = slot.get()
             if reply.rank in self._dropped:
@@ -220,7 +179,7 @@ class CellRun:
         self.failures[failed.rank] = failed
         self._progress.fail(failed.rank, "released" if failed.of_peer and not first else failed.line)
         if first:  # nobody will ever join the others in a collective
-            for part in monitor_parts_of(self.managed, sorted(self._progress.waiting)):
+            for part in self.managed.monitors(sorted(self._progress.waiting)):
                 part.mesh.release_cell.stream(self.cell.id, (failed.rank,))
 
     def _tick(self) -> None:
@@ -331,7 +290,7 @@ class CellRun:
         if not self.failures:
             return None
         failures = [self.failures[rank] for rank in sorted(self.failures)]
-        values = {rank: _value(reply) for rank, reply in sorted(self.replies.items())}
+        values = {rank: value_of(reply) for rank, reply in sorted(self.replies.items())}
         note = self._note_text
         return cell_error(
             failures,
@@ -349,7 +308,7 @@ class CellRun:
         replies = [self.replies[rank] for rank in self.ranks]
         if not any(reply.has_value for reply in replies):
             return None
-        values = [_value(reply) for reply in replies]
+        values = [value_of(reply) for reply in replies]
         if all(value is None for value in values):
             return None
         return ValueMesh(self.managed.shape(self.ranks), values)
@@ -372,7 +331,7 @@ class CellRun:
     def interrupt(self) -> object:
         """See `InterruptTarget`."""
         self.interrupted = True
-        for part in monitor_parts_of(self.managed, sorted(self._progress.waiting)):
+        for part in self.managed.monitors(sorted(self._progress.waiting)):
             self._asked += part.mesh.interrupt_cell.stream(self.cell.id)
         return self._asked
 
@@ -381,7 +340,7 @@ class CellRun:
         waiting = sorted(self.waiting & set(ranks))
         if waiting:
             self.interrupted = True
-        for part in monitor_parts_of(self.managed, waiting):
+        for part in self.managed.monitors(waiting):
             self._asked += part.mesh.drop_cell.stream(self.cell.id)
 
     def unanswered(self) -> Iterable[int]:
@@ -390,45 +349,5 @@ class CellRun:
 
     def kill(self, ranks: Sequence[int]) -> object:
         """See `InterruptTarget`."""
-        parts = proc_parts_of(self.managed, sorted(ranks))
+        parts = self.managed.procs_at(sorted(ranks))
         return [part.mesh.kill(reason="it did not answer an interrupt") for part in parts]
-
-
-class MeshCell:
-    """A cell that was started with `--no-wait`: look whether it is done, or wait for it."""
-
-    def __init__(self, run: CellRun, done: Any) -> None:
-        self._run = run
-        self._done = done
-
-    def done(self) -> bool:
-        """Whether all ranks have finished, failed or died."""
-        return bool(self._done.is_set())
-
-    def result(self, timeout: float | None = None) -> ValueMesh[Any] | None:
-        """Wait for the cell: its value, or its error."""
-        if not self._done.wait(timeout):
-            raise TimeoutError(f"the cell still runs on mesh {self._run.managed.name} after {timeout} s")
-        error = self._run.error()
-        if error is not None:
-            raise error
-        return self._run.value()
-
-    get = result
-
-    def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the cell on all ranks where it still runs."""
-        self._run.interrupt()
-
-    def __repr__(self) -> str:
-        state = "running" if not self.done() else "failed" if self._run.failures else "done"
-        return f"<cell on mesh {self._run.managed.name}, {state}>"
-
-
-def _value(reply: Reply) -> Any:
-    if reply.value is None:
-        return Unsent(reply.shown, reply.unsent) if reply.unsent else None
-    try:
-        return cloudpickle.loads(reply.value)
-    except Exception as error:  # its class may not be importable here
-        return Unsent("a value", f"it cannot be rebuilt here ({type(error).__name__}: {error})")

@@ -12,9 +12,10 @@ from IPython.utils.tokenutil import token_at_cursor
 from monarch_kernel import errors
 from monarch_kernel.debugger import source_locations
 from monarch_kernel.kernel.interrupts import get_relay
+from monarch_kernel.kernel.magics.arguments import parser_of
 from monarch_kernel.kernel.magics.completion import MeshCompleter
 from monarch_kernel.kernel.magics.introspection import Introspection
-from monarch_kernel.kernel.magics.mesh_magics import SUBCOMMANDS, MeshMagics
+from monarch_kernel.kernel.magics.mesh_magics import FUNCTIONS, MeshMagics
 from monarch_kernel.kernel.map_progress import MapProgress
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output import call_errors, formatters
@@ -102,9 +103,9 @@ def _keep_options(lines: list[str]) -> list[str]:
 
 
 def _matcher(magics: MeshMagics, notebook: Notebook, ranks: Introspection) -> Any:
-    parsers = {word: getattr(magics, word).parser for word in SUBCOMMANDS}
+    parsers = {word: parser_of(function) for word, function in FUNCTIONS.items()}
     completer = MeshCompleter(
-        parsers, magics.mesh_cell.parser, lambda: replace(notebook.known(), of_ranks=ranks.variables)
+        parsers, parser_of(MeshMagics.mesh_cell), lambda: replace(notebook.known(), of_ranks=ranks.variables)
     )
 
     @context_matcher()

@@ -25,6 +25,7 @@ from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.rank.cell_runner import Cell, check_syntax, remember_source
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.stale_classes import Outdated
+from monarch_kernel.kernel.usage_errors import nearest
 from monarch_kernel.meshes import KeptError, format_points, list_proc_meshes
 from monarch_kernel.output import set_cell
 
@@ -235,8 +236,6 @@ class Notebook:
 
     def variable(self, name: str, command: str) -> Any:
         """A variable of the notebook."""
-        from monarch_kernel.kernel.magics.arguments import nearest
-
         try:
             return self.shell.user_ns[name]
         except KeyError:

@@ -6,14 +6,11 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from IPython.core.error import UsageError
 
 from monarch_kernel.actor import (
-    ActorMesh,
-    Extent,
     Healed,
     HealError,
     MeshFailure,
@@ -21,9 +18,10 @@ from monarch_kernel.actor import (
     SupervisionError,
     this_host,
 )
-from monarch_kernel.kernel.magics.arguments import boxed, nearest, runs
+from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOptions, recall, remember
+from monarch_kernel.kernel.mesh_parts import parts
 from monarch_kernel.kernel.output.render import seconds
-from monarch_kernel.kernel.rank.executor import CellExecutor, Monitor
+from monarch_kernel.kernel.usage_errors import nearest
 from monarch_kernel.meshes import (
     KeptError,
     KeptHost,
@@ -39,125 +37,8 @@ from monarch_kernel.meshes import (
     taken_over,
 )
 
-#: How long `up` waits for all ranks (seconds); importing torch on a busy machine takes its time.
-UP_TIMEOUT = 300.0
 #: How long ranks may take to say what an interrupt has stopped (seconds).
 INTERRUPT_TIMEOUT = 2.0
-
-
-@dataclass(frozen=True)
-class UpOptions:
-    """What `%mesh up` was told, to be told again by `%mesh restart`."""
-
-    name: str
-    dims: dict[str, int]
-    env: dict[str, str] = field(default_factory=dict)
-    dist: str = ""
-    preload: tuple[str, ...] = ()
-    keep: bool = False
-    idle: float = 0.0
-
-
-class ManagedMesh:
-    """A proc mesh with the actors that run cells on it.
-
-    Args:
-        procs: the mesh.
-        options: how it was started; None if the user's code did that.
-        actors: the actors that are there already, on a mesh that has outlived another kernel.
-    """
-
-    def __init__(
-        self,
-        procs: ProcMesh,
-        options: UpOptions | None = None,
-        actors: tuple[ActorMesh[CellExecutor], ActorMesh[Monitor]] | None = None,
-    ) -> None:
-        self.name = procs.name
-        self.procs = procs
-        self.extent = procs.extent
-        self.options = options
-        executor, monitor = actors or (procs.spawn("cells", CellExecutor), procs.spawn("monitor", Monitor))
-        self.executor: ActorMesh[CellExecutor] = executor
-        self.monitor: ActorMesh[Monitor] = monitor
-        #: Dimensions flattened away, for rank sets that are no box.
-        self.flat: ActorMesh[CellExecutor] = self.executor.flatten("ranks")
-        self.flat_monitor: ActorMesh[Monitor] = self.monitor.flatten("ranks")
-        self.flat_procs: ProcMesh = procs.flatten("ranks")
-
-    def get_ready(self) -> None:
-        """Wait for the ranks, and give them what `torch.distributed` needs: its environment, or a process group."""
-        self.executor.initialized.get(UP_TIMEOUT)
-        self.join()
-
-    def join(self) -> None:
-        """Have all ranks meet: at a new place, in a new process group if the mesh is to have one."""
-        dist = self.options.dist if self.options is not None else ""
-        local = "hosts" not in self.extent
-        first = self.flat.slice(ranks=0)
-        local_size = self.extent.nelements // (1 if local else self.extent["hosts"])
-        meet = first.reserve.call_one(dist, self.extent.nelements, local_size, local).get(UP_TIMEOUT)
-        threads = max(1, (os.cpu_count() or 1) // local_size)
-        self.executor.set_up.call(meet, threads).get(UP_TIMEOUT)
-
-    def rejoin(self) -> None:
-        """Have all ranks leave the process group that they are in, whoever made it, and meet anew."""
-        self.executor.leave_group.call().get(UP_TIMEOUT)
-        self.join()
-
-    def describe(self) -> str:
-        """Its size and shape in a few words: `4 ranks (gpus=4)`."""
-        count = self.extent.nelements
-        sizes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
-        return f"{count} rank{'s' * (count != 1)}" + (f" ({sizes})" if sizes else "")
-
-    def shape(self, ranks: Sequence[int]) -> Extent:
-        """The shape of values from these ranks: that of the slice they form, or flat if they form none."""
-        box = boxed(ranks, self.extent)
-        if box is None:
-            return Extent(("ranks",), (len(ranks),))
-        return Extent(self.extent.names, [len(range(self.extent[label])[part]) for label, part in box.items()])
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it has not been stopped, by whomever."""
-        return any(mesh is self.procs for mesh in list_proc_meshes())
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of some chosen ranks that one slice can address, and those ranks in its order."""
-
-    mesh: Any
-    ranks: tuple[int, ...]
-
-
-def parts_of(managed: ManagedMesh, ranks: Sequence[int]) -> list[Part]:
-    """The cell executors of these ranks (sorted), in few slices."""
-    return _parts(managed.executor, managed.flat, managed.extent, ranks)
-
-
-def monitor_parts_of(managed: ManagedMesh, ranks: Sequence[int]) -> list[Part]:
-    """The monitors of these ranks (sorted), in few slices."""
-    return _parts(managed.monitor, managed.flat_monitor, managed.extent, ranks)
-
-
-def proc_parts_of(managed: ManagedMesh, ranks: Sequence[int]) -> list[Part]:
-    """The procs of these ranks (sorted), in few slices."""
-    return _parts(managed.procs, managed.flat_procs, managed.extent, ranks)
-
-
-def _parts(whole: Any, flat: Any, extent: Extent, ranks: Sequence[int]) -> list[Part]:
-    chosen = tuple(ranks)
-    if not chosen:
-        return []
-    if len(chosen) == extent.nelements:
-        return [Part(whole, chosen)]
-    box = boxed(chosen, extent)
-    if box is not None:
-        return [Part(whole.slice(**box), chosen)]
-    everyone = range(extent.nelements)
-    return [Part(flat.slice(ranks=run), tuple(everyone[run])) for run in runs(chosen)]
 
 
 class MeshSession:
@@ -209,11 +90,11 @@ class MeshSession:
         found = self.find(wanted, command)
         managed = self._managed.get(found.name)
         if managed is None or managed.procs is not found:
-            managed = _remembered(found)
+            managed = recall(found)
             if managed is None:
                 managed = ManagedMesh(found)
                 managed.get_ready()
-                _remember(managed)
+                remember(managed)
             self._managed[found.name] = managed
         return managed
 
@@ -281,7 +162,7 @@ class MeshSession:
             except BaseException:
                 procs.stop("%mesh up did not succeed")
                 raise
-            _remember(managed)
+            remember(managed)
         except BaseException as error:
             if host is not None:
                 host.down()
@@ -397,7 +278,7 @@ class MeshSession:
         except (KeptError, ValueError) as error:
             raise UsageError(f"%mesh attach: {error}{'' if force else _hint(str(error))}") from None
         for procs in host.proc_meshes:
-            managed = _remembered(procs)
+            managed = recall(procs)
             if managed is not None:
                 self._managed[procs.name] = managed
             self._current = procs.name
@@ -429,7 +310,7 @@ class MeshSession:
         Returns:
             What was interrupted where, in one line.
         """
-        asked = [(part, part.mesh.interrupt()) for part in _parts(mesh, mesh.flatten("ranks"), mesh.extent, ranks)]
+        asked = [(part, part.mesh.interrupt()) for part in parts(mesh, mesh.flatten("ranks"), mesh.extent, ranks)]
         deadline = time.monotonic() + INTERRUPT_TIMEOUT
         stopped: dict[str, list[int]] = {}
         silent: list[int] = []
@@ -462,7 +343,7 @@ class MeshSession:
         was_kept = host is None or host.is_kept
         done: list[Healed] = []
         try:
-            for part in _parts(mesh, mesh.flatten("ranks"), mesh.extent, ranks):
+            for part in parts(mesh, mesh.flatten("ranks"), mesh.extent, ranks):
                 done.append(part.mesh.heal().get(UP_TIMEOUT))
             if managed is not None and any(done):
                 managed.rejoin()
@@ -515,23 +396,6 @@ def _join_debugger(procs: ProcMesh) -> None:
     debugger = hub.existing_debugger() if hub is not None else None
     if debugger is not None:
         debugger.joined(procs)
-
-
-def _remember(managed: ManagedMesh) -> None:
-    """Keep what the next kernel needs to run cells on this mesh, if that is to be."""
-    host = kept_host_of(managed.procs)
-    if host is not None:
-        host.note(f"cells:{managed.name}", (managed.options, managed.executor, managed.monitor))
-
-
-def _remembered(procs: ProcMesh) -> ManagedMesh | None:
-    """A mesh on which an earlier kernel has run cells."""
-    host = kept_host_of(procs)
-    found = None if host is None else host.noted(f"cells:{procs.name}")
-    if found is None:
-        return None
-    options, executor, monitor = found
-    return ManagedMesh(procs, options, (executor, monitor))
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -8,9 +8,10 @@ import pytest
 from IPython.core.error import UsageError
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.kernel.magics import arguments
+from monarch_kernel.kernel import mesh_parts
+from monarch_kernel.kernel.magics import arguments, up_arguments
 from monarch_kernel.kernel.magics.completion import Known, MeshCompleter
-from monarch_kernel.kernel.magics.mesh_magics import SUBCOMMANDS, MeshMagics
+from monarch_kernel.kernel.magics.mesh_magics import FUNCTIONS, GROUPS, SUBCOMMANDS, MeshMagics
 
 FLAT = Extent(("gpus",), (8,))
 DEEP = Extent(("hosts", "gpus"), (2, 4))
@@ -35,7 +36,7 @@ def refused(call: Any, *args: Any) -> str:
     ],
 )
 def test_up(words: list[str], procs: int | None, wanted: Any) -> None:
-    assert arguments.up_arguments("%mesh up", words, procs) == wanted
+    assert up_arguments.up_arguments("%mesh up", words, procs) == wanted
 
 
 @pytest.mark.parametrize(
@@ -60,13 +61,13 @@ def test_up(words: list[str], procs: int | None, wanted: Any) -> None:
     ],
 )
 def test_up_refuses(words: list[str], procs: int | None, said: str) -> None:
-    assert said in refused(arguments.up_arguments, "%mesh up", words, procs)
+    assert said in refused(up_arguments.up_arguments, "%mesh up", words, procs)
 
 
 def test_env() -> None:
-    assert arguments.env_arguments("%mesh up", ["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}
+    assert up_arguments.env_arguments("%mesh up", ["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}
     for wrong in ("A", "=1", "1A=2", "A B=1"):
-        assert "NAME=VALUE" in refused(arguments.env_arguments, "%mesh up", [wrong])
+        assert "NAME=VALUE" in refused(up_arguments.env_arguments, "%mesh up", [wrong])
 
 
 @pytest.mark.parametrize(
@@ -102,14 +103,14 @@ def test_ranks_refused(ranks: str | None, where: list[str], said: str) -> None:
 
 
 def test_boxes_and_runs() -> None:
-    assert arguments.boxed((4, 5), DEEP) == {"hosts": slice(1, 2, 1), "gpus": slice(0, 2, 1)}
-    assert arguments.boxed((0, 2, 4, 6), DEEP) == {"hosts": slice(0, 2, 1), "gpus": slice(0, 3, 2)}
-    assert arguments.boxed((0, 1, 4), DEEP) is None
-    assert arguments.boxed((0, 1, 3), FLAT) is None
+    assert mesh_parts.boxed((4, 5), DEEP) == {"hosts": slice(1, 2, 1), "gpus": slice(0, 2, 1)}
+    assert mesh_parts.boxed((0, 2, 4, 6), DEEP) == {"hosts": slice(0, 2, 1), "gpus": slice(0, 3, 2)}
+    assert mesh_parts.boxed((0, 1, 4), DEEP) is None
+    assert mesh_parts.boxed((0, 1, 3), FLAT) is None
     for ranks in [(0,), (0, 1, 3), (0, 1, 2, 3, 7), (0, 4), (1, 3, 5, 6, 7), (0, 3, 7)]:
-        got = [rank for run in arguments.runs(ranks) for rank in range(8)[run]]
+        got = [rank for run in mesh_parts.runs(ranks) for rank in range(8)[run]]
         assert got == list(ranks)
-    assert len(arguments.runs(tuple(range(0, 64, 8)))) == 1
+    assert len(mesh_parts.runs(tuple(range(0, 64, 8)))) == 1
 
 
 @pytest.mark.parametrize(
@@ -123,18 +124,25 @@ def test_boxes_and_runs() -> None:
         ("use", "", "required: NAME"),
         ("use", "a b", "one argument too many: 'b'"),
         ("logs", "-n x", "-n/--lines takes a whole number"),
+        ("pm", "extra", "one argument too many: 'extra'"),
+        ("clear", "--every", "there is no option --every"),
+        ("debug", "-x where", "there is no option -x"),
+        ("debug", "-r", "-r takes a value"),
+        ("debug", "-r 0 --on=", "--on takes a value"),
+        ("diff", "loss --nonsense", "there is no option --nonsense"),
+        ("diff", "--nonsense loss", "there is no option --nonsense"),
+        ("diff", "loss --up x", "--up takes a whole number, not 'x'"),
     ],
 )
 def test_bad_options(command: str, line: str, said: str) -> None:
-    function = getattr(MeshMagics, command)
-    text = refused(arguments.parse, function, line)
+    text = refused(arguments.parse, FUNCTIONS[command], line)
     assert said in text
     assert text.startswith(f"%mesh {command}: ")
 
 
 @pytest.mark.parametrize("command", [*SUBCOMMANDS, "mesh_cell"])
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    function = getattr(MeshMagics, command)
+    function = FUNCTIONS.get(command, MeshMagics.mesh_cell)
     assert arguments.parse(function, "--help") is None
     text = capsys.readouterr().out
     assert text.startswith("usage: %%mesh" if command == "mesh_cell" else f"usage: %mesh {command}")
@@ -142,9 +150,64 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_quotes_and_repeated_options() -> None:
-    found = arguments.parse(MeshMagics.up, "t --procs 2 --env 'A=a b' --env B=2 --preload x")
+    found = arguments.parse(FUNCTIONS["up"], "t --procs 2 --env 'A=a b' --env B=2 --preload x")
     assert found is not None
     assert (found.words, found.env, found.preload) == (["t"], ["A=a b", "B=2"], ["x"])
+
+
+@pytest.mark.parametrize(
+    "command, line, wanted",
+    [
+        # An expression, and options at both ends of it.
+        ("diff", "loss", {"expression": "loss", "ranks": None, "on": None}),
+        ("diff", "  d['a b']  ", {"expression": "d['a b']"}),
+        ("diff", "-r 0-3 x - y", {"expression": "x - y", "ranks": "0-3"}),
+        ("diff", "x - y -r 0-3,7 --on m", {"expression": "x - y", "ranks": "0-3,7", "on": "m"}),
+        ("diff", "--in-frame -r gpus=0-3 net --grads", {"expression": "net", "in_frame": True, "grads": True}),
+        ("diff", "--ranks=1 f(x, '-r 2')", {"expression": "f(x, '-r 2')", "ranks": "1"}),
+        ("diff", "", {"expression": ""}),
+        ("diff", "x -r", {"expression": "x -r"}),
+        ("diff", "-x # y", {"expression": "-x # y"}),
+        # A command of the debugger's, after the options.
+        ("debug", "", {"command": "", "ranks": None, "on": None}),
+        ("debug", "where all", {"command": "where all"}),
+        ("debug", "-r 1-2 print d['a b'] # c", {"command": "print d['a b'] # c", "ranks": "1-2"}),
+        ("debug", "--on=m --ranks=0 print x -r 3", {"command": "print x -r 3", "ranks": "0", "on": "m"}),
+        # What the debugger's own reader takes apart, at its prompt, too.
+        ("break", " train.py:3 --if x > 'a b' -r 0 ", {"where": "train.py:3 --if x > 'a b' -r 0"}),
+        ("break", "", {"where": ""}),
+        # Words and options in any order.
+        ("pm", "--on m -r=0-3  # the last ones", {"on": "m", "ranks": "0-3"}),
+        ("clear", "1 2", {"numbers": ["1", "2"]}),
+        ("focus", "3 --on m", {"rank": 3, "on": "m"}),
+        ("stacks", "m -r 0 --over 2", {"name": "m", "ranks": "0", "over": 2.0}),
+    ],
+)
+def test_lines(command: str, line: str, wanted: dict[str, Any]) -> None:
+    found = arguments.parse(FUNCTIONS[command], line)
+    assert found is not None
+    assert {name: getattr(found, name) for name in wanted} == wanted
+    assert (found.magic, found.line) == (f"%mesh {command}", line.strip())
+
+
+@pytest.mark.parametrize("line", ["--help", "-h", "  -r 0 --help"])
+@pytest.mark.parametrize("command", ["diff", "debug", "pm", "clear", "up"])
+def test_help_is_asked_for_by_an_option(command: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert arguments.parse(FUNCTIONS[command], line) is None
+    assert capsys.readouterr().out.startswith(f"usage: %mesh {command}")
+
+
+def test_a_line_that_nobody_has_run_is_read_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in ("-r", "--help", "'m"):
+        assert arguments.peek(MeshMagics.mesh_cell, line) is None
+    found = arguments.peek(MeshMagics.mesh_cell, "m -r 0")
+    assert found is not None
+    assert (found.name, found.ranks) == ("m", "0")
+    assert capsys.readouterr().out == ""
+
+
+def test_every_subcommand_is_listed_and_stands_in_one_group() -> None:
+    assert sorted(SUBCOMMANDS) == sorted(word for group in GROUPS for word in group.functions())
 
 
 KNOWN = Known(
@@ -188,8 +251,8 @@ KNOWN = Known(
     ],
 )
 def test_completion(line: str, wanted: list[str]) -> None:
-    parsers = {word: getattr(MeshMagics, word).parser for word in SUBCOMMANDS}
-    completer = MeshCompleter(parsers, MeshMagics.mesh_cell.parser, lambda: KNOWN)
+    parsers = {word: arguments.parser_of(function) for word, function in FUNCTIONS.items()}
+    completer = MeshCompleter(parsers, arguments.parser_of(MeshMagics.mesh_cell), lambda: KNOWN)
     found = completer.complete(line)
     assert found is not None
     texts = [text for text in found[0] if line != "%mesh " or text != "--help"]
@@ -197,6 +260,6 @@ def test_completion(line: str, wanted: list[str]) -> None:
 
 
 def test_completion_leaves_other_lines_alone() -> None:
-    completer = MeshCompleter({}, MeshMagics.mesh_cell.parser, lambda: KNOWN)
+    completer = MeshCompleter({}, arguments.parser_of(MeshMagics.mesh_cell), lambda: KNOWN)
     for line in ("mesh ", "x = 1", "%meshes ", "%%meshes ", "%mesh"):
         assert completer.complete(line) is None

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_LINE = re.compile(r"\s*%mesh\s+focus(?:\s+(?P<rank>\d+))?(?:\s+--on\s+(?P<mesh>\S+))?\s*")
+from monarch_kernel.kernel.magics.arguments import peek
+from monarch_kernel.kernel.magics.dap_magics import DapMagics
+
+_LINE = re.compile(r"\s*%mesh\s+focus\b(.*)\s*")
 
 
 def answer_aside(kernel: Any, idents: Any, request: dict[str, Any], running: dict[str, Any], ranks: Any) -> bool:
@@ -21,11 +24,11 @@ def answer_aside(kernel: Any, idents: Any, request: dict[str, Any], running: dic
     Returns:
         Whether it is answered; else it has to wait for its turn.
     """
-    found = _LINE.fullmatch(str(request["content"].get("code", "")))
+    line = _LINE.fullmatch(str(request["content"].get("code", "")))
+    found = peek(DapMagics.focus, line[1]) if line is not None else None
     if found is None:
         return False
-    rank = found["rank"]
-    outcome, text = _focus(ranks, None if rank is None else int(rank), found["mesh"])
+    outcome, text = _focus(ranks, found.rank, found.on)
     session, count = kernel.session, kernel.shell.execution_count
 
     def publish(kind: str, content: dict[str, Any], parent: dict[str, Any] = request) -> None:

@@ -9,37 +9,33 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from monarch_kernel.kernel.magics import arguments as args_of
-from monarch_kernel.kernel.magics.arguments import parse, usage_error
+from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, mesh_option, ranks_option
+from monarch_kernel.kernel.magics.subcommands import Subcommands
+from monarch_kernel.kernel.notebook import Notebook
+from monarch_kernel.kernel.usage_errors import usage_error
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.dap.gateway import Gateway
 
-#: Subcommands of `%mesh` that are here.
-SUBCOMMANDS: tuple[str, ...] = ("focus", "debugpy")
 
+class DapMagics(Subcommands):
+    """Ranks in debuggers that speak DAP."""
 
-class DapMagics:
-    """Mixed into `MeshMagics`."""
-
-    _notebook: Any
-    _session: Any
+    def __init__(self, notebook: Notebook) -> None:
+        super().__init__(notebook)
+        self._open: dict[tuple[str, int], Gateway] = {}
 
     # -- %mesh focus -----------------------------------------------------------------------------
 
     @magic_arguments("mesh focus")
     @argument("rank", nargs="?", type=int, metavar="RANK", help="a stopped rank (default: say who is stopped)")
-    @argument("--on", metavar="NAME", help="its mesh, where several have that rank stopped")
-    def focus(self, line: str) -> None:
+    @mesh_option("its mesh, where several have that rank stopped")
+    def focus(self, found: Arguments) -> None:
         """Have JupyterLab's debugger show another stopped rank. Works in its "Evaluate Code" box, too."""
-        command = "%mesh focus"
-        found = parse(DapMagics.focus, line)
-        if found is None:
-            return
         kernel = getattr(self._notebook.shell, "kernel", None)
         ranks = getattr(getattr(kernel, "debugger", None), "ranks", None)
         if ranks is None:
-            raise usage_error(command, "the front end's debugger is off; turn it on with the bug button first")
+            raise usage_error(found.magic, "the front end's debugger is off; turn it on with the bug button first")
         from monarch_kernel.debugger.dap import RequestError
         from monarch_kernel.kernel.debug.mux import stopped_text
 
@@ -49,20 +45,16 @@ class DapMagics:
         try:
             print(f"{ranks.focus(found.rank, found.on)} is shown")
         except RequestError as error:
-            raise usage_error(command, str(error)) from None
+            raise usage_error(found.magic, str(error)) from None
 
     # -- %mesh debugpy ---------------------------------------------------------------------------
 
     @magic_arguments("mesh debugpy")
-    @argument("name", nargs="?", metavar="NAME", help="the mesh (default: the one in use)")
-    @argument("-r", "--ranks", metavar="RANKS", help="ranks, such as 3 or 0-1 (needed to start)")
+    @mesh_argument()
+    @ranks_option("ranks, such as 3 or 0-1 (needed to start)")
     @argument("--stop", action="store_true", help="end it (without -r: on all ranks)")
-    def debugpy(self, line: str) -> None:
+    def debugpy(self, found: Arguments) -> None:
         """Open ranks to any IDE that speaks DAP: a port here for each, and a launch configuration for VS Code."""
-        command = "%mesh debugpy"
-        found = parse(DapMagics.debugpy, line)
-        if found is None:
-            return
         gateways = self._gateways()
         if found.ranks is None:
             if found.stop:
@@ -71,10 +63,9 @@ class DapMagics:
                 for gateway in gateways.values():
                     print(_where(gateway))
             else:
-                raise usage_error(command, "say which rank: %mesh debugpy -r 3")
+                raise usage_error(found.magic, "say which rank: %mesh debugpy -r 3")
             return
-        mesh = self._session.find(found.name, command)
-        ranks = args_of.select(command, found.ranks, [], mesh.extent, mesh.name)
+        mesh, ranks = self.addressed(found)
         if found.stop:
             self._end_gateways([gateways[mesh.name, rank] for rank in ranks if (mesh.name, rank) in gateways])
             return
@@ -87,7 +78,7 @@ class DapMagics:
                 try:
                     gateways[mesh.name, rank] = Gateway(mesh, rank)
                 except RuntimeError as error:
-                    raise usage_error(command, str(error)) from None
+                    raise usage_error(found.magic, str(error)) from None
         opened = [gateways[mesh.name, rank] for rank in ranks]
         for gateway in opened:
             print(_where(gateway))
@@ -100,10 +91,9 @@ class DapMagics:
         print(f"%mesh debugpy --stop ends it.{_cost(opened)}")
 
     def _gateways(self) -> dict[tuple[str, int], Gateway]:
-        known: dict[tuple[str, int], Gateway] = self.__dict__.setdefault("_open_gateways", {})
-        for key in [key for key, gateway in known.items() if not gateway.is_open]:
-            known.pop(key).close()
-        return known
+        for key in [key for key, gateway in self._open.items() if not gateway.is_open]:
+            self._open.pop(key).close()
+        return self._open
 
     def _end_gateways(self, ended: list[Gateway]) -> None:
         known = self._gateways()

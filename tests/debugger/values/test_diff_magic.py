@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_kernel.kernel.magics.value_magics import split_line
 from tests.kernel.conftest import jupyter_folders as jupyter_folders
 from tests.kernel.conftest import kernel as kernel
 from tests.kernel.harness import Kernel, Outcome
@@ -23,24 +22,6 @@ def mesh(kernel: Kernel) -> Kernel:
 def shown(outcome: Outcome) -> list[str]:
     assert outcome.result is not None
     return outcome.result["text/plain"].split("\n")
-
-
-@pytest.mark.parametrize(
-    "line, options, expression",
-    [
-        ("loss", [], "loss"),
-        ("  d['a b']  ", [], "d['a b']"),
-        ("-r 0-3 x - y", ["-r", "0-3"], "x - y"),
-        ("x - y -r 0-3,7 --on m", ["--on", "m", "-r", "0-3,7"], "x - y"),
-        ("--in-frame -r gpus=0-3 net --grads", ["--in-frame", "-r", "gpus=0-3", "--grads"], "net"),
-        ("--ranks=1 f(x, '-r 2')", ["--ranks", "1"], "f(x, '-r 2')"),
-        ("--help", ["--help"], ""),
-        ("", [], ""),
-        ("x -r", [], "x -r"),
-    ],
-)
-def test_a_line_is_cut_into_options_and_an_expression(line: str, options: list[str], expression: str) -> None:
-    assert split_line(line) == (options, expression)
 
 
 def test_namespaces_of_the_ranks_are_compared(mesh: Kernel) -> None:

@@ -1,0 +1,123 @@
+"""Subcommands of `%mesh` that start, choose, mend and end meshes."""
+
+from __future__ import annotations
+
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from monarch_kernel.kernel.cell_run import CellRun
+from monarch_kernel.kernel.interrupts import get_relay
+from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
+from monarch_kernel.kernel.magics.status_magics import rank_places
+from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
+from monarch_kernel.kernel.magics.up_arguments import env_arguments, idle_argument, up_arguments
+from monarch_kernel.kernel.output.render import megabytes
+from monarch_kernel.kernel.session import UpOptions, deaths_of
+from monarch_kernel.kernel.usage_errors import usage_error
+
+
+class LifecycleMagics(Subcommands):
+    """Meshes come and go."""
+
+    @magic_arguments("mesh up")
+    @argument("words", nargs="*", metavar="NAME | DIM=SIZE", help="a name (default: m), and dimensions: gpus=4")
+    @argument("--procs", type=int, metavar="N", help="that many processes in one dimension, gpus")
+    @argument("--env", action="append", default=[], metavar="K=V", help="an environment variable; repeatable")
+    @argument("--dist", choices=["gloo", "nccl"], help="join all ranks in a torch.distributed process group")
+    @argument("--preload", action="append", default=[], metavar="MODULE", help="import it once, for all ranks")
+    @argument("--reuse", action="store_true", help="use the mesh of that name if there is one like this")
+    @argument("--replace", action="store_true", help="end the mesh of that name first, if there is one")
+    @argument("--keep", action="store_true", help="it stays when this kernel ends; %%mesh attach finds it again")
+    @argument("--idle", type=float, metavar="HOURS", help="with --keep: it ends after so long without a kernel (12)")
+    def up(self, found: Arguments) -> None:
+        """Start a mesh of processes on this host, and use it for the cells that follow."""
+        name, dims = up_arguments(found.magic, found.words, found.procs)
+        env = env_arguments(found.magic, found.env)
+        preload = tuple(word for item in found.preload for word in item.split(",") if word)
+        idle = idle_argument(found.magic, found.idle, found.keep)
+        if found.reuse and found.replace:
+            raise usage_error(found.magic, "give either --reuse or --replace, not both")
+        options = UpOptions(name, dims, env, found.dist or "", preload, found.keep, idle)
+        if found.replace and (ended := self._session.make_room(options)):
+            print(ended)
+        print((found.reuse and self._session.reuse(options)) or self._session.up(options))
+
+    @magic_arguments("mesh use")
+    @argument("name", metavar="NAME", help="the mesh")
+    def use(self, found: Arguments) -> None:
+        """Run the cells that follow on this mesh."""
+        managed = self._session.use(found.name)
+        print(f"mesh {managed.name}: {managed.describe()}, in use")
+
+    @magic_arguments("mesh down")
+    @mesh_argument()
+    @argument("--all", action="store_true", help="all meshes of this notebook")
+    @argument("--force", action="store_true", help="also a kept mesh that another kernel holds")
+    def down(self, found: Arguments) -> None:
+        """Stop a mesh and its processes."""
+        if found.all and found.name:
+            raise usage_error(found.magic, "give either a name or --all, not both")
+        if not found.all:
+            print(self._session.down(found.name, found.force))
+            return
+        names = self._session.names()
+        for name in names:
+            print(self._session.down(name))
+        if not names:
+            print("No mesh is up.")
+
+    @magic_arguments("mesh interrupt")
+    @mesh_argument()
+    @ranks_option()
+    def interrupt(self, found: Arguments) -> None:
+        """Raise KeyboardInterrupt in what runs on a mesh: cells that were started with -a, and calls of actors."""
+        mesh, ranks = self.addressed(found)
+        for run in get_relay().background:
+            if isinstance(run, CellRun) and run.managed.procs is mesh:
+                run.drop(ranks)  # a cell that waits behind another one must not begin
+        print(self._session.interrupt(mesh, ranks))
+
+    @magic_arguments("mesh heal")
+    @mesh_argument()
+    @ranks_option()
+    def heal(self, found: Arguments) -> None:
+        """Replace ranks that died, in their places; the others keep their variables."""
+        mesh, ranks = self.addressed(found)
+        print(self._session.heal(mesh, ranks))
+
+    @magic_arguments("mesh restart")
+    @mesh_argument()
+    def restart(self, found: Arguments) -> None:
+        """Stop a mesh and start it again with the same options; its variables are gone."""
+        print(self._session.restart(found.name))
+
+    # -- kept meshes ---------------------------------------------------------------------------
+
+    @magic_arguments("mesh attach")
+    @argument("name", metavar="NAME", help="the mesh, or the path of its folder")
+    @argument("--force", action="store_true", help="also if another kernel holds it, which then has it no more")
+    def attach(self, found: Arguments) -> None:
+        """Take over a mesh that was started with --keep: its variables, its actors, what runs on it."""
+        host = self._session.attach(found.name, found.force)
+        for mesh in host.proc_meshes:
+            managed = self._session.managed(mesh.name)
+            sizes = managed.describe() if managed is not None else f"{len(mesh)} ranks"
+            print(f"mesh {mesh.name}: {sizes}, attached, in use" if managed else f"mesh {mesh.name}: {sizes}, attached")
+            dead = deaths_of(mesh)
+            for cause in dict.fromkeys(dead.values()):
+                ranks = listed([rank for rank, why in dead.items() if why == cause])
+                print(f"  died meanwhile: {ranks}, {cause}; %mesh heal {mesh.name} puts fresh ones in their places")
+            places = rank_places(self._notebook, mesh, actors=False)
+            for place in dict.fromkeys(places.values()):
+                ranks = listed([rank for rank, where in places.items() if where == place])
+                print(f"  still running a cell: {ranks}, at {place}")
+        if not host.proc_meshes:
+            print(f"{host.name}: attached; there is no mesh on it")
+        if host.missed:
+            size = megabytes(sum(host.missed.values()))
+            print(f"  {size} of older output are not shown; %mesh logs has what was kept of them")
+
+    @magic_arguments("mesh detach")
+    @mesh_argument()
+    def detach(self, found: Arguments) -> None:
+        """Let go of a mesh that was started with --keep, without ending it."""
+        print(self._session.detach(found.name))

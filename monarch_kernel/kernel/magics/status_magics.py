@@ -1,0 +1,129 @@
+"""Subcommands of `%mesh` that show meshes: which there are, what their ranks do, and what they have put out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from monarch_kernel import output
+from monarch_kernel.actor import ProcMesh, SupervisionError
+from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
+from monarch_kernel.kernel.magics.subcommands import Subcommands
+from monarch_kernel.kernel.notebook import Notebook
+from monarch_kernel.kernel.output.render import Table, kept_rows, kept_state, megabytes, seconds
+from monarch_kernel.kernel.usage_errors import usage_error
+from monarch_kernel.meshes import KeptError, held, kept_host_of
+from monarch_kernel.tools import awaited_here
+
+#: How long a question to all ranks may take before those that did not answer are left out (seconds).
+ASK_TIMEOUT = 2.0
+
+
+class StatusMagics(Subcommands):
+    """Meshes as they are now."""
+
+    @magic_arguments("mesh ls")
+    def ls(self, _found: Arguments) -> Table | None:
+        """List the meshes; * marks the one in use. Kept meshes that no notebook or another one holds follow."""
+        meshes = self._session.proc_meshes()
+        try:
+            others = self._session.kept_elsewhere()
+        except KeptError as error:
+            others = []
+            print(f"{error}\n")
+        if not meshes and not others:
+            print("No mesh is up; %mesh up --procs 4 starts one.")
+            return None
+        current = self._session.current
+        rows: list[list[str]] = []
+        for name, mesh in meshes.items():
+            states = _ask(mesh.status())
+            alive = "?" if states is None else str(sum(status.state == "alive" for status in states.values()))
+            sizes = ", ".join(f"{label}={size}" for label, size in mesh.extent.items())
+            rows.append(["*" if name == current else "", name, sizes, str(len(mesh)), alive])
+        headings = ["", "mesh", "dimensions", "ranks", "alive"]
+        mine = {mesh.name: host for host in held() for mesh in host.proc_meshes}
+        if mine or others:
+            headings.append("kept")
+            rows = [[*row, kept_state(mine.get(row[1]))] for row in rows]
+            rows += [row for info in others for row in kept_rows(info)]
+        return Table(headings, rows, right=(3, 4))
+
+    @magic_arguments("mesh status")
+    @mesh_argument()
+    @ranks_option()
+    def status(self, found: Arguments) -> Table | None:
+        """Show each rank of a mesh: state, process, memory, and where its code is."""
+        mesh, ranks = self.addressed(found)
+        extent = mesh.extent
+        states = mesh.status().get(ASK_TIMEOUT)
+        places = rank_places(self._notebook, mesh)
+        rows: list[list[str]] = []
+        for rank in ranks:
+            status = states.get(rank)
+            point = ",".join(f"{label}={at}" for label, at in extent.point(rank).items())
+            alive = status.state in ("alive", "unresponsive")
+            numbers = (
+                [megabytes(status.rss_bytes), f"{status.cpu_percent:.0f} %", seconds(status.uptime_s)]
+                if alive
+                else ["", "", ""]
+            )
+            doing = status.cause or places.get(rank, "idle")
+            rows.append([str(rank), point, status.state, str(status.pid or ""), status.host, *numbers, doing])
+        headings = ["rank", "at", "state", "pid", "host", "memory", "cpu", "up", "doing"]
+        host = kept_host_of(mesh)
+        lost = "" if host is None or host.is_kept else f": kept {kept_state(host)}"
+        return Table(headings, rows, caption=f"mesh {mesh.name}{lost}", right=(0, 3, 5, 6, 7))
+
+    @magic_arguments("mesh logs")
+    @mesh_argument()
+    @ranks_option()
+    @argument("-n", "--lines", type=int, metavar="N", help="only the last N lines of each rank")
+    def logs(self, found: Arguments) -> None:
+        """Print all that ranks have put out, from every cell, rank by rank."""
+        if found.lines is not None and found.lines < 1:
+            raise usage_error(found.magic, f"-n takes a number of lines of at least 1, not {found.lines}")
+        mesh, ranks = self.addressed(found)
+        try:
+            texts = output.logs(mesh, ranks=ranks, tail=found.lines)
+        except SupervisionError as error:
+            raise usage_error(
+                found.magic, f"the logs of mesh {mesh.name} went with its host agent: {error.cause}"
+            ) from None
+        for rank in ranks:
+            lines = texts.get(rank).rstrip("\n").split("\n")[-(found.lines or 0) :]
+            print("\n".join(f"[{rank}] {each}" for each in lines if each or len(lines) > 1))
+
+
+def rank_places(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict[int, str]:
+    """Where the ranks of a mesh are that run a cell, or an endpoint of an actor."""
+    managed = notebook.session.managed(mesh.name)
+    if managed is None:
+        return _called(mesh) if actors else {}
+    told: dict[int, str] = {}
+    for slot in managed.monitor.where.stream():
+        try:
+            place = slot.get(ASK_TIMEOUT / 2)
+        except TimeoutError:
+            break  # completion order: nobody else has answered either
+        except Exception:  # a dead rank
+            continue
+        if place is not None and (actors or not place.endpoint):
+            what = f"{place.endpoint}, " if place.endpoint else ""
+            told[place.rank] = what + notebook.place(place.file, place.line, place.function)
+    return told
+
+
+def _called(mesh: ProcMesh) -> dict[int, str]:
+    """Which ranks of a mesh this process waits for, and in which call."""
+    waiting = {proc: f"called: {call.what}" for call in awaited_here() for proc in call.procs}
+    procs = mesh._target().procs
+    return {rank: waiting[ref.id] for rank, ref in enumerate(procs) if ref.id in waiting}
+
+
+def _ask(future: Any) -> Any:
+    try:
+        return future.get(ASK_TIMEOUT)
+    except (TimeoutError, SupervisionError):
+        return None

@@ -1,0 +1,41 @@
+"""What every group of subcommands of `%mesh` has: the notebook, its meshes, and how its subcommands are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_kernel.actor import ProcMesh
+from monarch_kernel.kernel.magics.arguments import Arguments, select
+from monarch_kernel.kernel.notebook import Notebook
+from monarch_kernel.meshes import format_ranks
+
+_PREFIX = "mesh "
+
+
+class Subcommands:
+    """A group of subcommands: each method with `magic_arguments("mesh NAME")` is one, and is given the parsed line.
+
+    Args:
+        notebook: the shell that they are typed into.
+    """
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+        self._session = notebook.session
+
+    @classmethod
+    def functions(cls) -> dict[str, Callable[..., Any]]:
+        """The subcommands by name."""
+        found = ((getattr(each, "parser", None), each) for each in vars(cls).values())
+        return {parser.prog.removeprefix(_PREFIX): each for parser, each in found if parser is not None}
+
+    def addressed(self, found: Arguments) -> tuple[ProcMesh, tuple[int, ...]]:
+        """The mesh that a line names, or the one in use, and the ranks that `-r` chooses of it."""
+        mesh = self._session.find(found.name, found.magic)
+        return mesh, select(found.magic, found.ranks, [], mesh.extent, mesh.name)
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Ranks, short."""
+    return format_ranks(ranks, limit=6)

@@ -1,0 +1,128 @@
+"""A proc mesh with the actors that run cells on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from monarch_kernel.actor import ActorMesh, Extent, ProcMesh
+from monarch_kernel.kernel.mesh_parts import MeshPart, boxed, parts
+from monarch_kernel.kernel.rank.executor import CellExecutor, Monitor
+from monarch_kernel.meshes import kept_host_of, list_proc_meshes
+
+#: How long ranks may take to come up, to meet, and to end (seconds); importing torch on a busy machine takes its time.
+UP_TIMEOUT = 300.0
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """What `%mesh up` was told, to be told again by `%mesh restart`."""
+
+    name: str
+    dims: dict[str, int]
+    env: dict[str, str] = field(default_factory=dict)
+    dist: str = ""
+    preload: tuple[str, ...] = ()
+    keep: bool = False
+    idle: float = 0.0
+
+
+class ManagedMesh:
+    """A proc mesh with the actors that run cells on it.
+
+    Args:
+        procs: the mesh.
+        options: how it was started; None if the user's code did that.
+        actors: the actors that are there already, on a mesh that has outlived another kernel.
+    """
+
+    def __init__(
+        self,
+        procs: ProcMesh,
+        options: UpOptions | None = None,
+        actors: tuple[ActorMesh[CellExecutor], ActorMesh[Monitor]] | None = None,
+    ) -> None:
+        self.name = procs.name
+        self.procs = procs
+        self.extent = procs.extent
+        self.options = options
+        executor, monitor = actors or (procs.spawn("cells", CellExecutor), procs.spawn("monitor", Monitor))
+        self.executor: ActorMesh[CellExecutor] = executor
+        self.monitor: ActorMesh[Monitor] = monitor
+        # Dimensions flattened away, for rank sets that are no box.
+        self._flat: ActorMesh[CellExecutor] = self.executor.flatten("ranks")
+        self._flat_monitor: ActorMesh[Monitor] = self.monitor.flatten("ranks")
+        self._flat_procs: ProcMesh = procs.flatten("ranks")
+
+    def get_ready(self) -> None:
+        """Wait for the ranks, and give them what `torch.distributed` needs: its environment, or a process group."""
+        self.executor.initialized.get(UP_TIMEOUT)
+        self.join()
+
+    def join(self) -> None:
+        """Have all ranks meet: at a new place, in a new process group if the mesh is to have one."""
+        dist = self.options.dist if self.options is not None else ""
+        local = "hosts" not in self.extent
+        first = self._flat.slice(ranks=0)
+        local_size = self.extent.nelements // (1 if local else self.extent["hosts"])
+        meet = first.reserve.call_one(dist, self.extent.nelements, local_size, local).get(UP_TIMEOUT)
+        threads = max(1, (os.cpu_count() or 1) // local_size)
+        self.executor.set_up.call(meet, threads).get(UP_TIMEOUT)
+
+    def rejoin(self) -> None:
+        """Have all ranks leave the process group that they are in, whoever made it, and meet anew."""
+        self.executor.leave_group.call().get(UP_TIMEOUT)
+        self.join()
+
+    def describe(self) -> str:
+        """Its size and shape in a few words: `4 ranks (gpus=4)`."""
+        count = self.extent.nelements
+        sizes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
+        return f"{count} rank{'s' * (count != 1)}" + (f" ({sizes})" if sizes else "")
+
+    def shape(self, ranks: Sequence[int]) -> Extent:
+        """The shape of values from these ranks: that of the slice they form, or flat if they form none."""
+        box = boxed(ranks, self.extent)
+        if box is None:
+            return Extent(("ranks",), (len(ranks),))
+        return Extent(self.extent.names, [len(range(self.extent[label])[part]) for label, part in box.items()])
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not been stopped, by whomever."""
+        return any(mesh is self.procs for mesh in list_proc_meshes())
+
+    # -- chosen ranks, sorted, in few slices -----------------------------------------------------
+
+    def executors(self, ranks: Sequence[int]) -> list[MeshPart[ActorMesh[CellExecutor]]]:
+        """The actors that run cells."""
+        return parts(self.executor, self._flat, self.extent, ranks)
+
+    def monitors(self, ranks: Sequence[int]) -> list[MeshPart[ActorMesh[Monitor]]]:
+        """The actors that say where their ranks are."""
+        return parts(self.monitor, self._flat_monitor, self.extent, ranks)
+
+    def procs_at(self, ranks: Sequence[int]) -> list[MeshPart[ProcMesh]]:
+        """The processes."""
+        return parts(self.procs, self._flat_procs, self.extent, ranks)
+
+
+# -- kept meshes: what the next kernel finds ----------------------------------------------------------
+
+
+def remember(managed: ManagedMesh) -> None:
+    """Keep what the next kernel needs to run cells on this mesh, if that is to be."""
+    host = kept_host_of(managed.procs)
+    if host is not None:
+        host.note(f"cells:{managed.name}", (managed.options, managed.executor, managed.monitor))
+
+
+def recall(procs: ProcMesh) -> ManagedMesh | None:
+    """A mesh on which an earlier kernel has run cells."""
+    host = kept_host_of(procs)
+    found = None if host is None else host.noted(f"cells:{procs.name}")
+    if found is None:
+        return None
+    options, executor, monitor = found
+    return ManagedMesh(procs, options, (executor, monitor))

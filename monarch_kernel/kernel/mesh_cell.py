@@ -1,0 +1,69 @@
+"""A cell that the notebook does not wait for: it goes on in the background, and this is what the user has of it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from monarch_kernel.actor import ValueMesh
+from monarch_kernel.kernel.cell_run import CellRun
+from monarch_kernel.kernel.interrupts import get_relay
+
+
+class MeshCell:
+    """A cell that was started with `--no-wait`: look whether it is done, or wait for it."""
+
+    def __init__(self, run: CellRun, done: threading.Event) -> None:
+        self._run = run
+        self._done = done
+
+    def done(self) -> bool:
+        """Whether all ranks have finished, failed or died."""
+        return self._done.is_set()
+
+    def result(self, timeout: float | None = None) -> ValueMesh[Any] | None:
+        """Wait for the cell: its value, or its error."""
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"the cell still runs on mesh {self._run.managed.name} after {timeout} s")
+        error = self._run.error()
+        if error is not None:
+            raise error
+        return self._run.value()
+
+    get = result
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the cell on all ranks where it still runs."""
+        self._run.interrupt()
+
+    def __repr__(self) -> str:
+        state = "running" if not self.done() else "failed" if self._run.failures else "done"
+        return f"<cell on mesh {self._run.managed.name}, {state}>"
+
+
+def run_in_background(run: CellRun) -> MeshCell:
+    """Start a cell for which the cell of the notebook does not wait."""
+    get_relay().add(run, background=True)
+    run.start(then_wait=False)
+    return wait_in_background(run)
+
+
+def wait_in_background(run: CellRun) -> MeshCell:
+    """Wait for a cell on a thread of its own; the cell of the notebook is over."""
+    relay = get_relay()
+    done = threading.Event()
+
+    def wait() -> None:
+        try:
+            run.wait(lambda: None)
+            error = run.error()
+            if error is not None:
+                run.show_error(error)
+        finally:
+            relay.remove(run)
+            done.set()
+
+    relay.remove(run)
+    relay.add(run, background=True)
+    threading.Thread(target=wait, name="monarch-cell", daemon=True).start()
+    return MeshCell(run, done)

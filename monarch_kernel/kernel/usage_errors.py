@@ -1,0 +1,19 @@
+"""`UsageError`s of the magics: one sentence each, with what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from IPython.core.error import UsageError
+
+
+def usage_error(command: str, message: str) -> UsageError:
+    """The error of one command, as one sentence with where to read on."""
+    return UsageError(f"{command}: {message}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` (did you mean X?)`, or nothing where nothing is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
