@@ -25,8 +25,8 @@ from monarch_kernel.runtime.actor.hosts.worker_process import (
     start_worker_loop_forever,
 )
 from monarch_kernel.runtime.actor.ids import ProcId, Uid
-from monarch_kernel.runtime.actor.inspection.inspection import debug_controller
 from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
+from monarch_kernel.runtime.actor.meshes.debugger_methods import debug_controller
 from monarch_kernel.runtime.actor.meshes.mesh_registry import shutdown_context
 from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 from monarch_kernel.runtime.actor.meshes.singletons import get_or_spawn_controller

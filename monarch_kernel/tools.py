@@ -14,20 +14,13 @@ from monarch_kernel.protocol.private_files import read_own_file, remove_socket, 
 from monarch_kernel.runtime.actor.execution.collectives import WAITING, called_method, failed_by_peer, said_first
 from monarch_kernel.runtime.actor.execution.postmortem import Failure
 from monarch_kernel.runtime.actor.import_hooks import after_import
-from monarch_kernel.runtime.actor.inspection.activity import Running, endpoints_here, stacks_from_outside
+from monarch_kernel.runtime.actor.inspection.activity import Running, actors_here, endpoints_here, running_here
 from monarch_kernel.runtime.actor.inspection.awaited_calls import Awaited, awaited_by, awaited_here, proc_here
-from monarch_kernel.runtime.actor.inspection.console_endpoint import Controller, ask_console, call_in_wait, controllers
-from monarch_kernel.runtime.actor.inspection.inspection import (
-    Whole,
-    actors_here,
-    failures,
-    home,
-    hosts_of,
-    keep_failure,
-    on_failure,
-    running_here,
-    whole_of,
-)
+from monarch_kernel.runtime.actor.inspection.console_endpoint import Controller, ask_console, controllers
+from monarch_kernel.runtime.actor.inspection.external_stacks import stacks_from_outside
+from monarch_kernel.runtime.actor.inspection.failures import failures, keep_failure, on_failure
+from monarch_kernel.runtime.actor.inspection.mesh_lookup import Whole, home, hosts_of, whole_of
+from monarch_kernel.runtime.actor.inspection.wait_errands import call_in_wait
 from monarch_kernel.runtime.node.link import is_ours, peer_of
 
 __all__ = [

@@ -85,7 +85,7 @@ class Reply(msgspec.Struct, array_like=True, tag=11):
 
 
 class Create(msgspec.Struct, array_like=True, tag=12):
-    """Make an actor. Body: pickle of a ``Recipe``. Answered with a Reply once ``__init__`` ran."""
+    """Make an actor. Body: pickle of its class, arguments and proc mesh. Answered once ``__init__`` ran."""
 
     actor: str
     name: str

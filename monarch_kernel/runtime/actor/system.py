@@ -50,17 +50,17 @@ from monarch_kernel.protocol.serialize import loads
 from monarch_kernel.runtime.actor import unhandled_fault as faultline
 from monarch_kernel.runtime.actor.calls.caster import Caster
 from monarch_kernel.runtime.actor.calls.requests import acknowledge, ask_agent
-from monarch_kernel.runtime.actor.calls.target import Reported
+from monarch_kernel.runtime.actor.calls.target import ReportedDeaths
 from monarch_kernel.runtime.actor.definition import ActorSpec, spec_of
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution.async_instance import AsyncActorInstance
-from monarch_kernel.runtime.actor.execution.bootstrap_hold import Hold
+from monarch_kernel.runtime.actor.execution.bootstrap_hold import BootstrapHold
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Client, Instance, on_peers_failed
 from monarch_kernel.runtime.actor.healing.healer import Healer
-from monarch_kernel.runtime.actor.healing.held_calls import WaitingCalls
+from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
 from monarch_kernel.runtime.actor.inspection import console_endpoint as door
-from monarch_kernel.runtime.actor.ports.holders import PortBook, arrived
+from monarch_kernel.runtime.actor.ports.holders import PortHolders, arrived
 from monarch_kernel.runtime.actor.ports.port import ReplyPort
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
@@ -105,20 +105,20 @@ class System:
         #: In a rank: marks the end of its output before an answer to a process, on behalf of a cell.
         self.mark_output: Callable[[str, str], int] | None = None
         self.output_sinks: list[Callable[[str, int, bytes | None], None]] = []
-        self.waiting = WaitingCalls()
+        self.held_calls = HeldCalls()
         self.tree = Tree()
         self.proc_meshes: dict[str, Any] = {}  # by unique id, in order of birth
         self.kept_from: set[str] = (
             set()
         )  # controllers whose ends are not the end of this rank, nor of their actors here
-        self.reported = Reported()
+        self.reported = ReportedDeaths()
         self.caster = Caster(node)
         self.main_driver: Callable[[Callable[[], None]], bool] = lambda _drive: False
         self._interrupted: dict[str, int] = {}
         self.sigints = 0  # how often the main thread's handler has run
         self.bootstrap_error: bytes | None = None
         self.on_end_proc: Callable[[str], None] = lambda _reason: None
-        self._hold: Hold | None = None  # while the bootstrap runs
+        self._hold: BootstrapHold | None = None  # while the bootstrap runs
         self._early: dict[str, list[tuple[Any, Call, Any]]] = {}
         self._this_proc: Any = None
         self._this_host: Any = None
@@ -139,7 +139,7 @@ class System:
             }
         )
         self.healer = Healer(self)
-        self.ports = PortBook(self)
+        self.ports = PortHolders(self)
         node.on_peer_dead.append(self._on_peer_dead)
         node.on_hello.append(self._on_hello)
 
@@ -147,7 +147,7 @@ class System:
 
     def hold(self) -> None:
         """Keep messages for the actors of others back until ``release``: a bootstrap is going to run."""
-        self._hold = Hold(self._handle_now, lambda actor: actor in self.actors or actor in self.ended)
+        self._hold = BootstrapHold(self._handle_now, lambda actor: actor in self.actors or actor in self.ended)
 
     def release(self) -> None:
         """Handle what was held back, in order, and hold no more."""

@@ -123,7 +123,7 @@ class Endpoint(Generic[R]):
         mesh = self._mesh
         system = mesh._system
         call = OneCall(system.node, self._label, target, rank)
-        if system.waiting.active and system.waiting.keep(
+        if system.held_calls.active and system.held_calls.keep(
             (target.procs[rank].id,), lambda: self._send_one(call, body, buffers, ports, mesh._target())
         ):
             return call
@@ -165,7 +165,7 @@ class Endpoint(Generic[R]):
         reply_to: Any = None,
     ) -> dict[int, Death]:
         """Send to all ranks. Returns those that are known to be dead, as far as they are not reached through agents."""
-        waiting = self._mesh._system.waiting
+        waiting = self._mesh._system.held_calls
         if waiting.active:
 
             def later() -> None:

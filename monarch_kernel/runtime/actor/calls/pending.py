@@ -31,7 +31,7 @@ FAR_DEATH_GRACE = 0.02
 
 
 #: What a call asked for, for those that run it: the actor, the endpoint, and the sender.
-Asked = tuple[str, str, str]
+CallKey = tuple[str, str, str]
 _NOBODY: frozenset[str] = frozenset()
 #: Values that may be shared between ranks that have sent the same bytes.
 _PLAIN = (int, float, str, bytes, bool, type(None))
@@ -144,7 +144,7 @@ class ManyCall(Future[Any]):
         self._buffers: list[tuple[int, ...]] = [()] * n
         self._timer: Any = None
         self._decoded = False
-        self.asked: Asked | None = None
+        self.asked: CallKey | None = None
         self.relayed = _NOBODY  # procs whose agents answer for them
         self._number = node.new_call(self)
 
@@ -299,7 +299,7 @@ class StreamCall(Iterator[Future[Any]]):
         self._slots: list[Future[Any]] = [_Slot(node.poller, what) for _ in self._ranks]
         self._completed = 0
         self._has_failed = False
-        self.asked: Asked | None = None
+        self.asked: CallKey | None = None
         self.relayed = _NOBODY
         self._number = node.new_call(self)
 
@@ -382,7 +382,9 @@ class _Slot(Future[Any]):
         return super()._result()._result()
 
 
-def release_others(node: Node, target: Target, asked: Asked | None, failed: list[int], waiting: Sequence[int]) -> None:
+def release_others(
+    node: Node, target: Target, asked: CallKey | None, failed: list[int], waiting: Sequence[int]
+) -> None:
     """Tell ranks that have not answered a call that others have failed: they may wait for these in a collective."""
     if asked is None:
         return

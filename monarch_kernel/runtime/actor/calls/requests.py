@@ -9,7 +9,7 @@ from monarch_kernel.protocol.messages import OK, ProcRef, Reply, encode
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps
 from monarch_kernel.runtime.actor.calls.pending import OneCall
-from monarch_kernel.runtime.actor.calls.target import Reported, Target
+from monarch_kernel.runtime.actor.calls.target import ReportedDeaths, Target
 from monarch_kernel.runtime.mesh.shape import SINGLE
 from monarch_kernel.runtime.node.node import Node
 
@@ -21,7 +21,7 @@ def acknowledge(link: Any, call: int, rank: int, value: Any = None) -> None:
 
 def ask_agent(node: Node, agent: ProcRef, what: str, message: Callable[..., Any], *fields: Any) -> OneCall:
     """Send a host agent ``message(call number, *fields)``; its answer, which fails at once if the agent is dead."""
-    target = Target(f"host agent of {agent.host}", agent.id, SINGLE, (agent,), Reported())
+    target = Target(f"host agent of {agent.host}", agent.id, SINGLE, (agent,), ReportedDeaths())
     call = OneCall(node, what, target, 0)
     node.learn(agent)
     if not node.send(agent.id, message(call._number, *fields)):

@@ -11,7 +11,7 @@ from monarch_kernel.runtime.mesh.shape import Extent, Point
 from monarch_kernel.runtime.node.node import Node
 
 
-class Reported:
+class ReportedDeaths:
     """Which deaths calls of this process have met, by the keys of ``supervision.tree.Notice``.
 
     Attributes:
@@ -40,7 +40,7 @@ class Target:
         actor: str,
         extent: Extent,
         procs: tuple[ProcRef, ...],
-        reported: Reported,
+        reported: ReportedDeaths,
         mesh: Any = None,
     ) -> None:
         self.mesh_name = mesh_name

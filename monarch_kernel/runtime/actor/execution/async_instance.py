@@ -19,7 +19,7 @@ from monarch_kernel.runtime.actor.context import Context, cell, current, shared
 from monarch_kernel.runtime.actor.definition import EndpointSpec
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution.instance import CLEANUP_TIMEOUT, FAILURE, ActorInstance
-from monarch_kernel.runtime.actor.execution.interruptible import Steps
+from monarch_kernel.runtime.actor.execution.interruptible import InterruptibleSteps
 from monarch_kernel.runtime.actor.ports.holders import pickled
 from monarch_kernel.runtime.node.event_loop import new_loop
 
@@ -145,7 +145,7 @@ class AsyncActorInstance(ActorInstance):
             try:
                 result = function(*args, **kwargs)
                 if asyncio.iscoroutine(result):
-                    result = await Steps(result, self)
+                    result = await InterruptibleSteps(result, self)
             finally:
                 self._interruptible = False
                 if not endpoint.concurrent:

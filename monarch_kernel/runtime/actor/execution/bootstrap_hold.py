@@ -14,7 +14,7 @@ from typing import Any
 from monarch_kernel.protocol.messages import Create
 
 
-class Hold:
+class BootstrapHold:
     """The messages for actors that have to wait for the bootstrap, in the order in which they came.
 
     Args:

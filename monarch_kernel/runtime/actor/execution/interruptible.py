@@ -12,7 +12,7 @@ class Interruptible(Protocol):
     _interruptible: bool
 
 
-class Steps:
+class InterruptibleSteps:
     """Awaits a coroutine; ``owner._interruptible`` is true while one of its steps runs, and false while it waits.
 
     A coroutine that waits is interrupted by cancelling its task. One that computes never gets to a cancellation: it

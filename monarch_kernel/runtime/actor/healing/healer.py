@@ -47,7 +47,7 @@ from monarch_kernel.runtime.actor.calls.requests import acknowledge, ask_agent
 from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT as TIMEOUT
 from monarch_kernel.runtime.actor.healing.report import Healed, HealError, Replacement
-from monarch_kernel.runtime.actor.healing.spawn_records import Birth, Recipe
+from monarch_kernel.runtime.actor.healing.spawn_records import SpawnedActors, SpawnedProcs
 from monarch_kernel.runtime.actor.ports.holders import give
 from monarch_kernel.runtime.mesh.shape import SINGLE
 from monarch_kernel.runtime.node.future import Future, gathered
@@ -67,11 +67,11 @@ class Healer:
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self._births: dict[str, Birth] = {}
-        self._recipes: dict[str, Recipe] = {}
-        self._checkpoints: dict[tuple[str, int], tuple[bytes, tuple[int, ...]]] = {}
+        self.spawned_actors: dict[str, SpawnedActors] = {}
+        self.spawned_procs: dict[str, SpawnedProcs] = {}
+        self.checkpoints: dict[tuple[str, int], tuple[bytes, tuple[int, ...]]] = {}
         self._askers: dict[str, set[str]] = {}
-        self._restarts = Restarts()
+        self.restarts = Restarts()
         #: Called with the id of a mesh when it was made, healed or forgotten; with "id#rank" at a checkpoint.
         self.listeners: list[Callable[[str], None]] = []
         #: Asked for a host agent in the place of one that is dead; None from those who have none.
@@ -94,28 +94,28 @@ class Healer:
         """Procs were started by these messages."""
         by_rank = {spec.rank: (message, k) for message in messages for k, spec in enumerate(message.procs)}
         body, buffers = bootstrap
-        self._recipes[mesh._uid] = Recipe(by_rank, (_flat(body), buffers), [])
-        self._restarts.add(mesh._uid, policy)
+        self.spawned_procs[mesh._uid] = SpawnedProcs(by_rank, (_flat(body), buffers), [])
+        self.restarts.add(mesh._uid, policy)
         self.noted(mesh._uid)
 
     def add_spares(self, mesh: ProcMesh, agents: Sequence[ProcRef]) -> None:
         """These hosts stand by for a mesh."""
-        self._recipes[mesh._uid].spares += agents
+        self.spawned_procs[mesh._uid].spares += agents
 
     def born(self, mesh: ActorMesh[Any], owner: str, body: Any, buffers: tuple[int, ...], ports: Sequence[Any]) -> None:
         """Actors are made of this pickle, which has these ports in it."""
         give(ports, mesh._target())
         if all(ref.id != self._system.node.id for ref in mesh._procs):
-            self._births[mesh._actor] = Birth(mesh, owner, _flat(body), buffers, ports)
+            self.spawned_actors[mesh._actor] = SpawnedActors(mesh, owner, _flat(body), buffers, ports)
             self.noted(mesh._actor)
 
     def forget(self, mesh_id: str) -> None:
         """A mesh was stopped for good."""
-        if self._births.pop(mesh_id, None) is not None:
-            for key in [key for key in self._checkpoints if key[0] == mesh_id]:
-                del self._checkpoints[key]
-        self._recipes.pop(mesh_id, None)
-        self._restarts.remove(mesh_id)
+        if self.spawned_actors.pop(mesh_id, None) is not None:
+            for key in [key for key in self.checkpoints if key[0] == mesh_id]:
+                del self.checkpoints[key]
+        self.spawned_procs.pop(mesh_id, None)
+        self.restarts.remove(mesh_id)
         self.noted(mesh_id)
 
     def noted(self, mesh_id: str) -> None:
@@ -124,28 +124,28 @@ class Healer:
             listener(mesh_id)
 
     def _on_checkpoint(self, _link: Any, message: Checkpoint, body: Any) -> None:
-        if message.actor in self._births:
-            self._checkpoints[message.actor, message.rank] = (bytes(body), message.buffers)
+        if message.actor in self.spawned_actors:
+            self.checkpoints[message.actor, message.rank] = (bytes(body), message.buffers)
             self.noted(f"{message.actor}#{message.rank}")
 
     # -- healing ----------------------------------------------------------------------------------
 
     def heal(self, mesh: ProcMesh, hosts: HostMesh | None, timeout: float) -> Future[Healed]:
         """Replace what is dead in a proc mesh (or slice), and the actors on it. Done by a thread of its own."""
-        recipe = self._recipes.get(mesh._uid)
-        if recipe is None:
+        procs_record = self.spawned_procs.get(mesh._uid)
+        if procs_record is None:
             raise HealError(
                 f"{mesh.name} can be healed only in the process that spawned its procs, and only until it is stopped"
             )
         future: Future[Healed] = Future(self._system.node.poller, f"{mesh.name}.heal")
-        waiting = self._system.waiting
+        waiting = self._system.held_calls
         broken = self._broken(mesh)
         waiting.begin(broken)
 
         def work() -> None:
             try:
-                with recipe.lock:
-                    healed = self._heal(mesh, recipe, hosts, timeout)
+                with procs_record.lock:
+                    healed = self._heal(mesh, procs_record, hosts, timeout)
             except BaseException as e:
                 waiting.end(broken)
                 future._reject(e)
@@ -162,7 +162,7 @@ class Healer:
         failed = self._system.tree.failed_on()
         return {ref.id for ref in mesh._target().procs if ref.id in deaths or ref.id in failed}
 
-    def _heal(self, mesh: ProcMesh, recipe: Recipe, hosts: HostMesh | None, timeout: float) -> Healed:
+    def _heal(self, mesh: ProcMesh, procs_record: SpawnedProcs, hosts: HostMesh | None, timeout: float) -> Healed:
         began = time.monotonic()
         system = self._system
         node = system.node
@@ -170,7 +170,7 @@ class Healer:
         base = mesh._shape.ranks()
         whole = mesh._whole()
         dead = {rank: ref for rank, ref in zip(base, mesh._target().procs, strict=True) if ref.id in node.deaths}
-        new = self._start(mesh, whole, recipe, dead, hosts, timeout)
+        new = self._start(mesh, whole, procs_record, dead, hosts, timeout)
         names: dict[str, None] = {}
         restored: dict[str, None] = {}
         # First what this process owns, so that nobody finds a place without its actors.
@@ -211,21 +211,21 @@ class Healer:
         self,
         mesh: ProcMesh,
         whole: ProcMesh,
-        recipe: Recipe,
+        procs_record: SpawnedProcs,
         dead: dict[int, ProcRef],
         hosts: HostMesh | None,
         timeout: float,
     ) -> dict[int, ProcRef]:
         """Start successors of dead procs, and wait for their bootstrap."""
         node = self._system.node
-        agents = self._places(mesh, recipe, dead, hosts)
+        agents = self._places(mesh, procs_record, dead, hosts)
         new: dict[int, ProcRef] = {}
         messages: list[tuple[ProcRef, SpawnProcs]] = []
         for rank, agent in agents.items():
-            recipe.incarnations[rank] = number = recipe.incarnations.get(rank, 1) + 1
+            procs_record.incarnations[rank] = number = procs_record.incarnations.get(rank, 1) + 1
             proc = f"{whole._uid}.{rank}~{number}"
             ref = agent.beside(proc, os.path.join(os.path.dirname(agent.address), proc + ".sock"))
-            template, at = recipe.messages[rank]
+            template, at = procs_record.messages[rank]
             message = msgspec.structs.replace(
                 template,
                 procs=[ProcSpec(ref.id, ref.address, rank)],
@@ -239,7 +239,7 @@ class Healer:
         procs = tuple(new.get(rank, ref) for rank, ref in enumerate(whole._target().procs))
         target = Target(whole.name, whole._uid, whole.extent, procs, self._system.reported)
         calls: list[Future[Any]] = []
-        body, buffers = recipe.bootstrap
+        body, buffers = procs_record.bootstrap
         for (agent, message), (rank, ref) in zip(messages, new.items(), strict=True):
             node.learn(agent)
             if not node.send(agent.id, message):
@@ -268,14 +268,14 @@ class Healer:
             )
 
     def _places(
-        self, mesh: ProcMesh, recipe: Recipe, dead: dict[int, ProcRef], hosts: HostMesh | None
+        self, mesh: ProcMesh, procs_record: SpawnedProcs, dead: dict[int, ProcRef], hosts: HostMesh | None
     ) -> dict[int, ProcRef]:
         """The agent for the successor of each dead proc: the same host if it lives, else a spare one."""
         system = self._system
         node = system.node
         if hosts is not None:
             given = [host.agent for host in hosts._selected()]
-            recipe.spares = given + [agent for agent in recipe.spares if agent not in given]
+            procs_record.spares = given + [agent for agent in procs_record.spares if agent not in given]
         moved: dict[str, ProcRef] = {}
         places: dict[int, ProcRef] = {}
         lost: dict[str, list[int]] = {}
@@ -288,8 +288,8 @@ class Healer:
                 agent = next((new for renew in self.renewers if (new := renew(ref.agent)) is not None), None)
             if agent is None and ref.agent in system.own_agents:
                 agent = system.ensure_agent()
-            while agent is None and recipe.spares:
-                spare = recipe.spares.pop(0)
+            while agent is None and procs_record.spares:
+                spare = procs_record.spares.pop(0)
                 if spare.id not in node.deaths:
                     agent = spare
             if agent is None and system.is_root and ref.site == node.ref.site:
@@ -313,30 +313,30 @@ class Healer:
         self, old: str, ref: ProcRef, names: dict[str, None], restored: dict[str, None], deadline: float
     ) -> None:
         """Make all actors that this process owns on ``old`` anew on ``ref``."""
-        waiting: list[tuple[Birth, int, OneCall]] = []
-        for birth in list(self._births.values()):
-            for rank, proc in enumerate(birth.mesh._target().procs):
+        waiting: list[tuple[SpawnedActors, int, OneCall]] = []
+        for actors_record in list(self.spawned_actors.values()):
+            for rank, proc in enumerate(actors_record.mesh._target().procs):
                 if proc.id == old:
-                    waiting.append((birth, rank, self._create(birth, rank, ref)))
+                    waiting.append((actors_record, rank, self._create(actors_record, rank, ref)))
         self._finish(waiting, ref, names, restored, deadline)
 
     def _finish(
         self,
-        waiting: list[tuple[Birth, int, OneCall]],
+        waiting: list[tuple[SpawnedActors, int, OneCall]],
         ref: ProcRef,
         names: dict[str, None],
         restored: dict[str, None],
         deadline: float,
     ) -> None:
-        for birth, rank, created in waiting:
+        for actors_record, rank, created in waiting:
             created.get(max(0.0, deadline - time.monotonic()))
-            names[birth.mesh._name] = None
-            if self._restore(birth, rank, ref, deadline):
-                restored[birth.mesh._name] = None
+            names[actors_record.mesh._name] = None
+            if self._restore(actors_record, rank, ref, deadline):
+                restored[actors_record.mesh._name] = None
 
-    def _create(self, birth: Birth, rank: int, ref: ProcRef) -> OneCall:
+    def _create(self, actors_record: SpawnedActors, rank: int, ref: ProcRef) -> OneCall:
         node = self._system.node
-        mesh = birth.mesh
+        mesh = actors_record.mesh
         target = self._target_with(mesh, rank, ref)
         call = OneCall(node, f"{mesh._name}.__init__", target, rank)
         extent = target.extent
@@ -347,12 +347,12 @@ class Healer:
             rank,
             extent.names,
             extent.shape,
-            birth.owner,
+            actors_record.owner,
             node.ref,
-            birth.buffers,
+            actors_record.buffers,
         )
-        give(birth.ports, target, [rank])
-        if not node.send(ref.id, create, birth.body):
+        give(actors_record.ports, target, [rank])
+        if not node.send(ref.id, create, actors_record.body):
             call.on_peer_dead(ref.id, node.deaths[ref.id])
         return call
 
@@ -361,10 +361,10 @@ class Healer:
         procs = (*current.procs[:rank], ref, *current.procs[rank + 1 :])
         return Target(mesh._name, mesh._actor, current.extent, procs, self._system.reported)
 
-    def _restore(self, birth: Birth, rank: int, ref: ProcRef, deadline: float) -> bool:
+    def _restore(self, actors_record: SpawnedActors, rank: int, ref: ProcRef, deadline: float) -> bool:
         """Give a new actor the last checkpoint of its predecessor, if there is one."""
-        mesh = birth.mesh
-        kept = self._checkpoints.get((mesh._actor, rank))
+        mesh = actors_record.mesh
+        kept = self.checkpoints.get((mesh._actor, rank))
         if kept is None or not hasattr(mesh._cls, "__restore__"):
             return False
         node = self._system.node
@@ -372,7 +372,9 @@ class Healer:
         body, buffers = dumps(((loads(*kept),), {}))
         call = OneCall(node, f"{mesh._name}.__restore__", target, rank)
         extent = target.extent
-        message = Call(mesh._actor, "__restore__", call._number, rank, extent.names, extent.shape, birth.owner, buffers)
+        message = Call(
+            mesh._actor, "__restore__", call._number, rank, extent.names, extent.shape, actors_record.owner, buffers
+        )
         if not node.send(ref.id, message, body):
             call.on_peer_dead(ref.id, node.deaths[ref.id])
         call.get(max(0.0, deadline - time.monotonic()))
@@ -392,13 +394,15 @@ class Healer:
         ended = self._ended(mesh, deadline)
         where = {ref.id: rank for rank, ref in zip(mesh._shape.ranks(), mesh._target().procs, strict=True)}
         revived: list[Replacement] = []
-        for birth in list(self._births.values()):
-            actor = birth.mesh._actor
-            for rank, ref in enumerate(birth.mesh._target().procs):
+        for actors_record in list(self.spawned_actors.values()):
+            actor = actors_record.mesh._actor
+            for rank, ref in enumerate(actors_record.mesh._target().procs):
                 cause = ended.get((ref.id, actor))
                 if cause is None or ref.id not in where:
                     continue
-                self._finish([(birth, rank, self._create(birth, rank, ref))], ref, names, restored, deadline)
+                self._finish(
+                    [(actors_record, rank, self._create(actors_record, rank, ref))], ref, names, restored, deadline
+                )
                 tree.revived(actor, [rank])
                 at = where[ref.id]
                 pid = node.pids.get(ref.id, 0)
@@ -412,9 +416,9 @@ class Healer:
         node = self._system.node
         target = mesh._target()
         on: dict[str, list[str]] = {}
-        for birth in self._births.values():
-            for ref in birth.mesh._target().procs:
-                on.setdefault(ref.id, []).append(birth.mesh._actor)
+        for actors_record in self.spawned_actors.values():
+            for ref in actors_record.mesh._target().procs:
+                on.setdefault(ref.id, []).append(actors_record.mesh._actor)
         asked: list[tuple[str, OneCall]] = []
         for rank, ref in enumerate(target.procs):
             if ref.id in on and ref.id not in node.deaths:
@@ -492,9 +496,9 @@ class Healer:
         node = system.node
         node.learn(message.ref)
         mine = [
-            (birth, rank)
-            for birth in self._births.values()
-            for rank, proc in enumerate(birth.mesh._target().procs)
+            (actors_record, rank)
+            for actors_record in self.spawned_actors.values()
+            for rank, proc in enumerate(actors_record.mesh._target().procs)
             if proc.id == message.proc
         ]
         if not node.replaced(message.proc, message.ref):
@@ -504,7 +508,7 @@ class Healer:
         system.tree.replaced(message.proc, message.ref)
         if system.is_root:
             self._spread(message.proc, message.ref, link.peer)
-        calls: list[Future[Any]] = [self._create(birth, rank, message.ref) for birth, rank in mine]
+        calls: list[Future[Any]] = [self._create(actors_record, rank, message.ref) for actors_record, rank in mine]
 
         def done(_all: Future[Any]) -> None:
             if message.call:
@@ -515,12 +519,12 @@ class Healer:
             return
 
         def restore() -> None:
-            for (birth, rank), call in zip(mine, calls, strict=True):
+            for (actors_record, rank), call in zip(mine, calls, strict=True):
                 try:
                     call.get(TIMEOUT)
-                    self._restore(birth, rank, message.ref, time.monotonic() + TIMEOUT)
+                    self._restore(actors_record, rank, message.ref, time.monotonic() + TIMEOUT)
                 except Exception as e:
-                    log.warning("%s could not be made anew on %s: %s", birth.mesh._name, message.ref.id, e)
+                    log.warning("%s could not be made anew on %s: %s", actors_record.mesh._name, message.ref.id, e)
             done(calls[0])
 
         threading.Thread(target=restore, name="monarch-heal", daemon=True).start()
@@ -551,10 +555,10 @@ class Healer:
         mesh = self._mesh_of(proc)
         if mesh is None:
             return False
-        delay = self._restarts.failed(mesh._uid, time.monotonic())
+        delay = self.restarts.failed(mesh._uid, time.monotonic())
         if delay is None:
             return False
-        policy = self._restarts.policy(mesh._uid)
+        policy = self.restarts.policy(mesh._uid)
         assert policy is not None
 
         def ended(future: Future[Healed]) -> None:
@@ -586,7 +590,7 @@ class Healer:
 
     def _mesh_of(self, proc: str) -> ProcMesh | None:
         for mesh in self._system.proc_meshes.values():
-            if self._restarts.policy(mesh._uid) is not None and any(r.id == proc for r in mesh._target().procs):
+            if self.restarts.policy(mesh._uid) is not None and any(r.id == proc for r in mesh._target().procs):
                 return mesh
         return None
 

@@ -14,7 +14,7 @@ from contextvars import copy_context
 from monarch_kernel.runtime.actor.context import calling_cell, cell
 
 
-class WaitingCalls:
+class HeldCalls:
     """The calls of one process that wait for a heal."""
 
     def __init__(self) -> None:

@@ -79,7 +79,7 @@ class Healed:
         return "\n".join(lines)
 
 
-class Mendable:
+class Healable:
     """A handle of a mesh, which ``heal_mesh`` may have given."""
 
     _healed: Future[Healed] | None = None

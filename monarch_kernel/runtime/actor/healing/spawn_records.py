@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Birth:
+class SpawnedActors:
     """How the actors of one mesh were made."""
 
     mesh: ActorMesh[Any]
@@ -25,7 +25,7 @@ class Birth:
 
 
 @dataclass(slots=True)
-class Recipe:
+class SpawnedProcs:
     """How the procs of one mesh were started."""
 
     messages: dict[int, tuple[SpawnProcs, int]]  # by rank: the message, and which of its procs

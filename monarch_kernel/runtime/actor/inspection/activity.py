@@ -1,19 +1,11 @@
-"""What the ranks of a mesh are doing, for tools: the endpoints that run, and stacks that are read from outside."""
+"""What this process is doing: its actors, the endpoints that run, and which of them the calling code belongs to."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import msgspec
-
-from monarch_kernel.protocol.messages import AskStacks, StackRead
-from monarch_kernel.runtime.actor.calls.requests import ask_agent
+from monarch_kernel.runtime.actor.context import calling_cell, current
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance
-
-#: How much longer than its own time the answer of a host agent may take (seconds).
-_GRACE = 0.5
 
 
 class Running(NamedTuple):
@@ -61,48 +53,20 @@ def _running(instance: ActorInstance) -> list[Running]:
     return found
 
 
-def stacks_from_outside(
-    mesh: Any, ranks: Iterable[int], *, native: bool = False, timeout: float = 2.0
-) -> dict[int, StackRead]:
-    """Have the host agents read the stacks of these ranks of a proc mesh with py-spy.
+def running_here() -> tuple[str, str, str]:
+    """The actor, its endpoint, and the cell, on whose behalf the calling thread or task runs; "" for none."""
+    here = current.get()
+    if here is None:
+        return "", "", calling_cell()
+    return here.actor_instance.name, here._endpoint, calling_cell()
 
-    Args:
-        mesh: the proc mesh.
-        ranks: of the mesh.
-        native: with frames of native code; each rank is held for as long as that takes (100 ms).
-        timeout: for all of them (seconds).
 
-    Returns:
-        For each rank what was read, or why not; never raises for a rank.
+def actors_here(actor: str = "") -> dict[str, Any]:
+    """The objects of the actors of this process, by the unique name of their mesh; of one mesh, if that is given.
+
+    They are used by their own threads meanwhile: nothing is locked.
     """
-    target = mesh._target()
-    node = mesh._system.node
-    chosen = sorted(set(ranks))
-    by_agent: dict[str, list[int]] = {}
-    for rank in chosen:
-        by_agent.setdefault(target.procs[rank].agent, []).append(rank)
-    found: dict[int, StackRead] = {}
-    calls: list[tuple[list[int], Any]] = []
-    for members in by_agent.values():
-        first = target.procs[members[0]]
-        if first.id == node.id:  # it has no agent that could look at it
-            found[members[0]] = StackRead(first.id, mesh._system.pid, first.host, "", "", "it is this very process")
-            continue
-        names = [target.procs[rank].id for rank in members]
-        call = ask_agent(node, first.agent_ref(), f"{mesh.name}.stacks", AskStacks, names, native, timeout)
-        calls.append((members, call))
-    deadline = time.monotonic() + timeout + _GRACE
-    for members, call in calls:
-        reads: dict[str, StackRead] = {}
-        trouble = "its host agent said nothing about it"
-        try:
-            reply = call.get(max(0.0, deadline - time.monotonic()))
-            reads = {read.proc: read for read in msgspec.msgpack.decode(reply, type=list[StackRead])}
-        except TimeoutError:
-            trouble = f"its host agent did not answer within {timeout + _GRACE:g} s"
-        except Exception as error:  # the agent is dead, and says of what
-            trouble = str(error)
-        for rank in members:
-            ref = target.procs[rank]
-            found[rank] = reads.get(ref.id) or StackRead(ref.id, node.pids.get(ref.id, 0), ref.host, "", "", trouble)
-    return found
+    from monarch_kernel.runtime.actor.system import get_system
+
+    found = get_system().actors.items()
+    return {uid: instance.object for uid, instance in found if hasattr(instance, "object") and actor in ("", uid)}

@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -171,16 +170,3 @@ def _on_ask_console(system: System, link: Any, message: AskConsole, _body: Any) 
         answer(OK, path)
 
     threading.Thread(target=work, name="monarch-console", daemon=True).start()
-
-
-def call_in_wait(errand: Callable[[], None]) -> None:
-    """Have the main thread of this process call ``errand()`` where it waits for ranks: now, or when it waits next.
-
-    It may wait itself. What it raises ends the wait.
-    """
-    from monarch_kernel.runtime.actor.system import get_system
-
-    get_system().node.poller.call_in_wait(errand)
-
-
-__all__ = ["Controller", "ask_console", "call_in_wait", "controllers", "install"]

@@ -36,7 +36,7 @@ from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
 from monarch_kernel.protocol.serialize import dumps_flat, loads
 from monarch_kernel.runtime.actor.calls.requests import ask_agent
 from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT, HealError
-from monarch_kernel.runtime.actor.healing.spawn_records import Birth, Recipe
+from monarch_kernel.runtime.actor.healing.spawn_records import SpawnedActors, SpawnedProcs
 from monarch_kernel.runtime.actor.hosts import daemons
 from monarch_kernel.runtime.actor.hosts.attachment import dial_all
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, HostRef, HostUse
@@ -108,8 +108,8 @@ class KeptHost:
     @property
     def actor_meshes(self) -> list[ActorMesh[Any]]:
         """The actor meshes on it that the controller has spawned, oldest first."""
-        births = self._system.healer._births.values()
-        return [birth.mesh for birth in births if self._holds(birth.mesh._procs)]
+        records = self._system.healer.spawned_actors.values()
+        return [actors_record.mesh for actors_record in records if self._holds(actors_record.mesh._procs)]
 
     def actors(self, name: str) -> ActorMesh[Any]:
         """The newest actor mesh on it that was spawned under this name.
@@ -145,29 +145,31 @@ class KeptHost:
         system = self._system
         healer = system.healer
         mesh = system.proc_meshes.get(mesh_id)
-        recipe = healer._recipes.get(mesh_id)
-        birth = healer._births.get(mesh_id)
+        procs_record = healer.spawned_procs.get(mesh_id)
+        actors_record = healer.spawned_actors.get(mesh_id)
         root = system.client.mesh_id
         if "#" in mesh_id:
             self._on_checkpoint(mesh_id)
-        elif recipe is not None and mesh is not None:
+        elif procs_record is not None and mesh is not None:
             if mesh._owner == root and self._holds(mesh._procs):
                 self._known[mesh_id] = f"{PROCS}{mesh_id}"
-                self._send(self._known[mesh_id], dumps_flat(self._procs_part(mesh, recipe)))
-        elif birth is not None:
-            if birth.owner == root and self._holds(birth.mesh._procs):
+                self._send(self._known[mesh_id], dumps_flat(self._procs_part(mesh, procs_record)))
+        elif actors_record is not None:
+            if actors_record.owner == root and self._holds(actors_record.mesh._procs):
                 self._known[mesh_id] = f"actors:{mesh_id}"
-                self._send(self._known[mesh_id], dumps_flat(_actors_part(birth)))
+                self._send(self._known[mesh_id], dumps_flat(_actors_part(actors_record)))
         elif mesh_id in self._known:
             self._on_forgotten(mesh_id)
 
     def _on_forgotten(self, mesh_id: str) -> None:
         gone = [mesh_id]
         if self._known[mesh_id].startswith(PROCS):  # with them went the actors on them
-            births = self._system.healer._births
+            records = self._system.healer.spawned_actors
             for actor in self._known:
-                birth = births.get(actor)
-                if birth is not None and all(ref.id.startswith(f"{mesh_id}.") for ref in birth.mesh._procs):
+                actors_record = records.get(actor)
+                if actors_record is not None and all(
+                    ref.id.startswith(f"{mesh_id}.") for ref in actors_record.mesh._procs
+                ):
                     gone.append(actor)
         for known in [known for known in self._known if known.partition("#")[0] in gone]:
             self._send(self._known.pop(known), b"")
@@ -175,23 +177,23 @@ class KeptHost:
     def _on_checkpoint(self, which: str) -> None:
         actor, _, rank = which.partition("#")
         if actor in self._known:
-            body, buffers = self._system.healer._checkpoints[actor, int(rank)]
+            body, buffers = self._system.healer.checkpoints[actor, int(rank)]
             if len(body) <= MAX_KEPT_CHECKPOINT:
                 self._known[which] = f"state:{which}"
                 self._send(self._known[which], dumps_flat((body, buffers)))
             elif which in self._known:
                 self._send(self._known.pop(which), b"")
 
-    def _procs_part(self, mesh: ProcMesh, recipe: Recipe) -> tuple[Any, ...]:
+    def _procs_part(self, mesh: ProcMesh, procs_record: SpawnedProcs) -> tuple[Any, ...]:
         successors = self._system.node.successors
         replaced: dict[str, ProcRef] = {}
         for ref in mesh._procs:
             while (after := successors.get(ref.id)) is not None:
                 replaced[ref.id] = ref = after
-        policy = self._system.healer._restarts.policy(mesh._uid)
+        policy = self._system.healer.restarts.policy(mesh._uid)
         return (
             *(mesh._uid, mesh.name, mesh._procs, mesh._shape, mesh._host_region, replaced),
-            *(recipe.messages, recipe.bootstrap, recipe.incarnations, policy),
+            *(procs_record.messages, procs_record.bootstrap, procs_record.incarnations, policy),
         )
 
     def _send(self, key: str, part: bytes) -> None:
@@ -293,7 +295,7 @@ class KeptHost:
                 self._rebuild_actors(*part)
             else:
                 actor, _, rank = mesh_id.partition("#")
-                self._system.healer._checkpoints[actor, int(rank)] = part
+                self._system.healer.checkpoints[actor, int(rank)] = part
         living = [proc for proc in refs if proc not in node.deaths]
         for proc in living:
             node.link_to(proc)  # now, so that the end of the link tells of the end of the rank
@@ -330,11 +332,11 @@ class KeptHost:
         root.owned.append(mesh)
         ours = {id(message): self._ours(message) for message, _ in messages.values()}
         healer = system.healer
-        healer._recipes[uid] = Recipe(
+        healer.spawned_procs[uid] = SpawnedProcs(
             {rank: (ours[id(message)], at) for rank, (message, at) in messages.items()}, bootstrap, [], incarnations
         )
         if policy is not None:
-            healer._restarts.add(uid, policy)
+            healer.restarts.add(uid, policy)
 
     def _ours(self, message: Any) -> Any:
         """How procs were started, as if by this process."""
@@ -359,7 +361,7 @@ class KeptHost:
         mesh: ActorMesh[Any] = ActorMesh(system, actor, name, mesh_name, cls, procs, region, ready)
         system.tree.spawned_actors(self._owned(actor, name, region.extent, mesh._target().procs, tool))
         root.owned.append(mesh)
-        system.healer._births[actor] = Birth(mesh, root.mesh_id, body, buffers)
+        system.healer.spawned_actors[actor] = SpawnedActors(mesh, root.mesh_id, body, buffers)
 
     def _owned(
         self, mesh_id: str, name: str, extent: Extent, procs: tuple[ProcRef, ...], tool: bool = False
@@ -427,12 +429,12 @@ class KeptHost:
         return f"<KeptHost {self.name}: {self.lost or meshes}>"
 
 
-def _actors_part(birth: Birth) -> tuple[Any, ...]:
-    mesh = birth.mesh
+def _actors_part(actors_record: SpawnedActors) -> tuple[Any, ...]:
+    mesh = actors_record.mesh
     pickled = mesh._cls_or_pickle if isinstance(mesh._cls_or_pickle, bytes) else dumps_flat(mesh._cls)
     return (
         *(mesh._actor, mesh._name, mesh._mesh_name, pickled, mesh._procs, mesh._shape, mesh._spec.tool),
-        *(birth.body, birth.buffers),
+        *(actors_record.body, actors_record.buffers),
     )
 
 

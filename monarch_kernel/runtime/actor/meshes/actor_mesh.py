@@ -15,7 +15,7 @@ from monarch_kernel.runtime.actor.calls.pending import ManyCall
 from monarch_kernel.runtime.actor.calls.requests import send_to_all
 from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.definition import ActorSpec, class_label, spec_of
-from monarch_kernel.runtime.actor.healing.report import Mendable
+from monarch_kernel.runtime.actor.healing.report import Healable
 from monarch_kernel.runtime.actor.system import System, get_system
 from monarch_kernel.runtime.mesh.shape import MeshTrait, Region
 from monarch_kernel.runtime.node.future import Future
@@ -23,7 +23,7 @@ from monarch_kernel.runtime.node.future import Future
 T = TypeVar("T")
 
 
-class ActorMesh(Mendable, MeshTrait, Generic[T]):
+class ActorMesh(Healable, MeshTrait, Generic[T]):
     """A mesh of actors of one class. Its endpoints are attributes: ``mesh.method.call(...)``.
 
     Made by ``ProcMesh.spawn``; picklable, and usable from any process that it was sent to.

@@ -9,7 +9,7 @@ from monarch_kernel.runtime.actor.extensions import pool_functions
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 
 
-class Pooled:
+class PoolMethods:
     """`map`, `submit`, `scatter` and `gather` of a proc mesh (or slice)."""
 
     def map(

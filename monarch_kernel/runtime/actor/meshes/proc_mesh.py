@@ -23,10 +23,10 @@ from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.context import calling_cell, current
 from monarch_kernel.runtime.actor.definition import check_constructor, class_label, spec_of
 from monarch_kernel.runtime.actor.errors import ActorError
-from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT, Healed, Mendable
-from monarch_kernel.runtime.actor.inspection.inspection import Inspectable
+from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT, Healable, Healed
 from monarch_kernel.runtime.actor.meshes.actor_mesh import RESERVED, ActorMesh, T, settled
-from monarch_kernel.runtime.actor.meshes.pool_methods import Pooled
+from monarch_kernel.runtime.actor.meshes.debugger_methods import DebuggerMethods
+from monarch_kernel.runtime.actor.meshes.pool_methods import PoolMethods
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.ports.holders import pickled
 from monarch_kernel.runtime.actor.system import System, get_system
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 STOP_GRACE = 5.0
 
 
-class ProcMesh(Mendable, Inspectable, Pooled, MeshTrait):
+class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
     """A mesh of processes. Made by ``HostMesh.spawn_procs``; actors are spawned on it.
 
     Picklable: whoever gets it can spawn actors on it, too.
@@ -131,9 +131,9 @@ class ProcMesh(Mendable, Inspectable, Pooled, MeshTrait):
             raise RuntimeError(f"proc mesh {self.name} was stopped: spawn on a new one")
         system = self._system
         node = system.node
-        if system.waiting.active:
+        if system.held_calls.active:
             over: Future[None] = Future(node.poller, f"{self.name}.heal")
-            if system.waiting.keep((ref.id for ref in self._target().procs), lambda: over._resolve(None)):
+            if system.held_calls.keep((ref.id for ref in self._target().procs), lambda: over._resolve(None)):
                 over.get()
         target = self._target()
         extent = target.extent

@@ -141,7 +141,7 @@ class NobodyLeft(Exception):
 class _Answer:
     """The answer of one rank to one call, which the rank has left to others."""
 
-    def __init__(self, book: PortBook, number: int, rank: int) -> None:
+    def __init__(self, book: PortHolders, number: int, rank: int) -> None:
         self._book = book
         self._number = number
         self._rank = rank
@@ -163,7 +163,7 @@ class _Answer:
         sink.on_reply(self._rank, DEAD, encode_death(gone), ())
 
 
-class PortBook:
+class PortHolders:
     """The receivers of this process, by call number, and who can send to them."""
 
     def __init__(self, system: System) -> None:

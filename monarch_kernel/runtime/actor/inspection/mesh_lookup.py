@@ -1,0 +1,70 @@
+"""From what a tool was given to the proc mesh behind it, and from there to its hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_kernel.runtime.actor.context import current
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A proc mesh as it was spawned, and which of its ranks something is on.
+
+    Attributes:
+        procs: the mesh.
+        ranks: for each rank of what was asked for, its rank there.
+        uid: names the mesh in all processes.
+    """
+
+    procs: Any
+    ranks: tuple[int, ...]
+    uid: str
+
+
+def whole_of(mesh: Any) -> Whole:
+    """The proc mesh that ``mesh`` is, or is a slice of, or (an actor mesh) was spawned on.
+
+    Raises:
+        TypeError: it is neither.
+        LookupError: these actors' proc mesh is not known in this process.
+    """
+    from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
+    from monarch_kernel.runtime.mesh.shape import Extent, Region
+
+    if isinstance(mesh, ProcMesh):
+        procs = mesh._whole()
+        if procs is mesh and mesh._region.nelements != len(mesh._procs):
+            # A slice that came from another process: its shape as spawned is not known here.
+            flat = Region.from_extent(Extent(("ranks",), (len(mesh._procs),)))
+            procs = ProcMesh(mesh._system, mesh._uid, mesh.name, mesh._procs, flat, mesh._host_region)
+    elif isinstance(mesh, ActorMesh):
+        refs = {ref.id for ref in mesh._target().procs}
+        for procs in reversed(mesh._system.proc_meshes.values()):
+            if refs <= {ref.id for ref in procs._target().procs}:
+                break
+        else:
+            raise LookupError(f"the procs of {mesh!r} were not spawned by this process: use their proc mesh")
+    else:
+        raise TypeError(f"a mesh of procs or actors is needed, not {mesh!r}")
+    places = {ref.id: rank for rank, ref in enumerate(procs._target().procs)}
+    return Whole(procs, tuple(places[ref.id] for ref in mesh._target().procs), procs._uid)
+
+
+def hosts_of(procs: Any) -> list[str]:
+    """The name of each rank's host."""
+    return [ref.host for ref in procs._target().procs]
+
+
+def home() -> Any:
+    """The proc mesh of the actor that runs here, or of any actor of this process; None where there is none."""
+    from monarch_kernel.runtime.actor.system import get_system
+
+    here = current.get()
+    mesh = here.actor_instance.proc_mesh if here is not None else None
+    if mesh is None:
+        for instance in list(get_system().actors.values()):
+            mesh = mesh or getattr(instance, "proc_mesh", None)
+    return mesh

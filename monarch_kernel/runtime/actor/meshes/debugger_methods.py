@@ -1,0 +1,44 @@
+"""The debugger as methods of a proc mesh, and the controller's actor that hears of stopped ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch_kernel.runtime.actor import extensions
+
+
+class DebuggerMethods:
+    """The debugger as methods of a proc mesh; ``monarch_kernel.debug`` has the same as functions, and says more."""
+
+    def dead(self: Any) -> dict[int, str]:
+        """The ranks of which this process knows that they have died, and why; asks nobody."""
+        deaths = self._system.node.deaths
+        if not deaths:
+            return {}
+        return {rank: deaths[ref.id].cause for rank, ref in enumerate(self._target().procs) if ref.id in deaths}
+
+    def stacks(self, **options: Any) -> Any:
+        """The Python stacks of all ranks, merged; see ``monarch_kernel.debug.stacks``."""
+        return extensions.debugger_functions().stacks(self, **options)
+
+    def diff(self, expression: str, **options: Any) -> Any:
+        """The distinct values of an expression over the ranks; see ``monarch_kernel.debug.diff``."""
+        return extensions.debugger_functions().diff(self, expression, **options)
+
+    def pull(self, expression: str, **options: Any) -> Any:
+        """The value of an expression on one rank; see ``monarch_kernel.debug.pull``."""
+        return extensions.debugger_functions().pull(self, expression, **options)
+
+    def hang(self, **options: Any) -> Any:
+        """Why these ranks do not go on; see ``monarch_kernel.debug.hang``."""
+        return extensions.debugger_functions().hang(self, **options)
+
+    @property
+    def debug(self) -> Any:
+        """The ranks of this mesh that are stopped, to step and to look into; a ``monarch_kernel.debug.StopSet``."""
+        return extensions.debugger_functions().select(self)
+
+
+def debug_controller() -> Any:
+    """The actor of the controller that hears of stopped ranks; ``monarch_kernel.debug`` is what to use."""
+    return extensions.debug_hub().hub_actor()
