@@ -1,7 +1,7 @@
-"""Stopped ranks in a notebook: the cell that they run for says who is stopped where, as long as they are.
+"""Stopped ranks in a notebook: the cell that they run for says which are stopped where, as long as they are.
 
-No other cell ever does. What nobody knows the cell of (a thread of the user's own, the cell of an earlier kernel) is
-told by the cell that has set the breakpoint, and else by the next `%mesh debug`.
+No other cell ever does. Where no cell is known (a thread of the user's own, the cell of an earlier kernel), the cell
+that has set the breakpoint says it, or else the next `%mesh debug`.
 """
 
 from __future__ import annotations
@@ -11,66 +11,72 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
-
-from IPython.core.error import UsageError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from monarch_kernel import debugger as debuggers
 from monarch_kernel.debugger.commands import frontend
-from monarch_kernel.debugger.commands.frontend import Surroundings
-from monarch_kernel.debugger.commands.grammar import CommandError
+from monarch_kernel.kernel.debug.notebook_frontend import NotebookSurroundings
 from monarch_kernel.kernel.output.cell_output import CellOutput
-from monarch_kernel.meshes import get_mesh
 
 if TYPE_CHECKING:
+    from monarch_kernel.debugger.commands.stop_text import Label
     from monarch_kernel.debugger.controller.hub import MeshDebugger
     from monarch_kernel.debugger.events import RankStop
     from monarch_kernel.kernel.notebook import Notebook
 
 log = logging.getLogger(__name__)
 
-#: Stops that come within this time of one another are told together (seconds), unless no more can come.
+#: Stops that come within this time of one another are shown together (seconds), unless no more can come.
 SETTLE = 0.4
 #: How long the first of them waits at most for others (seconds).
 LONGEST = 2.0
 
 
-class NotebookSurroundings(Surroundings):
-    """What consoles, also those of other programs, know of this notebook."""
+@dataclass(frozen=True, slots=True)
+class StopNotice:
+    """Which ranks a cell has stopped, as long as they are.
 
-    def __init__(self, notebook: Notebook) -> None:
-        self._notebook = notebook
+    Attributes:
+        cell: the key of the cell; "" where it is not known.
+        stops: the stops, those of threads that are held up.
+    """
 
-    def label(self, file: str) -> str | None:
-        """`Cell In[3]` for the file of a cell."""
-        return self._notebook.file_label(file)
+    cell: str
+    stops: tuple[RankStop, ...]
 
-    def mesh(self) -> str | None:
-        """The mesh in use."""
-        return self._notebook.session.current or super().mesh()
 
-    def cell(self, number: int) -> tuple[str, str]:
-        """A cell by its execution number; 0: the last `%%mesh` cell."""
-        if number == 0:
-            if self._notebook.last_cell is None:
-                raise CommandError("no %%mesh cell has run yet; give the number of a cell, as in 5:3")
-            return self._notebook.last_cell
-        return self._notebook.cell_source(number)
+def notices_of(stops: Iterable[RankStop], setters: Mapping[int, str]) -> list[StopNotice]:
+    """A notice for each cell that has stopped ranks.
 
-    def extent(self, mesh: str) -> Any:
-        """The extent of a mesh."""
-        try:
-            return self._notebook.session.find(mesh, "debug").extent
-        except UsageError:
-            with suppress(LookupError):
-                return get_mesh(mesh).extent
-        return super().extent(mesh)
+    Args:
+        stops: all that there are.
+        setters: the cell that has set each breakpoint, for stops of which no cell is known.
+    """
+    by_cell: dict[str, list[RankStop]] = {}
+    for at in live(stops):
+        by_cell.setdefault(at.stop.cell or setters.get(at.stop.breakpoint, ""), []).append(at)
+    return [StopNotice(cell, tuple(found)) for cell, found in by_cell.items()]
+
+
+def notice_text(notice: StopNotice, hint: str, label: Label | None = None) -> str:
+    """A notice as the cell shows it.
+
+    Args:
+        notice: what it says.
+        hint: a line below it; "" for none.
+        label: what files are called.
+    """
+    from monarch_kernel.debugger.commands.stop_text import grouped, stopped_text
+
+    text = f"Stopped:\n{stopped_text(grouped(notice.stops), label)}"
+    return f"{text}\n{hint}" if hint else text
 
 
 class StopNotices:
-    """Follows the debugger of this kernel, once there is one, and keeps each cell's notice true.
+    """Follows the debugger of this kernel, once there is one, and keeps the notice of each cell up to date.
 
     Args:
         notebook: whose cells.
@@ -89,12 +95,12 @@ class StopNotices:
         self._is_complete = is_complete
         #: Called on the thread of this object when stops have come or gone, and none has for a moment.
         self.on_settled: Callable[[MeshDebugger], None] = lambda _debugger: None
-        #: The cell in which each breakpoint was set: it tells of stops in threads that no cell has started.
+        #: The cell in which each breakpoint was set: it shows stops in threads that no cell has started.
         self.setters: dict[int, str] = {}
         self._shown: dict[CellOutput, str] = {}
         self._wake = threading.Condition()
         self._news = self._seen = 0
-        self._known: set[Any] = set()
+        self._known: set[tuple[str, int, int]] = set()
         self._closed = False
         self._debugger: MeshDebugger | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -171,34 +177,33 @@ class StopNotices:
         return self._news != self._seen or self._closed
 
     def _update(self, debugger: MeshDebugger) -> None:
-        from monarch_kernel.debugger.commands.stop_text import grouped, stopped_text
-
-        by_cell: dict[str, list[RankStop]] = {}
-        for at in live(debugger.stops()):
-            by_cell.setdefault(at.stop.cell or self.setters.get(at.stop.breakpoint, ""), []).append(at)
         wanted: dict[CellOutput, str] = {}
-        for cell, stops in by_cell.items():
-            output = self._notebook.output_of(cell)
-            hint = self._hint(cell)
+        for notice in notices_of(debugger.stops(), self.setters):
+            output = self._notebook.output_of(notice.cell)
+            hint = self._hint(notice.cell)
             if output is not None and hint is not None:
-                text = f"Stopped:\n{stopped_text(grouped(stops), self._notebook.file_label)}"
-                wanted[output] = f"{text}\n{hint}" if hint else text
+                wanted[output] = notice_text(notice, hint, self._notebook.file_label)
         for output in {**self._shown, **wanted}:
             if output.notice(wanted.get(output, "")):
                 self._notebook.router.touch(output)
         self._shown = wanted
 
 
+def is_part_of(cell: str, key: str) -> bool:
+    """Whether a cell is the one with this key, or a part of it: a `%%mesh` cell has a key below its notebook cell's."""
+    return cell == key or cell.startswith(f"{key}.")
+
+
 def live(stops: Iterable[RankStop]) -> list[RankStop]:
-    """Those of threads that are held up, and not the kept frames of errors."""
+    """The stops of threads that are held up, without the kept frames of errors."""
     return [at for at in stops if at.stop.thread]
 
 
 def of_cell(stops: Iterable[RankStop], key: str) -> list[RankStop]:
-    """The live stops of what a cell of the notebook runs; `key` is what that cell's parts begin with."""
-    return [at for at in live(stops) if at.stop.cell == key or at.stop.cell.startswith(f"{key}.")]
+    """The live stops of what the cell with this key runs."""
+    return [at for at in live(stops) if is_part_of(at.stop.cell, key)]
 
 
 def terminal_hint() -> str:
-    """How to get at stopped ranks while the kernel is busy."""
+    """How to reach stopped ranks while the kernel is busy."""
     return f"monarch-kernel debug {os.getpid()} in a terminal opens a prompt."

@@ -48,7 +48,7 @@ def test_a_cell_that_stands_still_says_by_itself_who_is_to_blame(mesh: Kernel) -
 def test_an_ordinary_cell_that_waits_for_actors_says_it_too(mesh: Kernel) -> None:
     mesh.ok(
         "from monarch_kernel import get_mesh\nfrom monarch_kernel.actor import Actor, current_rank, endpoint\n"
-        "from monarch_kernel.kernel import hang_watch\n"
+        "from monarch_kernel.kernel.debug import hang_watch\n"
         "class Trainer(Actor):\n    @endpoint\n    def step(self):\n"
         "        import time\n        import torch.distributed as dist\n"
         "        while current_rank().rank == 1:\n            time.sleep(0.01)\n"

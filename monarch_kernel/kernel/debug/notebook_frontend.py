@@ -1,0 +1,47 @@
+"""What consoles know of a notebook: the names of its cells, and the mesh in use."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+
+from monarch_kernel.debugger.commands.frontend import Surroundings
+from monarch_kernel.debugger.commands.grammar import CommandError
+from monarch_kernel.meshes import get_mesh
+
+if TYPE_CHECKING:
+    from monarch_kernel.kernel.notebook import Notebook
+
+
+class NotebookSurroundings(Surroundings):
+    """What consoles, also those of other programs, know of this notebook."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+
+    def label(self, file: str) -> str | None:
+        """`Cell In[3]` for the file of a cell."""
+        return self._notebook.file_label(file)
+
+    def mesh(self) -> str | None:
+        """The mesh in use."""
+        return self._notebook.session.current or super().mesh()
+
+    def cell(self, number: int) -> tuple[str, str]:
+        """A cell by its execution number; 0: the last `%%mesh` cell."""
+        if number == 0:
+            if self._notebook.last_cell is None:
+                raise CommandError("no %%mesh cell has run yet; give the number of a cell, as in 5:3")
+            return self._notebook.last_cell
+        return self._notebook.cell_source(number)
+
+    def extent(self, mesh: str) -> Any:
+        """The extent of a mesh."""
+        try:
+            return self._notebook.session.find(mesh, "debug").extent
+        except UsageError:
+            with suppress(LookupError):
+                return get_mesh(mesh).extent
+        return super().extent(mesh)
