@@ -10,6 +10,7 @@ import linecache
 from collections.abc import Sequence
 from html import escape
 
+from monarch_kernel.debugger.controller.labels import rank_label
 from monarch_kernel.debugger.controller.stacks.layout import (
     DisplayLine,
     at_once_of,
@@ -18,7 +19,6 @@ from monarch_kernel.debugger.controller.stacks.layout import (
     lines_of,
     owner_label,
     path_from,
-    rank_label,
     short_path,
     shortened,
     times_of,

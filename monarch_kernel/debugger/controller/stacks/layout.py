@@ -6,19 +6,19 @@ stay readable; neighbouring frames of libraries share a line. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from monarch_kernel.actor import Extent
+from monarch_kernel.debugger.controller.labels import rank_label
 from monarch_kernel.debugger.controller.stacks.merge import FrameNode, StackBranch, StackRoot
 from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, StackFrame
 from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, Label, shown_cell, shown_file
-from monarch_kernel.meshes import format_points, format_ranks
+from monarch_kernel.meshes import format_points
 
 #: Ways that ranks go from one place; further ones are only counted.
 MOST_BRANCHES = 40
-_LABEL_RUNS = 6
 _MOST_NAMES, _MOST_NATIVE = 3, 6
 # Names in one line take about this width.
 _NAMES_WIDTH = 84
@@ -91,11 +91,6 @@ def lines_of(path: Sequence[FrameNode], label: Label | None) -> list[DisplayLine
     if group:
         lines.append(_library(group))
     return lines
-
-
-def rank_label(ranks: Iterable[int]) -> str:
-    """A set of ranks in brackets: `[0-3,7]`."""
-    return f"[{format_ranks(ranks, limit=_LABEL_RUNS)}]"
 
 
 def where_label(ranks: Sequence[int], extent: Extent) -> str:

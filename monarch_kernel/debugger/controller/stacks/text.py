@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from monarch_kernel.actor import Extent
+from monarch_kernel.debugger.controller.labels import rank_label
 from monarch_kernel.debugger.controller.stacks.layout import (
     DisplayLine,
     at_once_of,
@@ -16,7 +17,6 @@ from monarch_kernel.debugger.controller.stacks.layout import (
     lines_of,
     owner_label,
     path_from,
-    rank_label,
     shortened,
     where_label,
 )

@@ -1,14 +1,14 @@
-"""`diff` and `pull`: the questions to the ranks, one after the other, and what comes of them."""
+"""`diff` and `pull`: what the ranks are asked, one question after the other, and what comes of it."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from monarch_kernel.actor import ActorMesh
+from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.debugger import existing_debugger
 from monarch_kernel.debugger.controller.query import Answers, ask, chosen_ranks
 from monarch_kernel.debugger.controller.sets import user_frames
@@ -23,10 +23,11 @@ from monarch_kernel.debugger.controller.values.compare import (
     families,
     group,
 )
-from monarch_kernel.debugger.controller.values.report import Diff, ValueFailure
+from monarch_kernel.debugger.controller.values.report import Diff, FailureKind, ValueFailure
 from monarch_kernel.debugger.events import RankStop
-from monarch_kernel.debugger.model.readings import Leaf, Reading
-from monarch_kernel.debugger.rank.values import probe
+from monarch_kernel.debugger.model.readings import Reading
+from monarch_kernel.debugger.rank.values import kept_values, probe
+from monarch_kernel.debugger.rank.values.evaluation import FILE, Question
 from monarch_kernel.errors import Fault
 from monarch_kernel.meshes import format_ranks
 from monarch_kernel.tools import Whole, whole_of
@@ -42,9 +43,11 @@ POST_MORTEM = "post mortem"
 #: Of how many arrays that differ the elements are compared.
 MOST_ARRAYS = 50
 
+_T = TypeVar("_T")
+
 
 def diff(
-    mesh: Any,
+    mesh: ProcMesh | ActorMesh[Any],
     expression: str,
     *,
     ranks: Iterable[int] | None = None,
@@ -74,30 +77,30 @@ def diff(
         TypeError: ``mesh`` is no mesh.
     """
     started = time.perf_counter()
-    asked = _Asked(mesh, expression, ranks, timeout, grads, in_frame, up)
+    remote = RemoteExpression(mesh, expression, ranks, timeout, grads, in_frame, up)
     try:
-        readings = asked.read()
+        readings = remote.read()
         groups = group(readings)
-        rows, steady = asked.compare(groups)
+        rows, steady = remote.compare(groups)
     finally:
-        asked.release()
+        remote.release()
     return Diff(
-        expression=asked.expression,
-        mesh=asked.whole.procs.name,
-        extent=asked.whole.procs.extent,
-        asked=tuple(asked.ranks),
-        where=asked.where(readings),
+        expression=remote.expression,
+        mesh=remote.whole.procs.name,
+        extent=remote.whole.procs.extent,
+        asked=tuple(remote.ranks),
+        where=remote.where(readings),
         groups=tuple(groups),
         differences=tuple(rows),
-        failed=asked.failed(),
-        running=asked.running,
+        failed=remote.failed(),
+        running=remote.running,
         notes=_notes(groups, rows, steady),
         seconds=time.perf_counter() - started,
     )
 
 
 def pull(
-    mesh: Any,
+    mesh: ProcMesh | ActorMesh[Any],
     expression: str,
     *,
     rank: int = 0,
@@ -119,27 +122,27 @@ def pull(
         ValueError: that is no expression, there is no such rank, or it is not stopped.
         RuntimeError: the rank could not evaluate or send it; says why.
     """
-    asked = _Asked(mesh, expression, (rank,), timeout, False, in_frame, up)
+    remote = RemoteExpression(mesh, expression, (rank,), timeout, False, in_frame, up)
     try:
-        return asked.fetch()
+        return remote.fetch()
     finally:
-        asked.release()
+        remote.release()
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _StoppedFrame:
     """A rank, and the frame of its stop."""
 
     stop: RankStop
     frame: int
 
 
-class _Asked:
-    """One expression that is asked about; knows who could not answer, and why."""
+class RemoteExpression:
+    """One expression, evaluated on ranks of a mesh; knows which of them could not answer, and why."""
 
     def __init__(
         self,
-        mesh: Any,
+        mesh: ProcMesh | ActorMesh[Any],
         expression: str,
         ranks: Iterable[int] | None,
         timeout: float,
@@ -152,14 +155,14 @@ class _Asked:
         self.ranks = sorted(self.whole.ranks[rank] for rank in chosen_ranks(ranks, len(self.whole.ranks)))
         self.running: tuple[int, ...] = ()
         self._timeout = timeout
-        self._why: dict[int, tuple[str, str]] = {}  # of ranks without an answer: what kind of trouble, and a sentence
+        self._why: dict[int, tuple[FailureKind, str]] = {}  # of ranks without an answer: the kind, and a sentence
         self._actor = mesh._name if isinstance(mesh, ActorMesh) else ""
         uid = mesh._actor if isinstance(mesh, ActorMesh) else ""
-        self._question = probe.Question(self.expression, f"diff-{os.urandom(8).hex()}", uid, grads, timeout)
+        self._question = Question(self.expression, f"diff-{os.urandom(8).hex()}", uid, grads, timeout)
         self._stopped = self._stops(in_frame, bool(uid), up)
         self._evaluated = False
 
-    def _stops(self, in_frame: bool | None, on_actors: bool, up: int) -> dict[int, _Place]:
+    def _stops(self, in_frame: bool | None, on_actors: bool, up: int) -> dict[int, _StoppedFrame]:
         """The frames to look into, by rank; empty for namespaces."""
         if in_frame is False or (in_frame is None and on_actors):
             return {}
@@ -168,12 +171,12 @@ class _Asked:
         stops = [at for at in stops if at.rank in self.ranks]
         # What an exception has left counts only if nothing else is stopped, and frames are asked for.
         stops = [at for at in stops if at.stop.reason != POST_MORTEM] or (stops if in_frame else [])
-        found: dict[int, _Place] = {}
+        found: dict[int, _StoppedFrame] = {}
         for at in stops:  # the newest of a rank stays: ids grow
             frames = user_frames(at)
             if not 0 <= up < len(frames):
                 raise ValueError(f"rank {at.rank} has {len(frames)} frames of the user's, so none that is {up} up")
-            found[at.rank] = _Place(at, frames[up].index)
+            found[at.rank] = _StoppedFrame(at, frames[up].index)
         if in_frame and not found:
             raise ValueError(
                 f"there is no stopped frame to look into: of mesh {self.whole.procs.name}, rank "
@@ -241,7 +244,7 @@ class _Asked:
         """Have the ranks let go of the value."""
         reached = [rank for rank in self.ranks if rank not in self._why]
         if self._evaluated and reached:
-            ask(self.whole.procs, probe.release, self._question.token, ranks=reached, timeout=QUICK)
+            ask(self.whole.procs, kept_values.release, self._question.token, ranks=reached, timeout=QUICK)
 
     # -- comparing -------------------------------------------------------------------------------
 
@@ -258,7 +261,7 @@ class _Asked:
     def _compare(self, family: Sequence[ValueGroup]) -> tuple[list[Difference], bool]:
         token = self._question.token
         first = [each.ranks[0] for each in family]
-        leaves: dict[int, list[Leaf]] = self._ask(probe.leaves, token, ranks=first, timeout=QUICK, quietly=True)
+        leaves = self._ask(probe.leaves, token, ranks=first, timeout=QUICK, quietly=True)
         rows = differences(family, leaves)
         arrays = [at for at, row in enumerate(rows) if row.has_elements][:MOST_ARRAYS]
         if not arrays:
@@ -306,8 +309,8 @@ class _Asked:
     # -- asking ----------------------------------------------------------------------------------
 
     def _ask(
-        self, function: Any, *args: Any, ranks: Iterable[int], timeout: float, quietly: bool = False
-    ) -> dict[int, Any]:
+        self, function: Callable[..., _T], *args: Any, ranks: Iterable[int], timeout: float, quietly: bool = False
+    ) -> dict[int, _T]:
         """What the ranks have answered; who has not is noted, unless it has answered an earlier question."""
         # The rank gives up by itself when the time is over: it has a moment more to say so.
         asked = list(ranks)
@@ -325,7 +328,7 @@ class _Asked:
 
     def failed(self) -> tuple[ValueFailure, ...]:
         """Who has no value, by reason."""
-        reasons: dict[tuple[str, str], list[int]] = {}
+        reasons: dict[tuple[FailureKind, str], list[int]] = {}
         for rank in sorted(self._why):
             reasons.setdefault(self._why[rank], []).append(rank)
         return tuple(ValueFailure(kind, why, tuple(ranks)) for (kind, why), ranks in reasons.items())
@@ -351,7 +354,7 @@ def checked(expression: str) -> str:
     """`expression` without the space around it. Raises ValueError if it is none."""
     source = expression.strip()
     try:
-        compile(source, probe.FILE, "eval")
+        compile(source, FILE, "eval")
     except (SyntaxError, ValueError) as error:
         why = error.msg if isinstance(error, SyntaxError) else str(error)
         raise ValueError(f"{source!r} is no expression ({why}): it is evaluated on each rank, for its value") from None

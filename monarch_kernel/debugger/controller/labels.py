@@ -1,0 +1,14 @@
+"""How sets of ranks are written before what they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from monarch_kernel.meshes import format_ranks
+
+_MOST_RUNS = 6
+
+
+def rank_label(ranks: Iterable[int]) -> str:
+    """A set of ranks in brackets: `[0-3,7]`; of many, the first runs and a count."""
+    return f"[{format_ranks(ranks, limit=_MOST_RUNS)}]"
