@@ -11,7 +11,6 @@ import dataclasses
 import enum
 import functools
 import os
-import re
 import sys
 import types
 from collections import deque
@@ -22,13 +21,21 @@ from typing import Any
 from monarch_kernel.debugger.model.readings import Leaf, Reading, Stats, digest_of, root_digest, short
 from monarch_kernel.debugger.rank.values.arrays import NumpyArray, number_array
 from monarch_kernel.debugger.rank.values.blocks import Array, Deadline, TimeLimitError
+from monarch_kernel.debugger.rank.values.leaves import (
+    content_of,
+    module_text,
+    object_leaf,
+    plain_leaf,
+    plain_repr,
+    text_leaf,
+    type_name,
+)
 
 #: Parts of a value beyond this many are left out.
 MOST_LEAVES = 50_000
 #: Containers in containers in containers...: deeper ones are not entered.
 MOST_DEPTH = 40
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, type(Ellipsis), range, slice)
 _CONTAINERS = (
     *(Mapping, list, tuple, set, frozenset, deque, KeysView, ValuesView, ItemsView),
@@ -114,10 +121,10 @@ class Parts:
             return ""
         value = self._value
         if type(value).__repr__ is object.__repr__:  # which says nothing but the type
-            fields = ", ".join(f"{name}={_plain_repr(field)}" for name, field in _dict_of(value).items())
+            fields = ", ".join(f"{name}={plain_repr(field)}" for name, field in _dict_of(value).items())
             text = f"{type(value).__name__}({fields})"
         else:
-            text = _plain_repr(value)
+            text = plain_repr(value)
         return text if len(text) <= 160 else ""
 
     # -- walking -------------------------------------------------------------------------------
@@ -154,7 +161,7 @@ class Parts:
             self._unread(path, f"{type(value).__name__}, which only its owner may use up: compare list(...) of it")
         elif id(value) in self._open:
             back = self._open[id(value)] or "the whole"
-            self._add(_text_leaf(path, "reference", f"refers back to {back}"))
+            self._add(text_leaf(path, "reference", f"refers back to {back}"))
         elif len(self._open) >= MOST_DEPTH:
             self._unread(path, f"{type(value).__name__}, more than {MOST_DEPTH} levels deep")
         else:
@@ -193,10 +200,10 @@ class Parts:
     def _mapping(self, value: Mapping[Any, Any], path: str) -> None:
         items = list(value.items())
         if not items:
-            self._add(Leaf(path, "text", "mapping", _plain_repr(value), b""))
+            self._add(Leaf(path, "text", "mapping", plain_repr(value), b""))
         for at, (key, item) in enumerate(items):
             tensor = self._torch is not None and isinstance(key, self._torch.Tensor)
-            self._walk(item, f"{path}[#{at}]" if tensor else f"{path}[{_plain_repr(key)}]")
+            self._walk(item, f"{path}[#{at}]" if tensor else f"{path}[{plain_repr(key)}]")
 
     def _sequence(self, value: Any, path: str) -> None:
         numbers = number_array(value) if isinstance(value, list | tuple) else None
@@ -205,9 +212,9 @@ class Parts:
             return
         name = type(value).__name__
         if not value:
-            self._add(Leaf(path, "text", name, _plain_repr(value), b""))
+            self._add(Leaf(path, "text", name, plain_repr(value), b""))
             return
-        self._add(_text_leaf(f"{path} (length)", name, str(len(value))))
+        self._add(text_leaf(f"{path} (length)", name, str(len(value))))
         for at, item in enumerate(value):
             self._walk(item, f"{path}[{at}]")
 
@@ -215,14 +222,14 @@ class Parts:
         elements: list[tuple[bytes, str]] = []
         for item in value:
             inner = Parts(item, self._deadline)
-            elements.append((root_digest(inner.leaves), _plain_repr(item)))
+            elements.append((root_digest(inner.leaves), plain_repr(item)))
         texts = ", ".join(sorted(text for _, text in elements))
         content = digest_of(*sorted(digest for digest, _ in elements))
         name = type(value).__name__
         self._add(Leaf(path, "text", name, short(f"{name} of {len(elements)}: {texts}"), content))
 
     def _fields(self, value: Any, path: str, names: Iterable[str]) -> None:
-        self._add(_text_leaf(f"{path} (type)", "type", _type_name(type(value))))
+        self._add(text_leaf(f"{path} (type)", "type", type_name(type(value))))
         held = _dict_of(value)
         for name in names:
             self._walk(held[name] if name in held else getattr(value, name, _UNSET), f"{path}.{name}")
@@ -238,7 +245,7 @@ class Parts:
             self._numpy_array(value.data, f"{path}.data")
             self._numpy_array(self._numpy.ma.getmaskarray(value), f"{path}.mask")
         elif value.dtype.hasobject:
-            self._add(_text_leaf(f"{path} (shape)", name or "ndarray", f"{value.dtype} {list(value.shape)}"))
+            self._add(text_leaf(f"{path} (shape)", name or "ndarray", f"{value.dtype} {list(value.shape)}"))
             self._sequence(value.ravel().tolist(), path)
         else:
             self._array(NumpyArray(self._numpy.asarray(value)), path, note=name)
@@ -253,7 +260,7 @@ class Parts:
                 where = f"{path}{piece.path}".lstrip()
                 if piece.tensor is None:
                     self._add(
-                        Leaf(where, "unread" if piece.unread else "text", "tensor", piece.text, _content(piece.text))
+                        Leaf(where, "unread" if piece.unread else "text", "tensor", piece.text, content_of(piece.text))
                     )
                 elif piece.nested:
                     self._tensor(piece.tensor, where)
@@ -283,9 +290,9 @@ class Parts:
             return
         for name, module in value.named_modules():
             where = f"{prefix}{name}".rstrip(".")
-            self._add(_text_leaf(f"{where} (module)", "module", _module_text(module)))
+            self._add(text_leaf(f"{where} (module)", "module", module_text(module)))
         if len(parameters) > 1:
-            order = _content("\n".join(name for name, _ in parameters))
+            order = content_of("\n".join(name for name, _ in parameters))
             text = f"{len(parameters):,} names, first {', '.join(name for name, _ in parameters[:3])}"
             self._add(Leaf(f"{path} (order of parameters)".lstrip(), "text", "order", text, order))
         for name, tensor in (*parameters, *value.named_buffers(remove_duplicate=False)):
@@ -293,14 +300,14 @@ class Parts:
 
     def _optimizer(self, value: Any, path: str) -> None:
         """Its own attributes, and not `state_dict()`, which hooks and sharding may have made a collective."""
-        self._add(_text_leaf(f"{path} (type)", "type", _type_name(type(value))))
+        self._add(text_leaf(f"{path} (type)", "type", type_name(type(value))))
         count = 0
         for at, group in enumerate(value.param_groups):
             where = f"{path}.param_groups[{at}]"
             for key, item in group.items():
                 if key != "params":
                     self._walk(item, f"{where}[{key!r}]")
-            self._add(_text_leaf(f"{where}['params'] (length)", "list", str(len(group["params"]))))
+            self._add(text_leaf(f"{where}['params'] (length)", "list", str(len(group["params"]))))
             for parameter in group["params"]:
                 state = value.state.get(parameter, {})
                 for key, item in state.items():
@@ -313,7 +320,7 @@ class Parts:
         self.leaves.append(leaf)
 
     def _unread(self, path: str, why: str) -> None:
-        self._add(Leaf(path, "unread", "", short(why), _content(why)))
+        self._add(Leaf(path, "unread", "", short(why), content_of(why)))
 
 
 def _imported(name: str, last: str) -> Any:
@@ -326,76 +333,6 @@ def _counted(count: int, what: str) -> str:
     if count == 1:
         return f"1 {what}"
     return f"{count:,} " + " and ".join(f"{word}s" for word in what.split(" or "))
-
-
-def plain_leaf(value: Any, path: str = "") -> Leaf:
-    """A number, a text, None."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        text = repr(value)
-        try:
-            number = float(value)
-        except OverflowError:
-            number = None
-        return Leaf(path, "number", type(value).__name__, short(text), _content(text), number=number)
-    content = bytes(value) if isinstance(value, bytes | bytearray) else None
-    if content is None:
-        content = (value if isinstance(value, str) else repr(value)).encode("utf-8", "surrogatepass")
-    text = short(repr(value[:400] if isinstance(value, str | bytes | bytearray) else value))
-    if isinstance(value, str | bytes | bytearray) and len(value) > 400:
-        text = f"{text}  length {len(value):,}"
-    return Leaf(path, "text", type(value).__name__, text, digest_of(content))
-
-
-def object_leaf(value: Any, path: str = "") -> Leaf:
-    """An object without parts: what it prints, without addresses, which differ from rank to rank."""
-    function = getattr(value, "__func__", value)
-    if isinstance(function, types.FunctionType):
-        code = function.__code__
-        text = f"function {function.__qualname__} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
-        return Leaf(path, "text", "function", text, _code_digest(code, function.__defaults__))
-    if isinstance(value, type):
-        return _text_leaf(path, "type", _type_name(value))
-    if isinstance(value, types.ModuleType):
-        return _text_leaf(path, "module", f"module {value.__name__}")
-    if isinstance(value, os.PathLike):
-        return _text_leaf(path, type(value).__name__, repr(os.fspath(value)))
-    text = _plain_repr(value)
-    return Leaf(path, "text", _type_name(type(value)), short(text), _content(text))
-
-
-def _code_digest(code: types.CodeType, defaults: Any) -> bytes:
-    """Equal for functions that do the same: edited code that has not reached one rank differs."""
-    inner = [_code_digest(const, None) for const in code.co_consts if isinstance(const, types.CodeType)]
-    consts = _plain_repr([const for const in code.co_consts if not isinstance(const, types.CodeType)])
-    names = repr((code.co_names, code.co_varnames, code.co_freevars))
-    return digest_of(code.co_code, consts.encode(), names.encode(), _plain_repr(defaults).encode(), *inner)
-
-
-def _text_leaf(path: str, facts: str, text: str) -> Leaf:
-    return Leaf(path.lstrip(), "text", facts, short(text), _content(text))
-
-
-def _content(text: str) -> bytes:
-    return digest_of(text.encode("utf-8", "surrogatepass"))
-
-
-def _module_text(module: Any) -> str:
-    mode = "training" if module.training else "eval"
-    return f"{type(module).__name__}({' '.join(module.extra_repr().split())}), {mode}"
-
-
-def _type_name(kind: type) -> str:
-    return (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
-
-
-def _plain_repr(value: Any) -> str:
-    """`repr` without addresses; never raises."""
-    try:
-        return _ADDRESS.sub("", repr(value))
-    except Exception as error:  # user code
-        return f"<{type(value).__qualname__} whose repr raised {type(error).__name__}>"
 
 
 def _dict_of(value: Any) -> dict[str, Any]:

@@ -1,0 +1,101 @@
+"""Where an expression is evaluated in a rank: among the names of an actor, of the rank's `__main__`, or of a frame."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_kernel.actor import Actor
+from monarch_kernel.tools import actors_here
+
+#: What tracebacks call the expression.
+FILE = "<diff>"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """An expression, and where it is to be evaluated.
+
+    Attributes:
+        expression: of Python.
+        token: what its value is kept under.
+        actor: the unique name of the actor mesh whose actor is `self`; "" for the rank's `__main__`.
+        grads: read the gradients of a module, and not its parameters.
+        limit: for reading the value (seconds).
+    """
+
+    expression: str
+    token: str
+    actor: str = ""
+    grads: bool = False
+    limit: float = 30.0
+
+
+def evaluate(question: Question) -> tuple[Any, str]:
+    """The value of the expression, and where it was evaluated, where that is not what was to be expected."""
+    code = compile(question.expression, FILE, "eval")
+    if question.actor:
+        found = actors_here(question.actor)
+        if question.actor not in found:
+            raise LookupError("there is no such actor in this process any more")
+        if found[question.actor] is None:
+            raise LookupError("the actor is not there yet: its __init__ still runs")
+        return eval(code, _names_of(found[question.actor])), ""
+    names = vars(sys.modules["__main__"])
+    if "self" not in names and _mentions(code, "self"):
+        actors = _user_actors()
+        if len(actors) > 1:
+            known = ", ".join(sorted(name for name, _ in actors))
+            raise LookupError(
+                f"there are several actors here ({known}): say whose self is meant, by giving the actors and not their "
+                "procs"
+            )
+        for name, actor in actors:
+            return eval(code, _names_of(actor)), f"actor {name}"
+    try:
+        return eval(code, names), ""
+    except NameError as error:
+        actors = _user_actors()
+        if not actors or getattr(error, "name", None) in (None, "self"):
+            raise
+        known = " or ".join(sorted(name for name, _ in actors))
+        raise NameError(f"{error} in the rank's namespace; what actor {known} has is under self") from None
+
+
+def _mentions(code: types.CodeType, name: str) -> bool:
+    """Whether an expression uses a name, also in its comprehensions and lambdas."""
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return name in code.co_names or any(_mentions(each, name) for each in inner)
+
+
+def _user_actors() -> list[tuple[str, Any]]:
+    """The actors of this process that are no tools, with the names that they were spawned under."""
+    return [
+        (uid.rsplit("-", 1)[0], actor)
+        for uid, actor in actors_here().items()
+        if actor is not None and not getattr(type(actor), "__tool__", False)
+    ]
+
+
+def _names_of(actor: Any) -> dict[str, Any]:
+    """What the methods of an actor's class see, and `self`."""
+    names: dict[str, Any] = {}
+    for kind in reversed(type(actor).__mro__):
+        if kind.__module__ == Actor.__module__:
+            continue
+        for member in vars(kind).values():
+            function = inspect.unwrap(member)
+            if isinstance(function, types.FunctionType):
+                # A class that came by value has its own few globals for each method.
+                names.update(function.__globals__)
+    return {**names, "self": actor}
+
+
+def evaluate_in(question: Question, frame: types.FrameType) -> Any:
+    """The value of the expression in a frame."""
+    # One namespace, so that comprehensions and lambdas in the expression see the locals, too.
+    names = {**frame.f_globals, **frame.f_locals}
+    return eval(compile(question.expression, FILE, "eval"), names)

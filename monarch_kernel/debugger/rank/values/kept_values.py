@@ -1,0 +1,60 @@
+"""Values that this rank keeps while the controller asks about them, each under a token.
+
+So an expression is evaluated once however much is asked about its value. `release` drops a value; so does a timer,
+`KEEP` seconds after it was evaluated, in case the controller is gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from monarch_kernel.debugger.rank.values.reduce import Parts
+
+#: How long a value is kept for further questions (seconds).
+KEEP = 60.0
+
+
+class KeptValue:
+    """A value that is being asked about; `parts` once it was read."""
+
+    def __init__(self, token: str, value: Any) -> None:
+        self.value = value
+        self.where = ""
+        self.parts: Parts | None = None
+        self.timer = threading.Timer(KEEP, release, (token,))
+        self.timer.daemon = True
+        self.timer.name = "monarch-debugger"
+        self.timer.start()
+
+
+_kept: dict[str, KeptValue] = {}
+
+
+def keep(token: str, value: Any) -> KeptValue:
+    """Keep a value."""
+    kept = _kept[token] = KeptValue(token, value)
+    return kept
+
+
+def release(token: str) -> None:
+    """Let go of a value."""
+    kept = _kept.pop(token, None)
+    if kept is not None:
+        kept.timer.cancel()
+
+
+def find(token: str) -> KeptValue:
+    """The value of a token. Raises LookupError if it is not kept any more."""
+    kept = _kept.get(token)
+    if kept is None:
+        raise LookupError(f"the value is not kept any more: nobody asked about it for {KEEP:g} s")
+    return kept
+
+
+def parts_of(token: str) -> Parts:
+    """The parts of the value of a token. Raises LookupError if it is not kept any more, or has not been read."""
+    parts = find(token).parts
+    if parts is None:
+        raise LookupError("the value has not been read yet")
+    return parts
