@@ -12,7 +12,7 @@ from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.errors import capture
 from monarch_kernel.kernel.cell_values import value_of
 from monarch_kernel.kernel.debug.hang_watch import HangWatch
-from monarch_kernel.kernel.held_interrupts import HeldInterrupts
+from monarch_kernel.kernel.interrupts.held_interrupts import HeldInterrupts
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.mesh_parts import MeshPart
 from monarch_kernel.kernel.output.cell_errors import Failed, FileLabel, MeshCellError, cell_error

@@ -11,7 +11,7 @@ from IPython.utils.tokenutil import token_at_cursor
 
 from monarch_kernel import errors
 from monarch_kernel.debugger import source_locations
-from monarch_kernel.kernel.interrupts import get_relay
+from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.arguments import parser_of
 from monarch_kernel.kernel.magics.completion import MeshCompleter
 from monarch_kernel.kernel.magics.introspection import Introspection

@@ -17,11 +17,12 @@ from monarch_kernel._version import __version__
 from monarch_kernel.kernel import spawn_pickling
 from monarch_kernel.kernel.debug.focus_request import answer_aside
 from monarch_kernel.kernel.debug.mux import MonarchDebugger
-from monarch_kernel.kernel.interrupt_targets import running_meshes
-from monarch_kernel.kernel.interrupts import get_relay
+from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
+from monarch_kernel.kernel.interrupts.mesh_target import running_meshes
+from monarch_kernel.kernel.interrupts.sigint_handler import SigintHandler
+from monarch_kernel.kernel.interrupts.sigint_watch import SigintWatch
 from monarch_kernel.kernel.output.fault_notices import FaultNotices
 from monarch_kernel.kernel.shell import MonarchShell
-from monarch_kernel.kernel.sigint import SigintHandler, SigintWatch
 
 #: How long the end of the kernel waits for meshes to stop (seconds). jupyter_client kills the kernel after
 #: five; whatever is left then is ended by the host agent, which sees its controller go.

@@ -7,7 +7,7 @@ from typing import Any
 
 from monarch_kernel.actor import ValueMesh
 from monarch_kernel.kernel.cell_run import CellRun
-from monarch_kernel.kernel.interrupts import get_relay
+from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 
 
 class MeshCell:

@@ -9,7 +9,7 @@ from typing import Any
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
 
-from monarch_kernel.kernel.sigint import SigintHandler
+from monarch_kernel.kernel.interrupts.sigint_handler import SigintHandler
 from monarch_kernel.kernel.traceback_frames import cut
 
 

@@ -296,7 +296,7 @@ def test_no_stop_touches_what_another_kernel_left_running(
     kernel.ok("%mesh detach")
     other = start_kernel()
     other.ok("%mesh attach m")
-    handled = "from monarch_kernel.kernel.interrupts import get_relay\nassert get_relay().flush(30)"
+    handled = "from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay\nassert get_relay().flush(30)"
 
     queued = other.send("%%mesh\nprint('never')")
     while "queued behind a cell of another notebook since" not in text(queued.outcome):

@@ -8,15 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from monarch_kernel.kernel.interrupts import (
-    ANSWER_GRACE,
-    ESCALATION_WINDOW,
-    Escalate,
-    Forward,
-    InterruptRelay,
-    PressLogic,
-)
-from monarch_kernel.kernel.sigint import SigintHandler
+from monarch_kernel.kernel.interrupts.interrupt_relay import InterruptRelay
+from monarch_kernel.kernel.interrupts.press_logic import ANSWER_GRACE, ESCALATION_WINDOW, Escalate, Forward, PressLogic
+from monarch_kernel.kernel.interrupts.sigint_handler import SigintHandler
 from monarch_kernel.runtime.node import node
 
 

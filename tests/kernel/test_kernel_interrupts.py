@@ -11,7 +11,7 @@ LONG = 120
 
 TARGET = """
 import threading
-from monarch_kernel.kernel.interrupts import get_relay
+from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 
 class Target:
     def __init__(self): self.interrupted = threading.Event(); self.killed = []

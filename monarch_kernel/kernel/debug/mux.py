@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ipykernel.debugger import Debugger
 
 import monarch_kernel
-from monarch_kernel.kernel.interrupts import get_relay
+from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.rank.cell_runner import fallback_bundle
 
 if TYPE_CHECKING:

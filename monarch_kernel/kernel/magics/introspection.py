@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.kernel.cell_run import CellRun
-from monarch_kernel.kernel.interrupts import get_relay
+from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.rank import name_lookup
 from monarch_kernel.kernel.rank.executor import ask_names
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.kernel.cell_run import CellRun
-from monarch_kernel.kernel.interrupts import get_relay
+from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
 from monarch_kernel.kernel.magics.status_magics import rank_places
 from monarch_kernel.kernel.magics.subcommands import Subcommands, listed

@@ -1,15 +1,7 @@
-"""What Ctrl-C does to the ranks.
+"""Carries interrupts from the kernel to ranks, on a thread of its own: a signal handler must do next to nothing.
 
-jupyter_client signals the kernel's process group. Ranks and host agents live in sessions of their own, so
-an interrupt reaches them only because it is forwarded here, on purpose.
-
-Two parts, so that each can be tested alone:
-
-* ``PressLogic``: which press means what (pure; time comes in as an argument);
-* ``InterruptRelay``: holds what a press concerns, and does the work on a thread of its own, because a signal
-  handler must do next to nothing.
-
-The handler itself, and what it does to the kernel's own code, is in ``sigint.py``.
+jupyter_client signals the kernel's process group. Ranks and host agents live in sessions of their own, so an interrupt
+reaches them only because it is forwarded here, on purpose.
 """
 
 from __future__ import annotations
@@ -17,93 +9,18 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol
 
+from monarch_kernel.kernel.interrupts.interrupt_target import InterruptTarget
+from monarch_kernel.kernel.interrupts.press_logic import Escalate, Forward, PressLogic
 from monarch_kernel.meshes import format_ranks
 
-#: A second press this soon after the first kills what did not answer (seconds).
-ESCALATION_WINDOW = 2.0
-#: Ranks get this long to answer, so that a double click does not kill healthy ones (seconds).
-ANSWER_GRACE = 0.3
 #: jupyter_client interrupts a kernel before it ends it. What outlives the kernel is not to stop for that, so there an
 #: interrupt waits for so long whether the end follows (seconds), in several looks: each takes longer where the
 #: machine has no time for this process, and the end is heard as late then.
 END_GRACE = 0.25
 END_LOOKS = 25
-
-
-class InterruptTarget(Protocol):
-    """Something running on ranks that a press concerns. All methods are called on the relay's thread."""
-
-    def describe(self) -> str:
-        """Name it in a sentence: ``mesh 'trainers'``."""
-        ...
-
-    def interrupt(self) -> object:
-        """Ask what runs there to stop, without waiting for it."""
-        ...
-
-    def unanswered(self) -> Iterable[int]:
-        """The ranks that have not stopped since ``interrupt()``."""
-        ...
-
-    def kill(self, ranks: Sequence[int]) -> object:
-        """End these ranks' processes; raise if that cannot be done."""
-        ...
-
-
-@dataclass(frozen=True)
-class Forward:
-    """Interrupt these targets; with none, the default ones."""
-
-    cell: object
-    targets: tuple[InterruptTarget, ...]
-
-
-@dataclass(frozen=True)
-class Escalate:
-    """Kill what did not answer the first press, but not before ``not_before``."""
-
-    cell: object
-    not_before: float
-
-
-class PressLogic:
-    """Tells a first press from a second one.
-
-    Args:
-        window: a press this soon after the first, for the same cell or for none, is a second one.
-        grace: how long after the first press a rank may take to answer.
-    """
-
-    def __init__(self, window: float = ESCALATION_WINDOW, grace: float = ANSWER_GRACE) -> None:
-        self.window = window
-        self.grace = grace
-        self._first: tuple[float, object] | None = None
-
-    def press(
-        self, now: float, cell: object, targets: tuple[InterruptTarget, ...] = (), idle: bool = False
-    ) -> Forward | Escalate | None:
-        """What this press asks for.
-
-        Args:
-            now: when it came.
-            cell: the cell that ran then: the same object for all presses during it.
-            targets: what was active then.
-            idle: no cell ran. Such a press concerns the cell that the first press ended, or whatever still
-                runs on ranks in the background; with neither it means nothing.
-        """
-        first = self._first
-        if first is not None and now - first[0] <= self.window and (idle or first[1] is cell):
-            self._first = None
-            return Escalate(first[1], first[0] + self.grace)
-        if idle and not targets:
-            return None
-        self._first = (now, cell)
-        return Forward(cell, targets)
 
 
 class InterruptRelay:

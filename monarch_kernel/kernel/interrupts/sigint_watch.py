@@ -1,0 +1,131 @@
+"""Sees to it that no SIGINT is lost where the Python handler cannot run.
+
+Python runs a signal handler in the main thread, between two bytecodes, so there are times when it does not run: the
+main thread is inside native code, or has gone to sleep in a system call just after it last looked, or the system gave
+the signal to another thread. And an exception that it raises inside a destructor or a fork hook is printed and dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from monarch_kernel.kernel.interrupts.sigint_handler import SigintHandler, in_main_thread
+
+#: A handler that has not run after this time is helped (seconds).
+NUDGE_AFTER = 0.05
+#: And after this time more the press is forwarded without it: the main thread is inside native code (seconds).
+STUCK_AFTER = 0.2
+#: The kernel's own code is stopped this much later when it could not be at once (seconds).
+RETRY_AFTER = 0.005
+#: Presses handled longer ago came while another had the wakeup pipe; they are not the one we read of (seconds).
+STALE_AFTER = 1.0
+#: Wakes the main thread from a system call. Any signal does; this one means nothing to anybody else.
+NUDGE = signal.SIGRTMAX - 4
+
+
+class SigintWatch:
+    """Sees to it that each SIGINT is handled, and that the ranks hear of it even if the kernel cannot.
+
+    The interpreter's C handler writes each signal's number to a pipe at once, in whichever thread it runs. A
+    thread reads it, and helps the Python handler along if that does not run soon.
+    """
+
+    def __init__(self, handler: SigintHandler) -> None:
+        self._handler = handler
+        handler.retry = self.again
+        self._read, self._write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._write, False)
+        self._thread: threading.Thread | None = None
+        self._unraisable: Callable[[Any], object] = sys.unraisablehook
+
+    def install(self) -> None:
+        """Start watching; in the main thread. Again is allowed, and needed when others use the same means."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="monarch-sigint", daemon=True)
+            self._thread.start()
+            os.register_at_fork(after_in_child=self._leave_in_child)
+            self._unraisable, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
+            signal.signal(NUDGE, self._on_nudge)
+        before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        if before not in (-1, self._write):  # an event loop of the user's, which needs it more
+            signal.set_wakeup_fd(before)
+
+    def _leave_in_child(self) -> None:
+        # A child's signals are not ours: without this they would arrive in our pipe.
+        signal.set_wakeup_fd(-1)
+
+    def _run(self) -> None:
+        while True:
+            for number in os.read(self._read, 64):
+                if number == signal.SIGINT:
+                    self._follow()
+                elif number == 0 and self._handler.retrying:
+                    time.sleep(RETRY_AFTER)
+                    self._nudge()
+
+    def _follow(self) -> None:
+        """One SIGINT has come: wait for the handler, and do its work if it cannot."""
+        came = time.monotonic()
+        if self._was_handled(came, NUDGE_AFTER):
+            return
+        self._nudge()
+        if self._was_handled(came, STUCK_AFTER) or not self._is_ours():
+            return
+        handler = self._handler
+        handler.forwarded.append(None)
+        if self._was_handled(came, 0):  # it ran just before it could see that
+            handler.forwarded.clear()
+        else:
+            handler.press()
+
+    def _was_handled(self, came: float, seconds: float) -> bool:
+        """Whether the handler runs within this time, or ran just before we read of the signal."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                handled = self._handler.handled.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                return False
+            if handled > came - STALE_AFTER:
+                return True
+
+    def _is_ours(self) -> bool:
+        # The runtime puts a handler before ours while it waits. One of the user's decides for itself.
+        current = signal.getsignal(signal.SIGINT)
+        return current is self._handler or getattr(current, "__module__", "").startswith("monarch_kernel.")
+
+    @staticmethod
+    def _nudge() -> None:
+        main = threading.main_thread().ident
+        if main is not None:
+            signal.pthread_kill(main, NUDGE)
+
+    def _on_nudge(self, signum: int, frame: FrameType | None) -> None:
+        if not self._handler.retrying:
+            return  # the interrupted system call was all that was wanted
+        self._handler.retrying = False
+        self._handler.forwarded.append(None)  # this press has been
+        current = signal.getsignal(signal.SIGINT)
+        if callable(current):
+            current(signal.SIGINT, frame)
+
+    def _on_unraisable(self, unraisable: Any) -> None:
+        """Python drops an exception that nobody can catch. The user's wish to stop is not such."""
+        dropped = unraisable.exc_type is KeyboardInterrupt and in_main_thread()
+        if not dropped or not self._handler.busy:
+            self._unraisable(unraisable)
+            return
+        self.again()
+
+    def again(self) -> None:
+        """Run the handler once more for a press that has been forwarded; safe in a signal handler."""
+        self._handler.retrying = True
+        os.write(self._write, b"\0")
