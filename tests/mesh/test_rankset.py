@@ -105,7 +105,7 @@ def test_parse_ranks(text: str, ranks: list[int]) -> None:
         ("gpus=4", r"gpus '4' is out of range: there are 4 \(0 to 3\)"),
         ("x=1", "does not have a dimension 'x'; its dimensions are 'hosts', 'gpus'"),
         ("gpus=1,gpus=2", "'gpus' is named twice"),
-        ("1,gpus=2", "'1' in '1,gpus=2' belongs to no dimension; write dim=1"),
+        ("1,gpus=2", "'1' in '1,gpus=2' does not belong to a dimension; write dim=1"),
         ("gpus=", "cannot read '' as a gpus set"),
     ],
 )

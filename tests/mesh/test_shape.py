@@ -205,7 +205,7 @@ def test_bad_slices(selection: Any, error: type[Exception], message: str) -> Non
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"gpus": ("a", "b")}, "cannot tell the sizes of 'a' and 'b'"),
+        ({"gpus": ("a", "b")}, "cannot infer the sizes of 'a' and 'b'"),
         ({"gpus": ("a", "b"), "a": 3}, r"size 4 does not divide evenly into \(a=3, b=\?\)"),
         ({"gpus": ("a", "b"), "a": 2, "b": 3}, r"evenly into \(a=2, b=3\)"),
         ({"gpus": ("a", "b"), "a": 1, "b": 2}, "does not divide evenly"),

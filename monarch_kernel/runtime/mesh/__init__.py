@@ -1,4 +1,4 @@
-"""Shapes of meshes and values over them. Pure values: no I/O, nothing else of ours is imported."""
+"""Shapes of meshes and values over them. Pure values: no I/O, and no imports from the rest of this project."""
 
 from monarch_kernel.runtime.mesh.ndslice import NDSlice, Shape
 from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks, parse_ranks

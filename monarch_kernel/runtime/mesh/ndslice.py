@@ -1,6 +1,6 @@
-"""Strided selections as values that programs compute with: `NDSlice`, and `Shape`, which names its dimensions.
+"""Strided selections as plain values: `NDSlice`, and `Shape`, which names the dimensions of one.
 
-Meshes themselves are made of regions (`shape.py`); these two have the names and methods that Monarch gives its own.
+Meshes themselves use regions (`shape.py`); these two are here for programs, with Monarch's names and methods.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class NDSlice:
 
     A sequence of those numbers, which can be indexed, iterated and asked for membership. Immutable and hashable.
 
-    Raises `ValueError` for sizes and strides that do not match, negative ones, and strides with which two coordinates
-    could give one number: each stride must step over all that the smaller ones reach.
+    Raises `ValueError` for sizes and strides that do not match or are negative, and for strides with which two
+    coordinates could give the same number: each stride must exceed the range of all smaller ones.
     """
 
     __slots__ = ("_offset", "_sizes", "_strides")
@@ -50,13 +50,13 @@ class NDSlice:
 
     @classmethod
     def new_row_major(cls, sizes: Sequence[SupportsIndex]) -> NDSlice:
-        """All numbers from 0 on, arranged in these sizes."""
+        """All numbers from 0 up, arranged in these sizes."""
         whole = [operator.index(size) for size in sizes]
         return cls(offset=0, sizes=whole, strides=dense_strides(whole))
 
     @classmethod
     def from_list(cls, numbers: Iterable[SupportsIndex]) -> list[NDSlice]:
-        """Slices of one dimension that hold these numbers together, in ascending order."""
+        """One-dimensional slices that together hold these numbers, in ascending order."""
         left = sorted(operator.index(number) for number in numbers)
         slices: list[NDSlice] = []
         at = 0
@@ -82,7 +82,7 @@ class NDSlice:
 
     @property
     def strides(self) -> list[int]:
-        """How far one step along each dimension leads."""
+        """The distance between neighbours along each dimension."""
         return list(self._strides)
 
     @property
@@ -91,7 +91,7 @@ class NDSlice:
         return len(self._sizes)
 
     def coordinates(self, value: SupportsIndex) -> list[int]:
-        """Where a number lies; `ValueError` if it is not in the slice."""
+        """The coordinates of a number; `ValueError` if it is not in the slice."""
         found = self._coordinates(operator.index(value))
         if found is None:
             raise ValueError(f"value {value!r} not in slice {self!r}")
@@ -150,7 +150,7 @@ class NDSlice:
         if left < 0 or not len(self):
             return None
         found = [0] * self.ndim
-        # No dimension reaches beyond the next larger stride, so the largest stride takes all that it can.
+        # No dimension reaches the next larger stride, so dividing by the largest stride first is exact.
         for axis in sorted(range(self.ndim), key=self._strides.__getitem__, reverse=True):
             if self._sizes[axis] > 1:
                 found[axis], left = divmod(left, self._strides[axis])
@@ -216,7 +216,7 @@ class Shape:
 
     @property
     def region(self) -> Region:
-        """The same selection, as meshes have it."""
+        """The same selection as a `Region`, which meshes use."""
         return self._region
 
     def ranks(self) -> list[int]:
@@ -224,7 +224,7 @@ class Shape:
         return list(self._region.ranks())
 
     def coordinates(self, rank: SupportsIndex) -> dict[str, int]:
-        """Where a rank lies; `ValueError` if it is not selected."""
+        """The coordinates of a rank; `ValueError` if it is not selected."""
         return dict(zip(self._region.labels, self._ndslice.coordinates(rank), strict=True))
 
     def at(self, label: str, index: SupportsIndex) -> Shape:
@@ -238,8 +238,8 @@ class Shape:
         except IndexError as e:
             raise ValueError(str(e)) from None
 
-    def select(self, label: str, slice: builtins.slice[Any, Any, Any]) -> Shape:  # noqa: A002  # Monarch's, too
-        """The part that a slice of a dimension selects; `ValueError` for a wrong label, or if that is nothing."""
+    def select(self, label: str, slice: builtins.slice[Any, Any, Any]) -> Shape:  # noqa: A002  # Monarch's name, too
+        """The part that a slice of a dimension selects; `ValueError` for a wrong label, or if it selects nothing."""
         if not isinstance(slice, builtins.slice):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"select() takes a slice, got {slice!r}: use at({label!r}, {slice!r})")
         return self._part(self._region.slice(**{label: slice}))

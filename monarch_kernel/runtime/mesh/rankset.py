@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from monarch_kernel.runtime.mesh.shape import Extent, unknown_dimension
 
-# Shorter arithmetic runs read better written out.
+# Shorter strided runs are easier to read written out.
 _MIN_STRIDED_RUN = 5
 
 _Box = tuple[tuple[int, ...], ...]
@@ -17,7 +17,7 @@ _Box = tuple[tuple[int, ...], ...]
 def format_ranks(ranks: Iterable[int], *, limit: int | None = None) -> str:
     """`[0, 1, 2, 3, 7]` as `0-3,7`; long even strides as `0:64:8`. Sorts and drops repeats.
 
-    With `limit`, only that many runs are written, and then how many ranks were left out.
+    With `limit`, only that many runs are written, followed by the number of ranks left out.
     """
     ordered = sorted(set(ranks))
     shown: list[str] = []
@@ -73,7 +73,7 @@ def parse_ranks(text: str, extent: Extent) -> tuple[int, ...]:
 
 
 def _runs(ordered: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """Runs of equal distance, each with the number of ranks in it."""
+    """Runs of equally spaced ranks, each with its length."""
     at = 0
     while at < len(ordered):
         end = at + 1
@@ -92,7 +92,7 @@ def _runs(ordered: Sequence[int]) -> Iterator[tuple[str, int]]:
 
 
 def _boxes(ordered: Sequence[int], sizes: Sequence[int]) -> list[_Box]:
-    """Cut sorted ranks into products of coordinates, merging rows that look alike."""
+    """Split sorted ranks into products of coordinates, merging equal rows."""
     if len(sizes) == 1:
         return [(tuple(ordered),)]
     inner = 1
@@ -130,7 +130,7 @@ def _parse_points(text: str, extent: Extent) -> list[int]:
             chosen[label] += "," + token  # a comma inside one dimension's set
         else:
             raise ValueError(
-                f"{token.strip()!r} in {text.strip()!r} belongs to no dimension; write dim={token.strip()}"
+                f"{token.strip()!r} in {text.strip()!r} does not belong to a dimension; write dim={token.strip()}"
             )
     ranks = [0]
     for name, size, stride in zip(extent.names, extent.shape, extent.strides, strict=True):

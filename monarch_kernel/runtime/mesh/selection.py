@@ -1,7 +1,7 @@
 """Expressions that select places of a mesh: `Selection`, with Monarch's grammar.
 
-A chain says what is selected along each dimension, outermost first: ``0:2,*``. Dimensions beyond the chain are taken
-whole. ``&`` binds more loosely than ``,``, and ``|`` more loosely than ``&``; parentheses group.
+A chain selects along each dimension, outermost first: ``0:2,*``. Dimensions beyond the chain are selected whole.
+``&`` binds more loosely than ``,``, and ``|`` more loosely than ``&``; parentheses group.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _TOKEN = re.compile(r"\s*(?:(?P<range>(\d*)\s*:\s*(\d*)(?:\s*:\s*(\d+))?)|(?P<nu
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What `from_string`, `all` and `any` give. Immutable, hashable, equal if the expressions mean the same steps."""
+    """Made by `from_string`, `all` and `any`. Immutable and hashable; equal if the parsed expressions are."""
 
     @staticmethod
     def from_string(text: str) -> Selection:
         """The selection that an expression describes.
 
-        ``*`` is all of a dimension, ``?`` any one of it, ``3`` one index, ``0:4:2`` a range (its parts are optional, as
-        in Python).
+        ``*`` selects all of a dimension, ``?`` any one index of it, ``3`` one index, ``0:4:2`` a range (its parts are
+        optional, as in Python).
 
         Raises:
-            ValueError: it is no such expression; says where.
+            ValueError: the expression is invalid; the message says where.
         """
         return _Parser(text).parsed()
 
@@ -38,7 +38,7 @@ class Selection:
 
     @staticmethod
     def any() -> Selection:
-        """Any one along the outermost dimension; chosen anew at each evaluation."""
+        """Any one index of the outermost dimension; each evaluation chooses again."""
         return _Any(_REST)
 
     def ranks(self, extent: Extent) -> list[int]:
@@ -59,7 +59,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class _Rest(Selection):
-    """Where a chain ends: whatever dimensions follow are taken whole."""
+    """The end of a chain: the dimensions that follow are selected whole."""
 
     def _ranks(self, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int) -> set[int]:
         found = {offset}
@@ -79,7 +79,7 @@ _REST = _Rest()
 
 @dataclass(frozen=True, slots=True)
 class _Step(Selection):
-    """What is selected along one dimension, and then along those inside it."""
+    """A selection along one dimension, and then along the inner ones."""
 
     inner: Selection
 
@@ -168,7 +168,7 @@ class _Intersection(_Pair):
 
 
 class _Parser:
-    """A recursive descent over one expression."""
+    """A recursive-descent parser of one expression."""
 
     def __init__(self, text: str) -> None:
         self._text = text

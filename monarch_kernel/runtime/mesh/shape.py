@@ -2,7 +2,7 @@
 
 An `Extent` names the dimensions of a mesh and their sizes. A `Point` is one place in an extent. A
 `Region` selects ranks of some *base* mesh: it is what slicing a mesh gives, and what a message to a slice
-carries. All three are immutable, hashable, small when pickled, and remember what they compute.
+carries. All three are immutable and hashable, pickle small, and cache what they compute.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from itertools import accumulate
 from math import prod
 from typing import Any, Self, SupportsIndex
 
-# `slice` is also the name of a method below, and annotations in a class body would find that.
-Selection = SupportsIndex | builtins.slice
+# `slice` is also the name of a method below, which annotations in a class body would find first.
+IndexOrSlice = SupportsIndex | builtins.slice
 
 
 class UnknownDimensionError(TypeError, ValueError, KeyError):
     """A dimension was named that the mesh does not have.
 
-    It is three builtin errors at once because Monarch raises one or another of them depending on the
-    method, and code that catches any of those has to keep working.
+    It is three builtin errors at once: Monarch raises one or another of them depending on the method, and code
+    that catches any of them must keep working.
     """
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Extent(Mapping[str, int]):
 
     __slots__ = ("_hash", "_region", "names", "nelements", "shape", "strides")
 
-    #: The labels and the sizes, as what can be a key.
+    #: Labels and sizes as tuples, which can be dictionary keys.
     names: tuple[str, ...]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -146,7 +146,7 @@ class Extent(Mapping[str, int]):
 
 @lru_cache(maxsize=4096)
 def _shared_extent(labels: tuple[str, ...], sizes: tuple[int, ...]) -> Extent:
-    """One object per distinct extent, so that what it remembers is worked out once per process."""
+    """One object per distinct extent, so that a process computes its cached values once."""
     return Extent(labels, sizes)
 
 
@@ -274,13 +274,13 @@ class Region:
     @property
     def is_dense(self) -> bool:
         """Whether the selection is one gapless run of base ranks in order."""
-        # The stride of a dimension of size 1 is never used, so it says nothing.
+        # The stride of a dimension of size 1 is never used, so it is ignored.
         return self.strides == self.extent.strides or all(
             size == 1 or stride == dense
             for size, stride, dense in zip(self.sizes, self.strides, self.extent.strides, strict=True)
         )
 
-    def slice(self, **selections: Selection) -> Region:
+    def slice(self, **selections: IndexOrSlice) -> Region:
         """Select part of the named dimensions: an index drops its dimension, a slice keeps it.
 
         Raises `UnknownDimensionError`, `IndexError` for an index out of range (negative ones are), and
@@ -382,14 +382,14 @@ class Region:
 
 @lru_cache(maxsize=4096)
 def _shared_region(labels: tuple[str, ...], sizes: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Region:
-    """One object per distinct region that arrives in messages, so that its ranks are worked out once."""
+    """One object per distinct region that arrives in messages, so that its ranks are computed once."""
     return Region(labels, sizes, strides, offset)
 
 
 class MeshTrait:
-    """What every mesh can do with its shape: slice, split, flatten, rename, and say its size.
+    """What every mesh can do with its shape: slice, split, flatten, rename, and report its size.
 
-    A mesh class gives `_region` (a property) and `_new_with_region(region)`, which returns the same kind of
+    A mesh class implements `_region` (a property) and `_new_with_region(region)`, which returns the same kind of
     mesh over another selection of the same base ranks.
     """
 
@@ -397,12 +397,12 @@ class MeshTrait:
 
     @property
     def _region(self) -> Region:
-        raise NotImplementedError(f"{type(self).__name__} has no shape of its own")
+        raise NotImplementedError(f"{type(self).__name__} has no shape")
 
     def _new_with_region(self, region: Region) -> Self:
         raise NotImplementedError(f"{type(self).__name__} cannot be sliced")
 
-    def slice(self, **selections: Selection) -> Self:
+    def slice(self, **selections: IndexOrSlice) -> Self:
         """Select by dimension: `mesh.slice(hosts=0, gpus=slice(0, 4))`. An index drops its dimension."""
         return self._new_with_region(self._region.slice(**selections))
 
@@ -442,7 +442,7 @@ class MeshTrait:
 
 
 def dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The strides with which sizes in row-major order have no gaps."""
+    """The strides of a gapless row-major layout with these sizes."""
     return tuple(accumulate(reversed(sizes[1:]), operator.mul, initial=1))[::-1] if sizes else ()
 
 
@@ -486,11 +486,11 @@ def _checked_size(label: str, value: object) -> int:
 
 
 def _split_sizes(label: str, size: int, new: tuple[str, ...], given: dict[str, int]) -> tuple[int, ...]:
-    """Sizes of the dimensions `new` that `label` is split into, one of which may be left to work out."""
+    """Sizes of the dimensions `new` that `label` is split into; at most one of them is inferred."""
     unknown = [name for name in new if name not in given]
     if len(unknown) > 1:
         raise ValueError(
-            f"cannot tell the sizes of {' and '.join(map(repr, unknown))} in the split of {label!r}; "
+            f"cannot infer the sizes of {' and '.join(map(repr, unknown))} in the split of {label!r}; "
             f"give at least {len(unknown) - 1} of them, e.g. {unknown[-1]}={size}"
         )
     known = prod(given[name] for name in new if name in given)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, SupportsIndex, TypeVar, cast, overload
 
 from monarch_kernel.runtime.mesh.rankset import format_points
-from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Point, Region, Selection
+from monarch_kernel.runtime.mesh.shape import Extent, IndexOrSlice, MeshTrait, Point, Region
 
 T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
@@ -56,7 +56,7 @@ class ValueMesh(MeshTrait, Generic[T_co]):
         return iter(self._values)
 
     def item(self, **coords: SupportsIndex) -> T_co:
-        """The value at the coordinates, one for each dimension; without arguments, of a singleton.
+        """The value at the coordinates, one for each dimension; without arguments, the only value of a single element.
 
         Raises `KeyError` for missing or extra dimensions and `IndexError` for a coordinate out of range.
         """
@@ -74,8 +74,8 @@ class ValueMesh(MeshTrait, Generic[T_co]):
     @overload
     def __getitem__(self, index: slice) -> ValueMesh[T_co]: ...
     @overload
-    def __getitem__(self, index: tuple[Selection, ...]) -> Any: ...
-    def __getitem__(self, index: SupportsIndex | Mapping[str, int] | slice | tuple[Selection, ...]) -> Any:
+    def __getitem__(self, index: tuple[IndexOrSlice, ...]) -> Any: ...
+    def __getitem__(self, index: SupportsIndex | Mapping[str, int] | slice | tuple[IndexOrSlice, ...]) -> Any:
         if isinstance(index, Mapping):
             return self._values[self._extent.rank(index)]
         if isinstance(index, SupportsIndex):
@@ -101,9 +101,9 @@ class ValueMesh(MeshTrait, Generic[T_co]):
     # -- values from values --------------------------------------------------------------------
 
     def map(self, function: Callable[..., R], *others: ValueMesh[Any]) -> ValueMesh[R]:
-        """`function(value)` of every rank, in the same shape; with `others`, of the values that they have there, too.
+        """`function(value)` for every rank, in the same shape; values of `others` are further arguments.
 
-        It runs here, rank by rank. What it raises is raised, with a note that names the rank.
+        It runs in this process, rank by rank. An exception propagates with a note that names the rank.
 
         Raises:
             ValueError: one of `others` has another shape.
@@ -128,7 +128,7 @@ class ValueMesh(MeshTrait, Generic[T_co]):
             return self.map(lambda value: operation(other, value))
         return self.map(lambda value: operation(value, other))
 
-    #: NumPy leaves operations between an array and a ValueMesh to us.
+    #: Makes NumPy leave operations between an array and a ValueMesh to this class.
     __array_ufunc__ = None
 
     def __add__(self, other: Any) -> ValueMesh[Any]:
@@ -192,7 +192,7 @@ class ValueMesh(MeshTrait, Generic[T_co]):
         head = f"ValueMesh({self._extent})"
         if not self._extent.names:
             return f"{head}: {self._values[0]!r}"
-        # Equal values share a line: what differs between ranks is what one looks for.
+        # Equal values share a line, so that differences between ranks stand out.
         alike: dict[str, list[int]] = {}
         for rank, value in enumerate(self._values):
             alike.setdefault(repr(value), []).append(rank)
