@@ -12,7 +12,7 @@ from monarch_kernel.debugger import existing_debugger, get_debugger, select
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.debugger.controller.hub import MeshDebugger
 from monarch_kernel.debugger.controller.query import Answers, ask
-from monarch_kernel.debugger.controller.sets import Group, Moved, StopSet
+from monarch_kernel.debugger.controller.sets import Moved, StopGroup, StopSet
 from monarch_kernel.debugger.controller.stacks import Stacks, stacks
 from monarch_kernel.debugger.controller.values import Diff, diff, pull
 from monarch_kernel.debugger.controller.viewers import DriverError, Viewer
@@ -25,6 +25,9 @@ from monarch_kernel.debugger.events import (
     RankStop,
     RankStopped,
 )
+
+#: The earlier name of `StopGroup`.
+Group = StopGroup
 
 __all__ = [
     "Answers",
@@ -41,6 +44,7 @@ __all__ = [
     "RankStop",
     "RankStopped",
     "Stacks",
+    "StopGroup",
     "StopSet",
     "Viewer",
     "ask",

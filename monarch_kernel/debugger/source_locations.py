@@ -18,12 +18,24 @@ from typing import NamedTuple
 
 USER, LIBRARY, RUNTIME = "user", "library", "runtime"
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OURS = (_PACKAGE + os.sep, os.path.join(os.path.dirname(_PACKAGE), "workspace_sync") + os.sep)
+#: Our packages; they lie beside each other.
+PACKAGES = ("monarch_kernel", "workspace_sync")
+#: The files that call the user's endpoints, and the one that runs cells.
+ENDPOINT_RUNNERS = (
+    "monarch_kernel/runtime/actor/execution/instance.py",
+    "monarch_kernel/runtime/actor/execution/async_instance.py",
+    "monarch_kernel/runtime/actor/execution/interruptible.py",
+)
+CELL_RUNNER = "monarch_kernel/kernel/rank/cell_runner.py"
+_DEBUGGER = "monarch_kernel/debugger/"
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_OURS = tuple(os.path.join(_ROOT, package, "") for package in PACKAGES)
 _INSTALLED = (os.path.dirname(os.path.abspath(os.__file__)) + os.sep, os.path.dirname(os.__file__) + os.sep)
 # The same as a path of any host says it.
-_ANY_OURS = re.compile(r"[/\\]monarch_kernel[/\\](?:runtime|protocol|debugger|kernel|launchers|[a-z_]+\.py)")
-_ANY_INSTALLED = re.compile(r"[/\\](?:site-packages|dist-packages|lib(?:64)?[/\\]python3\.?\d*)[/\\]")
+_FOLDERS = r"[/\\](?:site-packages|dist-packages|lib(?:64)?[/\\]python3\.?\d*)[/\\]"
+_ANY_INSTALLED = re.compile(_FOLDERS)
+_OURS_INSTALLED = re.compile(rf"{_FOLDERS}(?:{'|'.join(PACKAGES)})[/\\]")
 # Code without a file of its own that is Python's: `<frozen importlib._bootstrap>`. A `<string>` may be anybody's.
 _PYTHONS = ("<frozen ", "<attrs ", "<template>", "<__array_function__")
 
@@ -68,13 +80,31 @@ class Place(NamedTuple):
 @lru_cache(maxsize=4096)
 def kind_of(file: str) -> str:
     """Whose code a file has: `USER`, `LIBRARY` (Python's and what is installed) or `RUNTIME` (ours)."""
-    if file.startswith(_OURS):
+    if file.startswith(_OURS) or _OURS_INSTALLED.search(file):
         return RUNTIME
-    if _ANY_OURS.search(file) and (_ANY_INSTALLED.search(file) or not os.path.exists(file)):
-        return RUNTIME  # this package as it is installed elsewhere
+    if _checked_out().search(file) and not os.path.exists(file):
+        return RUNTIME  # our packages, as they lie on another host
     if file.startswith((*_PYTHONS, *_INSTALLED)) or _ANY_INSTALLED.search(file):
         return LIBRARY
     return USER
+
+
+@lru_cache(maxsize=1)
+def _checked_out() -> re.Pattern[str]:
+    """What the path of a file in a checkout of ours ends with: a package, and a file or folder that there is in it."""
+    entries: list[str] = []
+    for package in PACKAGES:
+        folder = os.path.join(_ROOT, package)
+        for entry in os.scandir(folder) if os.path.isdir(folder) else ():
+            end = r"[/\\]" if entry.is_dir() else "$"
+            entries.append(rf"{package}[/\\]{re.escape(entry.name)}{end}")
+    return re.compile(rf"[/\\](?:{'|'.join(entries) or '(?!)'})")
+
+
+@lru_cache(maxsize=4096)
+def is_debugger(file: str) -> bool:
+    """Whether a file belongs to this debugger, on whichever host."""
+    return _DEBUGGER in file and kind_of(file) == RUNTIME
 
 
 def is_user(file: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,28 +23,28 @@ from monarch_kernel.debugger.commands.grammar import (
     read_command,
     read_count,
 )
-from monarch_kernel.debugger.commands.inspection import Looking, frame_key
+from monarch_kernel.debugger.commands.inspection import Looking
 from monarch_kernel.debugger.commands.selection import Selection, Thread, thread_of
 from monarch_kernel.debugger.commands.stop_text import (
     Names,
     clock,
     columns,
-    grouped,
-    innermost,
     place,
-    shown_frames,
     stack_text,
     stopped_text,
     why,
     with_clock,
 )
 from monarch_kernel.debugger.controller.sets import Moved, StopSet
+from monarch_kernel.debugger.frames import frame_key, frames_of_a_stack, grouped, shown_frame
 from monarch_kernel.meshes import format_ranks
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.collective_timeouts import Countdown
-    from monarch_kernel.debugger.controller.hub import MeshDebugger
+    from monarch_kernel.debugger.controller.view import DebuggerView
     from monarch_kernel.debugger.controller.viewers import Viewer
+    from monarch_kernel.debugger.events import RankStop
+    from monarch_kernel.debugger.model.stops import Stop
 
 #: How long ranks may take to stop, or to go on, when they are told to (seconds).
 PAUSE_TIMEOUT = 2.0
@@ -61,7 +61,7 @@ class Console(Looking):
         name: who this is among the debugger's viewers: what others are told when it drives.
     """
 
-    def __init__(self, debugger: MeshDebugger, write: Callable[[str], object], *, name: str = "a console") -> None:
+    def __init__(self, debugger: DebuggerView, write: Callable[[str], object], *, name: str = "a console") -> None:
         self.debugger = debugger
         self.name = name
         self._write = write
@@ -288,11 +288,11 @@ class Console(Looking):
             self._do_source(rest)
             return
 
-        def where(stop: Any) -> str:
-            frame = innermost(stop)
+        def where(stop: Stop) -> str:
+            frame = shown_frame(stop.frames)
             return place(frame, self._label) if frame is not None else ""
 
-        def alike(at: Any) -> Any:
+        def alike(at: RankStop) -> Hashable:
             return at.mesh, at.stop.actor, at.stop.endpoint, where(at.stop), why(at.stop)
 
         groups = grouped(self._set.all(), alike)
@@ -347,7 +347,7 @@ class Console(Looking):
 
     def _do_until(self, rest: str) -> None:
         stops = self._set.need()
-        frame = innermost(stops[0].stop)
+        frame = shown_frame(stops[0].stop.frames)
         line = read_count(rest, "until", (frame.line if frame is not None else 0) + 1)
         self._advance("until", line)
 
@@ -429,7 +429,11 @@ class Console(Looking):
         self._set.choose({thread_of(at) for at in stops})
         names = Names(stops)
         rows: list[tuple[str, str]] = []
-        for group in grouped(stops, lambda at: (at.mesh, at.stop.text, *map(frame_key, shown_frames(at.stop)))):
+
+        def alike(at: RankStop) -> Hashable:
+            return at.mesh, at.stop.text, *map(frame_key, frames_of_a_stack(at.stop.frames))
+
+        for group in grouped(stops, alike):
             stop = group[0].stop
             rows.append((names.stops(group), f"{stack_text(stop, self._set.index(stop), self._label)}\n{stop.text}"))
         self._say(columns(rows))

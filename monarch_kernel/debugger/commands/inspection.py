@@ -13,17 +13,17 @@ from monarch_kernel.debugger.commands.stop_text import (
     Names,
     answers,
     columns,
-    grouped,
     place,
     source_line,
     source_text,
     stack_text,
     why,
 )
+from monarch_kernel.debugger.frames import frame_key, grouped
 from monarch_kernel.debugger.rank.frame_tools import local_values
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.hub import MeshDebugger
+    from monarch_kernel.debugger.controller.view import DebuggerView
 
 #: How long ranks may take to evaluate something (seconds).
 TIMEOUT = 5.0
@@ -34,7 +34,7 @@ AROUND = 5
 class Looking:
     """Mixed into `Console`."""
 
-    debugger: MeshDebugger
+    debugger: DebuggerView
     _set: Selection
     _write: Callable[[str], object]
 
@@ -48,7 +48,7 @@ class Looking:
         if rest not in ("", "all"):
             raise CommandError(f"where: there is nothing called {rest!r}; where all shows every frame.")
         stops = self._set.need()
-        groups = grouped(stops, lambda at: (at.mesh, why(at.stop), *((f.file, f.line, f.name) for f in at.stop.frames)))
+        groups = grouped(stops, lambda at: (at.mesh, why(at.stop), *map(frame_key, at.stop.frames)))
         names = Names(stops)
         rows: list[tuple[str, str]] = []
         for group in groups:
@@ -79,7 +79,7 @@ class Looking:
     def _show_frame(self, stops: Sequence[Any]) -> None:
         names = Names(stops)
         rows: list[tuple[str, str]] = []
-        for group in grouped(stops, lambda at: (at.mesh, *frame_key(self._set.frame(at.stop)))):
+        for group in grouped(stops, lambda at: (at.mesh, frame_key(self._set.frame(at.stop)))):
             frame = self._set.frame(group[0].stop)
             text = place(frame, self._label) if frame is not None else "no frame"
             line = source_line(frame) if frame is not None else ""
@@ -91,7 +91,7 @@ class Looking:
         stops = self._set.need()
         names = Names(stops)
         rows: list[tuple[str, str]] = []
-        for group in grouped(stops, lambda at: (at.mesh, *frame_key(self._set.frame(at.stop)))):
+        for group in grouped(stops, lambda at: (at.mesh, frame_key(self._set.frame(at.stop)))):
             frame = self._set.frame(group[0].stop)
             if frame is None:
                 continue
@@ -169,8 +169,3 @@ class Looking:
         from monarch_kernel.debugger.controller.hang import hang
 
         self._say(str(hang(self.debugger.mesh(self._set.mesh()))))
-
-
-def frame_key(frame: Any) -> tuple[Any, ...]:
-    """What frames of different ranks have in common that are at the same place."""
-    return (frame.file, frame.line, frame.name) if frame is not None else ()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_kernel.debugger.commands import frontend
 from monarch_kernel.debugger.commands.grammar import CommandError
-from monarch_kernel.debugger.commands.stop_text import Names, grouped
-from monarch_kernel.debugger.controller.sets import user_frames
+from monarch_kernel.debugger.commands.stop_text import Names
+from monarch_kernel.debugger.frames import grouped, shown_frame, user_frames
 from monarch_kernel.meshes import parse_ranks
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.hub import MeshDebugger
+    from monarch_kernel.debugger.controller.view import DebuggerView
     from monarch_kernel.debugger.events import RankStop
+    from monarch_kernel.debugger.model.stops import Frame, Stop
 
 Thread = tuple[str, int, int | None]
 """A mesh, a rank, and one thread of it (None: all). What a set of stops is known by when they have moved on."""
@@ -32,7 +33,7 @@ class Selection:
         level: how many of the user's frames out from the innermost one are looked at.
     """
 
-    def __init__(self, debugger: MeshDebugger) -> None:
+    def __init__(self, debugger: DebuggerView) -> None:
         self._debugger = debugger
         self._scope: set[Thread] | None = None
         self._group: set[Thread] | None = None
@@ -106,15 +107,14 @@ class Selection:
         found = [at for at in stops if at.mesh == name] or [at for at in stops if at.stop.actor == name]
         return [at for at in found if ranks is None or at.rank in ranks]
 
-    def frame(self, stop: Any) -> Any:
+    def frame(self, stop: Stop) -> Frame | None:
         """The frame of a stop that is looked at; None where it has none."""
-        frames = [frame for frame in stop.frames if frame.user] or list(stop.frames)
-        return frames[min(self.level, len(frames) - 1)] if frames else None
+        return shown_frame(stop.frames, self.level)
 
-    def index(self, stop: Any) -> int:
+    def index(self, stop: Stop) -> int:
         """That frame's index."""
         frame = self.frame(stop)
-        return 0 if frame is None else int(frame.index)
+        return 0 if frame is None else frame.index
 
     def by_index(self, stops: Sequence[RankStop]) -> dict[int, list[RankStop]]:
         """These stops by the index of the frame that is looked at."""
@@ -125,7 +125,7 @@ class Selection:
 
     def highest(self) -> int:
         """The level of the outermost frame."""
-        return max((len(user_frames(at)) for at in self.chosen()), default=1) - 1
+        return max((len(user_frames(at.stop.frames)) for at in self.chosen()), default=1) - 1
 
     # -- names of meshes -----------------------------------------------------------------------------
 

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
 
+from monarch_kernel.debugger.events import Key, RankStop
+from monarch_kernel.debugger.frames import frames_of_a_stack, shown_frame
+from monarch_kernel.debugger.model.stops import Frame, Stop
+from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.meshes import format_ranks
 
-#: What a file is called, such as `Cell In[3]`; None for its own name.
-Label = Callable[[str], str | None]
-
 _RUNS = 8
-
-
-class Frame(Protocol):
-    """A frame of a stop; see `monarch_kernel.debugger.model.stops.Frame`."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def file(self) -> str: ...
-    @property
-    def line(self) -> int: ...
-    @property
-    def user(self) -> bool: ...
-    @property
-    def source(self) -> str: ...
 
 
 def file_name(file: str, label: Label | None = None) -> str:
@@ -50,19 +33,7 @@ def source_line(frame: Frame) -> str:
     return frame.source or linecache.getline(frame.file, frame.line).strip()
 
 
-def shown_frames(stop: Any) -> list[Any]:
-    """The frames of a stop that people want to see, innermost first: where it stands, and the user's."""
-    frames = [frame for frame in stop.frames if frame.user or frame.index == 0]
-    return frames if any(frame.user for frame in frames) else list(stop.frames)
-
-
-def innermost(stop: Any) -> Any:
-    """The frame that a stop is shown at: the innermost of the user's, or the innermost of all."""
-    frames = stop.frames
-    return next((frame for frame in frames if frame.user), frames[0] if frames else None)
-
-
-def why(stop: Any) -> str:
+def why(stop: Stop) -> str:
     """The reason of a stop in a few words; "" after a step."""
     text = stop.text.split("\n", 1)[0]
     if stop.reason == "step":
@@ -74,31 +45,14 @@ def why(stop: Any) -> str:
         return "paused"
     if stop.reason == "exception":
         return text or "exception"
-    return f"{stop.reason}: {text}" if text else str(stop.reason)
-
-
-def where_key(at: Any) -> Hashable:
-    """What stops that can go on together have in common: mesh, innermost place, and the reason if it is an error."""
-    stop = at.stop
-    frame = stop.frames[0] if stop.frames else None
-    here = (frame.file, frame.line, frame.name) if frame is not None else ()
-    error = why(stop) if not stop.steppable else ""
-    return (at.mesh, here, error)
-
-
-def grouped(stops: Iterable[Any], key: Callable[[Any], Hashable] = where_key) -> list[list[Any]]:
-    """Stops with the same key together: the largest group first, then the one with the lowest rank."""
-    groups: dict[Hashable, list[Any]] = {}
-    for at in sorted(stops, key=lambda at: (at.mesh, at.rank, at.stop.id)):
-        groups.setdefault(key(at), []).append(at)
-    return sorted(groups.values(), key=lambda group: (-len(group), group[0].mesh, group[0].rank))
+    return f"{stop.reason}: {text}" if text else stop.reason
 
 
 class Names:
     """How ranks are named among some stops: with their mesh where there are several, and with the stop's number where a
     rank has several."""
 
-    def __init__(self, stops: Iterable[Any]) -> None:
+    def __init__(self, stops: Iterable[RankStop]) -> None:
         stops = list(stops)
         self._meshes = {at.mesh for at in stops}
         seen: dict[tuple[str, int], int] = {}
@@ -106,7 +60,7 @@ class Names:
             seen[at.mesh, at.rank] = seen.get((at.mesh, at.rank), 0) + 1
         self._several = {rank for rank, count in seen.items() if count > 1}
 
-    def of(self, keys: Iterable[tuple[str, int, int]]) -> str:
+    def of(self, keys: Iterable[Key]) -> str:
         """These stops, by their keys: `0-3`, `m 0-2,4`, `3.12`."""
         by_mesh: dict[str, list[tuple[int, int]]] = {}
         for mesh, rank, stop in keys:
@@ -120,14 +74,14 @@ class Names:
             parts.append(f"{mesh} {said}" if len(self._meshes) > 1 else said)
         return "; ".join(parts)
 
-    def stops(self, stops: Iterable[Any]) -> str:
+    def stops(self, stops: Iterable[RankStop]) -> str:
         """The same for the stops themselves."""
         return self.of(at.key for at in stops)
 
 
-def answers(values: Mapping[tuple[str, int, int], str], names: Names) -> str:
+def answers(values: Mapping[Key, str], names: Names) -> str:
     """Identical answers together, each with its ranks in front, the largest group first: `0-2,4  loss = 0.31`."""
-    alike: dict[str, list[tuple[str, int, int]]] = {}
+    alike: dict[str, list[Key]] = {}
     for key in sorted(values):
         alike.setdefault(values[key], []).append(key)
     ordered = sorted(alike.items(), key=lambda item: (-len(item[1]), item[1][0]))
@@ -145,13 +99,13 @@ def columns(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def stopped_text(groups: Sequence[Sequence[Any]], label: Label | None = None, *, numbered: bool = False) -> str:
+def stopped_text(groups: Sequence[Sequence[RankStop]], label: Label | None = None, *, numbered: bool = False) -> str:
     """Who is stopped where, a group after the other, with the line of source."""
     names = Names(at for group in groups for at in group)
     rows: list[tuple[str, str]] = []
     for number, group in enumerate(groups, 1):
         stop = group[0].stop
-        frame = innermost(stop)
+        frame = shown_frame(stop.frames)
         reasons = list(dict.fromkeys(filter(None, (why(at.stop) for at in group))))
         text = place(frame, label) if frame is not None else "no frame"
         if reasons:
@@ -163,9 +117,9 @@ def stopped_text(groups: Sequence[Sequence[Any]], label: Label | None = None, *,
     return columns(rows)
 
 
-def stack_text(stop: Any, current: int, label: Label | None = None, *, everything: bool = False) -> str:
+def stack_text(stop: Stop, current: int, label: Label | None = None, *, everything: bool = False) -> str:
     """A stack, innermost last as in tracebacks; `>` marks the frame with the index `current`."""
-    frames = list(stop.frames) if everything else shown_frames(stop)
+    frames = list(stop.frames) if everything else frames_of_a_stack(stop.frames)
     lines: list[str] = []
     for frame in reversed(frames):
         mark = ">" if frame.index == current else " "

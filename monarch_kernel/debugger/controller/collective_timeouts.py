@@ -15,7 +15,7 @@ from monarch_kernel.debugger.events import RankStop
 from monarch_kernel.debugger.rank.collective_wait import waiting_here
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.hub import MeshDebugger
+    from monarch_kernel.debugger.controller.view import DebuggerView
 
 #: How long ranks may take to say what they wait for (seconds).
 ASK_TIMEOUT = 0.5
@@ -40,7 +40,7 @@ class Countdown:
     what: str
 
 
-def countdown(debugger: MeshDebugger, stops: Sequence[RankStop]) -> Countdown | None:
+def countdown(debugger: DebuggerView, stops: Sequence[RankStop]) -> Countdown | None:
     """The first timeout that would end what these stops keep waiting; None where nobody waits, or nobody answers."""
     from monarch_kernel.debugger.controller.query import ask
 

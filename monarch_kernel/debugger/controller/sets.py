@@ -10,22 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger.controller.viewers import Viewer
 from monarch_kernel.debugger.events import Event, Key, RankGone, RankRanOff, RankStop, RankStopped
+from monarch_kernel.debugger.frames import FrameKey, frame_key, grouped, shown_frame, user_frames
 from monarch_kernel.debugger.model.stops import Evaluation, Frame
 from monarch_kernel.meshes import format_ranks
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.hub import MeshDebugger
+    from monarch_kernel.debugger.controller.view import DebuggerView
 
 #: How long a step may take before the set is shown without those that still run (seconds): they may well wait for
 #: ranks that are not in the set.
 PATIENCE = 2.0
 
-Place = tuple[str, int, str]
-"""File, line, and function."""
-
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StopGroup:
     """Ranks that are stopped at the same place, for the same reason.
 
     Attributes:
@@ -33,7 +31,7 @@ class Group:
         stops: theirs, by mesh and rank.
     """
 
-    place: Place
+    place: FrameKey
     stops: tuple[RankStop, ...]
 
     @property
@@ -44,7 +42,7 @@ class Group:
     @property
     def frame(self) -> Frame:
         """Their innermost frame of the user's."""
-        return shown_frame(self.stops[0])
+        return shown_frame(self.stops[0].stop.frames) or Frame(0, "", "", 0, False, "")
 
     def __str__(self) -> str:
         file, line, name = self.place
@@ -62,7 +60,7 @@ class Moved:
         diverged: whether ranks that were together are not any more.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[StopGroup, ...]
     running: tuple[tuple[str, int], ...]
     ended: tuple[tuple[str, int], ...]
     diverged: bool
@@ -83,7 +81,7 @@ class StopSet:
     """
 
     def __init__(
-        self, debugger: MeshDebugger, stops: Iterable[RankStop], viewer: Viewer | None = None, depth: int = 0
+        self, debugger: DebuggerView, stops: Iterable[RankStop], viewer: Viewer | None = None, depth: int = 0
     ) -> None:
         self._debugger = debugger
         self._viewer = viewer
@@ -102,11 +100,13 @@ class StopSet:
         return tuple(sorted({at.rank for at in self.stops}))
 
     @property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[StopGroup, ...]:
         """Who is stopped where, the largest group first."""
-        return grouped(self.stops)
+        return tuple(
+            StopGroup(frame_key(shown_frame(each[0].stop.frames)), tuple(each)) for each in grouped(self.stops)
+        )
 
-    def where(self) -> tuple[Group, ...]:
+    def where(self) -> tuple[StopGroup, ...]:
         """Who is stopped where, the largest group first."""
         return self.groups
 
@@ -125,7 +125,7 @@ class StopSet:
         return self._move(self.depth - count)
 
     def _move(self, depth: int) -> int:
-        highest = min((len(user_frames(at)) for at in self.stops), default=1) - 1
+        highest = min((len(user_frames(at.stop.frames)) for at in self.stops), default=1) - 1
         self.depth = max(0, min(depth, highest))
         return self.depth
 
@@ -133,8 +133,8 @@ class StopSet:
         """The stops by the index of the frame that is shown of them."""
         found: dict[int, list[RankStop]] = {}
         for at in self.stops:
-            frames = user_frames(at)
-            found.setdefault(frames[min(self.depth, len(frames) - 1)].index, []).append(at)
+            frame = shown_frame(at.stop.frames, self.depth)
+            found.setdefault(frame.index if frame is not None else 0, []).append(at)
         return found
 
     # -- values ------------------------------------------------------------------------------------
@@ -220,27 +220,3 @@ class StopSet:
         if not self.stops:
             return "<StopSet: nothing is stopped>"
         return "\n".join(map(str, self.groups))
-
-
-def user_frames(at: RankStop) -> list[Frame]:
-    """The frames of the user's, innermost first; all frames where none is."""
-    return [frame for frame in at.stop.frames if frame.user] or list(at.stop.frames)
-
-
-def shown_frame(at: RankStop) -> Frame:
-    """The innermost frame of the user's."""
-    frames = user_frames(at)
-    return frames[0] if frames else Frame(0, "", "", 0, False, "")
-
-
-def grouped(stops: Iterable[RankStop]) -> tuple[Group, ...]:
-    """Stops by place and reason, the largest group first."""
-    found: dict[tuple[str, Place, str], list[RankStop]] = {}
-    for at in stops:
-        frame = shown_frame(at)
-        place = (frame.file, frame.line, frame.name)
-        # What a step says besides, such as what a function has returned, is each rank's own.
-        text = at.stop.text if at.stop.reason in ("exception", "post mortem") else ""
-        found.setdefault((at.mesh, place, text), []).append(at)
-    groups = [Group(place, tuple(each)) for (_mesh, place, _text), each in found.items()]
-    return tuple(sorted(groups, key=lambda group: (-len(group.stops), group.stops[0].key)))

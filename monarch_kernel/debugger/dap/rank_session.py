@@ -25,16 +25,16 @@ from monarch_kernel.debugger.dap.translate import (
     is_shown,
     refusal,
     response,
-    shown_frames,
     stopped_body,
     value_reply,
 )
 from monarch_kernel.debugger.events import BreakpointsChanged, RankGone, RankRanOff, RankResumed, RankStop, RankStopped
 from monarch_kernel.debugger.events import Event as MeshEvent
+from monarch_kernel.debugger.frames import frames_of_an_ide
 from monarch_kernel.debugger.rank.frame_tools import complete, copy_to_globals, read_source, rich_value
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.hub import MeshDebugger
+    from monarch_kernel.debugger.controller.view import DebuggerView
 
 #: Whose the breakpoints of front ends are.
 OWNER = "dap"
@@ -77,7 +77,7 @@ class RankSession(RankTable):
 
     def __init__(
         self,
-        debugger: MeshDebugger,
+        debugger: DebuggerView,
         publish: Callable[[Event], None],
         later: Callable[[float, Callable[[], None]], Any],
         meshes: Callable[[], Iterable[Any]] = tuple,
@@ -260,7 +260,7 @@ class RankSession(RankTable):
     def _stack_trace(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
             at = self._stop(self._thread(arguments))
-            frames = shown_frames(at.stop.frames)
+            frames = frames_of_an_ide(at.stop.frames)
             start = int(arguments.get("startFrame") or 0)
             levels = int(arguments.get("levels") or 0) or len(frames)
             prefix = "" if self._queue.lists_threads else f"[{self._rank_name(at.mesh, at.rank)}] "

@@ -8,8 +8,9 @@ from typing import Any
 
 from monarch_kernel.debugger.dap.id_table import FrameOf, Ids, RankThread, StopKey, ValueOf
 from monarch_kernel.debugger.dap.stop_queue import Event, ShownStop
-from monarch_kernel.debugger.dap.translate import RequestError, shown_frames
+from monarch_kernel.debugger.dap.translate import RequestError
 from monarch_kernel.debugger.events import RankStop
+from monarch_kernel.debugger.frames import frames_of_an_ide
 
 #: Meshes of more ranks than this are listed with their stopped ranks only.
 MOST_THREADS = 64
@@ -146,7 +147,7 @@ class RankTable:
                     "text": at.stop.text,
                     "since": at.stop.since,
                     "shown": at.key == shown,
-                    "file": (frame := shown_frames(at.stop.frames)[0]).file,
+                    "file": (frame := frames_of_an_ide(at.stop.frames)[0]).file,
                     "line": frame.line,
                     "name": frame.name,
                 }
@@ -168,7 +169,7 @@ class RankTable:
                             found[self._ids.thread(mesh.name, rank)] = self._thread_name(mesh.name, rank, point)
             for at in sorted(self._at.values(), key=lambda at: at.key):
                 name = self._thread_name(at.mesh, at.rank, at.point)
-                where = shown_frames(at.stop.frames)[0].name if at.stop.frames else at.stop.reason
+                where = frames_of_an_ide(at.stop.frames)[0].name if at.stop.frames else at.stop.reason
                 found[self._thread_of[at.key]] = f"{name}: {where}"
             return [{"id": number, "name": name} for number, name in found.items()]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from monarch_kernel.debugger.events import MeshBreakpoint, RankStop
 from monarch_kernel.debugger.model.stops import Evaluation, Frame, Variable
-from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, kind_of
+from monarch_kernel.debugger.source_locations import LIBRARY, kind_of
 
 #: `Stop.reason` as the `stopped` event has it.
 REASONS = {"breakpoint()": "breakpoint", "post mortem": "exception"}
@@ -97,13 +97,6 @@ def stopped_body(at: RankStop) -> dict[str, Any]:
     if at.stop.text:
         body["description"] = body["text"] = at.stop.text
     return body
-
-
-def shown_frames(frames: Sequence[Frame]) -> list[Frame]:
-    """The frames to show: none of ours, and none further out than the user's outermost; all if there is none of his."""
-    outermost = max((at for at, frame in enumerate(frames) if frame.user), default=-1)
-    mine = [frame for frame in frames[: outermost + 1] if kind_of(frame.file) != RUNTIME]
-    return mine or list(frames)
 
 
 def frame_reply(frame: Frame, number: int, prefix: str) -> dict[str, Any]:

@@ -69,7 +69,8 @@ def notice_text(notice: StopNotice, hint: str, label: Label | None = None) -> st
         hint: a line below it; "" for none.
         label: what files are called.
     """
-    from monarch_kernel.debugger.commands.stop_text import grouped, stopped_text
+    from monarch_kernel.debugger.commands.stop_text import stopped_text
+    from monarch_kernel.debugger.frames import grouped
 
     text = f"Stopped:\n{stopped_text(grouped(notice.stops), label)}"
     return f"{text}\n{hint}" if hint else text

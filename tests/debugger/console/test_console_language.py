@@ -21,7 +21,8 @@ from monarch_kernel.debugger.commands.grammar import (
     split_options,
 )
 from monarch_kernel.debugger.controller.collective_timeouts import Countdown
-from tests.debugger.console.scripted import Notebook, Rank, Scripted
+from tests.debugger.console.notebook import Notebook
+from tests.debugger.memory import MemoryDebugger, Rank
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +35,10 @@ def in_a_notebook() -> Iterator[None]:
 class Typed:
     """A console, and what it says to each line."""
 
-    def __init__(self, debugger: Scripted, name: str = "test") -> None:
+    def __init__(self, debugger: MemoryDebugger, name: str = "test") -> None:
         self.said: list[str] = []
         self.left = False
-        self.console = Console(debugger, self.said.append, name=name)  # type: ignore[arg-type]
+        self.console = Console(debugger, self.said.append, name=name)
 
     def __call__(self, line: str) -> str:
         self.said.clear()
@@ -45,11 +46,11 @@ class Typed:
         return "".join(self.said).rstrip("\n")
 
 
-def four(lines: dict[int, list[int]] | None = None, **values: Any) -> Scripted:
+def four(lines: dict[int, list[int]] | None = None, **values: Any) -> MemoryDebugger:
     """Ranks 0 to 3 at line 10, with a loss that is wrong on rank 3."""
     ranks = [Rank((lines or {}).get(at, [10, 11, 12, 13]), {"loss": 0.31, **values}, number=at) for at in range(4)]
     ranks[3].values["loss"] = float("nan")
-    return Scripted(*ranks)
+    return MemoryDebugger(*ranks)
 
 
 # -- lines -------------------------------------------------------------------------------------
@@ -243,8 +244,9 @@ def test_a_rank_that_does_not_stop_again_is_named() -> None:
 
 
 def test_two_stops_of_one_rank_are_told_apart() -> None:
-    debugger = Scripted(Rank([10, 11], {"x": 1}, number=0), Rank([20, 21], {"x": 2}, number=0, thread=200))
-    debugger.ranks[1].stop = 5
+    debugger = MemoryDebugger(
+        Rank([10, 11], {"x": 1}, number=0), Rank([20, 21], {"x": 2}, number=0, thread=200, stop=5)
+    )
     say = Typed(debugger)
     assert say("print x") == "0.1  x = 1\n0.5  x = 2"
     say("ranks 0.5")
@@ -253,7 +255,7 @@ def test_two_stops_of_one_rank_are_told_apart() -> None:
 
 
 def test_several_meshes_are_named() -> None:
-    say = Typed(Scripted(Rank([1], {"x": 1}), Rank([1], {"x": 1}, mesh="other", number=4)))
+    say = Typed(MemoryDebugger(Rank([1], {"x": 1}), Rank([1], {"x": 1}, mesh="other", number=4)))
     assert say("print x") == "m 0; other 4  x = 1"
     assert say.console.prompt() == "(m 0; other 4) "
     say("mesh other")
@@ -278,7 +280,7 @@ def test_pause_says_who_is_not_stopped_yet() -> None:
     debugger = four()
     say = Typed(debugger)
     assert say("pause 3-5") == "4-5 will stop at the next line of Python of the user's."
-    assert debugger.paused == [("m", (3, 4, 5))]
+    assert debugger.said == [("pause", "m", (3, 4, 5))]
     assert "out of range" in say("pause 9")
 
 
@@ -325,7 +327,7 @@ def test_detach_and_quit_leave() -> None:
 
 def test_post_mortem_opens_frames_and_does_not_step() -> None:
     ranks = [Rank([10], {"x": at}, number=at, error="ValueError: boom") for at in range(2)]
-    say = Typed(Scripted(*ranks))
+    say = Typed(MemoryDebugger(*ranks))
     assert say("pm").endswith("> train.py:10 in step\n           line 10\n     ValueError: boom")
     assert say("print x") == "0  x = 0\n1  x = 1"
     assert "cannot be stepped" in say("n")
@@ -346,7 +348,7 @@ def test_break_sets_lists_and_clears() -> None:
     assert say("break --on-error ValueError --on m") == (
         "Breakpoint 4: where an endpoint or cell fails with ValueError, on m"
     )
-    assert [(made.spec.file, made.spec.line) for made in debugger.made[:3]] == [
+    assert [(made.spec.file, made.spec.line) for made in debugger.breakpoints()[:3]] == [
         ("/cells/5.py", 3),
         ("/src/train.py", 12),
         ("/cells/5.py", 2),

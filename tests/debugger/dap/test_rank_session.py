@@ -11,7 +11,7 @@ from monarch_kernel.debugger.dap.id_table import BASE
 from monarch_kernel.debugger.dap.rank_session import RankSession
 from monarch_kernel.debugger.events import RankGone, RankRanOff
 from monarch_kernel.debugger.model.stops import Bound
-from tests.debugger.dap.memory import CELL, Debugger, Mesh
+from tests.debugger.memory import CELL, MemoryDebugger, Mesh
 
 
 def shown(value: Any) -> tuple[dict[str, str], dict[str, str]]:
@@ -22,13 +22,13 @@ class Desk:
     """A session, and what it published."""
 
     def __init__(self, client: str) -> None:
-        self.debugger = Debugger()
+        self.debugger = MemoryDebugger()
         self.meshes = [Mesh("m", 4)]
         self.published: list[dict[str, Any]] = []
         self.timers: list[Callable[[], None]] = []
         self.waited: dict[str, list[int]] = {}
         self.session = RankSession(
-            self.debugger,  # type: ignore[arg-type]
+            self.debugger,
             self.published.append,
             lambda _seconds, function: self.timers.append(function),
             lambda: self.meshes,

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.debugger import existing_debugger
 from monarch_kernel.debugger.controller.query import Answers, ask, chosen_ranks
-from monarch_kernel.debugger.controller.sets import user_frames
 from monarch_kernel.debugger.controller.values.compare import (
     BUDGET,
     Difference,
@@ -25,6 +24,7 @@ from monarch_kernel.debugger.controller.values.compare import (
 )
 from monarch_kernel.debugger.controller.values.report import Diff, FailureKind, ValueFailure
 from monarch_kernel.debugger.events import RankStop
+from monarch_kernel.debugger.frames import user_frames
 from monarch_kernel.debugger.model.readings import Reading
 from monarch_kernel.debugger.rank.values import kept_values, probe
 from monarch_kernel.debugger.rank.values.evaluation import FILE, Question
@@ -173,7 +173,7 @@ class RemoteExpression:
         stops = [at for at in stops if at.stop.reason != POST_MORTEM] or (stops if in_frame else [])
         found: dict[int, _StoppedFrame] = {}
         for at in stops:  # the newest of a rank stays: ids grow
-            frames = user_frames(at)
+            frames = user_frames(at.stop.frames)
             if not 0 <= up < len(frames):
                 raise ValueError(f"rank {at.rank} has {len(frames)} frames of the user's, so none that is {up} up")
             found[at.rank] = _StoppedFrame(at, frames[up].index)

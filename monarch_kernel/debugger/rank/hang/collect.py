@@ -14,6 +14,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+from monarch_kernel.debugger.frames import shown_frame
 from monarch_kernel.debugger.model.evidence import (
     IDLE,
     LOADS,
@@ -181,8 +182,8 @@ def _call(thread: _Thread) -> Wait | None:
 def _paused(threads: set[int]) -> Place | None:
     engine = existing_engine()
     for stop in engine.stops() if engine is not None else ():
-        if stop.thread in threads and stop.frames:
-            frame = next((each for each in stop.frames if each.user), stop.frames[0])
+        frame = shown_frame(stop.frames) if stop.thread in threads else None
+        if frame is not None:
             return Place(frame.file, frame.line, frame.name, kind_of(frame.file))
     return None
 

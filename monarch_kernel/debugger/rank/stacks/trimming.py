@@ -17,12 +17,7 @@ from monarch_kernel.debugger.model.stacks import (
     TASK,
     StackFrame,
 )
-from monarch_kernel.debugger.source_locations import RUNTIME, USER
-
-# What runs the user's code, as the ends of file names: the innermost of these frames is where it begins.
-_ENDPOINTS = tuple(f"/runtime/actor/execution/{name}.py" for name in ("instance", "async_instance", "interruptible"))
-_CELLS = ("/kernel/rank/cell_runner.py",)
-_STOPS = "/monarch_kernel/debugger/"
+from monarch_kernel.debugger.source_locations import CELL_RUNNER, ENDPOINT_RUNNERS, RUNTIME, USER, is_debugger
 
 _NUMBERED = re.compile(r"(?:[-_]\d+)+$")
 _THREAD = re.compile(r"Thread-\d+ \((?P<target>.*)\)$")
@@ -46,9 +41,9 @@ def is_ours(name: str) -> bool:
 def kind_by_frames(frames: Sequence[StackFrame]) -> str:
     """Whether a stack (the outermost frame first) runs a cell, an endpoint, or neither (``""``)."""
     ours = [frame.place.file for frame in frames if frame.place.kind == RUNTIME]
-    if any(file.endswith(_CELLS) for file in ours):
+    if any(file.endswith(CELL_RUNNER) for file in ours):
         return CODE
-    return ENDPOINT if any(file.endswith(_ENDPOINTS) for file in ours) else ""
+    return ENDPOINT if any(file.endswith(ENDPOINT_RUNNERS) for file in ours) else ""
 
 
 def has_user_code(frames: Sequence[StackFrame]) -> bool:
@@ -94,7 +89,7 @@ def _after_callers(frames: Sequence[StackFrame]) -> int:
     """Where the endpoint begins: after the innermost frame of what calls endpoints."""
     begin = 0
     for at, frame in enumerate(frames):
-        if frame.place.kind == RUNTIME and frame.place.file.endswith(_ENDPOINTS):
+        if frame.place.kind == RUNTIME and frame.place.file.endswith(ENDPOINT_RUNNERS):
             begin = at + 1
     return begin
 
@@ -106,7 +101,7 @@ def _cut_stop(frames: Sequence[StackFrame]) -> int:
         place = frame.place
         if place.kind == USER:
             user = True
-        elif user and place.kind == RUNTIME and _STOPS in place.file:
+        elif user and is_debugger(place.file):
             while frames[at - 1].place.kind == RUNTIME:  # what `breakpoint()` calls
                 at -= 1
             return at

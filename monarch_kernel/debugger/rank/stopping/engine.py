@@ -33,7 +33,7 @@ from monarch_kernel.debugger.rank.stopping.lines import running_frames
 from monarch_kernel.debugger.rank.stopping.parked import Onward, Parked
 from monarch_kernel.debugger.rank.stopping.short_forms import short
 from monarch_kernel.debugger.rank.stopping.step_plan import Plan, outwards
-from monarch_kernel.debugger.source_locations import is_user_frame, source_of
+from monarch_kernel.debugger.source_locations import is_debugger, is_user_frame, source_of
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,6 @@ MAX_FRAMES = 256
 #: How long looking at variables may take (seconds).
 LOOK_TIMEOUT = 5.0
 
-_DEBUGGER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _HOWS = ("continue", "next", "step", "out", "until")
 # Among the threads that are to pause: whichever runs user code next.
 _ANY = 0
@@ -485,7 +484,7 @@ def _may_stop(frame: FrameType) -> bool:
     """Whether a frame works for the user, rather than for the debugger or the runtime."""
     user = False
     for outer in outwards(frame):
-        if outer.f_code.co_filename.startswith(_DEBUGGER):
+        if is_debugger(outer.f_code.co_filename):
             return False
         user = user or is_user_frame(outer)
     return user

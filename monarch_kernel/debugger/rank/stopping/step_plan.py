@@ -10,13 +10,11 @@ from collections.abc import Iterator
 from types import FrameType
 
 from monarch_kernel.debugger.model.stops import How
-from monarch_kernel.debugger.source_locations import RUNTIME, is_user_frame, kind_of
+from monarch_kernel.debugger.source_locations import CELL_RUNNER, RUNTIME, is_user_frame, kind_of
 
 # Where threads begin, and how modules are loaded: nothing ever stops there.
 _MACHINERY = ("threading.py", "queue.py", "concurrent/futures/thread.py")
 _EVENT_LOOP = ("/asyncio/", "/uvloop/")
-# Runs one cell as two pieces of code: its statements, then its last expression.
-_CELL_RUNNER = ("monarch_kernel/kernel/rank/cell_runner.py", "run")
 
 
 def forbidden(filename: str) -> bool:
@@ -140,8 +138,8 @@ class Plan:
 
 
 def _runs_cells(frame: FrameType) -> bool:
-    path, name = _CELL_RUNNER
-    return frame.f_code.co_name == name and frame.f_code.co_filename.endswith(path)
+    """Whether a frame runs a cell as two pieces of code: its statements, then its last expression."""
+    return frame.f_code.co_name == "run" and frame.f_code.co_filename.endswith(CELL_RUNNER)
 
 
 __all__ = ["Plan", "forbidden", "outwards"]

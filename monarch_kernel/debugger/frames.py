@@ -1,0 +1,68 @@
+"""Which frames of a stop are shown, and which stops belong together, at a prompt, in a `StopSet` and in an IDE.
+
+A stop is shown at its innermost frame of user code. Stops are together if they are shown at the same place and, where
+they come from errors, if these say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from monarch_kernel.debugger.events import RankStop
+from monarch_kernel.debugger.model.stops import Frame
+from monarch_kernel.debugger.source_locations import RUNTIME, kind_of
+
+FrameKey = tuple[str, int, str]
+"""File, line and function of a frame: what frames of different ranks at the same place have in common."""
+
+
+def user_frames(frames: Sequence[Frame]) -> list[Frame]:
+    """The frames of user code, innermost first: those that `up` and `down` go through. All frames if there are none."""
+    return [frame for frame in frames if frame.user] or list(frames)
+
+
+def shown_frame(frames: Sequence[Frame], up: int = 0) -> Frame | None:
+    """The frame at which a stop is shown; None if it has no frames.
+
+    Args:
+        frames: of the stop, innermost first.
+        up: how many frames of user code further out; the outermost one at most.
+    """
+    found = user_frames(frames)
+    return found[min(up, len(found) - 1)] if found else None
+
+
+def frames_of_a_stack(frames: Sequence[Frame]) -> list[Frame]:
+    """What a stack in text shows: where the thread stands, and its user code. All frames if there is no user code."""
+    found = [frame for frame in frames if frame.user or frame.index == 0]
+    return found if any(frame.user for frame in found) else list(frames)
+
+
+def frames_of_an_ide(frames: Sequence[Frame]) -> list[Frame]:
+    """What an IDE shows: also the libraries in between, which it dims, but neither our own frames nor those further out
+    than the outermost user code. All frames if there is no user code."""
+    outermost = max((at for at, frame in enumerate(frames) if frame.user), default=-1)
+    found = [frame for frame in frames[: outermost + 1] if kind_of(frame.file) != RUNTIME]
+    return found or list(frames)
+
+
+def frame_key(frame: Frame | None) -> FrameKey:
+    """Equal for frames of different ranks that are at the same place."""
+    return (frame.file, frame.line, frame.name) if frame is not None else ("", 0, "")
+
+
+def group_key(at: RankStop) -> Hashable:
+    """Equal for stops that can go on together.
+
+    What a step says, such as what a function has returned, is each rank's own; what an error says is not.
+    """
+    error = "" if at.stop.steppable else at.stop.text
+    return at.mesh, frame_key(shown_frame(at.stop.frames)), error
+
+
+def grouped(stops: Iterable[RankStop], key: Callable[[RankStop], Hashable] = group_key) -> list[list[RankStop]]:
+    """Stops with the same key together: the largest group first, then the one with the lowest rank."""
+    groups: dict[Hashable, list[RankStop]] = {}
+    for at in sorted(stops, key=lambda at: at.key):
+        groups.setdefault(key(at), []).append(at)
+    return sorted(groups.values(), key=lambda group: (-len(group), group[0].key))

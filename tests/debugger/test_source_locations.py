@@ -1,0 +1,147 @@
+"""Whose code a file has, and what a place is called."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+import threading
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import monarch_kernel
+from monarch_kernel.debugger import source_locations
+from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, USER, Place, kind_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.mark.parametrize(
+    "file, kind",
+    [
+        (__file__, USER),
+        ("/data/ada/project/train.py", USER),
+        ("/tmp/ipykernel_4711/1234567.py", USER),
+        ("<ipython-input-3-abc>", USER),
+        ("<string>", USER),
+        (asyncio.__file__, LIBRARY),
+        (msgspec.__file__, LIBRARY),
+        ("/opt/venv/lib/python3.12/site-packages/torch/nn/functional.py", LIBRARY),
+        ("/usr/lib/python3/dist-packages/numpy/core.py", LIBRARY),
+        ("/usr/lib64/python3.13/threading.py", LIBRARY),
+        ("<frozen importlib._bootstrap>", LIBRARY),
+        (monarch_kernel.__file__, RUNTIME),
+        (source_locations.__file__, RUNTIME),
+        ("/opt/venv/lib/python3.12/site-packages/monarch_kernel/runtime/actor/execution/instance.py", RUNTIME),
+        ("/opt/venv/lib/python3.12/site-packages/monarch_kernel/not_there_yet/thing.py", RUNTIME),
+        ("/opt/venv/lib/python3.12/site-packages/workspace_sync/planner.py", RUNTIME),
+        ("/data/ada/src/monarch_kernel/monarch_kernel/launchers/base.py", RUNTIME),
+        ("/data/ada/monarch_kernel/train.py", USER),
+        ("/data/ada/monarch_kernel/bench/train.py", USER),
+        ("/data/ada/monarch_kernel_examples/train.py", USER),
+        ("/data/ada/lib/python_tricks/train.py", USER),
+    ],
+)
+def test_kinds(file: str, kind: str) -> None:
+    assert kind_of(file) == kind
+
+
+def packages() -> list[str]:
+    """The packages that the project ships."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return list(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+
+
+@pytest.mark.parametrize(
+    "root",
+    [str(ROOT), "/opt/venv/lib/python3.12/site-packages", "/usr/lib/python3/dist-packages", "/data/ada/checkout"],
+    ids=["here", "installed", "distribution", "checkout"],
+)
+def test_no_file_of_ours_is_user_code(root: str) -> None:
+    """Wherever it lies, and in whichever of our packages and folders."""
+    files = [path.relative_to(ROOT) for package in packages() for path in (ROOT / package).rglob("*.py")]
+    assert {file.parts[0] for file in files} == set(packages())
+    assert [str(file) for file in files if kind_of(f"{root}/{file}") != RUNTIME] == []
+
+
+def test_a_new_folder_of_ours_is_known_on_other_hosts(tmp_path: Path) -> None:
+    """The folders are those that the package has, and not a list that is kept by hand."""
+    for package in ("monarch_kernel", "workspace_sync"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        (tmp_path / package / "brand_new").mkdir()
+    code = (
+        "from monarch_kernel.debugger.source_locations import kind_of\n"
+        "for package in ('monarch_kernel', 'workspace_sync'):\n"
+        "    print(kind_of(f'/data/ada/checkout/{package}/brand_new/thing.py'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.split() == [RUNTIME, RUNTIME]
+
+
+@pytest.mark.parametrize("file", [*source_locations.ENDPOINT_RUNNERS, source_locations.CELL_RUNNER])
+def test_what_runs_user_code_is_where_it_is_looked_for(file: str) -> None:
+    assert (ROOT / file).is_file()
+
+
+def test_a_place_as_text() -> None:
+    place = Place("/w/train.py", 12, "Model.forward.<locals>.inner")
+    assert place.user
+    assert place.text() == "train.py:12 in Model.forward.inner"
+    assert Place("/w/train.py", 12, "<module>").text() == "train.py:12"
+    assert Place("/x/7.py", 2, "f").text(lambda file: "Cell In[3]") == "Cell In[3]:2 in f"
+
+
+def test_a_front_end_names_files() -> None:
+    source_locations.label_files(lambda file: "Cell In[9]" if file == "/x/7.py" else None)
+    try:
+        assert Place("/x/7.py", 2, "<module>").text() == "Cell In[9]:2"
+        assert Place("/x/8.py", 2, "<module>").text() == "8.py:2"
+        assert Place("/x/7.py", 2, "<module>").text(lambda _file: "mine") == "mine:2"
+    finally:
+        source_locations.label_files(None)
+    assert Place("/x/7.py", 2, "<module>").text() == "7.py:2"
+
+
+def test_the_same_file_by_other_paths(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("")
+    link = tmp_path / "link.py"
+    link.symlink_to(file)
+    other = tmp_path / "sub" / "train.py"
+    other.parent.mkdir()
+    other.write_text("")
+    assert source_locations.same_file(str(file), str(link))
+    assert not source_locations.same_file(str(file), str(other))  # both are there, and differ
+    assert source_locations.same_file("/elsewhere/train.py", str(file))
+    assert not source_locations.same_file("/elsewhere/test.py", str(file))
+    assert source_locations.matching_parts("/elsewhere/sub/train.py", str(other)) > source_locations.matching_parts(
+        "/elsewhere/sub/train.py", str(file)
+    )
+    assert source_locations.same_file("/tmp/ipykernel_1/7.py", "/tmp/ipykernel_1/7.py")
+    assert not source_locations.same_file("<string>", "/x/<string>")
+
+
+def test_the_user_s_innermost_frame_of_a_thread() -> None:
+    ready, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        ready.set()
+        done.wait(20)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert ready.wait(20) and thread.ident is not None
+        place = source_locations.user_place(thread.ident)
+        assert place is not None
+        assert (place.file, place.name.rpartition(".")[2]) == (__file__, "work")
+        assert source_locations.source_of(place.file, place.line) in ("ready.set()", "done.wait(20)")
+    finally:
+        done.set()
+        thread.join()
+    assert source_locations.user_place(0) is None
+    assert source_locations.user_frame(sys._getframe()) is sys._getframe()
