@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from monarch_kernel.kernel.output.render import seconds
+from monarch_kernel.display.quantities import duration
 from monarch_kernel.kernel.progress import QUIET
 
 if TYPE_CHECKING:
@@ -36,5 +36,5 @@ def line(mapping: Mapping, now: float) -> str:
     if mapping.failed:
         parts.append(f"{mapping.failed:,} failed")
     if mapping.total and mapping.done:
-        parts.append(f"about {seconds(passed / mapping.done * (mapping.total - mapping.done))} left")
+        parts.append(f"about {duration(passed / mapping.done * (mapping.total - mapping.done))} left")
     return " · ".join(parts)

@@ -18,9 +18,9 @@ from monarch_kernel.actor import (
     SupervisionError,
     this_host,
 )
+from monarch_kernel.display.quantities import duration
 from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOptions, recall, remember
 from monarch_kernel.kernel.mesh_parts import parts
-from monarch_kernel.kernel.output.render import seconds
 from monarch_kernel.kernel.usage_errors import nearest
 from monarch_kernel.meshes import (
     KeptError,
@@ -174,7 +174,7 @@ class MeshSession:
             raise
         self._managed[options.name] = managed
         self._current = options.name
-        took = seconds(time.monotonic() - started)
+        took = duration(time.monotonic() - started)
         group = f", torch.distributed over {options.dist}" if options.dist else ""
         stays = ", kept when this kernel ends" if host is not None else ""
         return f"mesh {options.name}: {managed.describe()} on this host{group}{stays}, ready in {took}"
@@ -407,7 +407,7 @@ def _hint(error: str) -> str:
 
 
 def _hours(idle: float) -> str:
-    return f"{idle / 3600:g} h" if idle >= 3600 else seconds(idle)
+    return f"{idle / 3600:g} h" if idle >= 3600 else duration(idle)
 
 
 def deaths_of(procs: ProcMesh) -> dict[int, str]:

@@ -123,6 +123,6 @@ def test_loading_costs_little_and_starts_nothing(start_kernel: Callable[..., Ker
     kernel = start_kernel("python3")
     kernel.ok("%load_ext monarch_kernel")
     kernel.ok("import sys, threading, psutil")
-    assert kernel.ok("[m for m in ('torch', 'numpy', 'pandas') if m in sys.modules]").text == "[]"
+    assert kernel.ok("[m for m in ('torch', 'numpy', 'pandas', 'rich') if m in sys.modules]").text == "[]"
     assert kernel.ok("len(psutil.Process().children())").text == "0"
     assert kernel.ok("[t.name for t in threading.enumerate() if 'monarch' in t.name]").text == "[]"

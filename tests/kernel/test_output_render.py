@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monarch_kernel.kernel.output.ansi import ansi_to_html, strip_ansi
-from monarch_kernel.kernel.output.render import Table, blocks_text, bundle, label, raw_line, seconds
+from monarch_kernel.kernel.output.render import blocks_text, bundle, label, raw_line
 from monarch_kernel.kernel.output.transcript import Block, RichView, Source, TextView
 from monarch_kernel.kernel.progress import Place, Progress
 
@@ -55,16 +55,6 @@ def test_ansi() -> None:
     assert ansi_to_html("\x1b[2K\x1b[1Ax\x1b]0;title\x07y") == "xy"
     assert ansi_to_html("\x1b[38mx") == "x"
     assert strip_ansi("\x1b[31mred\x1b[0m\x1b[K") == "red"
-
-
-def test_table() -> None:
-    table = Table(["mesh", "ranks"], [["m", "4"], ["<w>", "16"]], right=[1], caption="two")
-    assert repr(table) == "two\nmesh  ranks\nm         4\n<w>      16"
-    assert "&lt;w&gt;" in table._repr_html_()
-
-
-def test_seconds() -> None:
-    assert [seconds(each) for each in (0.21, 14.6, 185, 7805)] == ["0.2 s", "14 s", "3 min 5 s", "2 h 10 min"]
 
 
 def test_progress_is_quiet_at_first_and_when_all_is_done() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from monarch_kernel.display.quantities import memory
 from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
 from monarch_kernel.kernel.magics.status_magics import rank_places
 from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
 from monarch_kernel.kernel.magics.up_arguments import env_arguments, idle_argument, up_arguments
-from monarch_kernel.kernel.output.render import megabytes
 from monarch_kernel.kernel.session import UpOptions, deaths_of
 from monarch_kernel.kernel.usage_errors import usage_error
 
@@ -113,7 +113,7 @@ class LifecycleMagics(Subcommands):
         if not host.proc_meshes:
             print(f"{host.name}: attached; there is no mesh on it")
         if host.missed:
-            size = megabytes(sum(host.missed.values()))
+            size = memory(sum(host.missed.values()))
             print(f"  {size} of older output are not shown; %mesh logs has what was kept of them")
 
     @magic_arguments("mesh detach")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from IPython.core.magic_arguments import argument, magic_arguments
@@ -11,7 +12,14 @@ from monarch_kernel.actor import ProcMesh, SupervisionError
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.notebook import Notebook
-from monarch_kernel.kernel.output.render import Table, kept_rows, kept_state, megabytes, seconds
+from monarch_kernel.kernel.output.mesh_tables import (
+    MeshList,
+    MeshStatus,
+    MeshSummary,
+    RankSummary,
+    kept_elsewhere,
+    kept_here,
+)
 from monarch_kernel.kernel.usage_errors import usage_error
 from monarch_kernel.meshes import KeptError, held, kept_host_of
 from monarch_kernel.tools import awaited_here
@@ -24,7 +32,7 @@ class StatusMagics(Subcommands):
     """Meshes as they are now."""
 
     @magic_arguments("mesh ls")
-    def ls(self, _found: Arguments) -> Table | None:
+    def ls(self, _found: Arguments) -> MeshList | None:
         """List the meshes; * marks the one in use. Kept meshes that no notebook or another one holds follow."""
         meshes = self._session.proc_meshes()
         try:
@@ -36,45 +44,43 @@ class StatusMagics(Subcommands):
             print("No mesh is up; %mesh up --procs 4 starts one.")
             return None
         current = self._session.current
-        rows: list[list[str]] = []
+        hosts = {mesh.name: host for host in held() for mesh in host.proc_meshes}
+        listed: list[MeshSummary] = []
         for name, mesh in meshes.items():
             states = _ask(mesh.status())
-            alive = "?" if states is None else str(sum(status.state == "alive" for status in states.values()))
-            sizes = ", ".join(f"{label}={size}" for label, size in mesh.extent.items())
-            rows.append(["*" if name == current else "", name, sizes, str(len(mesh)), alive])
-        headings = ["", "mesh", "dimensions", "ranks", "alive"]
-        mine = {mesh.name: host for host in held() for mesh in host.proc_meshes}
-        if mine or others:
-            headings.append("kept")
-            rows = [[*row, kept_state(mine.get(row[1]))] for row in rows]
-            rows += [row for info in others for row in kept_rows(info)]
-        return Table(headings, rows, right=(3, 4))
+            alive = None if states is None else sum(status.state == "alive" for status in states.values())
+            kept = kept_here(hosts.get(name))
+            listed.append(MeshSummary(name, dict(mesh.extent), len(mesh), alive, name == current, kept))
+        now = time.time()
+        for info in others:
+            listed += kept_elsewhere(info, now)
+        return MeshList(listed)
 
     @magic_arguments("mesh status")
     @mesh_argument()
     @ranks_option()
-    def status(self, found: Arguments) -> Table | None:
+    def status(self, found: Arguments) -> MeshStatus:
         """Show each rank of a mesh: state, process, memory, and where its code is."""
         mesh, ranks = self.addressed(found)
-        extent = mesh.extent
         states = mesh.status().get(ASK_TIMEOUT)
         places = rank_places(self._notebook, mesh)
-        rows: list[list[str]] = []
+        listed: list[RankSummary] = []
         for rank in ranks:
             status = states.get(rank)
-            point = ",".join(f"{label}={at}" for label, at in extent.point(rank).items())
-            alive = status.state in ("alive", "unresponsive")
-            numbers = (
-                [megabytes(status.rss_bytes), f"{status.cpu_percent:.0f} %", seconds(status.uptime_s)]
-                if alive
-                else ["", "", ""]
+            listed.append(
+                RankSummary(
+                    rank,
+                    dict(mesh.extent.point(rank)),
+                    status.state,
+                    status.pid,
+                    status.host,
+                    status.cause or places.get(rank, "idle"),
+                    status.rss_bytes,
+                    status.cpu_percent,
+                    status.uptime_s,
+                )
             )
-            doing = status.cause or places.get(rank, "idle")
-            rows.append([str(rank), point, status.state, str(status.pid or ""), status.host, *numbers, doing])
-        headings = ["rank", "at", "state", "pid", "host", "memory", "cpu", "up", "doing"]
-        host = kept_host_of(mesh)
-        lost = "" if host is None or host.is_kept else f": kept {kept_state(host)}"
-        return Table(headings, rows, caption=f"mesh {mesh.name}{lost}", right=(0, 3, 5, 6, 7))
+        return MeshStatus(mesh.name, listed, kept_here(kept_host_of(mesh)))
 
     @magic_arguments("mesh logs")
     @mesh_argument()

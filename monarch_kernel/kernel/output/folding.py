@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch_kernel.display.quantities import text_size
 from monarch_kernel.kernel.output.lines import Limits, RankLines
 from monarch_kernel.kernel.output.rows import Key, Row, Rows, Section, blocks_of
 from monarch_kernel.kernel.output.transcript import Block, CutOutput, RichView, Source, TextView, View
@@ -208,7 +209,7 @@ def notices(cut: Collection[CutOutput]) -> list[Block]:
     """What to say of output that was cut, each followed by its last lines."""
     blocks: list[Block] = []
     for each in cut:
-        left = [f"{each.lines:,} lines ({_human(each.bytes)})"] if each.lines else []
+        left = [f"{each.lines:,} lines ({text_size(each.bytes)})"] if each.lines else []
         left += [f"{each.rich:,} rich results"] if each.rich else []
         notice = f"… {' and '.join(left)} not shown"
         if each.lines:
@@ -228,9 +229,3 @@ def _rich_key(data: dict[str, Any]) -> Key:
 
 def _bundle_size(data: dict[str, Any]) -> int:
     return sum(len(value) if isinstance(value, str | bytes) else len(repr(value)) for value in data.values())
-
-
-def _human(size: int) -> str:
-    if size < 1_000:
-        return f"{size} bytes"
-    return f"{size / 1_000:.0f} kB" if size < 1_000_000 else f"{size / 1_000_000:.1f} MB"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from html import escape
-from time import time
 from typing import Any
 
 from monarch_kernel.display import styles
-from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.kernel.output.ansi import ansi_to_html, strip_ansi
 from monarch_kernel.kernel.output.transcript import Block, RichView, Source, TextView, View
-from monarch_kernel.meshes import KeptHost, KeptInfo, format_ranks
+from monarch_kernel.meshes import format_ranks
 
 # Longer rank sets are cut: a label is to be read at a glance, the tooltip has the rest.
 _LABEL_RUNS = 6
@@ -79,62 +77,3 @@ def _section_html(view: TextView, name_meshes: bool, tooltip: Tooltip | None) ->
     if view.progress:
         rows.append(f'<pre style="{styles.WRAPPED}{_STREAMS["progress"]}">{escape(view.progress)}</pre>')
     return f'<div style="{styles.BOX}">{"".join(rows)}</div>'
-
-
-class Table(AsTable):
-    """Rows under headings."""
-
-    def __init__(
-        self,
-        headings: Sequence[str],
-        rows: Sequence[Sequence[str]],
-        *,
-        caption: str = "",
-        right: Collection[int] = (),
-    ) -> None:
-        self._view = TableView(headings, rows, caption, right)
-
-    def table(self) -> TableView:
-        """The table."""
-        return self._view
-
-
-def seconds(duration: float) -> str:
-    """A duration as people say it: `0.2 s`, `14 s`, `3 min 5 s`, `2 h 10 min`."""
-    if duration < 10:
-        return f"{duration:.1f} s"
-    whole = int(duration)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def megabytes(size: int) -> str:
-    """A size as people say it: `12 MB`, `1.4 GB`."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
-
-
-def kept_state(host: KeptHost | None) -> str:
-    """Whether a mesh of this notebook outlives it, for `%mesh ls`; `host` is what keeps it, if anything does."""
-    if host is None:
-        return ""
-    return "by this kernel" if host.is_kept else "no more: its host agent died; %mesh heal starts another"
-
-
-def kept_rows(info: KeptInfo) -> list[list[str]]:
-    """A kept mesh that is not this notebook's, as rows of `%mesh ls`."""
-    now = time()
-    if info.held_by:
-        state = f"by process {info.held_by}"
-    else:
-        state = f"free for {seconds(now - info.free_since)}"
-        if info.idle:
-            state += f", ends in {seconds(max(0.0, info.free_since + info.idle - now))}"
-    rows: list[list[str]] = []
-    for mesh in info.meshes:
-        sizes = ", ".join(f"{label}={size}" for label, size in mesh.sizes.items())
-        name = mesh.name if mesh.name == info.name else f"{info.name}: {mesh.name}"
-        rows.append(["", name, sizes, str(mesh.ranks), str(mesh.alive), state])
-    return rows or [["", info.name, "", "0", "0", state]]
