@@ -79,7 +79,7 @@ def test_a_deferred_function_runs_when_it_is_wanted() -> None:
     begun: list[Any] = []
     future = forever(begun)
     assert not future.done() and not begun
-    with pytest.raises(TimeoutError, match="forever did not finish within 0.01 s, and was cancelled"):
+    with pytest.raises(TimeoutError, match="forever did not finish within 0.01 s and was cancelled"):
         future.get(0.01)
     assert begun == ["begun", "cancelled"]
     with pytest.raises(TimeoutError):

@@ -35,7 +35,7 @@ def test_before_the_first_use(transport: str) -> None:
 
 
 def test_another_one_later() -> None:
-    assert "has chosen 'tcp' already" in _run("attempt('tcp')\nattempt('ipc')")
+    assert "has already chosen 'tcp'" in _run("attempt('tcp')\nattempt('ipc')")
     assert _run("attempt('tcp')\nattempt(ChannelTransport.TcpWithHostname)") == ""
 
 

@@ -1,4 +1,4 @@
-"""``returns_future``: async functions that give a ``Future``, whose body runs when the result is first wanted."""
+"""``returns_future``: async functions that return a ``Future``, whose body runs when its result is first needed."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ T = TypeVar("T")
 
 
 def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Future[T]]:
-    """Have an async function return a ``Future`` where a coroutine would be.
+    """Make an async function return a ``Future`` instead of a coroutine.
 
-    A call starts nothing: it takes the caller's context variables, the running actor among them. The first ``await``
-    runs the body on the caller's event loop, and cancelling that ``await`` does not cancel the body. The first
-    ``get()`` runs it on the calling thread, as ``asyncio.run`` does, or on a helper thread if a loop runs here. If that
-    ``get()`` times out, the body is cancelled, and the future fails; so it does where Ctrl-C interrupts the calling
-    thread in the body. Every later ``get()`` and ``await`` has the same outcome. ``done()`` and callbacks start
-    nothing.
+    A call starts nothing; it captures the caller's context variables, which include the running actor. The first
+    ``await`` runs the body on the caller's event loop, and cancelling that ``await`` does not cancel the body. The
+    first ``get()`` runs the body on the calling thread, as ``asyncio.run`` does, or on a helper thread if an event loop
+    runs on the calling one. If that ``get()`` times out, the body is cancelled and the future fails; the same happens
+    if Ctrl-C interrupts the calling thread in the body. Every later ``get()`` and ``await`` has the same outcome.
+    ``done()`` and callbacks start nothing.
 
     Raises:
-        TypeError: it is no async function.
+        TypeError: ``function`` is not an async function.
     """
     if not inspect.iscoroutinefunction(function):
         raise TypeError(f"returns_future requires an async function, got {function!r}")
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        context()  # starts the runtime if need be
+        context()  # starts the runtime if necessary
         return _Deferred(function(*args, **kwargs), function.__qualname__)
 
     return call
@@ -50,16 +50,16 @@ class _Deferred(Future[Any]):
         self._body: Coroutine[Any, Any, Any] | None = body
         self._context = contextvars.copy_context()
         self._lock = threading.Lock()
-        self._task: asyncio.Task[Any] | None = None  # the loop holds its tasks by weak references
+        self._task: asyncio.Task[Any] | None = None  # the loop holds only weak references to its tasks
 
     def _claim(self) -> Coroutine[Any, Any, Any] | None:
-        """The body, for the first who wants its result."""
+        """The body, for the first caller that needs its result; None for later ones."""
         with self._lock:
             body, self._body = self._body, None
         return body
 
     def get(self, timeout: float | None = None) -> Any:
-        """Wait for the result; the first to do so runs the body. See ``Future.get``."""
+        """Wait for the result; the first call runs the body. See ``Future.get``."""
         __tracebackhide__ = True
         body = self._claim()
         if body is not None:
@@ -83,7 +83,7 @@ class _Deferred(Future[Any]):
             if not done:
                 task.cancel()
                 await asyncio.wait((task,))
-                raise TimeoutError(f"{self.what} did not finish within {timeout} s, and was cancelled")
+                raise TimeoutError(f"{self.what} did not finish within {timeout} s and was cancelled")
             return task.result()
 
         try:
@@ -91,7 +91,7 @@ class _Deferred(Future[Any]):
         except KeyboardInterrupt:
             self._reject(asyncio.CancelledError(f"{self.what} was interrupted"))
             raise
-        except BaseException as error:  # whoever asks gets it
+        except BaseException as error:  # raised by get() and await
             self._reject(error)
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -111,7 +111,7 @@ class _Deferred(Future[Any]):
             self._resolve(task.result())
 
     def then(self, convert: Callable[[Any], Any]) -> Future[Any]:
-        """A future of ``convert(result)`` that starts the body like this one."""
+        """A future of ``convert(result)``; waiting for it starts the body, too."""
 
         async def converted() -> Any:
             return convert(await self)
@@ -121,7 +121,7 @@ class _Deferred(Future[Any]):
     def __del__(self) -> None:
         body = getattr(self, "_body", None)
         if body is not None:
-            body.close()  # nobody wanted its result; Python would warn that it was never awaited
+            body.close()  # its result was never needed; without this, Python warns that it was never awaited
 
 
 def _loop_runs_here() -> bool:

@@ -1,7 +1,7 @@
 """Monarch's identifiers as values: ``Uid`` and ``ProcId``.
 
-Procs of this package are named by plain strings (``context().actor_instance.proc_id``); these are for programs that
-make and compare identifiers of their own.
+This package names procs by plain strings (``context().actor_instance.proc_id``); these classes are for programs that
+make and compare identifiers themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _UID = re.compile(r"(?P<label>[^<>]*)(?:<(?P<value>[^<>]*)>)?")
 
 
 class Uid:
-    """A name that stands for itself (``name``), or an instance: a 64-bit number, with a name for people or without
+    """A singleton, which is a name (``name``), or an instance, which is a 64-bit number with an optional label
     (``name<4HkNzq7CqKE>``).
 
     Made by ``from_string``, ``instance``, ``instance_from_value`` and ``anonymous``. Two instances are equal if their
@@ -40,10 +40,10 @@ class Uid:
 
     @staticmethod
     def from_string(uid: str) -> Uid:
-        """What ``str()`` of a ``Uid`` stands for.
+        """Parse the text that ``str()`` of a ``Uid`` gives.
 
         Raises:
-            ValueError: that cannot be one.
+            ValueError: the text is not a uid.
         """
         found = _UID.fullmatch(uid)
         if found is None or not uid:
@@ -69,7 +69,7 @@ class Uid:
         """The instance with this number.
 
         Raises:
-            OverflowError: it does not fit into 64 bits.
+            OverflowError: the number does not fit into 64 bits.
         """
         if not 0 <= value < 1 << 64:
             raise OverflowError(f"the number of an instance has 64 bits, got {value}")
@@ -77,22 +77,22 @@ class Uid:
 
     @property
     def label(self) -> str | None:
-        """Its name, if it has one."""
+        """The label; None if there is none."""
         return self._label
 
     @property
     def instance_value(self) -> int | None:
-        """The number of an instance; None for a name that stands for itself."""
+        """The number of an instance; None for a singleton."""
         return self._value
 
     @property
     def is_instance(self) -> bool:
-        """Whether it has a number."""
+        """Whether this is an instance, which has a number."""
         return self._value is not None
 
     @property
     def is_singleton(self) -> bool:
-        """Whether it is a name that stands for itself."""
+        """Whether this is a singleton, which has only a name."""
         return self._value is None
 
     def _key(self) -> str | int | None:
@@ -126,10 +126,10 @@ class ProcId:
 
     @staticmethod
     def from_string(proc_id: str) -> ProcId:
-        """What ``str()`` of a ``ProcId`` stands for.
+        """Parse the text that ``str()`` of a ``ProcId`` gives.
 
         Raises:
-            ValueError: that cannot be one.
+            ValueError: the text is not a proc id.
         """
         try:
             return ProcId(Uid.from_string(proc_id))
@@ -138,12 +138,12 @@ class ProcId:
 
     @property
     def uid(self) -> Uid:
-        """What it is made of."""
+        """The ``Uid`` of this identifier."""
         return self._uid
 
     @property
     def label(self) -> str | None:
-        """The name in it, if it has one."""
+        """The label of the ``Uid``; None if there is none."""
         return self._uid.label
 
     def __eq__(self, other: object) -> bool:
@@ -188,5 +188,5 @@ def _number(digits: str) -> int:
             raise ValueError(f"invalid base58 uid: {digits}")
         value = value * len(_DIGITS) + at
     if not digits or value >= 1 << 64:
-        raise ValueError(f"invalid base58 uid: {digits!r} is no number of 64 bits")
+        raise ValueError(f"invalid base58 uid: {digits!r} is not a 64-bit number")
     return value

@@ -1,4 +1,4 @@
-"""Doing something the moment a module has been imported, and importing nothing for it."""
+"""Callbacks that run once a module has been imported, without importing it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def after_import(name: str, then: Callable[[Any], object]) -> None:
-    """Call ``then(module)`` when this process has imported the module ``name``: now, if it has already."""
+    """Call ``then(module)`` once this process has imported the module ``name``; at once if it already has."""
     module = sys.modules.get(name)
     if module is not None:
         then(module)
@@ -20,7 +20,7 @@ def after_import(name: str, then: Callable[[Any], object]) -> None:
 
 
 class _Watcher:
-    """A finder that lets one import pass, and then calls back."""
+    """A finder that lets one import proceed, and then calls back."""
 
     def __init__(self, name: str, then: Callable[[Any], object]) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""Unique names that people can still read."""
+"""Unique names that stay readable."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import re
 
 
 def unique(name: str) -> str:
-    """``name``, made safe for a file name and for a log line, with a random end."""
+    """``name``, made safe for file names and log lines, with a random suffix."""
     return f"{re.sub(r'[^A-Za-z0-9_.]', '_', name)[:24]}-{os.urandom(3).hex()}"

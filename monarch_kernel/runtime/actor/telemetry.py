@@ -1,8 +1,8 @@
-"""``span``, ``traced`` and ``get_meter``: a program's own telemetry, through OpenTelemetry where that is installed.
+"""``span``, ``traced`` and ``get_meter``: a program's own telemetry, through OpenTelemetry if that is installed.
 
-This package sets up no exporter, and records nothing by itself. With ``opentelemetry-api`` installed, spans and
-instruments go to whatever tracer and meter provider the process has configured. Without it, they are no-ops that cost
-next to nothing.
+This package sets up no exporter and records nothing by itself. With ``opentelemetry-api`` installed, spans and
+instruments go to the tracer and meter providers that the process has configured. Without it, they are no-ops that cost
+almost nothing.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def _opentelemetry(part: str) -> Any:
 class span:  # noqa: N801  # Monarch's name
     """A block of code as a span: ``with span("load"): ...``.
 
-    With OpenTelemetry, a span of the tracer ``monarch``: inside the current one, with the running actor's name,
-    endpoint and rank as attributes, and with the exception that leaves the block. Else a no-op.
+    With OpenTelemetry, a span of the tracer ``monarch`` inside the current one, with the running actor's name, endpoint
+    and rank as attributes, and with any exception that leaves the block. Otherwise a no-op.
     """
 
     __slots__ = ("_entered", "_name")
@@ -62,7 +62,7 @@ class span:  # noqa: N801  # Monarch's name
 
 
 def _where() -> dict[str, Any]:
-    """What runs; the runtime is not started for it."""
+    """The running actor as attributes; does not start the runtime."""
     here = current.get()
     if here is None:
         return {}
@@ -108,10 +108,10 @@ def get_meter() -> Any:
 
 
 class _NoInstrument:
-    """Any instrument: takes what it is given."""
+    """Any instrument; ignores its arguments."""
 
     def add(self, amount: float, attributes: Any = None, context: Any = None) -> None:
-        """Without effect, like the others."""
+        """Does nothing, like the other methods."""
 
     record = set = add
 
@@ -124,7 +124,7 @@ class _NoMeter:
     schema_url = None
 
     def create_counter(self, name: str, *_args: Any, **_kwargs: Any) -> _NoInstrument:
-        """An instrument that records nothing, as all the others are."""
+        """An instrument that records nothing, like all others."""
         return _NO_INSTRUMENT
 
     create_up_down_counter = create_histogram = create_gauge = create_counter

@@ -1,4 +1,4 @@
-"""Monarch's choice of one transport for everything; here each address chooses its own."""
+"""Monarch's choice of one transport for all connections; here each address determines its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ChannelTransport(enum.Enum):
     MetaTlsWithIpV6 = "metatls"
 
 
-#: What ``monarch.config`` has been told; like ``enable_transport``, it changes nothing.
+#: The setting ``default_transport`` of ``monarch.config``; like ``enable_transport``, it changes nothing.
 DEFAULT: ChannelTransport | str = ChannelTransport.Unix
 _chosen: ChannelTransport | str | None = None
 _lock = threading.Lock()
@@ -30,12 +30,12 @@ _lock = threading.Lock()
 def enable_transport(transport: ChannelTransport | str) -> None:
     """Accepted as in Monarch, before the first use of the API; it changes nothing.
 
-    Processes of one host use Unix sockets and shared memory; hosts reach each other at the addresses that their
-    workers were given, by TCP always with the team's key.
+    Processes of one host use Unix sockets and shared memory. Hosts reach each other at their workers' addresses; TCP
+    always needs the team's key.
 
     Raises:
-        ValueError: there is no such transport.
-        RuntimeError: another one was chosen before, or the API was used already.
+        ValueError: the transport does not exist.
+        RuntimeError: another one was chosen before, or the API has been used already.
     """
     global _chosen
     wanted = checked(transport)
@@ -43,7 +43,7 @@ def enable_transport(transport: ChannelTransport | str) -> None:
         if _chosen == wanted:
             return
         if _chosen is not None:
-            raise RuntimeError(f"enable_transport({transport!r}): this process has chosen {_shown(_chosen)} already")
+            raise RuntimeError(f"enable_transport({transport!r}): this process has already chosen {_shown(_chosen)}")
         if systems.started():
             raise RuntimeError(
                 f"enable_transport({transport!r}) comes too late: call it before anything else of monarch.actor"
@@ -52,10 +52,10 @@ def enable_transport(transport: ChannelTransport | str) -> None:
 
 
 def checked(transport: ChannelTransport | str) -> ChannelTransport | str:
-    """What a transport's name means.
+    """The transport with this name, or the checked address.
 
     Raises:
-        ValueError: there is no such transport.
+        ValueError: the transport does not exist.
     """
     if isinstance(transport, ChannelTransport):
         return transport

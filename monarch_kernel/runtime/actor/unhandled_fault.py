@@ -1,10 +1,8 @@
-"""What happens to a fault that nobody handled: the hook, and the end of a script.
+"""Faults that no actor handles: the ``unhandled_fault_hook``, and the end of a script.
 
-The default ends a script as an uncaught exception would: a report on stderr, exit code 1. The fault is noticed by
-whichever
-thread polls, but ``SystemExit`` has to be raised in the main thread, and must get it out of whatever system call it
-is in.
-So a real-time signal, for which nobody else has a use, is sent to the main thread, and its handler calls the hook.
+The default hook ends a script as an uncaught exception would: with a report on stderr and exit code 1. The thread that
+polls notices the fault, but ``SystemExit`` must be raised in the main thread, and must interrupt its system call. So
+this module sends a real-time signal, which nothing else uses, to the main thread; the handler calls the hook.
 """
 
 from __future__ import annotations
@@ -35,18 +33,18 @@ _FACADE = "monarch_kernel.actor"
 
 
 def hook() -> Callable[[Any], None]:
-    """The current ``unhandled_fault_hook``: users reassign it on the façade module."""
+    """The current ``unhandled_fault_hook``, which users reassign on the façade module."""
     facade = sys.modules.get(_FACADE)
     return getattr(facade, "unhandled_fault_hook", default_hook) if facade is not None else default_hook
 
 
 def is_default(candidate: Any) -> bool:
-    """Whether the user has not replaced the hook."""
+    """Whether this hook is the default one, not the user's."""
     return candidate is default_hook
 
 
 def install() -> None:
-    """Prepare the main thread to be told; without effect in other threads."""
+    """Install the signal handler; does nothing outside the main thread."""
     global _installed
     if _installed or threading.current_thread() is not threading.main_thread():
         return
@@ -60,7 +58,7 @@ def _handle(_signum: int, _frame: FrameType | None) -> None:
 
 
 def call_hook(chosen: Callable[[Any], None], failure: Any) -> None:
-    """Call a hook that the user installed; if it exits, so does the script."""
+    """Call the user's hook; if it raises ``SystemExit``, the script ends."""
     try:
         chosen(failure)
     except SystemExit:
@@ -80,5 +78,5 @@ def end_script(failure: Any) -> None:
     ident = threading.main_thread().ident
     if _installed and ident is not None:
         signal.pthread_kill(ident, SIGNAL)
-    else:  # the runtime was started by another thread: no handler could be installed
+    else:  # another thread started the runtime, so no handler is installed
         os._exit(1)

@@ -1,8 +1,8 @@
-"""What a process keeps back while its bootstrap runs.
+"""Messages that a process holds back while its bootstrap runs.
 
-Actors that the owner of a proc spawns there wait until the bootstrap has returned, and so does all that is for them. An
-actor that the bootstrap itself makes, on ``this_proc()``, must not wait: the bootstrap may call it, or wait for another
-process that does.
+Actors that the owner of a proc spawns on it wait until the bootstrap returns, and so do the messages for them. An actor
+that the bootstrap itself spawns, on ``this_proc()``, must not wait: the bootstrap may call it, or wait for another
+process that calls it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from monarch_kernel.protocol.messages import Create
 
 
 class BootstrapHold:
-    """The messages for actors that have to wait for the bootstrap, in the order in which they came.
+    """Messages for actors that must wait for the bootstrap, in order of arrival.
 
     Args:
-        handle: handles one message, now.
-        is_known: whether an actor of that id is here, or was.
+        handle: handles one message at once.
+        is_known: whether an actor of that id exists here, or did.
     """
 
     def __init__(self, handle: Callable[[Any, Any, Any], None], is_known: Callable[[str], bool]) -> None:
@@ -31,7 +31,7 @@ class BootstrapHold:
         self._over = False
 
     def takes(self, link: Any, message: Any, body: Any) -> bool:
-        """Whether this message is taken care of here; False: it is to be handled now, by the caller."""
+        """Whether the message was held or handled here; if not, the caller handles it now."""
         with self._lock:
             if self._over:
                 return False
@@ -45,7 +45,7 @@ class BootstrapHold:
             return True
 
     def _create(self, link: Any, create: Create, body: Any) -> None:
-        """Make an actor now, and give it what came for it before."""
+        """Make an actor now, and give it the messages that came for it before."""
         mine = [entry for entry in self._kept if entry[1].actor == create.actor]
         self._kept = [entry for entry in self._kept if entry[1].actor != create.actor]
         self._handle(link, create, body)
@@ -53,10 +53,10 @@ class BootstrapHold:
             self._handle(*entry)
 
     def release(self) -> None:
-        """Handle what was kept, in order, and keep no more."""
+        """Handle the held messages in order, and hold no more."""
         while True:
             with self._lock:
-                # What comes from now on is behind what waits already, whoever it is for.
+                # Later messages queue behind the held ones, whichever actor they are for.
                 self._releasing = True
                 kept, self._kept = self._kept, []
                 if not kept:

@@ -1,11 +1,11 @@
 """The process groups of ``torch.distributed`` in this process: their connections, and how a wait in them is ended.
 
-When one rank of a call raises, the others may wait for it in a collective. Gloo has no call that ends such a wait, so
-a rank notes which connections its groups open, whoever makes them: the user's ``init_process_group``, DeviceMesh, or
-this package. To release a rank is to shut these connections down, as if the peers had: then the collective raises.
-Shutting down reaches a connection also where a child process (a DataLoader worker) has inherited it; closing does not.
+When one rank of a call raises, others may wait for it in a collective. Gloo has no call that ends such a wait, so a
+rank records which connections its groups open, whether the user's ``init_process_group``, DeviceMesh or this package
+makes them. Releasing a rank means shutting these connections down, as if the peers had: the collective then raises.
+Shutting down works even if a child process (a DataLoader worker) has inherited the connection; closing does not.
 
-Nothing here imports torch, and nothing costs anything before it is imported.
+Nothing here imports torch, and nothing here costs anything until the program does.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from monarch_kernel.protocol.faults import capture, encode_fault
 from monarch_kernel.runtime.actor.import_hooks import after_import
 
 C10D = "torch.distributed.distributed_c10d"
-#: How long a thread must have stood still in a collective, without processor time, before it is released (seconds).
+#: How long a thread must wait in a collective, without using processor time, before it is released (seconds).
 STILL = 0.3
-#: The same where waiting takes processor time (NCCL), or where the group may be one that the failed ranks are not in.
+#: The same if waiting uses processor time (NCCL), or if the failed ranks may not be in the group.
 STILL_UNSURE = 3.0
-#: How often a thread is looked at, at first and later (seconds).
+#: How often a thread is sampled, at first and later (seconds).
 LOOK, LOOK_LATER = 0.05, 0.25
 
 _TORCH = f"{os.sep}torch{os.sep}"
 _LOADER = f"{_TORCH}utils{os.sep}data{os.sep}"
-#: What waits for work that was started before: methods of `Work`, and what brings results of a GPU here.
+#: Methods that wait for work started earlier: those of `Work`, and those that copy results from a GPU.
 WAITING = frozenset({"wait", "result", "synchronize", "item", "tolist", "cpu", "numpy", "value"})
-#: How a message says that another rank is gone, or has not come.
+#: Messages that mean that another rank is gone, or did not join.
 _OF_PEER = re.compile(
     r"closed by peer|reset by peer|broken pipe|read error|write error|timed? ?out|remote process|aborted|socketstart"
     r"|connection refused|connection was likely closed|failed to recv|failed to send",
@@ -53,7 +53,7 @@ _OF_PEER = re.compile(
 
 
 class Opened:
-    """The network connections that were opened while a process group was made, by their inodes."""
+    """The network connections opened while a process group was made, by inode."""
 
     def __init__(self) -> None:
         self._before = sockets()
@@ -65,11 +65,11 @@ class Opened:
         self._own = sockets() - self._before
 
     def inodes(self) -> frozenset[int]:
-        """Those that are, or were, its own."""
+        """The inodes of the connections that are, or were, the group's own."""
         return self._own if self._own is not None else sockets() - self._before
 
     def shut_down(self) -> None:
-        """End them, as if the other sides had: collectives under way raise, here and there."""
+        """Shut them down, as if the peers had: collectives in progress raise at both ends."""
         self.ended = True
         for inode in self.inodes():
             _shut_down(inode)
@@ -77,17 +77,17 @@ class Opened:
 
 _lock = threading.Lock()
 _opened: list[Opened] = []
-_endings = 0  # how often all were ended
-_meeting: set[int] = set()  # threads that wait for the others' coming, outside of torch
+_endings = 0  # how often all connections were shut down
+_meeting: set[int] = set()  # threads that wait for other ranks to join, outside torch
 
 
 @contextmanager
 def opening() -> Generator[Opened]:
-    """What is connected inside of this block belongs to a process group."""
+    """Connections opened inside this block belong to a process group."""
     found = Opened()
     with _lock:
         living = sockets()
-        # What is left of groups that were ended (a wrapped model holds on to its own) says nothing of the new one.
+        # Leftovers of groups that were shut down (a wrapped model keeps its own alive) do not concern the new one.
         _opened[:] = [each for each in _opened if not each.ended and each.inodes() & living]
         _opened.append(found)
     try:
@@ -97,7 +97,7 @@ def opening() -> Generator[Opened]:
 
 
 def shut_down_all() -> None:
-    """End every collective that is under way in this process, in any group. The groups are as good as dead then."""
+    """End every collective in progress in this process, in any group. The groups cannot be used afterwards."""
     global _endings
     with _lock:
         groups = list(_opened)
@@ -110,23 +110,23 @@ def shut_down_all() -> None:
     for group, (backend, _) in list(c10d._world.pg_map.items()):
         if backend == "gloo":
             continue
-        with suppress(Exception):  # not every backend can, and one that has been ended refuses
+        with suppress(Exception):  # not every backend supports it, and an aborted one refuses
             group.abort()
 
 
 def endings() -> int:
-    """How often the connections of all groups have been ended here."""
+    """How often the connections of all groups have been shut down in this process."""
     return _endings
 
 
 @contextmanager
 def meeting() -> Generator[Callable[[], None]]:
-    """The calling thread waits for others to come, in a loop that calls what it is given; that raises if released."""
+    """The calling thread waits for other ranks in a loop that calls the yielded check, which raises on release."""
     thread, began = threading.get_ident(), _endings
 
     def check() -> None:
         if _endings != began:
-            raise RuntimeError("aborted: the process group is not made, as other ranks do not come")
+            raise RuntimeError("aborted: the process group was not made, as other ranks did not join")
 
     _meeting.add(thread)
     try:
@@ -136,7 +136,7 @@ def meeting() -> Generator[Callable[[], None]]:
 
 
 def are_broken() -> bool:
-    """Whether a process group that is still there has had its connections ended."""
+    """Whether the connections of a process group that still exists were shut down."""
     if not in_process_group():
         return False
     with _lock:
@@ -153,7 +153,7 @@ def _descriptors() -> dict[int, int]:
     """The descriptors of all sockets of this process, by inode."""
     found: dict[int, int] = {}
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # it was closed meanwhile
+        with suppress(OSError):  # closed in the meantime
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):
                 found[status.st_ino] = int(name)
@@ -166,33 +166,33 @@ def sockets() -> frozenset[int]:
 
 
 def _shut_down(inode: int) -> None:
-    """End a connection over the network as if its peer had; whatever else has that inode is left alone."""
+    """Shut down a network connection as if its peer had; leave anything else with that inode alone."""
     fd = _descriptors().get(inode)
     if fd is None:
         return
     with suppress(OSError), socket.socket(fileno=os.dup(fd)) as held:
-        # Closed and opened again as something else before it was duplicated?
+        # It may have been closed and reused for something else before it was duplicated.
         if os.fstat(held.fileno()).st_ino != inode or held.family not in (socket.AF_INET, socket.AF_INET6):
             return
-        # A listener that ends would be an error of its own to who accepts there.
+        # Shutting down a listener would raise an unrelated error in accept().
         if not held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             held.shutdown(socket.SHUT_RD)
 
 
-# -- noting what torch opens ------------------------------------------------------------------------
+# -- recording what torch opens ---------------------------------------------------------------------
 
-#: How the ranks of a group find each other where no other way is asked for: takes torch's ``rendezvous``, and what that
-#: is called with, and gives what that would. Set by what runs programs here.
+#: How the ranks of a group find each other if the program names no other way: takes torch's ``rendezvous`` and its
+#: arguments, and yields what it would. Set by the package that runs programs on ranks.
 find_others: Callable[..., Iterator[Any]] | None = None
 
 
 def install() -> None:
-    """Note the connections of process groups from now on; as soon as torch.distributed is imported, if it is not."""
+    """Record the connections of process groups, as soon as torch.distributed is imported."""
     after_import(C10D, _watch)
 
 
 def _watch(c10d: Any) -> None:
-    """Both functions are private, but are what every way to make a group comes by; another PyTorch may lack them."""
+    """Both functions are private, but every way to make a group calls them; other versions of PyTorch may lack them."""
     make = getattr(c10d, "_new_process_group_helper", None)
     if make is not None and not hasattr(make, "__wrapped__"):
 
@@ -223,7 +223,7 @@ def _watch(c10d: Any) -> None:
 
 
 class _Stand:
-    """Where a thread stands that may wait in a collective: equal to a later one if it has not moved since."""
+    """The position of a thread that may wait in a collective, to be compared with a later one."""
 
     def __init__(self, frame: FrameType | None = None, cpu: int = 0) -> None:
         self._frame = frame
@@ -231,7 +231,7 @@ class _Stand:
         self._cpu = cpu
 
     def is_at(self, other: _Stand | None, *, idle: bool) -> bool:
-        """Whether it has stayed there; with ``idle`` also without computing."""
+        """Whether the thread has stayed there; with ``idle``, also without using processor time."""
         same = other is not None and other._frame is self._frame and other._at == self._at
         return same and (not idle or other is None or other._cpu == self._cpu)
 
@@ -240,7 +240,7 @@ _MEETING = _Stand()
 
 
 def _stand(thread: int) -> _Stand | None:
-    """Where a thread may wait in a collective; None if it is elsewhere."""
+    """The position of a thread that may wait in a collective; None if it does something else."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return None
@@ -259,7 +259,7 @@ def _stand(thread: int) -> _Stand | None:
 
 
 def _processor_time(thread: int) -> int:
-    """Of a thread of this process so far, in nanoseconds where that is known; -1 where nothing is."""
+    """The processor time of a thread of this process, in nanoseconds if available; -1 if unknown."""
     native = next((each.native_id for each in threading.enumerate() if each.ident == thread), None)
     if native is None:
         return -1
@@ -272,7 +272,7 @@ def _processor_time(thread: int) -> int:
 
 
 def called_method(frame: FrameType) -> str:
-    """The name of the method that a frame is calling at this moment; "" if it is no method, or nothing is called."""
+    """The name of the method that a frame is calling now; "" if it is not calling a method."""
     return _calls(frame.f_code).get(frame.f_lasti, "")
 
 
@@ -280,7 +280,7 @@ _methods: dict[CodeType, dict[int, str]] = {}
 
 
 def _calls(code: CodeType) -> dict[int, str]:
-    """For each call in this code, by its offset, the name of the method that is called."""
+    """The names of the methods that this code calls, by the offset of the call."""
     known = _methods.get(code)
     if known is None:
         known = {}
@@ -304,15 +304,15 @@ _watched: set[object] = set()
 def release(
     key: object, thread: Callable[[], int], runs: Callable[[], bool], failed: frozenset[int] = frozenset()
 ) -> None:
-    """Have a thread released from collectives, now and until what it runs has ended, as others will never come there.
+    """Release a thread from collectives that other ranks will never join, until the endpoint it runs has ended.
 
-    A thread that computes is left alone until it waits; nothing happens to what never does.
+    A thread that computes is left alone until it waits.
 
     Args:
-        key: names what the thread runs; asked for again, nothing more is done.
-        thread: gives its identifier, 0 while it has not begun.
-        runs: whether it still does, or will; asked often.
-        failed: the ranks of torch.distributed that will not come, as far as that is known.
+        key: names what the thread runs; further requests for the same key are ignored.
+        thread: returns its identifier; 0 while it has not begun.
+        runs: whether the endpoint still runs, or will run; called often.
+        failed: the ranks of torch.distributed that will not join, as far as known.
     """
     if "torch.distributed" not in sys.modules:
         return
@@ -343,12 +343,12 @@ def _release(thread: Callable[[], int], runs: Callable[[], bool], failed: frozen
         elif now - since >= (STILL_UNSURE if computes or apart else STILL):
             if runs():
                 shut_down_all()
-            since = now  # it may catch the error, and wait again
+            since = now  # it may catch the error and wait again
         time.sleep(LOOK if now - began < 10 else LOOK_LATER)
 
 
 def _doubts(failed: frozenset[int]) -> tuple[bool, bool]:
-    """Whether waiting takes processor time here, and whether there is a group that can do without the failed ranks."""
+    """Whether waiting uses processor time here, and whether some group does not include the failed ranks."""
     c10d: Any = sys.modules.get(C10D)
     if c10d is None:
         return False, False
@@ -358,13 +358,13 @@ def _doubts(failed: frozenset[int]) -> tuple[bool, bool]:
         groups = [set(ranks) for ranks in list(world.pg_group_ranks.values())]
         largest = max(map(len, groups), default=0)
         apart = any(len(ranks) < largest and not ranks & failed for ranks in groups)
-    except Exception:  # a group that is being made at this moment, or another PyTorch
+    except Exception:  # a group is being made at this moment, or the version of PyTorch differs
         return False, False
     return computes, apart
 
 
 def failed_by_peer(error: BaseException) -> bool:
-    """Whether a rank has failed only because another one was gone or did not come, or because it was released."""
+    """Whether a rank failed only because another one was gone or did not join, or because it was released."""
     at = error.__traceback__
     of_torch = type(error).__module__.startswith("torch")
     while at is not None and not of_torch:
@@ -376,7 +376,7 @@ def failed_by_peer(error: BaseException) -> bool:
 
 
 def said_first(error: BaseException) -> str:
-    """The message without what torch puts around it: a line of its own source before, and what follows a sentence."""
+    """The message without torch's additions: its own source line in front, and advice after the first sentence."""
     first = str(error).strip().split("\n", 1)[0]
     return re.sub(r"^\[/[^\]]*\] ", "", first).partition(". This is typically")[0]
 

@@ -1,4 +1,4 @@
-"""Awaiting user code so that it can be interrupted while it computes, and nothing else can."""
+"""Awaiting user code so that only its own computation can be interrupted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Interruptible(Protocol):
-    """Who is told when a step of user code begins and ends."""
+    """An actor whose flag says whether a step of user code runs."""
 
     _interruptible: bool
 
@@ -15,8 +15,8 @@ class Interruptible(Protocol):
 class InterruptibleSteps:
     """Awaits a coroutine; ``owner._interruptible`` is true while one of its steps runs, and false while it waits.
 
-    A coroutine that waits is interrupted by cancelling its task. One that computes never gets to a cancellation: it
-    needs a KeyboardInterrupt in its thread, which must not hit the event loop between two steps.
+    A waiting coroutine is interrupted by cancelling its task. A computing one never reaches a cancellation: it needs a
+    KeyboardInterrupt in its thread, which must not hit the event loop between two steps.
     """
 
     __slots__ = ("_coroutine", "_owner")
