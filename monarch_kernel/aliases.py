@@ -13,8 +13,10 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
+from monarch_kernel import environment
+
 #: Set in the environment of ranks whose controller has enabled the alias.
-VARIABLE = "MONARCH_KERNEL_IMPORTS"
+VARIABLE = environment.IMPORTS
 
 _ALIAS = "monarch"
 _OURS = "monarch_kernel"

@@ -1,9 +1,13 @@
-"""Settings that can be changed while a process runs, by Monarch's names: durations as in ``"10s"``.
+"""Settings. Those that a process can change while it runs have Monarch's names: durations as in ``"10s"``.
 
-``get_global_config()`` has those that exist here, and ``docs/actors.md`` says what each does. Environment variables set
-what else can be set; ``docs/`` has each where it belongs.
+``get_global_config()`` has those that exist here, and ``docs/actors.md`` says what each does. Everything else is set by
+environment variables: ``environment_variables()`` lists them, as ``docs/configuration.md`` does.
+
+This module holds names only.
 """
 
+from monarch_kernel.environment import InvalidSettingError, Variable
+from monarch_kernel.environment import variables as environment_variables
 from monarch_kernel.runtime.actor.settings import (
     clear_runtime_config,
     configure,
@@ -12,4 +16,13 @@ from monarch_kernel.runtime.actor.settings import (
     get_runtime_config,
 )
 
-__all__ = ["clear_runtime_config", "configure", "configured", "get_global_config", "get_runtime_config"]
+__all__ = [
+    "InvalidSettingError",
+    "Variable",
+    "clear_runtime_config",
+    "configure",
+    "configured",
+    "environment_variables",
+    "get_global_config",
+    "get_runtime_config",
+]

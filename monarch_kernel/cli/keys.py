@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
+from monarch_kernel import environment
 from monarch_kernel.protocol.keys.allow_list import add_key, read_list, revoke_keys
 from monarch_kernel.protocol.keys.guarded_files import LARGEST, KeyFileError, expanded
 from monarch_kernel.protocol.keys.identity import Public, check_name, make_key_file, parse_line, read_key_file
-from monarch_kernel.protocol.keys.trust import KEY_FILE_VARIABLE, key_file_named
+from monarch_kernel.protocol.keys.trust import key_file_named
 
 #: Each with the fewest and the most arguments that it takes. A public line may come as one or as three.
 _VERBS = {"new": (1, 1), "show": (0, 1), "add": (2, 4), "list": (1, 1), "revoke": (2, 2)}
@@ -71,7 +72,7 @@ def _new(path: str, name: str | None) -> None:
     print(
         f"Made {path}, the key of {made.name} ({made.fingerprint[:16]}).\n"
         f"As a team's key: copy it to every host (over ssh, say), readable by you alone, and name it there with\n"
-        f"--key-file or {KEY_FILE_VARIABLE}. Whoever has it can run code on your workers.\n"
+        f"--key-file or {environment.KEY_FILE.name}. Whoever has it can run code on your workers.\n"
         f"As one of many: 'monarch-kernel keys show {path}' prints the line for others' lists."
     )
 

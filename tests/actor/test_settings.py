@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel import config
+from monarch_kernel import config, environment
 from monarch_kernel.actor import Actor, BootstrapCommand, ChannelTransport, SupervisionError, endpoint, this_host
 from monarch_kernel.runtime.actor.hosts import host_mesh as hosts
 from monarch_kernel.runtime.actor.meshes import proc_mesh as meshes
@@ -61,7 +61,7 @@ def test_what_programs_written_for_monarch_set() -> None:
     assert transfer.tcp_fallback() is False
     config.clear_runtime_config()
     assert config.get_global_config() == first
-    assert transfer.tcp_fallback() is None and transfer.FALLBACK not in os.environ
+    assert transfer.tcp_fallback() is None and environment.RDMA_TCP_FALLBACK.name not in os.environ
 
 
 def test_a_limit_on_starts(faults: Any) -> None:
@@ -75,7 +75,7 @@ def test_a_limit_on_starts(faults: Any) -> None:
 
 
 def test_a_wrong_environment_stops_no_import() -> None:
-    env = {**os.environ, transfer.FALLBACK: "2"}
+    env = {**os.environ, environment.RDMA_TCP_FALLBACK.name: "2"}
     script = """
 from monarch_kernel.actor import config
 config.clear_runtime_config()

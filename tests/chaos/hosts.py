@@ -11,8 +11,8 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
+from monarch_kernel import environment
 from monarch_kernel.actor import HostMesh, ProcMesh, attach_to_workers, shutdown_context
-from monarch_kernel.runtime.node.tcp.heartbeat import HEARTBEAT_VARIABLE, SILENCE_VARIABLE
 from tests.chaos.engine import STOPPED, Chaos, send
 from tests.chaos.events import Event, pick
 from tests.chaos.load import DEADLINE
@@ -349,7 +349,10 @@ class HostsChaos(Chaos):
 @contextmanager
 def patience() -> Generator[None]:
     """Meanwhile hosts that are started, and this one, are patient with each other for ``HEARTBEAT``."""
-    variables = (HEARTBEAT_VARIABLE, SILENCE_VARIABLE)  # the wires answer in the name of hosts that they silence
+    variables = (
+        environment.HEARTBEAT_TIMEOUT.name,
+        environment.SILENCE_TIMEOUT.name,
+    )  # the wires answer in the name of hosts that they silence
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(dict.fromkeys(variables, str(HEARTBEAT)))
     try:

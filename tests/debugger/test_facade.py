@@ -30,9 +30,7 @@ def kept() -> list[tuple[str, str, str]]:
 
 
 def keep_for(seconds: float) -> None:
-    from monarch_kernel.runtime.actor.execution import postmortem
-
-    postmortem.LEASE = seconds
+    os.environ["MONARCH_KERNEL_POST_MORTEM"] = str(seconds)
 
 
 def test_a_mesh_has_the_tools_as_methods(procs: Any) -> None:

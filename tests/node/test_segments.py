@@ -13,7 +13,6 @@ import pytest
 from monarch_kernel.actor import Actor, SupervisionError, endpoint, this_host
 from monarch_kernel.meshes import list_proc_meshes
 from monarch_kernel.runtime.actor.system import get_system
-from monarch_kernel.runtime.node import segments
 from tests.conftest import wait_until
 
 MB = 1 << 20
@@ -156,7 +155,7 @@ def test_memory_of_an_owner_that_was_killed_stays_readable() -> None:
 
 
 def test_beyond_the_limit_buffers_travel_through_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "LIMIT", 2 * MB)
+    monkeypatch.setattr(get_system().node.segments, "_limit", 2 * MB)
     actor = this_host().spawn_procs().spawn("k", Keeper)
     array = np.ones(8 * MB, np.uint8)
     assert actor.total.call_one(array).get() == 8 * MB
@@ -164,7 +163,7 @@ def test_beyond_the_limit_buffers_travel_through_the_socket(monkeypatch: pytest.
 
 
 def test_more_than_is_kept_is_given_up_and_unmapped_by_the_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "KEEP", 0)
+    monkeypatch.setattr(get_system().node.segments, "_keep", 0)
     actor = this_host().spawn_procs().spawn("k", Keeper)
     for _ in range(3):
         assert actor.total.call_one(np.ones(MB, np.uint8)).get() == MB

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from monarch_kernel import environment
 from monarch_kernel.actor import attach_to_workers, start_worker_loop_forever, this_host
 from monarch_kernel.protocol.keys import make_key_file
 from monarch_kernel.rdma import (
@@ -30,10 +31,9 @@ from monarch_kernel.runtime.transfer import engine as engines
 from monarch_kernel.runtime.transfer.memory import memory_of
 from monarch_kernel.runtime.transfer.verbs import backend as verbs_backend
 from monarch_kernel.runtime.transfer.verbs import regions as verbs_regions
-from monarch_kernel.runtime.transfer.verbs import transfer as verbs_transfer
 from monarch_kernel.runtime.transfer.verbs.backend import Verbs
 from monarch_kernel.runtime.transfer.verbs.card import Card
-from monarch_kernel.runtime.transfer.verbs.ports import CLASS, VARIABLE, End, Gid
+from monarch_kernel.runtime.transfer.verbs.ports import CLASS, End, Gid
 from monarch_kernel.runtime.transfer.verbs.regions import Regions
 from monarch_kernel.runtime.transfer.verbs.route import Route
 from tests.actor.actors import hook
@@ -95,7 +95,7 @@ def test_large_transfers_take_several_queue_pairs_which_stay(far: Owner) -> None
     into = np.zeros(1 << 20, "i8")
     buffer.read_into(into).get()
     route = route_to(buffer)
-    assert len(route._free) == verbs_transfer.LANES
+    assert len(route._free) == environment.RDMA_QUEUE_PAIRS.get()
     numbers = {lane.end.number for lane in route._free}
     buffer.read_into(into).get()
     assert {lane.end.number for lane in route._free} == numbers
@@ -150,12 +150,12 @@ def test_regions_are_kept_while_it_is_certain_what_they_are(far: Owner, monkeypa
     assert read(memoryview(data)) == (1, 0, before + 1)
     mine.drop().get()
     assert len(known._kept) == before
-    monkeypatch.setattr(verbs_regions, "REGIONS", 2)
+    monkeypatch.setenv("MONARCH_KERNEL_RDMA_REGIONS", "2")
     arrays = [np.zeros(1 << 15, "i8") for _ in range(3)]
     for array in arrays:
         read(array)
     assert list(known._kept) == [(id(array), *memory_of(array).layout.span()) for array in arrays[1:]]
-    monkeypatch.setattr(verbs_regions, "BYTES", 1 << 18)
+    monkeypatch.setenv("MONARCH_KERNEL_RDMA_REGION_BYTES", str(1 << 18))
     assert read(arrays[0])[1:] == (1, 1)
 
 
@@ -184,7 +184,7 @@ def test_a_deadline_ends_a_transfer_and_the_next_one_works(far: Owner) -> None:
     into[:] = 0
     buffer.read_into(into).get()
     assert np.array_equal(into, np.arange(n))
-    assert len(route_to(buffer)._free) == verbs_transfer.LANES
+    assert len(route_to(buffer)._free) == environment.RDMA_QUEUE_PAIRS.get()
 
 
 def test_a_buffer_that_is_dropped_during_a_transfer(far: Owner) -> None:
@@ -368,15 +368,15 @@ def test_devices_can_be_named_also_several(second_device: str, far: Owner, monke
     into = np.zeros(n, "i8")
     devices = ("rxe0", second_device)
     before = [sent(device) for device in devices]
-    monkeypatch.setenv(VARIABLE, second_device)
+    monkeypatch.setenv("MONARCH_KERNEL_RDMA_DEVICE", second_device)
     buffer.read_into(into).get()
     assert np.array_equal(into, np.arange(n))
     between = [sent(device) for device in devices]
     assert before[0] == between[0] and before[1] < between[1]
-    monkeypatch.setenv(VARIABLE, f"rxe0,{second_device}:1")  # both at once
+    monkeypatch.setenv("MONARCH_KERNEL_RDMA_DEVICE", f"rxe0,{second_device}:1")  # both at once
     buffer.write_from(into[::-1].copy()).get()
     assert np.array_equal(far.do("base", "words"), np.arange(n)[::-1])
     after = [sent(device) for device in devices]
     assert between[0] < after[0] and between[1] < after[1]
-    monkeypatch.setenv(VARIABLE, "mlx5_9")
+    monkeypatch.setenv("MONARCH_KERNEL_RDMA_DEVICE", "mlx5_9")
     assert not is_ibverbs_available() and get_rdma_backend() == "none"

@@ -215,9 +215,9 @@ def test_no_way_to_another_machine_is_said(forced: Callable[[str], None]) -> Non
 def test_settings(monkeypatch: pytest.MonkeyPatch, forced: Callable[[str], None]) -> None:
     assert get_rdma_backend() == ("ibverbs" if is_ibverbs_available() else "tcp")
     assert is_rdma_available()
-    with pytest.raises(ValueError, match="'magic' is no RDMA backend: use one of auto, local, cuda_ipc, cma"):
+    with pytest.raises(ValueError, match="'magic' is not valid: it must be one of `auto`, `local`, `cuda_ipc`, `cma`"):
         configure(backend="magic")
-    with pytest.raises(ValueError, match="'plain' is no way to use TCP: use one of encrypted, trusted-network"):
+    with pytest.raises(ValueError, match="'plain' is not valid: it must be `encrypted` or `trusted-network`"):
         configure(tcp="plain")
     forced("segment")
     assert get_rdma_backend() == os.environ["MONARCH_KERNEL_RDMA_BACKEND"] == "segment"

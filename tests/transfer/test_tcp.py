@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from monarch_kernel import environment
 from monarch_kernel.actor import endpoint, this_host
 from monarch_kernel.rdma import (
     RDMABuffer,
@@ -81,7 +83,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, forced: Callable[[str], None]) ->
     """``elsewhere(here="tcp://...")``: this process is of another site from now on, whose gateway listens there."""
     forced("auto")
     monkeypatch.setattr(backend_settings, "_configured", {})
-    monkeypatch.delenv(backend_settings.FALLBACK, raising=False)
+    monkeypatch.delenv(environment.RDMA_TCP_FALLBACK.name, raising=False)
 
     def move(address: str = "") -> None:
         node = engine().node
@@ -106,7 +108,7 @@ def test_connections_are_made_when_needed_and_used_again(keeper: Any) -> None:
     for _ in range(3):
         buffer.read_into(into).get()
         buffer.write_from(into).get()
-    assert keeper.state.call_one().get()[1] <= max(tcp_backend.STREAMS, 1)
+    assert keeper.state.call_one().get()[1] <= max(environment.RDMA_STREAMS.get(), 1)
     wait_until(lambda: (s := keeper.state.call_one().get())[1] == s[2], "no thread waits at idle connections")
     buffer.read_into(into).get()
     assert np.array_equal(into, np.arange(1 << 20))
@@ -310,11 +312,7 @@ def test_what_goes_over_the_wire_is_encrypted_unless_both_sides_trust_the_networ
     keeper = this_host().spawn_procs(per_host={"gpus": 1}, name="owner").spawn("keeper", Keeper)
     buffer = keeper.do.call_one("words", 8).get()
     seen: list[type] = []
-    for mine, theirs in [
-        (a, b)
-        for a in backend_settings._CHOICES[backend_settings.TCP]
-        for b in backend_settings._CHOICES[backend_settings.TCP]
-    ]:
+    for mine, theirs in itertools.product(("encrypted", "trusted-network"), repeat=2):
         configure(tcp=mine)
         keeper.settings.call_one(theirs).get()
         made = connection(buffer)
@@ -463,7 +461,7 @@ def test_falling_back_to_tcp_is_said_once_and_can_be_ruled_out(elsewhere: Callab
         engine()._warned = False
         buffer.read_into(into).get()
     finally:
-        os.environ.pop(backend_settings.FALLBACK, None)
+        os.environ.pop(environment.RDMA_TCP_FALLBACK.name, None)
 
 
 def test_a_fork_lets_go_of_the_connections(forced: Callable[[str], None]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from monarch_kernel import environment
 from monarch_kernel.actor import Extent, Point
 from monarch_kernel.tools import failures, home, on_failure, running_here
 
@@ -33,8 +34,6 @@ VOTE_PATIENCE = 5.0
 VOTE_TIMEOUT = 10.0
 #: Passes over a line between two collectives that are told apart.
 MOST_PASSAGES = 1_000_000
-#: What becomes of stopped ranks when their controller is gone: `resume` or `end`.
-ORPHANED = "MONARCH_KERNEL_ORPHANED_STOPS"
 
 
 def _issued() -> int | None:
@@ -111,7 +110,7 @@ class RankDebugger:
         engine = self._engine
         if engine is None or not engine.stops():
             return
-        if os.environ.get(ORPHANED, "resume") == "end":
+        if environment.ORPHANED_STOPS.get() == "end":
             os._exit(1)
         # On a thread of its own: this one polls for the whole process.
         threading.Thread(target=engine.close, name="monarch-debugger", daemon=True).start()

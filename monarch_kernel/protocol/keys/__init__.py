@@ -11,6 +11,6 @@ key file that a team copies to all its hosts, and one key per person and per wor
 
 from monarch_kernel.protocol.keys.guarded_files import KeyFileError
 from monarch_kernel.protocol.keys.identity import make_key_file
-from monarch_kernel.protocol.keys.trust import ALLOW_VARIABLE, KEY_FILE_VARIABLE, Keys, load_keys
+from monarch_kernel.protocol.keys.trust import Keys, load_keys
 
-__all__ = ["ALLOW_VARIABLE", "KEY_FILE_VARIABLE", "KeyFileError", "Keys", "load_keys", "make_key_file"]
+__all__ = ["KeyFileError", "Keys", "load_keys", "make_key_file"]

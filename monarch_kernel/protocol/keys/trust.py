@@ -9,15 +9,13 @@ import ssl
 import threading
 import time
 
+from monarch_kernel import environment
 from monarch_kernel.protocol.keys.allow_list import AllowList
 from monarch_kernel.protocol.keys.guarded_files import KeyFileError, KeyFileExistsError, expanded
 from monarch_kernel.protocol.keys.identity import Identity, load_pair, make_key_file, read_key_file
 from monarch_kernel.protocol.private_files import user_name
 
 log = logging.getLogger(__name__)
-
-KEY_FILE_VARIABLE = "MONARCH_KERNEL_KEY_FILE"
-ALLOW_VARIABLE = "MONARCH_KERNEL_ALLOW"
 
 #: How long a look at a list may hold up the caller (seconds).
 PATIENCE = 0.2
@@ -179,7 +177,7 @@ def load_keys(path: str | os.PathLike[str] | None = None, allow: str | os.PathLi
         raise KeyFileError(
             f"there is no key file {key_file}: make it with 'monarch-kernel keys {key_file}', or copy the team's there"
         ) from None
-    listed = allow if allow is not None else os.environ.get(ALLOW_VARIABLE, "")
+    listed = allow if allow is not None else environment.ALLOW.get()
     allowed = AllowList(expanded(listed), True) if listed else AllowList(key_file + ALLOW_SUFFIX, False)
     return Keys(key_file, identity, allowed)
 
@@ -190,7 +188,7 @@ def key_file_named() -> str:
     Raises:
         KeyFileError: this user's own cannot be made.
     """
-    named = os.environ.get(KEY_FILE_VARIABLE, "")
+    named = environment.KEY_FILE.get()
     return expanded(named) if named else default_key_file()
 
 
@@ -215,7 +213,7 @@ def default_key_file() -> str:
     except (OSError, KeyFileError) as e:
         raise KeyFileError(
             f"TCP needs a key, and this user's own cannot be made: {e}. Make one elsewhere with "
-            f"'monarch-kernel keys FILE', and name it by --key-file FILE, key_file= or {KEY_FILE_VARIABLE}"
+            f"'monarch-kernel keys FILE', and name it by --key-file FILE, key_file= or {environment.KEY_FILE.name}"
         ) from e
     return path
 

@@ -5,13 +5,13 @@ Each lies in the module that uses it, as a plain value; here is what it is calle
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from monarch_kernel import environment
 from monarch_kernel.runtime.actor import transports
 from monarch_kernel.runtime.actor.execution import async_instance, instance
 from monarch_kernel.runtime.actor.hosts import host_mesh as hosts
@@ -44,7 +44,7 @@ def _start_limit(value: Any) -> float:
 
 
 def _show_start_limit(seconds: float) -> str:
-    return _duration(seconds or float(os.environ.get("MONARCH_KERNEL_START_LIMIT", "120")))
+    return _duration(seconds or environment.START_LIMIT.get())
 
 
 def _boolean(value: Any) -> bool:
@@ -178,11 +178,11 @@ _SETTINGS: dict[str, _Setting] = {
 
 #: Settings of Monarch's that are made for all processes alike here, by the environment.
 _BY_ENVIRONMENT = {
-    "max_cast_fanout": "MONARCH_KERNEL_CAST_FANOUT",
-    "mesh_orphan_timeout": "MONARCH_KERNEL_HEARTBEAT_TIMEOUT",
-    "message_delivery_timeout": "MONARCH_KERNEL_HEARTBEAT_TIMEOUT",
-    "server_heartbeat_interval": "MONARCH_KERNEL_HEARTBEAT_TIMEOUT",
-    "supervision_watchdog_timeout": "MONARCH_KERNEL_HEARTBEAT_TIMEOUT",
+    "max_cast_fanout": environment.CAST_FANOUT.name,
+    "mesh_orphan_timeout": environment.HEARTBEAT_TIMEOUT.name,
+    "message_delivery_timeout": environment.HEARTBEAT_TIMEOUT.name,
+    "server_heartbeat_interval": environment.HEARTBEAT_TIMEOUT.name,
+    "supervision_watchdog_timeout": environment.HEARTBEAT_TIMEOUT.name,
 }
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from monarch_kernel import environment
 from monarch_kernel.protocol.messages import (
     DEAD,
     ERROR,
@@ -86,6 +87,7 @@ class System:
     """
 
     def __init__(self, node: Node, root: ProcRef, mesh: str = "") -> None:
+        environment.check()
         self.node = node
         self.root = root
         self.mesh = mesh

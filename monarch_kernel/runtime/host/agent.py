@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from monarch_kernel import environment
 from monarch_kernel.protocol.messages import (
     OK,
     AskStacks,
@@ -62,8 +63,6 @@ log = logging.getLogger(__name__)
 
 #: How long ranks may take for their cleanup when the process that started them has ended (seconds).
 ORPHAN_GRACE = 2.0
-#: How long a process may take from its start until it says hello (seconds); 0: for ever.
-START_LIMIT = float(os.environ.get("MONARCH_KERNEL_START_LIMIT", "120"))
 #: Templates kept; each holds its modules in memory.
 MAX_TEMPLATES = 3
 #: Dead ranks whose output is kept.
@@ -92,9 +91,13 @@ class Agent:
         node: of this process, not listening yet.
         server: this side of the fork server's socket.
         server_pid: the fork server.
+
+    Raises:
+        InvalidSettingError: an environment variable is not valid.
     """
 
     def __init__(self, node: Node, server: socket.socket, server_pid: int) -> None:
+        environment.check()
         self._node = node
         self._poller = node.poller
         self._logs = os.path.join(node.run_dir, "logs")
@@ -196,9 +199,10 @@ class Agent:
         node.learn(message.owner)
         node.learn(message.root)
         cwd, sys_path = self._place(message)
+        limit = message.start_limit if 0 < message.start_limit < math.inf else environment.START_LIMIT.get()
         for index, spec in enumerate(message.procs):
             proc = Proc(spec, message.mesh, message.owner.id, message.root.id, self._logs)
-            proc.start_limit = message.start_limit if 0 < message.start_limit < math.inf else START_LIMIT
+            proc.start_limit = limit
             proc.watchers |= self._early_watchers.pop(spec.id, set())
             self._procs[spec.id] = proc
             ref = self._ref_of(spec.id, spec.address, message)
@@ -300,9 +304,8 @@ class Agent:
     def _check_started(self, proc: Proc) -> None:
         """Its process has had time enough to say hello."""
         if proc.state == "starting" and proc.exit is None:
-            limit = (
-                f"{proc.start_limit:g} s (MONARCH_KERNEL_START_LIMIT, or mesh_proc_spawn_max_idle of monarch.config)"
-            )
+            settings = f"{environment.START_LIMIT.name}, or mesh_proc_spawn_max_idle of monarch.config"
+            limit = f"{proc.start_limit:g} s ({settings})"
             self._kill(proc, f"it did not come up within {limit}: is its command a Python that has monarch_kernel?")
 
     def _on_template_gone(self, server: ForkClient) -> None:

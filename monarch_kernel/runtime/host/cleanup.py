@@ -12,17 +12,18 @@ import os
 import signal
 import time
 
+from monarch_kernel import environment
 from monarch_kernel.protocol.private_files import PrivateFolder, temporary_folder
 
 log = logging.getLogger(__name__)
 
-MARKER = "MONARCH_KERNEL_RUN"
+MARKER = environment.RUN
 """Environment variable that the agent is started with; its value is the run folder."""
 
-AGENT_MARKER = "MONARCH_KERNEL_AGENT"
+AGENT_MARKER = environment.AGENT
 """The same for one agent of the run: a dead agent is replaced, and its successor must not be mistaken for its rest."""
 
-ROOT_MARKER = "MONARCH_KERNEL_ROOT"
+ROOT_MARKER = environment.ROOT
 """On a worker, the same for one controller; in the environment of what ranks execute, not in that of forked ranks."""
 
 FORK_SERVER = "monarch-forks"

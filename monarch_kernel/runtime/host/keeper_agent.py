@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from monarch_kernel import environment
 from monarch_kernel.protocol.kept_mesh import (
     DESCRIPTION,
     FILES,
@@ -49,9 +50,7 @@ from monarch_kernel.runtime.host.worker_agent import Worker, WorkerConfig
 
 log = logging.getLogger(__name__)
 
-#: Of what a stream of a rank has put out while nobody listened, so much is delivered (bytes); the log has more.
-BACKLOG = int(os.environ.get("MONARCH_KERNEL_BACKLOG", str(1024 * 1024)))
-#: The same of all ranks together.
+#: Of what all ranks together have put out while nobody listened, so much is delivered (bytes); the log has more.
 BACKLOG_OF_ALL = 64 * 1024 * 1024
 #: How long the description may lag behind (seconds).
 _DESCRIBE_DELAY = 0.05
@@ -245,7 +244,7 @@ class Keeper(Worker):
     def _on_hear(self, link: Any, message: Hear, _body: Any) -> None:
         told: dict[str, tuple[int, int]] = {}
         mine = [proc for proc in self._procs.values() if proc.owner == link.peer]
-        limit = min(BACKLOG, BACKLOG_OF_ALL // max(1, len(mine)))
+        limit = min(environment.BACKLOG.get(), BACKLOG_OF_ALL // max(1, len(mine)))
         for proc in mine:
             sent = left = 0
             for stream in (1, 2):

@@ -8,20 +8,16 @@ answers. Nobody is taken for dead because of it.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from monarch_kernel import environment
 from monarch_kernel.protocol.messages import Ping, ProcResponds, ProcUnresponsive, encode
 from monarch_kernel.runtime.host.procs import Proc
 from monarch_kernel.runtime.host.stack_reader import Spy, state_of
 from monarch_kernel.runtime.node.node import Node
 
-#: How often a rank is asked (seconds); 0: never.
-PERIOD = float(os.environ.get("MONARCH_KERNEL_PING_PERIOD", "1.0"))
-#: How long it may take to answer (seconds).
-PATIENCE = float(os.environ.get("MONARCH_KERNEL_UNRESPONSIVE_AFTER", "3.0"))
 #: How long a reading of the stack may take, and how much of it is kept.
 STACK_TIMEOUT = 10.0
 STACK_MAX = 16_000
@@ -72,8 +68,10 @@ class Vitals:
         self._procs = procs
         self._tell = tell
         self._pulses: dict[str, _Pulse] = {}
-        if PERIOD > 0:
-            node.poller.call_later(PERIOD, self._ask)
+        self._period = environment.PING_PERIOD.get()
+        self._patience = environment.UNRESPONSIVE_AFTER.get()
+        if self._period > 0:
+            node.poller.call_later(self._period, self._ask)
 
     def why(self, proc: str) -> str:
         """Why this rank does not respond; '' if it does."""
@@ -104,11 +102,11 @@ class Vitals:
                     link.send(encode(Ping(pulse.call, 0)))
             elif not pulse.reported:
                 self._overdue(pulse, now)
-        self.node.poller.call_later(PERIOD, self._ask)
+        self.node.poller.call_later(self._period, self._ask)
 
     def _overdue(self, pulse: _Pulse, now: float) -> None:
         why = state_of(pulse.proc.pid)
-        if why or now - pulse.asked >= PATIENCE:
+        if why or now - pulse.asked >= self._patience:
             pulse.reported = why or _WEDGED
             self._report(pulse, "")
             self._read_stack(pulse)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from monarch_kernel import environment
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.messages import (
     WIRE_VERSION,
@@ -48,7 +49,7 @@ from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.link import Link, connect_unix, is_ours, listen_unix, peer_of
 from monarch_kernel.runtime.node.poller import FORKED, Poller, Timer
 from monarch_kernel.runtime.node.routing import Done, Routes, local_site, make_hello
-from monarch_kernel.runtime.node.segments import THRESHOLD, Segments
+from monarch_kernel.runtime.node.segments import Segments
 
 if TYPE_CHECKING:
     from monarch_kernel.protocol.keys import Keys
@@ -219,6 +220,7 @@ class Node:
         self.routes = Routes(self)
         self.links[node_id] = Loopback(self)
         self.segments = Segments(node_id, self.send, self.poller.say_late)
+        self._segment_threshold = environment.SEGMENT_THRESHOLD.get()
         self.poller.on_late = self.send
         self.on_peer_dead.append(lambda proc, _death: self.segments.on_peer_dead(proc))
 
@@ -405,7 +407,7 @@ class Node:
         Returns:
             What to send as the body, and the reference for the header (None: all is in the body).
         """
-        if not buffers or sum(buffers) < THRESHOLD or self.id in receivers or not receivers:
+        if not buffers or sum(buffers) < self._segment_threshold or self.id in receivers or not receivers:
             return body, None
         if any(self.routes.far(self.refs[proc]) for proc in receivers):
             return body, None

@@ -23,16 +23,8 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
+from monarch_kernel import environment
 from monarch_kernel.protocol.messages import Forget, Release, SegmentRef
-
-#: Messages whose buffers are smaller than this travel through the socket.
-THRESHOLD = int(os.environ.get("MONARCH_KERNEL_SEGMENT_THRESHOLD", str(128 * 1024)))
-#: Free segments that are kept for reuse, in bytes.
-KEEP = int(os.environ.get("MONARCH_KERNEL_SEGMENT_KEEP", str(1 << 30)))
-#: All segments of one process together, in bytes; beyond this, buffers travel through the socket.
-LIMIT = int(
-    os.environ.get("MONARCH_KERNEL_SEGMENT_LIMIT", str(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4))
-)
 
 _PAGE = mmap.PAGESIZE
 _ALIGN = 64
@@ -76,6 +68,8 @@ class Segments:
         self._free: dict[int, list[_Segment]] = {}  # by size
         self._total = 0
         self._idle = 0
+        self._limit = environment.SEGMENT_LIMIT.get()
+        self._keep = environment.SEGMENT_KEEP.get()
         self._lock = threading.RLock()
         self._mapped: dict[tuple[str, int], mmap.mmap] = {}
 
@@ -107,7 +101,7 @@ class Segments:
                 segment = free.pop()
                 self._idle -= size
                 return segment
-            if self._total + size > LIMIT:
+            if self._total + size > self._limit:
                 return None
             self._total += size
         segment = _Segment(next(self._numbers), size)
@@ -124,7 +118,7 @@ class Segments:
             segment.holders.discard(proc)
             if segment.holders:
                 return
-            if self._idle + segment.size <= KEEP:
+            if self._idle + segment.size <= self._keep:
                 self._free.setdefault(segment.size, []).append(segment)
                 self._idle += segment.size
                 return

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
+from typing import Any, TypeVar
 
-BACKEND = "MONARCH_KERNEL_RDMA_BACKEND"
-TCP = "MONARCH_KERNEL_RDMA_TCP"
-FALLBACK = "MONARCH_KERNEL_RDMA_TCP_FALLBACK"
+from monarch_kernel.environment import RDMA_BACKEND, RDMA_TCP, RDMA_TCP_FALLBACK, TRUSTED_NETWORK, Variable
 
-#: Every backend there may be, best first. ``local``: the same process; ``cma``: cross-memory attach within one host;
-#: ``segment``: through shared memory, with the owner's help; ``cuda_ipc``: GPU memory within one host; the others
-#: between hosts.
-NAMES = ("local", "cuda_ipc", "cma", "segment", "ibverbs", "tcp")
-ENCRYPTED, TRUSTED = "encrypted", "trusted-network"
+T = TypeVar("T")
 
-_configured: dict[str, str] = {}
+#: What ``configure`` has set in this process, by variable: later changes of the environment do not count.
+_configured: dict[Variable[Any], Any] = {}
 
 
 class RDMATcpFallbackWarning(UserWarning):
@@ -35,54 +30,39 @@ def configure(*, backend: str | None = None, tcp: str | None = None, allow_tcp_f
     What is None stays as it is.
 
     Raises:
-        ValueError: there is no such backend, or no such way to use TCP.
+        InvalidSettingError: there is no such backend, or no such way to use TCP.
     """
-    for variable, value in (
-        (BACKEND, backend),
-        (TCP, tcp),
-        (FALLBACK, None if allow_tcp_fallback is None else str(int(allow_tcp_fallback))),
-    ):
-        if value is not None:
-            _configured[variable] = _checked(variable, value)
-            os.environ[variable] = value
+    fallback = None if allow_tcp_fallback is None else str(int(allow_tcp_fallback))
+    for variable, text in ((RDMA_BACKEND, backend), (RDMA_TCP, tcp), (RDMA_TCP_FALLBACK, fallback)):
+        if text is not None:
+            _configured[variable] = variable.parse(text)
+            variable.set(text)
 
 
 def allow_tcp_fallback(allowed: bool | None) -> None:
-    """What ``configure`` sets; None is as it is where nobody has said anything: TCP is used, with a warning."""
+    """What ``configure`` sets; None unsets it: TCP is used, with a warning."""
     if allowed is None:
-        _configured.pop(FALLBACK, None)
-        os.environ.pop(FALLBACK, None)
+        _configured.pop(RDMA_TCP_FALLBACK, None)
+        RDMA_TCP_FALLBACK.set(None)
     else:
         configure(allow_tcp_fallback=allowed)
 
 
 def forced() -> str | None:
     """The backend that must be used; None to choose."""
-    name = _get(BACKEND)
+    name = _get(RDMA_BACKEND)
     return None if name == "auto" else name
 
 
 def trusted() -> bool:
     """Whether bytes may go by TCP in the clear."""
-    return _get(TCP) == TRUSTED
+    return _get(RDMA_TCP) == TRUSTED_NETWORK
 
 
 def tcp_fallback() -> bool | None:
     """Whether TCP may be used between hosts unasked; None: it may, with a warning."""
-    return {"1": True, "0": False}.get(_get(FALLBACK))
+    return _get(RDMA_TCP_FALLBACK)
 
 
-_CHOICES = {BACKEND: ("auto", *NAMES), TCP: (ENCRYPTED, TRUSTED), FALLBACK: ("", "0", "1")}
-
-
-def _get(variable: str) -> str:
-    found = _configured.get(variable)
-    return found if found is not None else _checked(variable, os.environ.get(variable) or _CHOICES[variable][0])
-
-
-def _checked(variable: str, value: str) -> str:
-    if value not in _CHOICES[variable]:
-        what = {BACKEND: "is no RDMA backend", TCP: "is no way to use TCP"}.get(variable, "is not known")
-        choices = ", ".join(filter(None, _CHOICES[variable]))
-        raise ValueError(f"{variable}={value!r} {what}: use one of {choices}")
-    return value
+def _get(variable: Variable[T]) -> T:
+    return _configured[variable] if variable in _configured else variable.get()

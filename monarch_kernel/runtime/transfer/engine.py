@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_kernel import environment
 from monarch_kernel.protocol.messages import BufferAtomic, BufferDrop, BufferOffer, Death
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
@@ -244,7 +245,7 @@ class Engine:
             return
         if only is not None and not reasons:
             reasons.append(f"{only}: {no_verbs() if only == 'ibverbs' else 'not available here'}")
-        setting = f" (forced by {backend_settings.BACKEND} or configure())" if only is not None else ""
+        setting = f" (forced by {environment.RDMA_BACKEND.name} or configure())" if only is not None else ""
         raise RDMAError(f"no way from here to a buffer of {handle.who}: {'; '.join(reasons)}{setting}", handle.owner.id)
 
     # -- transferring --------------------------------------------------------------------------------

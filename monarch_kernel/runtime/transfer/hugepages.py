@@ -8,13 +8,12 @@ arrays, PyTorch does not. Contents and addresses stay as they are, and other thr
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable
+from functools import cache
 
+from monarch_kernel import environment
 from monarch_kernel.runtime.transfer.memory import Layout
 
-#: Memory smaller than this is left alone; 0 for never.
-LEAST = int(os.environ.get("MONARCH_KERNEL_RDMA_HUGEPAGES", str(8 << 20)))
 _HUGE = 2 << 20
 #: So much at a time: between two, it is looked whether it is still wanted.
 _STEP = 8 * _HUGE
@@ -27,7 +26,13 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 def worth_it(layout: Layout) -> bool:
     """Whether memory is large, and used without large gaps."""
     low, high = layout.span()
-    return 0 < LEAST <= layout.nbytes and high - low <= 2 * layout.nbytes
+    return 0 < _least() <= layout.nbytes and high - low <= 2 * layout.nbytes
+
+
+@cache
+def _least() -> int:
+    """Memory smaller than this is left alone; 0: all memory."""
+    return environment.RDMA_HUGEPAGES.get()
 
 
 def collapse(layout: Layout, wanted: Callable[[], bool]) -> None:

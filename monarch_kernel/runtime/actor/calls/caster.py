@@ -9,11 +9,11 @@ what the agents do, and why nothing is lost, doubled or reordered.
 from __future__ import annotations
 
 import itertools
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from monarch_kernel import environment
 from monarch_kernel.protocol.casts import (
     Branch,
     Cast,
@@ -26,8 +26,6 @@ from monarch_kernel.protocol.casts import (
 )
 from monarch_kernel.protocol.messages import Death, ProcRef, encode
 
-#: How many agents a process, or an agent, sends a cast to at most (more only after the loss of a relay).
-FANOUT = int(os.environ.get("MONARCH_KERNEL_CAST_FANOUT", "16"))
 #: Groups that are kept for further casts.
 MAX_GROUPS = 64
 #: Agents that keep answers are told after this time that they need not, if no further cast tells them (seconds).
@@ -155,12 +153,13 @@ class Caster:
         node: the process's. Of it are used: ``id``, ``ref``, ``handlers``, ``on_peer_dead``, ``on_close``, ``deaths``,
             ``learn``, ``send``, ``revive``, ``cut_off``, ``order_lock``, ``casts_to``, ``directs_to``,
             ``poller.shielded`` and ``poller.call_later``.
-        fanout: of the tree.
+        fanout: to how many agents this process, and each agent, sends a cast at most (more only after the loss of a
+            relay); by default what the environment says.
     """
 
-    def __init__(self, node: Any, fanout: int = FANOUT) -> None:
+    def __init__(self, node: Any, fanout: int | None = None) -> None:
         self._node = node
-        self._fanout = fanout
+        self._fanout = fanout if fanout is not None else environment.CAST_FANOUT.get()
         self._lock = node.order_lock
         self._hosts: dict[str, _Host] = {}
         self._tops: list[_Host] = []

@@ -7,10 +7,10 @@ grace for the others' answers, so that one failed rank can never freeze a call.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from monarch_kernel import environment
 from monarch_kernel.protocol.casts import GONE
 from monarch_kernel.protocol.faults import decode_fault
 from monarch_kernel.protocol.messages import DEAD, OK, Death, PeersFailed, decode_death, encode_death
@@ -22,8 +22,6 @@ from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
 
-#: How long a call in which one rank has failed waits for the other ranks' answers (seconds).
-ERROR_GRACE = float(os.environ.get("MONARCH_KERNEL_ERROR_GRACE", "1.0"))
 #: How long a call over a rank that died waits for others that died with it (seconds).
 DEATH_GRACE = 0.003
 #: The same when answers come together, from other hosts.
@@ -197,7 +195,7 @@ class ManyCall(Future[Any]):
             if status == DEAD:
                 self._target.reported.met.add((self._target.actor, self._target.procs[rank].id))
             death_grace = FAR_DEATH_GRACE if self.relayed else DEATH_GRACE
-            self._end_within(death_grace if status == DEAD else ERROR_GRACE)
+            self._end_within(death_grace if status == DEAD else environment.ERROR_GRACE.get())
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
         if proc in self.relayed or self._done:
@@ -210,7 +208,7 @@ class ManyCall(Future[Any]):
             self._timer = self._node.poller.call_later(grace, self._end)
             failed = [rank for rank, status in enumerate(self._statuses) if status > OK]
             release_others(self._node, self._target, self.asked, failed, self.unanswered())
-        elif grace < ERROR_GRACE:
+        elif grace < environment.ERROR_GRACE.get():
             self._timer.cancel()
             self._timer = self._node.poller.call_later(grace, self._end)
 

@@ -14,9 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
-#: How many failures a process keeps, and for how long (seconds; 0: none are kept).
+from monarch_kernel import environment
+
+#: How many failures a process keeps.
 LIMIT = 4
-LEASE = float(os.environ.get("MONARCH_KERNEL_POST_MORTEM", "300"))
 #: Frames of this part of torch hold collectives, and these the connections of a process group.
 _TORCH = os.path.join("torch", "distributed", "")
 _GROUPS = ("torch._C._distributed_c10d", "torch.distributed.distributed_c10d")
@@ -64,7 +65,7 @@ def failed(
         return
     if on_failure is not None:
         on_failure(error)
-    if LEASE <= 0 or isinstance(error, SystemExit):
+    if not environment.POST_MORTEM.get() or isinstance(error, SystemExit):
         return
     with _lock:
         _count += 1
@@ -122,7 +123,7 @@ def release() -> None:
 
 
 def _drop_old() -> None:
-    oldest = time.time() - LEASE
+    oldest = time.time() - environment.POST_MORTEM.get()
     _kept[:] = [each for each in _kept if each.when > oldest]
 
 
@@ -130,7 +131,7 @@ def _schedule(later: Callable[[float, Callable[[], None]], object]) -> None:
     global _scheduled
     if _kept and not _scheduled:
         _scheduled = True
-        later(max(0.0, _kept[0].when + LEASE - time.time()) + 0.01, lambda: _expire(later))
+        later(max(0.0, _kept[0].when + environment.POST_MORTEM.get() - time.time()) + 0.01, lambda: _expire(later))
 
 
 def _expire(later: Callable[[float, Callable[[], None]], object]) -> None:

@@ -12,12 +12,9 @@ import re
 
 import msgspec
 
+from monarch_kernel import environment
 from monarch_kernel.protocol.kept_mesh import DESCRIPTION, FILES, FOLDER, KeptInfo
 from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError, PrivateFolder, temporary_folder
-
-#: Where kept meshes have their folders, instead of the temporary folder.
-FOLDER_VARIABLE = "MONARCH_KERNEL_KEPT_DIR"
-
 
 #: The path of a Unix socket has at most 107 bytes.
 _LONGEST_BASE = 60
@@ -35,7 +32,7 @@ def kept_folder(name: str) -> str:
 
 
 def _base() -> str:
-    return os.environ.get(FOLDER_VARIABLE) or os.path.join(
+    return environment.KEPT_DIR.get() or os.path.join(
         temporary_folder(_LONGEST_BASE), f"monarch-kernel-{os.getuid()}", "kept"
     )
 
@@ -49,7 +46,7 @@ def _open_base() -> PrivateFolder:
     path = os.path.abspath(_base())
     parent = os.path.dirname(path)
     try:
-        for each in (path,) if os.environ.get(FOLDER_VARIABLE) else (parent, path):
+        for each in (path,) if environment.KEPT_DIR.get() else (parent, path):
             try:
                 PrivateFolder.make(each).close()
             except FileExistsError:
@@ -61,7 +58,7 @@ def _open_base() -> PrivateFolder:
 
 def elsewhere(error: NotPrivateError) -> NotPrivateError:
     """The same error, with what can be done about it."""
-    return NotPrivateError(f"{error}; {FOLDER_VARIABLE} names another folder for kept meshes")
+    return NotPrivateError(f"{error}; {environment.KEPT_DIR.name} names another folder for kept meshes")
 
 
 def make_folder(name: str) -> PrivateFolder:

@@ -17,13 +17,13 @@ Judging is left to the thread that polls: it has read what came in the meantime,
 from __future__ import annotations
 
 import logging
-import math
 import os
 import struct
 import threading
 import time
 from typing import TYPE_CHECKING
 
+from monarch_kernel import environment
 from monarch_kernel.runtime.node.poller import Poller
 
 if TYPE_CHECKING:
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_VARIABLE = "MONARCH_KERNEL_HEARTBEAT_TIMEOUT"
-#: How long a host may be silent until its connection is given up (seconds).
-HEARTBEAT_TIMEOUT = 3.0
-SILENCE_VARIABLE = "MONARCH_KERNEL_SILENCE_TIMEOUT"
-#: How long a process may be silent that runs user code, while its host answers (seconds).
-SILENCE_TIMEOUT = 600.0
 #: How often links are looked at, at least (seconds); revoked keys are noticed then.
 _LOOK = 0.5
 
@@ -56,29 +50,18 @@ def heartbeat_timeout() -> float:
     """How long a host may be silent, in seconds.
 
     Raises:
-        ValueError: the environment says something else than a time.
+        InvalidSettingError: the environment says something else than a time.
     """
-    return _time(HEARTBEAT_VARIABLE, HEARTBEAT_TIMEOUT, 3600)
+    return environment.HEARTBEAT_TIMEOUT.get()
 
 
 def silence_timeout() -> float:
     """How long a process that runs user code may be silent while its host answers, in seconds.
 
     Raises:
-        ValueError: the environment says something else than a time.
+        InvalidSettingError: the environment says something else than a time.
     """
-    return max(heartbeat_timeout(), _time(SILENCE_VARIABLE, SILENCE_TIMEOUT, 1e6))
-
-
-def _time(variable: str, default: float, most: float) -> float:
-    text = os.environ.get(variable, "")
-    try:
-        seconds = float(text) if text else default
-    except ValueError:
-        seconds = math.nan
-    if not 0.1 <= seconds <= most:
-        raise ValueError(f"{variable} is {text!r}: it must be a number of seconds from 0.1 to {most:g}")
-    return seconds
+    return max(heartbeat_timeout(), environment.SILENCE_TIMEOUT.get())
 
 
 class Vitals:

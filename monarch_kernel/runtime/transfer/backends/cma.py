@@ -14,6 +14,7 @@ import time
 from array import array
 from typing import TYPE_CHECKING, Any
 
+from monarch_kernel import environment
 from monarch_kernel.runtime.transfer.backends.interface import Simple
 from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
@@ -25,9 +26,6 @@ from monarch_kernel.runtime.transfer.thread_pool import Share
 if TYPE_CHECKING:
     from monarch_kernel.runtime.transfer.engine import Engine
 
-#: Threads that share one large copy: the kernel copies page by page, slower than a memcpy, and far slower into a
-#: process than out of it; two threads make up for that.
-THREADS = int(os.environ.get("MONARCH_KERNEL_RDMA_THREADS", str(min(4, len(os.sched_getaffinity(0))))))
 #: Copies smaller than twice this are not shared; larger ones are cut into pieces of between this and PIECE_MAX: more
 #: of them than threads, as one thread may be slower, but few, as the GIL has to be had again after each.
 PIECE = 4 << 20
@@ -142,7 +140,9 @@ class _Copy:
         size, at = self._op.size, self._op.offset
         theirs = whole or self._op.handle.layout
         at = 0 if whole else at
-        threads = min(THREADS, size // PIECE)
+        # The kernel copies page by page, slower than a memcpy, and far slower into a process than out of it; two
+        # threads make up for that.
+        threads = min(environment.RDMA_THREADS.get(), size // PIECE) if size >= 2 * PIECE else 1
         if threads < 2:
             self._move(mine, 0, theirs, at, size)
             return

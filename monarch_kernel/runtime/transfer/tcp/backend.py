@@ -9,7 +9,6 @@ Connections are kept for the next transfer; who may have one, and how it comes a
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import select
 import socket
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from monarch_kernel import environment
 from monarch_kernel.runtime.transfer import backend_settings
 from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Connections that share one large transfer.
-STREAMS = int(os.environ.get("MONARCH_KERNEL_RDMA_STREAMS", str(min(4, len(os.sched_getaffinity(0))))))
 #: A transfer of twice this and more is cut into pieces of between this and PIECE_MAX.
 PIECE = 2 << 20
 PIECE_MAX = 16 << 20
@@ -112,13 +110,13 @@ class Tcp:
     def bars(self, handle: Handle) -> str:
         if not backend_settings.trusted() and not can_seal():
             return (
-                f"encryption needs the package cryptography (on a network that you trust, {backend_settings.TCP}="
-                f"{backend_settings.TRUSTED} or configure(tcp=...) does without)"
+                f"encryption needs the package cryptography (on a network that you trust, {environment.RDMA_TCP.name}="
+                f"{environment.TRUSTED_NETWORK} or configure(tcp=...) does without)"
             )
         here, there = self._engine.node.ref, handle.owner
         if here.site != there.site:
             if backend_settings.tcp_fallback() is False and backend_settings.forced() != self.name:
-                return f"turned off by {backend_settings.FALLBACK}=0 or configure(allow_tcp_fallback=False)"
+                return f"turned off by {environment.RDMA_TCP_FALLBACK.name}=0 or configure(allow_tcp_fallback=False)"
             if not host_of(there, here) and not host_of(here, there):
                 return "neither its owner's host nor this one has an address to which the other can connect"
         return ""
@@ -127,7 +125,7 @@ class Tcp:
 
     def move(self, op: Op, deadline: float | None) -> None:
         size = op.size
-        streams = min(STREAMS, size // PIECE)
+        streams = min(environment.RDMA_STREAMS.get(), size // PIECE) if size >= 2 * PIECE else 1
         if streams < 2:
             self._piece(op, 0, size, deadline)
             return

@@ -20,18 +20,19 @@ import weakref
 import zlib
 from typing import TYPE_CHECKING
 
+from monarch_kernel import environment
 from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Memory
 from monarch_kernel.runtime.transfer.registration_table import Gone
 from monarch_kernel.runtime.transfer.requests import Obituary
 from monarch_kernel.runtime.transfer.verbs.card import Card, pyverbs
-from monarch_kernel.runtime.transfer.verbs.ports import VARIABLE, Gid, Port, decode_request, encode, found, pair
+from monarch_kernel.runtime.transfer.verbs.ports import Gid, Port, decode_request, encode, found, pair
 from monarch_kernel.runtime.transfer.verbs.queue_pairs import Failed
 from monarch_kernel.runtime.transfer.verbs.regions import SMALL, Regions
 from monarch_kernel.runtime.transfer.verbs.responder import Owned
 from monarch_kernel.runtime.transfer.verbs.route import Route
-from monarch_kernel.runtime.transfer.verbs.transfer import LANES, Transfer
+from monarch_kernel.runtime.transfer.verbs.transfer import Transfer
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.transfer.engine import Engine
@@ -41,14 +42,20 @@ BARRED_FOR = 300.0
 #: How long an error waits for the news that the owner is dead, and the end for transfers under way (seconds).
 CAUSE_WAIT = 1.0
 END_WAIT = 2.0
+#: Looked up for each transfer, so its text is the key of the cards that it names.
+_DEVICE = environment.RDMA_DEVICE.name
 
 
 def why_not() -> str:
     """Why this process can use no RDMA card; empty if it can."""
     ports = found()
     if not ports:
-        named = os.environ.get(VARIABLE)
-        return f"no active port of {named} ({VARIABLE})" if named else "no InfiniBand or RoCE card with an active port"
+        named = environment.RDMA_DEVICE.get()
+        return (
+            f"no active port of {named} ({environment.RDMA_DEVICE.name})"
+            if named
+            else "no InfiniBand or RoCE card with an active port"
+        )
     try:
         v = pyverbs()
     except ImportError as e:
@@ -115,7 +122,7 @@ class Verbs:
             raise why from None
 
     def _ready(self, handle: Handle) -> bool:
-        known = self._chosen_by.get(os.environ.get(VARIABLE))
+        known = self._chosen_by.get(os.environ.get(_DEVICE))
         route = self._routes.get((handle.owner.id, known[0][0].name)) if known else None
         return route is not None and route.ready(handle.key)
 
@@ -145,7 +152,7 @@ class Verbs:
                 def offer(handle: Handle, request: bytes, deadline: float | None) -> bytes:
                     return self._engine.offer(handle, self.name, request, deadline)
 
-                route = self._routes[owner, card.name] = Route(card, regions, offer, LANES)
+                route = self._routes[owner, card.name] = Route(card, regions, offer, environment.RDMA_QUEUE_PAIRS.get())
             if owner in self._engine.node.deaths:
                 route.dead = True
             return route
@@ -251,7 +258,7 @@ class Verbs:
 
     def _chosen(self) -> list[tuple[Card, Regions]]:
         """The cards for transfers that begin here: those that were named, or one of the fastest."""
-        named = os.environ.get(VARIABLE)
+        named = os.environ.get(_DEVICE)
         known = self._chosen_by.get(named)
         if known is not None:
             return known

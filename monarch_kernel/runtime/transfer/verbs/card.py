@@ -18,8 +18,9 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+from monarch_kernel import environment
 from monarch_kernel.runtime.transfer.errors import Unfit
-from monarch_kernel.runtime.transfer.verbs.ports import GID_INDEX, End, Found, Gid, Port, network
+from monarch_kernel.runtime.transfer.verbs.ports import End, Found, Gid, Port, network
 
 #: Work requests that a queue pair holds.
 DEPTH = 64
@@ -97,11 +98,11 @@ class Card:
             self._idle_cq = self._own(v.CQ(self.context, 16, None, None, 0))
         except v.PyverbsError as e:
             raise Unfit(f"the RDMA device {found.device} cannot be used ({e})") from None
-        only = os.environ.get(GID_INDEX)
+        only = environment.RDMA_GID_INDEX.get()
         gids = tuple(
             Gid(g.gid_index, g.gid_str(), int(g.gid_type))
             for g in table
-            if g.port_num == found.number and only in (None, "", str(g.gid_index))
+            if g.port_num == found.number and only in (None, g.gid_index)
         )
         self.port = Port(
             found.device,

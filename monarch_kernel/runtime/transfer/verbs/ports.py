@@ -8,11 +8,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-#: Which cards to use: names as ``ibv_devices`` lists them, with commas; ``name:2`` for another port than the first
-#: active one. Several: each large transfer is spread over them.
-VARIABLE = "MONARCH_KERNEL_RDMA_DEVICE"
-#: Which of a port's addresses to use (RoCE); all if it is not set. The same on all hosts.
-GID_INDEX = "MONARCH_KERNEL_RDMA_GID_INDEX"
+from monarch_kernel import environment
+
 CLASS = "/sys/class/infiniband"
 LOOPBACK = 1
 
@@ -131,7 +128,7 @@ class Found(msgspec.Struct, frozen=True):
 
 def found(wanted: str | None = None, root: str = CLASS) -> list[Found]:
     """The active ports of this host's InfiniBand and RoCE cards, or of the wanted ones; best (or first named) first."""
-    wanted = os.environ.get(VARIABLE, "") if wanted is None else wanted
+    wanted = environment.RDMA_DEVICE.get() if wanted is None else wanted
     active = sorted(_active(root), key=lambda port: (-port.rate, port.device, port.number))
     names = [name.strip() for name in wanted.split(",") if name.strip()]
     if not names:

@@ -26,13 +26,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+from monarch_kernel import environment
 from monarch_kernel.runtime.transfer.memory import Layout, Memory
 from monarch_kernel.runtime.transfer.verbs.card import Card
 from monarch_kernel.runtime.transfer.verbs.gpu import register
 
-#: At most so many regions are kept per card, of at most so many bytes together.
-REGIONS = int(os.environ.get("MONARCH_KERNEL_RDMA_REGIONS", "64"))
-BYTES = int(os.environ.get("MONARCH_KERNEL_RDMA_REGION_BYTES", str(16 << 30)))
 #: Transfers of at most so many bytes, and pieces of scattered ones, go through memory that is registered for good.
 SMALL = 64 << 10
 STAGE = 2 << 20
@@ -146,8 +144,9 @@ class Regions:
         kept = self._kept.copy()
         total = sum(region.size for region in kept.values())
         left = len(kept)
+        most, most_bytes = environment.RDMA_REGIONS.get(), environment.RDMA_REGION_BYTES.get()
         for key, region in kept.items():
-            if left <= REGIONS and total <= BYTES:
+            if left <= most and total <= most_bytes:
                 return
             left -= 1
             total -= region.size

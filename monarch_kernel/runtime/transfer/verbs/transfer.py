@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from monarch_kernel import environment
 from monarch_kernel.runtime.transfer.device import gather, scatter
 from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Op
@@ -17,8 +17,6 @@ from monarch_kernel.runtime.transfer.verbs.queue_pairs import Keys, Lane, drive,
 from monarch_kernel.runtime.transfer.verbs.regions import SMALL, STAGE, Room
 from monarch_kernel.runtime.transfer.verbs.route import Route
 
-#: Queue pairs to one owner, over which a large transfer is spread.
-LANES = int(os.environ.get("MONARCH_KERNEL_RDMA_QUEUE_PAIRS", "4"))
 #: One queue pair for each so many bytes of a transfer; and one work request moves between this and PIECE_MAX.
 PIECE = 1 << 20
 PIECE_MAX = 8 << 20
@@ -74,7 +72,7 @@ class Transfer:
         op = self._op
         most = -(-op.size // PIECE)
         routes = self._routes[:most]
-        each = max(1, min(LANES, most) // len(routes))
+        each = max(1, min(environment.RDMA_QUEUE_PAIRS.get(), most) // len(routes)) if most > 1 else 1
         buffer = self._buffer(op.memory)
         with ExitStack() as stack:
             try:
@@ -119,7 +117,7 @@ class Transfer:
             copy(self._op.memory.layout, 0, picked, 0, self._op.size)
 
     def _lanes(self, stack: ExitStack, route: Route, room: Room, size: int) -> list[tuple[Lane, Keys]]:
-        wanted = max(1, min(LANES, size // PIECE))
+        wanted = min(environment.RDMA_QUEUE_PAIRS.get(), size // PIECE) if size >= 2 * PIECE else 1
         taken, remote = stack.enter_context(route.lent(self._op, wanted, self._deadline))
         keys = Keys(room.lkey, remote.rkey, 0, remote.shift)
         return [(lane, keys) for lane in taken]

@@ -1,0 +1,423 @@
+"""The environment variables that monarch_kernel reads: their types, their defaults, and what is allowed in each.
+
+A variable is read when it is used (``CAST_FANOUT.get()``), not when a module is imported, so a program may set it
+before it makes its first mesh. Code on a hot path keeps the value that it read when it was set up.
+``docs/configuration.md`` shows all of them in a table; ``monarch_kernel.config`` gives users access.
+
+Any of our packages may import this module, and it imports none of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+_PREFIX = "MONARCH_KERNEL_"
+
+
+class InvalidSettingError(ValueError):
+    """An environment variable has a value that it cannot have; names the variable, the value, and what is allowed."""
+
+
+class Variable(Generic[T]):
+    """An environment variable that users may set.
+
+    Args:
+        name: without the common prefix.
+        parse: from text to the value; raises ValueError for what is not allowed.
+        default: the text that counts where the variable is not set, or is empty; or a function that gives it.
+        allowed: what may be set, in words, for errors and the documentation.
+        meaning: what it does.
+        read_by: the processes that read it.
+        shown_default: the default in words, where its text does not say it.
+    """
+
+    __slots__ = ("_default", "_parse", "allowed", "meaning", "name", "read_by", "shown_default")
+
+    def __init__(
+        self,
+        name: str,
+        parse: Callable[[str], T],
+        default: str | Callable[[], str],
+        allowed: str,
+        meaning: str,
+        read_by: str,
+        shown_default: str = "",
+    ) -> None:
+        self.name = _PREFIX + name
+        self.allowed = allowed
+        self.meaning = meaning
+        self.read_by = read_by
+        self.shown_default = shown_default or str(default)
+        self._parse = parse
+        self._default = default
+        _variables.append(self)
+
+    def get(self) -> T:
+        """The value in this process now.
+
+        Raises:
+            InvalidSettingError: the variable is set to something that is not allowed.
+        """
+        text = os.environ.get(self.name)
+        if text:
+            return self.parse(text)
+        default = self._default
+        return self._parse(default if isinstance(default, str) else default())
+
+    def set(self, text: str | None) -> None:
+        """Set the variable for this process and those that it starts; None unsets it.
+
+        Raises:
+            InvalidSettingError: that value is not allowed.
+        """
+        if text is None:
+            os.environ.pop(self.name, None)
+        else:
+            self.parse(text)
+            os.environ[self.name] = text
+
+    def parse(self, text: str) -> T:
+        """The value that a text stands for.
+
+        Raises:
+            InvalidSettingError: it stands for none.
+        """
+        try:
+            return self._parse(text)
+        except ValueError:
+            raise InvalidSettingError(f"{self.name}={text!r} is not valid: it must be {self.allowed}") from None
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+
+_variables: list[Variable[Any]] = []
+
+
+def variables() -> tuple[Variable[Any], ...]:
+    """All environment variables that users may set, in the order of the documentation."""
+    return tuple(_variables)
+
+
+def check() -> None:
+    """Read all variables that are set, so that a mistake is reported before processes are started with it.
+
+    Raises:
+        InvalidSettingError: one is not valid.
+    """
+    for variable in _variables:
+        if variable.name in os.environ:
+            variable.get()
+
+
+# -- kinds of values -----------------------------------------------------------------------------
+
+
+def _seconds(least: float, most: float = 1e9) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        seconds = float(text)
+        if not least <= seconds <= most:  # NaN, too
+            raise ValueError(text)
+        return seconds
+
+    return parse
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise ValueError(text)
+        return number
+
+    return parse
+
+
+def _index(text: str) -> int | None:
+    return _whole(0)(text) if text else None
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+def _flag(text: str) -> bool | None:
+    if text not in ("", "0", "1"):
+        raise ValueError(text)
+    return text == "1" if text else None
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _one_per_core() -> str:
+    return str(min(4, len(os.sched_getaffinity(0))))
+
+
+def _quarter_of_memory() -> str:
+    return str(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
+
+
+# -- hosts and processes -------------------------------------------------------------------------
+
+KEY_FILE = Variable(
+    "KEY_FILE",
+    _text,
+    "",
+    "the path of a key file",
+    "the key with which this process proves who it is over TCP, where `key_file=` and `--key-file` name none",
+    "controller, worker",
+    shown_default="this user's own key",
+)
+ALLOW = Variable(
+    "ALLOW",
+    _text,
+    "",
+    "the path of an allow-list",
+    "the list of keys that may connect, where `allow=` and `--allow` name none",
+    "controller, worker",
+    shown_default="the key file's name with `.allow` behind it",
+)
+HEARTBEAT_TIMEOUT = Variable(
+    "HEARTBEAT_TIMEOUT",
+    _seconds(0.1, 3600),
+    "3",
+    "a number of seconds from 0.1 to 3600",
+    "how long a host may be silent until it counts as lost; the same in all processes",
+    "controller, worker",
+)
+SILENCE_TIMEOUT = Variable(
+    "SILENCE_TIMEOUT",
+    _seconds(0.1, 1e6),
+    "600",
+    "a number of seconds from 0.1 to 1000000",
+    "how long a process that runs user code may be silent while its host still answers",
+    "controller, worker",
+)
+START_LIMIT = Variable(
+    "START_LIMIT",
+    _seconds(0),
+    "120",
+    "a number of seconds, 0 or more",
+    "how long a rank may take to come up, 0: no limit; `mesh_proc_spawn_max_idle` of `configure` overrides it",
+    "controller, host agent, worker",
+)
+PING_PERIOD = Variable(
+    "PING_PERIOD",
+    _seconds(0),
+    "1",
+    "a number of seconds, 0 or more",
+    "how often a host agent asks its ranks for a sign of life; 0: never",
+    "host agent, worker",
+)
+UNRESPONSIVE_AFTER = Variable(
+    "UNRESPONSIVE_AFTER",
+    _seconds(0),
+    "3",
+    "a number of seconds, 0 or more",
+    "how long a rank may leave that unanswered until it is reported as unresponsive",
+    "host agent, worker",
+)
+KEPT_DIR = Variable(
+    "KEPT_DIR",
+    _text,
+    "",
+    "the path of a folder",
+    "where kept meshes have their folders",
+    "controller",
+    shown_default="`<tmp>/monarch-kernel-<uid>/kept`",
+)
+BACKLOG = Variable(
+    "BACKLOG",
+    _whole(0),
+    "1048576",
+    "a whole number of bytes, 0 or more",
+    "how much of a kept rank's output is shown to a controller that comes back",
+    "worker of a kept mesh",
+)
+
+# -- calls ---------------------------------------------------------------------------------------
+
+CAST_FANOUT = Variable(
+    "CAST_FANOUT",
+    _whole(1),
+    "16",
+    "a whole number, 1 or more",
+    "to how many host agents a process sends a cast itself; beyond that they pass it on as a tree",
+    "controller, ranks",
+)
+ERROR_GRACE = Variable(
+    "ERROR_GRACE",
+    _seconds(0),
+    "1",
+    "a number of seconds, 0 or more",
+    "how long a call that has failed on one rank waits for the others, so that one error tells of all",
+    "controller, ranks",
+)
+SEGMENT_THRESHOLD = Variable(
+    "SEGMENT_THRESHOLD",
+    _whole(0),
+    "131072",
+    "a whole number of bytes, 0 or more",
+    "buffers of a message that add up to less travel through the socket, others in shared memory",
+    "all",
+)
+SEGMENT_KEEP = Variable(
+    "SEGMENT_KEEP",
+    _whole(0),
+    "1073741824",
+    "a whole number of bytes, 0 or more",
+    "how much free shared memory a process keeps for its next messages",
+    "all",
+)
+SEGMENT_LIMIT = Variable(
+    "SEGMENT_LIMIT",
+    _whole(0),
+    _quarter_of_memory,
+    "a whole number of bytes, 0 or more",
+    "how much shared memory the messages of one process may take; beyond that, buffers travel through the socket",
+    "all",
+    shown_default="a quarter of the memory",
+)
+
+# -- the debugger --------------------------------------------------------------------------------
+
+POST_MORTEM = Variable(
+    "POST_MORTEM",
+    _seconds(0),
+    "300",
+    "a number of seconds, 0 or more",
+    "how long the frames of a failed endpoint or cell are kept for post-mortem debugging; 0: not at all",
+    "controller, ranks",
+)
+ORPHANED_STOPS = Variable(
+    "ORPHANED_STOPS",
+    _one_of("resume", "end"),
+    "resume",
+    "`resume` or `end`",
+    "what stopped ranks of a kept mesh do when their controller has ended",
+    "ranks",
+)
+
+# -- the data plane ------------------------------------------------------------------------------
+
+#: Every backend there may be, best first. ``local``: the same process; ``cma``: cross-memory attach within one host;
+#: ``segment``: through shared memory, with the owner's help; ``cuda_ipc``: GPU memory within one host; the others
+#: between hosts.
+BACKENDS = ("local", "cuda_ipc", "cma", "segment", "ibverbs", "tcp")
+ENCRYPTED, TRUSTED_NETWORK = "encrypted", "trusted-network"
+
+RDMA_BACKEND = Variable(
+    "RDMA_BACKEND",
+    _one_of("auto", *BACKENDS),
+    "auto",
+    "one of " + ", ".join(f"`{name}`" for name in ("auto", *BACKENDS)),
+    "forces a backend; `auto` chooses one for each pair of processes",
+    "all",
+)
+RDMA_TCP = Variable(
+    "RDMA_TCP",
+    _one_of(ENCRYPTED, TRUSTED_NETWORK),
+    ENCRYPTED,
+    f"`{ENCRYPTED}` or `{TRUSTED_NETWORK}`",
+    "whether bytes may go by TCP in the clear",
+    "all",
+)
+RDMA_TCP_FALLBACK = Variable(
+    "RDMA_TCP_FALLBACK",
+    _flag,
+    "",
+    "`0` or `1`",
+    "0: no TCP between hosts unless it is forced, but an error; 1: TCP without a warning",
+    "all",
+    shown_default="TCP, with a warning",
+)
+RDMA_STREAMS = Variable(
+    "RDMA_STREAMS",
+    _whole(0),
+    _one_per_core,
+    "a whole number, 0 or more",
+    "connections that share a large transfer by TCP",
+    "all",
+    shown_default="one per core, up to 4",
+)
+RDMA_THREADS = Variable(
+    "RDMA_THREADS",
+    _whole(0),
+    _one_per_core,
+    "a whole number, 0 or more",
+    "threads that share a large copy within a host",
+    "all",
+    shown_default="one per core, up to 4",
+)
+RDMA_HUGEPAGES = Variable(
+    "RDMA_HUGEPAGES",
+    _whole(0),
+    "8388608",
+    "a whole number of bytes, 0 or more",
+    "from this size on, registered memory is moved to huge pages; 0: never",
+    "all",
+)
+RDMA_DEVICE = Variable(
+    "RDMA_DEVICE",
+    _text,
+    "",
+    "names of cards as `ibv_devices` lists them, with or without `:PORT`, separated by commas",
+    "the RDMA cards to use",
+    "all",
+    shown_default="one of the fastest ports",
+)
+RDMA_GID_INDEX = Variable(
+    "RDMA_GID_INDEX",
+    _index,
+    "",
+    "a whole number, 0 or more",
+    "RoCE: the entry of the port's address table to use, on all hosts",
+    "all",
+    shown_default="the best that both sides have",
+)
+RDMA_QUEUE_PAIRS = Variable(
+    "RDMA_QUEUE_PAIRS",
+    _whole(1),
+    "4",
+    "a whole number, 1 or more",
+    "queue pairs to one owner, over which a large transfer is spread",
+    "all",
+)
+RDMA_REGIONS = Variable(
+    "RDMA_REGIONS",
+    _whole(0),
+    "64",
+    "a whole number, 0 or more",
+    "how many pieces of memory stay registered for later transfers, per card",
+    "all",
+)
+RDMA_REGION_BYTES = Variable(
+    "RDMA_REGION_BYTES",
+    _whole(0),
+    "17179869184",
+    "a whole number of bytes, 0 or more",
+    "how much memory stays registered for later transfers, per card",
+    "all",
+)
+
+# -- what processes of ours hand on to those that they start; users leave these alone --------------
+
+#: The run folder of a host agent, by which its processes are found.
+RUN = "MONARCH_KERNEL_RUN"
+#: The controller for which a worker's rank was started.
+ROOT = "MONARCH_KERNEL_ROOT"
+#: The host agent that started a process.
+AGENT = "MONARCH_KERNEL_AGENT"
+#: That ``import monarch`` is to give this package.
+IMPORTS = "MONARCH_KERNEL_IMPORTS"
