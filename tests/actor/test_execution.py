@@ -212,18 +212,18 @@ def test_async_and_sync_endpoints_do_not_mix(procs: Procs) -> None:
 
 
 def test_concurrent_endpoint_is_for_coroutines() -> None:
-    with pytest.raises(ValueError, match="@concurrent_endpoint needs an async def, and 'f' is none"):
+    with pytest.raises(ValueError, match="@concurrent_endpoint needs an async def, which 'f' is not"):
 
         @concurrent_endpoint
         def f(self: Any) -> None: ...
 
-    with pytest.raises(ValueError, match="is an endpoint already"):
+    with pytest.raises(ValueError, match="is already an endpoint"):
 
         @concurrent_endpoint
         @endpoint
         async def g(self: Any) -> None: ...
 
-    with pytest.raises(ValueError, match="is an endpoint already"):
+    with pytest.raises(ValueError, match="is already an endpoint"):
 
         @endpoint
         @concurrent_endpoint

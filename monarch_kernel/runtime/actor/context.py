@@ -1,4 +1,4 @@
-"""Which actor runs, and for which message: ``context()`` and its shorthands."""
+"""The running actor and its current message: ``context()`` and its shorthands."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """Where the running code is.
+    """The position of the running code.
 
     Attributes:
-        actor_instance: the actor (or, outside any actor, the client) that runs.
+        actor_instance: the running actor; outside any actor, the client.
     """
 
     __slots__ = ("_endpoint", "_extent", "_rank", "actor_instance")
@@ -30,12 +30,12 @@ class Context:
 
     @property
     def message_rank(self) -> Point:
-        """Position of this actor in the slice to which the current message was sent."""
+        """The position of this actor in the slice that the current message was sent to."""
         return Point(self._rank, self._extent)
 
     @property
     def endpoint_name(self) -> str:
-        """The endpoint that runs; empty outside of endpoints."""
+        """The running endpoint; empty outside endpoints."""
         return self._endpoint
 
     def __repr__(self) -> str:
@@ -44,8 +44,8 @@ class Context:
 
 current: ContextVar[Context | None] = ContextVar("monarch_kernel_context", default=None)
 
-#: The notebook cell on whose behalf the running code runs; None where that is not known. Calls carry it along, so
-#: that what an actor puts out belongs to the cell that caused it, through any number of actors.
+#: The notebook cell that the running code belongs to; None if unknown. Calls carry it along, so that output belongs to
+#: the cell that caused it, through any number of actors.
 cell: ContextVar[str | None] = ContextVar("monarch_kernel_cell", default=None)
 _latest_cell = ""
 

@@ -1,4 +1,4 @@
-"""The classes users write: ``Actor`` and its endpoints, and what is known of them before anything runs."""
+"""Actor definitions: the base class ``Actor``, endpoint decorators, and the specs derived from a class."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from monarch_kernel.runtime.actor.context import context
 
 @dataclass(frozen=True, slots=True)
 class Undeliverable:
-    """A message that its receiver cannot get any more.
+    """A message whose receiver is dead.
 
     Attributes:
         what: the endpoint as ``mesh.endpoint``, or the port.
-        ranks: those of the mesh addressed that it cannot reach; empty for a port.
+        ranks: the ranks of the addressed mesh that cannot be reached; empty for a port.
         cause: why the first of them is dead.
     """
 
@@ -27,7 +27,7 @@ class Undeliverable:
 
 
 def tell_undeliverable(what: str, ranks: tuple[int, ...], cause: str) -> bool:
-    """Ask the running actor what to do about a message that cannot be delivered; whether it has handled that."""
+    """Let the running actor handle a message that cannot be delivered; returns whether it did."""
     instance: Any = context().actor_instance
     handler = getattr(getattr(instance, "object", None), "_handle_undeliverable_message", None)
     return handler is not None and bool(handler(Undeliverable(what, ranks, cause)))
@@ -37,48 +37,46 @@ HOOKS = ("__supervise__", "__cleanup__", "__restore__")
 
 
 class Actor:
-    """Base class of actors: an object in a proc, reached by messages, which it handles one at a time.
+    """Base class of actors: objects in a proc that handle messages one at a time.
 
     Methods marked ``@endpoint`` can be called from other processes. They are all ``def`` or all ``async def``.
 
     Optional hooks, of the same kind as the endpoints (``__supervise__`` of an async actor may be a plain ``def``):
 
     * ``__supervise__(self, failure) -> bool``: a mesh that this actor spawned failed; true means handled. It is called
-      before the messages that wait. One that has not been called when the actor is stopped is not called any more.
-    * ``__cleanup__(self, error)``: the actor ends; ``error`` is None when it was stopped on purpose.
-    * ``__restore__(self, state)``: this actor was made in the place of one that died; ``state`` is what the endpoint
-      ``checkpoint`` of that one had returned last.
+      before the messages that wait. Calls still pending when the actor is stopped are dropped.
+    * ``__cleanup__(self, error)``: the actor ends; ``error`` is None if it was stopped on purpose.
+    * ``__restore__(self, state)``: this actor replaces one that died; ``state`` is what the ``checkpoint`` endpoint of
+      its predecessor returned last.
+    * ``_handle_undeliverable_message(self, envelope) -> bool``: see below.
 
-    And ``_handle_undeliverable_message``, see there.
-
-    The first actor of a proc is driven by the proc's main thread, the others by threads of their own.
+    The proc's main thread drives its first actor; every other actor has a thread of its own.
     """
 
-    #: Set in actors that a program puts on other people's procs (a debugger, a cell runner): when a proc dies, its
-    #: owner is told of the proc, and not of the tool as well.
+    #: Set in tools that run on a program's procs (a debugger, a cell runner): if a proc dies, its owner is told about
+    #: the proc, but not about the tool.
     __tool__ = False
 
-    #: Set in tools that never take a proc's main thread, even where they come before the program's own actors.
+    #: Set in tools that never use a proc's main thread, even if they are spawned before the program's own actors.
     __background__ = False
 
     @property
     def logger(self) -> logging.Logger:
-        """A logger named after the actor, of which every line tells the rank."""
+        """A logger named after the actor and its rank."""
         instance = context().actor_instance
         return logging.getLogger(f"monarch_kernel.actors.{instance.name}.{instance.rank.rank}")
 
     def _handle_undeliverable_message(self, envelope: Undeliverable) -> bool:
-        """A message this actor sent could not be delivered, since its receiver is known to be dead; true means handled.
+        """A message from this actor could not be delivered, as its receiver is known to be dead; true means handled.
 
-        Called in the middle of ``broadcast()`` or ``Port.send()``, which then go on as if nothing had happened; if it
-        returns false, a broadcast is dropped all the same, and ``send`` raises ``ConnectionError``. What was lost
-        on its way is not told.
+        Called inside ``broadcast()`` or ``Port.send()``, which then return normally. If it returns false, a broadcast
+        is dropped anyway, and ``send`` raises ``ConnectionError``. Messages lost in transit are not reported.
         """
         return False
 
 
 class EndpointProperty:
-    """A method of an actor class that was marked as an endpoint."""
+    """A method of an actor class that is marked as an endpoint."""
 
     def __init__(
         self,
@@ -105,7 +103,7 @@ class EndpointProperty:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        # Inside its own actor an endpoint is the plain method.
+        # Inside its own actor, an endpoint is the plain method.
         return self.function.__get__(instance, owner)
 
 
@@ -113,7 +111,7 @@ def _decorate(function: Any, options: dict[str, Any]) -> Any:
     if function is None:
         return lambda f: _decorate(f, options)
     if isinstance(function, EndpointProperty):
-        raise ValueError(f"{function.__name__} is an endpoint already: use one of @endpoint and @concurrent_endpoint")
+        raise ValueError(f"{function.__name__} is already an endpoint: use either @endpoint or @concurrent_endpoint")
     if not callable(function):
         raise TypeError(f"@endpoint marks methods, not {type(function).__name__}")
     return EndpointProperty(function, **options)
@@ -130,8 +128,8 @@ def endpoint(
 
     Args:
         propagate: shape propagation for tensor results ("cached", "inspect", "mocked", or a function).
-        explicit_response_port: the method gets a ``Port`` as its first argument and answers through it, any time.
-        instrument: whether calls show in traces.
+        explicit_response_port: the method gets a ``Port`` as its first argument and answers through it, at any time.
+        instrument: whether traces show its calls.
     """
     options = {
         "propagate": propagate,
@@ -148,8 +146,7 @@ def concurrent_endpoint(
     explicit_response_port: bool = False,
     instrument: bool = True,
 ) -> Any:
-    """Like ``endpoint``, for ``async def`` only: the body becomes a task, and the actor takes further messages
-    meanwhile.
+    """Like ``endpoint``, for ``async def`` only: each call runs as a task while the actor takes further messages.
 
     Tasks that still run when the actor ends are cancelled before ``__cleanup__``.
     """
@@ -162,16 +159,16 @@ def concurrent_endpoint(
     if method is None:
         return lambda f: concurrent_endpoint(f, **{k: v for k, v in options.items() if k != "concurrent"})
     if isinstance(method, EndpointProperty):
-        raise ValueError(f"{method.__name__} is an endpoint already: use one of @endpoint and @concurrent_endpoint")
+        raise ValueError(f"{method.__name__} is already an endpoint: use either @endpoint or @concurrent_endpoint")
     if not inspect.iscoroutinefunction(method):
         raise ValueError(
-            f"@concurrent_endpoint needs an async def, and {getattr(method, '__name__', method)!r} is none"
+            f"@concurrent_endpoint needs an async def, which {getattr(method, '__name__', method)!r} is not"
         )
     return _decorate(method, options)
 
 
 class EndpointSpec:
-    """What a caller has to know of an endpoint: how to check its arguments, and how it answers."""
+    """What callers need to know about an endpoint: how to check its arguments, and how it answers."""
 
     __slots__ = (
         "_max",
@@ -195,14 +192,14 @@ class EndpointSpec:
         parameters = list(inspect.signature(prop.function).parameters.values())
         skipped = 2 if self.explicit_port else 1
         self._signature = inspect.Signature(parameters[skipped:])
-        # Most calls pass positional arguments only: counting them is enough, and twenty times faster than binding.
+        # Most calls pass positional arguments only. Counting them is enough, and twenty times as fast as binding.
         plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         rest = parameters[skipped:]
         if all(p.kind in plain for p in rest):
             self._max = len(rest)
             self._min = sum(p.default is p.empty for p in rest)
         else:
-            self._min, self._max = 1, 0  # never matches: bind
+            self._min, self._max = 1, 0  # never matches, so arguments are bound
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise the ``TypeError`` that calling the method with these arguments would raise."""
@@ -215,7 +212,7 @@ class EndpointSpec:
 
 
 class ActorSpec:
-    """What is known of an actor class: its endpoints, and whether it is sync or async."""
+    """The endpoints of an actor class, and whether it is sync or async."""
 
     __slots__ = ("background", "cls", "endpoints", "is_async", "tool")
 
@@ -254,7 +251,7 @@ class ActorSpec:
 
 
 def class_label(cls: type) -> str:
-    """A class as reports of faults name it."""
+    """The name of a class in fault reports."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -280,7 +277,7 @@ def spec_of(cls: Any, reserved: frozenset[str]) -> ActorSpec:
 def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise the ``TypeError`` that ``cls(*args, **kwargs)`` would raise for its arguments."""
     if not args and not kwargs and cls.__init__ is object.__init__ and cls.__new__ is object.__new__:
-        return  # as mostly; the signature of a built-in constructor is parsed from text, which takes milliseconds
+        return  # the usual case; the signature of a built-in constructor is parsed from text, which takes milliseconds
     try:
         signature = inspect.signature(cls)
     except ValueError:  # a built-in constructor without a signature

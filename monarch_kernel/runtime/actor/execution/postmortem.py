@@ -1,7 +1,7 @@
-"""Exceptions that ended an endpoint or a cell, kept for a while with their frames, so that they can be looked into.
+"""Exceptions that ended an endpoint or a cell, kept for a while with their frames for post-mortem debugging.
 
-Bounded in number and in time: frames hold on to whatever their variables refer to. A newer failure of the same actor
-takes the place of the older one. Nothing here costs anything before an endpoint has failed.
+They are bounded in number and in time, as frames keep alive what their variables refer to. A newer failure of the same
+endpoint replaces the older one. Nothing here costs anything before an endpoint has failed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from monarch_kernel import environment
 
 #: How many failures a process keeps.
 LIMIT = 4
-#: Frames of this part of torch hold collectives, and these the connections of a process group.
+#: Frames in this part of torch keep collectives alive; objects of these modules keep a group's connections open.
 _TORCH = os.path.join("torch", "distributed", "")
 _GROUPS = ("torch._C._distributed_c10d", "torch.distributed.distributed_c10d")
 
@@ -32,7 +32,7 @@ class Failure:
         error: with its traceback.
         actor: the name of the actor.
         endpoint: what failed.
-        cell: the id of the notebook cell for which it ran; "" if for none.
+        cell: the id of the notebook cell that it belonged to; "" for none.
         when: `time.time()`.
     """
 
@@ -48,17 +48,17 @@ _kept: list[Failure] = []
 _lock = threading.Lock()
 _count = 0
 _scheduled = False
-#: Called for each failure, on the thread where it happened, before anybody is told of it; a debugger stops there.
+#: Called for each failure, on its thread, before it is reported; a debugger stops there.
 on_failure: Callable[[BaseException], None] | None = None
 
 
 def failed(
     error: BaseException, actor: str, endpoint: str, cell: str, later: Callable[[float, Callable[[], None]], object]
 ) -> None:
-    """An endpoint or a cell has ended with an exception: keep it, and tell the debugger if there is one.
+    """An endpoint or a cell ended with an exception: keep it, and notify the debugger if there is one.
 
     Args:
-        later: has a function called after so many seconds, so that memory comes back though nothing else happens here.
+        later: calls a function after a delay in seconds, so that memory is freed even if nothing else happens here.
     """
     global _count
     if isinstance(error, KeyboardInterrupt):
@@ -78,7 +78,7 @@ def failed(
 
 
 def let_go_of_groups() -> None:
-    """A process group ends: keep none of its work alive, or its connections stay open, and other ranks wait for us."""
+    """A process group ends: keep none of its work alive, or its connections stay open and other ranks wait."""
     for failure in failures():
         for frame in _frames(failure.error):
             if any(type(value).__module__ in _GROUPS for value in list(frame.f_locals.values())):
@@ -86,7 +86,7 @@ def let_go_of_groups() -> None:
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:
-    """The frames of an exception, and of those behind it."""
+    """The frames of an exception, its causes and its contexts."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -102,22 +102,22 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
 
 
 def _empty(frame: FrameType) -> None:
-    """Drop the variables of a frame that has ended."""
-    with suppress(RuntimeError):  # it runs still: what it holds is in use
+    """Drop the variables of a finished frame."""
+    with suppress(RuntimeError):  # it still runs, so its variables are in use
         frame.clear()
-        # What was read before is kept as a dictionary (Python < 3.13); reading again brings it up to date.
+        # Python before 3.13 caches f_locals as a dictionary; reading it again updates the cache.
         _ = frame.f_locals
 
 
 def failures() -> list[Failure]:
-    """What is kept, oldest first."""
+    """The kept failures, oldest first."""
     with _lock:
         _drop_old()
         return list(_kept)
 
 
 def release() -> None:
-    """Let go of all: the runtime ends."""
+    """Drop all failures; called when the runtime ends."""
     with _lock:
         _kept.clear()
 

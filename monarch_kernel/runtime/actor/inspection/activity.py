@@ -13,11 +13,11 @@ class Running(NamedTuple):
 
     Attributes:
         actor: the name that the actor was spawned under.
-        endpoint: its name; `__init__` while the actor is made.
+        endpoint: its name; `__init__` while the actor is being made.
         thread: the identifier of the actor's thread.
-        task: the asyncio task that runs it, of an async actor.
-        tool: the actor is a tool's, so what runs for the user is what that calls.
-        cell: the notebook's cell on whose behalf it runs; "" where that is not known (concurrent endpoints).
+        task: the asyncio task that runs it, for an async actor.
+        tool: the actor belongs to a tool, and the user's code is what it calls.
+        cell: the notebook cell that it runs for; "" if unknown (concurrent endpoints).
     """
 
     actor: str
@@ -29,7 +29,7 @@ class Running(NamedTuple):
 
 
 def endpoints_here() -> list[Running]:
-    """The endpoints that run in this process at this moment."""
+    """The endpoints that run in this process now."""
     from monarch_kernel.runtime.actor import system as systems
 
     if not systems.started():
@@ -42,7 +42,7 @@ def endpoints_here() -> list[Running]:
 
 def _running(instance: ActorInstance) -> list[Running]:
     name, thread, tool = instance.name, instance._thread, instance._spec.tool
-    # Concurrent endpoints of an async actor are tasks beside the one that takes its messages.
+    # Concurrent endpoints of an async actor run as tasks beside the one that takes its messages.
     tasks: dict[Any, str] = dict(getattr(instance, "_tasks", ()))
     found = [Running(name, endpoint, thread, task, tool) for task, endpoint in tasks.items()]
     endpoint = instance.running
@@ -54,7 +54,7 @@ def _running(instance: ActorInstance) -> list[Running]:
 
 
 def running_here() -> tuple[str, str, str]:
-    """The actor, its endpoint, and the cell, on whose behalf the calling thread or task runs; "" for none."""
+    """The actor, endpoint and cell that the calling thread or task runs for; "" for none."""
     here = current.get()
     if here is None:
         return "", "", calling_cell()
@@ -62,9 +62,9 @@ def running_here() -> tuple[str, str, str]:
 
 
 def actors_here(actor: str = "") -> dict[str, Any]:
-    """The objects of the actors of this process, by the unique name of their mesh; of one mesh, if that is given.
+    """The objects of the actors of this process, by the unique name of their mesh; optionally of one mesh only.
 
-    They are used by their own threads meanwhile: nothing is locked.
+    Nothing is locked: the actors' own threads go on using them.
     """
     from monarch_kernel.runtime.actor.system import get_system
 

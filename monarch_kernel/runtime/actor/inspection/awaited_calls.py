@@ -1,4 +1,4 @@
-"""Which calls this process has made and a thread of it waits for, for tools that ask why it does not go on."""
+"""The calls that this process waits for, for tools that explain why it makes no progress."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Awaited:
     Attributes:
         what: what was called: `workers.step`.
         procs: the ids of the procs that have not answered.
-        number: of the call, in this process.
+        number: the number of the call in this process.
         asked: the ids of all procs that were called.
-        waiters: how many threads are in its `get()`, and how many callbacks and tasks its end sets going.
-        tool: it is a call of an actor that belongs to a tool, such as the kernel itself.
+        waiters: how many threads are in its `get()`, plus its callbacks and waiting tasks.
+        tool: the called actor belongs to a tool, such as the kernel itself.
     """
 
     what: str
@@ -38,7 +38,7 @@ class Awaited:
 
 
 def awaited_by(frames: Iterable[FrameType]) -> Awaited | None:
-    """The call whose answer a thread with these frames waits for; None if it waits for none."""
+    """The call that a thread with these frames waits for; None if it waits for none."""
     for frame in frames:
         if frame.f_code is _GET:
             call = frame.f_locals.get("self")
@@ -53,10 +53,10 @@ def awaited_by(frames: Iterable[FrameType]) -> Awaited | None:
 
 
 def awaited_here(without: Collection[str] = ()) -> list[Awaited]:
-    """The calls of endpoints that this process has made and that have not been answered.
+    """The unanswered endpoint calls of this process.
 
     Args:
-        without: actors (by the unique names of their meshes) whose calls are left out.
+        without: actors, by the unique names of their meshes, whose calls are left out.
     """
     from monarch_kernel.runtime.actor import system
 

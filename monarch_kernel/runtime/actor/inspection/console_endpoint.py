@@ -1,7 +1,8 @@
-"""How another program of the same user comes to a running controller: it finds the run folder, and asks for a console.
+"""The console endpoint of a controller, through which other programs of the same user reach its debugger.
 
-The controller has nothing of the debugger until it is asked; it hears of the question wherever it hears of messages:
-in a wait, or by its background thread while the user's code computes or sleeps.
+Such a program finds the controller's socket in the run folder and asks for a console. The controller loads nothing of
+the debugger before that. The request arrives like any message: in a wait, or through the background thread while user
+code computes or sleeps.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _LONGEST = 107
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """A process with meshes, on this machine.
+    """A controller process on this machine.
 
     Attributes:
-        pid: its process.
+        pid: its process id.
         program: its command line.
-        address: the Unix socket at which it listens.
+        address: the Unix socket that it listens at.
     """
 
     pid: int
@@ -45,7 +46,7 @@ class Controller:
 
 
 def controllers() -> list[Controller]:
-    """The controllers of this user that run on this machine, oldest first. Does not start the runtime."""
+    """The running controllers of this user on this machine, oldest first. Does not start the runtime."""
     found: list[tuple[float, Controller]] = []
     for base in temporary_folders(_LONGEST):
         start = f"monarch-{os.getuid()}-"
@@ -62,7 +63,7 @@ def controllers() -> list[Controller]:
 
 
 def _sockets(folder: str) -> list[str]:
-    """The sockets of controllers in a run folder, if that is this user's alone."""
+    """The sockets of controllers in a run folder, if only this user can access it."""
     try:
         with PrivateFolder.open(folder) as own:
             names = own.names()
@@ -76,7 +77,7 @@ def _at(address: str) -> Controller | None:
         with _connect(address, 1.0) as sock:
             pid = peer_of(sock)[0]
     except OSError:
-        return None  # its process has ended, or its folder is another user's
+        return None  # its process has ended, or its folder belongs to another user
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             program = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
@@ -86,10 +87,10 @@ def _at(address: str) -> Controller | None:
 
 
 def _connect(address: str, timeout: float) -> socket.socket:
-    """Connect to a Unix socket of a process of this user (or of root, as whom everything is open anyway).
+    """Connect to a Unix socket of a process of this user, or of root, which can access everything anyway.
 
     Raises:
-        OSError: nobody listens there, or somebody else.
+        OSError: no process listens there, or one of another user does.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -103,10 +104,10 @@ def _connect(address: str, timeout: float) -> socket.socket:
 
 
 def ask_console(controller: Controller, timeout: float = 10.0) -> socket.socket:
-    """Have a controller open its debugger's console, and connect to that.
+    """Ask a controller to open its debugger's console, and connect to it.
 
     Raises:
-        ConnectionError: it does not answer, refuses, or cannot; says why.
+        ConnectionError: the controller does not answer, refuses, or fails; the message says why.
     """
     who = f"process {controller.pid}"
     try:
@@ -118,7 +119,7 @@ def ask_console(controller: Controller, timeout: float = 10.0) -> socket.socket:
             body = _exactly(sock, size).decode()
     except TimeoutError:
         raise ConnectionError(
-            f"{who} does not answer within {timeout:g} s: it is stopped, or native code keeps the interpreter; "
+            f"{who} does not answer within {timeout:g} s: it is stopped, or native code holds the interpreter lock; "
             f"py-spy dump --pid {controller.pid} --native shows where it is"
         ) from None
     except OSError as error:
@@ -136,27 +137,27 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
     while len(data) < size:
         more = sock.recv(size - len(data))
         if not more:
-            raise ConnectionResetError("it has closed the connection")
+            raise ConnectionResetError("it closed the connection")
         data += more
     return data
 
 
 def install(system: System) -> None:
-    """Have a controller answer who asks for the console."""
+    """Make a controller answer requests for its console."""
     system.node.handlers[AskConsole] = partial(_on_ask_console, system)
 
 
 def _on_ask_console(system: System, link: Any, message: AskConsole, _body: Any) -> None:
-    """Somebody at a terminal wants the console: load it, on a thread of its own, and say where it listens."""
+    """A terminal asks for the console: load it on a separate thread, and answer with its address."""
     if not isinstance(link, Link):
-        return  # it is for this machine only
+        return  # only for programs on this machine
 
     def answer(status: int, text: str) -> None:
         link.send(encode(Reply(message.call, 0, status)), text.encode())
 
     def work() -> None:
         if message.version != WIRE_VERSION:
-            answer(ERROR, f"it runs monarch_kernel {__version__}, and this is {message.release}: use the same")
+            answer(ERROR, f"it runs monarch_kernel {__version__}, but this is {message.release}: use the same version")
             return
         try:
             server = extensions.console_server()

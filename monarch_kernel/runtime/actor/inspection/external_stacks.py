@@ -18,16 +18,16 @@ _GRACE = 0.5
 def stacks_from_outside(
     mesh: Any, ranks: Iterable[int], *, native: bool = False, timeout: float = 2.0
 ) -> dict[int, StackRead]:
-    """Have the host agents read the stacks of these ranks of a proc mesh with py-spy.
+    """Read the stacks of ranks of a proc mesh with py-spy, which their host agents run.
 
     Args:
         mesh: the proc mesh.
         ranks: of the mesh.
-        native: with frames of native code; each rank is held for as long as that takes (100 ms).
-        timeout: for all of them (seconds).
+        native: include frames of native code, which pauses each rank for about 100 ms.
+        timeout: for all ranks together (seconds).
 
     Returns:
-        For each rank what was read, or why not; never raises for a rank.
+        The stack of each rank, or why it could not be read; a rank never makes this raise.
     """
     target = mesh._target()
     node = mesh._system.node
@@ -39,8 +39,8 @@ def stacks_from_outside(
     calls: list[tuple[list[int], Any]] = []
     for members in by_agent.values():
         first = target.procs[members[0]]
-        if first.id == node.id:  # it has no agent that could look at it
-            found[members[0]] = StackRead(first.id, mesh._system.pid, first.host, "", "", "it is this very process")
+        if first.id == node.id:  # no agent watches this process
+            found[members[0]] = StackRead(first.id, mesh._system.pid, first.host, "", "", "it is the calling process")
             continue
         names = [target.procs[rank].id for rank in members]
         call = ask_agent(node, first.agent_ref(), f"{mesh.name}.stacks", AskStacks, names, native, timeout)
@@ -48,13 +48,13 @@ def stacks_from_outside(
     deadline = time.monotonic() + timeout + _GRACE
     for members, call in calls:
         reads: dict[str, StackRead] = {}
-        trouble = "its host agent said nothing about it"
+        trouble = "its host agent did not report it"
         try:
             reply = call.get(max(0.0, deadline - time.monotonic()))
             reads = {read.proc: read for read in msgspec.msgpack.decode(reply, type=list[StackRead])}
         except TimeoutError:
             trouble = f"its host agent did not answer within {timeout + _GRACE:g} s"
-        except Exception as error:  # the agent is dead, and says of what
+        except Exception as error:  # the agent is dead; the error says why
             trouble = str(error)
         for rank in members:
             ref = target.procs[rank]

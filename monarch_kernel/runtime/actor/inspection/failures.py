@@ -9,7 +9,7 @@ from monarch_kernel.runtime.actor.inspection.activity import running_here
 
 
 def keep_failure(error: BaseException, cell: str) -> None:
-    """A tool's endpoint has caught what the user's code raised: keep it as that of an endpoint would be."""
+    """Keep an exception of user code that a tool's endpoint caught, as if the endpoint itself had failed."""
     from monarch_kernel.runtime.actor.system import get_system
 
     name, endpoint, _ = running_here()
@@ -17,7 +17,7 @@ def keep_failure(error: BaseException, cell: str) -> None:
 
 
 def on_failure(callback: Any) -> None:
-    """Have ``callback(error)`` called where an endpoint or a cell fails, before anybody is told; None ends that."""
+    """Call ``callback(error)`` where an endpoint or a cell fails, before it is reported; None removes the callback."""
     postmortem.on_failure = callback
 
 

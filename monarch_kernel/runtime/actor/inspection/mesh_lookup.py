@@ -10,12 +10,12 @@ from monarch_kernel.runtime.actor.context import current
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A proc mesh as it was spawned, and which of its ranks something is on.
+    """A proc mesh as it was spawned, and the ranks of it that a given mesh covers.
 
     Attributes:
-        procs: the mesh.
-        ranks: for each rank of what was asked for, its rank there.
-        uid: names the mesh in all processes.
+        procs: the whole mesh.
+        ranks: for each rank of the given mesh, its rank in the whole one.
+        uid: the unique name of the mesh in all processes.
     """
 
     procs: Any
@@ -24,11 +24,11 @@ class Whole:
 
 
 def whole_of(mesh: Any) -> Whole:
-    """The proc mesh that ``mesh`` is, or is a slice of, or (an actor mesh) was spawned on.
+    """The proc mesh that ``mesh`` is a slice of, or that its actors were spawned on.
 
     Raises:
-        TypeError: it is neither.
-        LookupError: these actors' proc mesh is not known in this process.
+        TypeError: ``mesh`` is neither a proc mesh nor an actor mesh.
+        LookupError: this process does not know the proc mesh of these actors.
     """
     from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
@@ -37,7 +37,7 @@ def whole_of(mesh: Any) -> Whole:
     if isinstance(mesh, ProcMesh):
         procs = mesh._whole()
         if procs is mesh and mesh._region.nelements != len(mesh._procs):
-            # A slice that came from another process: its shape as spawned is not known here.
+            # A slice from another process: this one does not know its shape as spawned.
             flat = Region.from_extent(Extent(("ranks",), (len(mesh._procs),)))
             procs = ProcMesh(mesh._system, mesh._uid, mesh.name, mesh._procs, flat, mesh._host_region)
     elif isinstance(mesh, ActorMesh):
@@ -54,12 +54,12 @@ def whole_of(mesh: Any) -> Whole:
 
 
 def hosts_of(procs: Any) -> list[str]:
-    """The name of each rank's host."""
+    """The host name of each rank."""
     return [ref.host for ref in procs._target().procs]
 
 
 def home() -> Any:
-    """The proc mesh of the actor that runs here, or of any actor of this process; None where there is none."""
+    """The proc mesh of the running actor, else of any actor of this process; None if there is none."""
     from monarch_kernel.runtime.actor.system import get_system
 
     here = current.get()

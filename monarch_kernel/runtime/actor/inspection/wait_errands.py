@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 
 def call_in_wait(errand: Callable[[], None]) -> None:
-    """Have the main thread of this process call ``errand()`` where it waits for ranks: now, or when it waits next.
+    """Call ``errand()`` on the main thread of this process while it waits for ranks: now, or in its next wait.
 
-    It may wait itself. What it raises ends the wait.
+    The errand may wait itself. An exception in it ends the wait.
     """
     from monarch_kernel.runtime.actor.system import get_system
 
