@@ -1,6 +1,7 @@
 """The errors that calls on meshes raise."""
 
 from monarch_kernel.protocol.faults import Fault, capture, label_files
+from monarch_kernel.protocol.refs import Death, DeathKind
 from monarch_kernel.runtime.actor.errors import (
     ActorError,
     MeshFailure,
@@ -12,6 +13,8 @@ from monarch_kernel.runtime.mesh.shape import UnknownDimensionError
 
 __all__ = [
     "ActorError",
+    "Death",
+    "DeathKind",
     "Fault",
     "MeshFailure",
     "RankFailure",

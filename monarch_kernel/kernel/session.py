@@ -19,6 +19,7 @@ from monarch_kernel.actor import (
     this_host,
 )
 from monarch_kernel.display.quantities import duration
+from monarch_kernel.errors import DeathKind
 from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOptions, recall, remember
 from monarch_kernel.kernel.mesh_parts import parts
 from monarch_kernel.kernel.usage_errors import nearest
@@ -168,9 +169,11 @@ class MeshSession:
                 host.down()
             if isinstance(error, ValueError | TypeError):
                 raise UsageError(f"%mesh up: {error}") from None
-            if isinstance(error, SupervisionError) and "could not be started" in error.cause:
-                needs = f" (--dist {options.dist} needs torch)" if "preload torch" in error.cause else ""
-                raise UsageError(f"%mesh up: mesh {options.name} {error.cause}{needs}") from None
+            death = error.death if isinstance(error, SupervisionError) else None
+            if death is not None and death.kind in (DeathKind.NOT_STARTED, DeathKind.PRELOAD_FAILED):
+                of_torch = death.kind is DeathKind.PRELOAD_FAILED and options.dist and preload == ("torch",)
+                needs = f" (--dist {options.dist} needs torch)" if of_torch else ""
+                raise UsageError(f"%mesh up: mesh {options.name} {death.cause}{needs}") from None
             raise
         self._managed[options.name] = managed
         self._current = options.name

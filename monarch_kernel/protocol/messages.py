@@ -17,7 +17,7 @@ import msgspec
 
 from monarch_kernel.protocol.casts import Cast, CastDrop, CastGroup, CastLost, CastReplies, CastsOver
 from monarch_kernel.protocol.kept_mesh import Adopt, Hear, Keep, LetGo, Taken, TakeOver
-from monarch_kernel.protocol.refs import Death, ProcRef, Seconds, SegmentRef
+from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef, Seconds, SegmentRef
 
 #: Raised whenever a header changes its shape; two sides must agree, and say so if they do not.
 WIRE_VERSION = 5
@@ -286,6 +286,15 @@ class ProcExited(msgspec.Struct, array_like=True, tag=32):
     status: int  # exit code, or minus the signal
     cause: str
     expected: bool = False
+    kind: DeathKind = DeathKind.UNKNOWN  # of the death; STOPPED if expected
+
+    def death(self) -> Death:
+        """The same as what those who wait for the proc are told."""
+        if self.expected:
+            kind = DeathKind.STOPPED
+        else:
+            kind = self.kind if self.kind is not DeathKind.UNKNOWN else DeathKind.EXITED
+        return Death.of(kind, self.cause, self.proc, self.host, self.pid)
 
 
 class OutputChunk(msgspec.Struct, array_like=True, tag=33):
@@ -585,6 +594,11 @@ encode = msgspec.msgpack.Encoder().encode
 encode_death = msgspec.msgpack.Encoder().encode
 decode_death = msgspec.msgpack.Decoder(Death).decode
 decode: Any = msgspec.msgpack.Decoder(Message).decode
+
+
+def death_of(body: Any) -> Death:
+    """The death that the body of a message tells of: encoded, or as it is where it has not left this process."""
+    return body if type(body) is Death else decode_death(body)
 
 
 class RankConfig(msgspec.Struct, array_like=True, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated
 
 import msgspec
@@ -40,6 +41,11 @@ class ProcRef(msgspec.Struct, array_like=True, frozen=True):
             self.gateway_address,
         )
 
+    @property
+    def is_controller(self) -> bool:
+        """Whether this is a controller: it has no host agent, is its own gateway, and cannot be dialled."""
+        return self.agent == self.id and self.gateway == self.id and not self.gateway_address
+
     def beside(self, proc: str, address: str) -> ProcRef:
         """A reference to another proc of the same agent."""
         return ProcRef(
@@ -54,15 +60,84 @@ class ProcRef(msgspec.Struct, array_like=True, frozen=True):
         )
 
 
+class DeathKind(enum.IntEnum):
+    """In which way something has died. Decisions are made by this, never by the sentence that says the cause."""
+
+    UNKNOWN = 0  # of a peer whose version has no kinds; ``Death`` replaces it by what it knows
+    STOPPED = 1  # a proc or actor that was asked to end: nobody's failure
+    EXITED = 2  # a proc, by itself or by a signal; its host agent knows the exit status
+    NOT_STARTED = 3  # a proc that could not be started
+    PRELOAD_FAILED = 4  # a proc that could not be started, because a module of its mesh's preload could not be loaded
+    UNREACHABLE = 5  # a proc that may live, but there is no connection to it
+    HOST_LOST = 6  # a proc whose host agent, or connection to its host, is gone
+    AGENT_CLOSED = 7  # a host agent, of which only the end of its connection is known
+    AGENT_EXITED = 8  # a host agent whose exit status is known
+    AGENT_UNREACHABLE = 9  # a host agent (or another site's controller) that may live; the cause says what is wrong
+    CONTROLLER_CLOSED = 10  # a controller, of which only the end of its connection is known
+    ACTOR_FAILED = 11  # an actor, by an error that it raised
+    NO_ACTOR = 12  # an actor that never was, or could not be made
+
+    @classmethod
+    def _missing_(cls, value: object) -> DeathKind:
+        return cls.UNKNOWN  # of a later version
+
+    @property
+    def what(self) -> str:
+        """What has died, as ``Death.what`` says it."""
+        return _WHAT.get(self, "proc")
+
+
+_WHAT = {
+    DeathKind.STOPPED: "stopped",
+    DeathKind.AGENT_CLOSED: "agent",
+    DeathKind.AGENT_EXITED: "agent",
+    DeathKind.AGENT_UNREACHABLE: "agent",
+    DeathKind.CONTROLLER_CLOSED: "agent",
+    DeathKind.ACTOR_FAILED: "actor",
+    DeathKind.NO_ACTOR: "actor",
+}
+#: What is assumed of the kind when only ``what`` was said.
+_KINDS = {
+    "stopped": DeathKind.STOPPED,
+    "agent": DeathKind.AGENT_UNREACHABLE,
+    "actor": DeathKind.ACTOR_FAILED,
+}
+
+
 class Death(msgspec.Struct, array_like=True, frozen=True):
-    """Why a proc or an actor cannot answer any more."""
+    """Why a proc or an actor cannot answer any more. ``Death.of`` makes one."""
 
     cause: str
-    what: str = "proc"  # "proc", "actor", "agent" or "stopped"
+    what: str = "proc"  # "proc", "actor", "agent" or "stopped": all that peers of earlier versions know of the kind
     proc: str = ""
     host: str = ""
     pid: int = 0
     detail: str = ""  # a traceback, the last lines of stderr
+    kind: DeathKind = DeathKind.UNKNOWN
+
+    def __post_init__(self) -> None:
+        if self.kind is DeathKind.UNKNOWN:
+            msgspec.structs.force_setattr(self, "kind", _KINDS.get(self.what, DeathKind.EXITED))
+
+    @property
+    def of_actor(self) -> bool:
+        """Whether an actor alone has died: its process lives."""
+        return self.kind in (DeathKind.ACTOR_FAILED, DeathKind.NO_ACTOR)
+
+    @classmethod
+    def of(cls, kind: DeathKind, cause: str, proc: str = "", host: str = "", pid: int = 0, detail: str = "") -> Death:
+        """A death of this kind."""
+        return cls(cause, kind.what, proc, host, pid, detail, kind)
+
+
+def lost_with(gone: Death | None, proc: str, host: str, pid: int = 0) -> Death:
+    """The death of a proc that was reached through a host agent (or another site's controller) that is gone.
+
+    Args:
+        gone: the death of that agent, if it is known.
+    """
+    cause = "its host agent died" if gone is None or gone.kind is DeathKind.AGENT_CLOSED else gone.cause
+    return Death.of(DeathKind.HOST_LOST, cause, proc, host, pid)
 
 
 class SegmentRef(msgspec.Struct, array_like=True, frozen=True):

@@ -14,7 +14,7 @@ from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, cast
 
 from monarch_kernel.protocol.faults import Fault, static_base
-from monarch_kernel.protocol.messages import Death
+from monarch_kernel.protocol.messages import Death, DeathKind
 from monarch_kernel.runtime.actor import error_text as telling
 from monarch_kernel.runtime.mesh.shape import Extent
 
@@ -377,7 +377,7 @@ def build_supervision_error(
     dead = [failure for failure in failures if failure.death is not None]
     raised = [failure for failure in failures if failure.fault is not None]
     lines = telling.deaths(f"Endpoint call {call_name}() failed: ", mesh_name, dead, extent)
-    failed = [failure for failure in dead if failure.death is not None and failure.death.what != "stopped"]
+    failed = [failure for failure in dead if failure.death is not None and failure.death.kind is not DeathKind.STOPPED]
     if actor_class and failed and failed[0].death is not None:
         text = telling.have_failed(actor_class, mesh_name, [failure.rank for failure in failed], extent)
         lines.append(f"{text}: the mesh is unhealthy with reason: {failed[0].death.cause}")

@@ -30,6 +30,7 @@ from monarch_kernel.protocol.messages import (
     Call,
     Create,
     Death,
+    DeathKind,
     EndProc,
     Interrupt,
     Launch,
@@ -43,8 +44,7 @@ from monarch_kernel.protocol.messages import (
     Shutdown,
     StopActor,
     StopProcs,
-    decode_death,
-    encode_death,
+    death_of,
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import loads
@@ -199,13 +199,14 @@ class System:
 
     def _refuse(self, link: Any, message: Call) -> None:
         if message.call:
-            death = self.ended.get(message.actor) or self._missing(message.actor)
-            self.reply(link, message, DEAD, encode_death(death))
+            self.reply_dead(link, message, self.ended.get(message.actor) or self._missing(message.actor))
 
     def _missing(self, actor: str) -> Death:
         if self.bootstrap_error is not None:
-            return Death("the bootstrap of its proc failed", "actor", self.node.id, self.node.ref.host, self.pid)
-        return Death(f"there is no actor {actor} in this proc", "actor", self.node.id, self.node.ref.host, self.pid)
+            cause = "the bootstrap of its proc failed"
+        else:
+            cause = f"there is no actor {actor} in this proc"
+        return Death.of(DeathKind.NO_ACTOR, cause, self.node.id, self.node.ref.host, self.pid)
 
     def _keep_early(self, link: Any, message: Call, body: Any) -> None:
         """Keep a call whose actor is not there yet: a reference may be faster than the message that makes the actor."""
@@ -232,6 +233,11 @@ class System:
         written = self.mark_output(link.peer, message.cell) if self.mark_output is not None else 0
         link.send(encode_header(Reply(message.call, message.rank, status, buffers, segment, written)), body)
 
+    def reply_dead(self, link: Any, message: Call, death: Death) -> None:
+        """Answer a call to an actor that has ended."""
+        to = message.reply_to
+        self.reply(link, message, DEAD, self.node.death_body(to.id if to is not None else link.peer, death))
+
     def reply_port(self, link: Any, message: Call, instance: ActorInstance) -> ReplyPort[Any]:
         """The port for a call to an endpoint with an explicit response port."""
         to = message.reply_to or self.node.refs[link.peer]
@@ -246,7 +252,7 @@ class System:
             spec = spec_of(cls, frozenset())
         except BaseException as e:
             cause = f"its class or arguments could not be loaded: {type(e).__name__}: {e}"
-            death = Death(cause, "actor", self.node.id, self.node.ref.host, self.pid)
+            death = Death.of(DeathKind.NO_ACTOR, cause, self.node.id, self.node.ref.host, self.pid)
             self._born_dead(link, create, fault_body(e), death)
             return
         instance = self._instance(create, spec, lambda: cls(*args, **kwargs), link, proc_mesh)
@@ -272,7 +278,7 @@ class System:
         self._end_early(create.actor)
         self.node.learn(create.owner_proc)
         failed = ActorFailed(create.actor, create.rank, create.owner)
-        self.node.send(create.owner_proc.id, failed, encode_death(death))
+        self.node.send(create.owner_proc.id, failed, self.node.death_body(create.owner_proc.id, death))
 
     def start_local_actor(self, actor: str, name: str, cls: type) -> None:
         """Make an actor under a fixed id in this process, if it is not there."""
@@ -358,7 +364,7 @@ class System:
         return self.actors.get(actor_id) or self.client
 
     def _on_actor_failed(self, _link: Any, message: ActorFailed, body: Any) -> None:
-        death = decode_death(body)
+        death = death_of(body)
         notices = self.tree.actor_failed(message.actor, message.rank, death)
         if notices:
             self._tell_unless_restarted(notices[0].mesh.procs[message.rank].id, death, notices)
@@ -367,7 +373,7 @@ class System:
         if self._closed:
             return
         self._tell_unless_restarted(proc, death, self.tree.proc_died(proc, death))
-        if death.what != "stopped":
+        if death.kind is not DeathKind.STOPPED:
             self.healer.ask_root(proc)
         # Actors whose owner lived there go with it.
         for actor in list(self.actors.values()):

@@ -31,6 +31,7 @@ from monarch_kernel.protocol.messages import (
     OK,
     AskStacks,
     Death,
+    DeathKind,
     EndProc,
     GetLogs,
     GetStatus,
@@ -218,7 +219,7 @@ class Agent:
                 self._start(proc, self._server_for(preload, proc.request.env, sys_path))
             except Exception as e:  # whatever it is, its owner must not wait for ever
                 reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e) or type(e).__name__
-                self._exited(proc, 127, f"could not be started: {reason}")
+                self._exited(proc, 127, f"could not be started: {reason}", DeathKind.NOT_STARTED)
         if message.owner.agent not in (message.owner.id, node.id):
             node.watch([message.owner.id])  # a rank of another agent, which tells of its end
 
@@ -289,13 +290,14 @@ class Agent:
             elif proc.start_limit > 0:
                 self._poller.call_later(proc.start_limit, functools.partial(self._check_started, proc))
         elif isinstance(event, forkserver.ForkFailed):
-            self._exited(self._procs[event.proc], 127, f"could not be started: {event.reason}")
+            cause = f"could not be started: {event.reason}"
+            self._exited(self._procs[event.proc], 127, cause, DeathKind.NOT_STARTED)
         elif isinstance(event, forkserver.Exited):
             proc = self._procs.get(event.proc)
             if proc is not None:
                 self._died(proc, event.status, event.max_rss_bytes)
         elif isinstance(event, forkserver.TemplateFailed):
-            server.failed = event.reason
+            server.failed = event
             log.warning("template failed: %s", event.reason)
         else:
             native = event.native_threads
@@ -315,15 +317,16 @@ class Agent:
         for proc in self._procs.values():
             if proc.server is not server or proc.pid or proc.exit is not None:
                 continue
-            if self._must_preload(server.failed):
-                reason = server.failed or "the template process died while it loaded its modules"
-                self._exited(proc, 127, f"could not be started: {reason}")
+            failed = server.failed
+            if self._must_preload(failed):
+                reason = "the template process died while it loaded its modules" if failed is None else failed.reason
+                self._exited(proc, 127, f"could not be started: {reason}", DeathKind.PRELOAD_FAILED)
             else:
                 self._start(proc, self._base)  # what breaks under fork is loaded by each rank itself
 
-    def _must_preload(self, reason: str) -> bool:
-        """Whether ranks cannot start because their template, for this reason (none: it crashed), could not."""
-        return not reason or reason.startswith("cannot preload")
+    def _must_preload(self, failed: forkserver.TemplateFailed | None) -> bool:
+        """Whether ranks cannot start because their template could not; None: it crashed."""
+        return failed is None or failed.in_ranks_too
 
     def _on_base_gone(self) -> None:
         """The fork server is dead and its ranks with it, as they were bound to it; report them, and end."""
@@ -366,7 +369,7 @@ class Agent:
             cause = describe_exit(status, oom, max_rss)
         self._exited(proc, status, cause)
 
-    def _exited(self, proc: Proc, status: int, cause: str) -> None:
+    def _exited(self, proc: Proc, status: int, cause: str, kind: DeathKind = DeathKind.EXITED) -> None:
         """Tell everybody at once; what it printed last follows, and nobody has to wait for that."""
         if proc.exit is not None:
             return
@@ -375,12 +378,11 @@ class Agent:
             link.drain()  # what it said last, to other sites, goes before the news of its end
         expected = bool(proc.asked)
         proc.state = "stopped" if expected else "dead"
-        proc.exit = ProcExited(proc.id, proc.pid, self._node.ref.host, status, cause, expected)
+        proc.exit = ProcExited(proc.id, proc.pid, self._node.ref.host, status, cause, expected, kind)
         proc.close_far_ends()
         for peer in proc.audience():
             self._tell(peer, proc.exit)
-        what = "stopped" if expected else "proc"
-        self._node.declare_dead(proc.id, Death(cause, what, proc.id, self._node.ref.host, proc.pid))
+        self._node.declare_dead(proc.id, proc.exit.death())
         remove_socket(proc.address)
         self._drain(proc)
         self._dead.append(proc)

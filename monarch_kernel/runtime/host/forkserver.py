@@ -122,6 +122,7 @@ class TemplateFailed(msgspec.Struct, array_like=True, tag=15):
 
     template: str
     reason: str
+    in_ranks_too: bool = False  # a rank that loads them by itself fails as well
 
 
 Request = Fork | MakeTemplate | Retire
@@ -370,10 +371,10 @@ class ForkServer:
         set_name("monarch-template")
         sock = socket.socket(fileno=keep)
         start = time.monotonic()
-        reason = preload(request.modules)
+        failed = preload(request.template, request.modules)
         try:
-            if reason:
-                send_packet(sock, TemplateFailed(request.template, reason))
+            if failed is not None:
+                send_packet(sock, failed)
                 os._exit(0)
             ready = TemplateReady(request.template, os.getpid(), native_threads(), round(time.monotonic() - start, 3))
             send_packet(sock, ready)
@@ -496,21 +497,23 @@ def _forget_exit_handlers() -> None:
 # -- preloading -------------------------------------------------------------------------------
 
 
-def preload(modules: list[str]) -> str:
-    """Import modules to be inherited by forks. Returns why that is not possible, or ""."""
+def preload(template: str, modules: list[str]) -> TemplateFailed | None:
+    """Import modules to be inherited by forks of this template. Returns why that is not possible, or None."""
     for name in modules:
         try:
             importlib.import_module(name)
         except BaseException as e:
-            return f"cannot preload {name}: {type(e).__name__}: {e}"
+            return TemplateFailed(template, f"cannot preload {name}: {type(e).__name__}: {e}", True)
     threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
     if threads:
-        return f"preloading {', '.join(modules)} started threads that a fork would lose: {', '.join(threads)}"
+        reason = f"preloading {', '.join(modules)} started threads that a fork would lose: {', '.join(threads)}"
+        return TemplateFailed(template, reason)
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        return f"preloading {', '.join(modules)} initialised CUDA, which does not survive a fork"
+        reason = f"preloading {', '.join(modules)} initialised CUDA, which does not survive a fork"
+        return TemplateFailed(template, reason)
     freeze()
-    return ""
+    return None
 
 
 def freeze() -> None:

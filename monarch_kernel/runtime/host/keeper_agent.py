@@ -34,6 +34,7 @@ from monarch_kernel.protocol.kept_mesh import (
 )
 from monarch_kernel.protocol.messages import (
     Death,
+    DeathKind,
     OutputChunk,
     OutputEnd,
     ProcRef,
@@ -43,7 +44,7 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.output_records import MARKER
 from monarch_kernel.protocol.private_files import PrivateFolder
-from monarch_kernel.runtime.host import cleanup
+from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.agent import Agent, _reply
 from monarch_kernel.runtime.host.procs import Proc
 from monarch_kernel.runtime.host.worker_agent import Worker, WorkerConfig
@@ -138,8 +139,7 @@ class Keeper(Worker):
             proc.root = proc.root or holder.id
             proc.owner = proc.owner or holder.id
             if proc.exit is not None:
-                what = "stopped" if proc.exit.expected else "proc"
-                deaths[proc.id] = Death(proc.exit.cause, what, proc.id, proc.exit.host, proc.pid)
+                deaths[proc.id] = proc.exit.death()
             elif proc.state == "alive":
                 pids[proc.id] = proc.pid
                 if proc.root == holder.id:
@@ -218,8 +218,8 @@ class Keeper(Worker):
         else:
             super()._mark(message)
 
-    def _must_preload(self, reason: str) -> bool:
-        return Agent._must_preload(self, reason)  # it is on its controller's machine, where the modules are
+    def _must_preload(self, failed: forkserver.TemplateFailed | None) -> bool:
+        return Agent._must_preload(self, failed)  # it is on its controller's machine, where the modules are
 
     def _on_hello(self, link: Any) -> None:
         super()._on_hello(link)
@@ -228,8 +228,8 @@ class Keeper(Worker):
             link.send(encode(Adopt(self._holder)))
         self._describe()
 
-    def _exited(self, proc: Proc, status: int, cause: str) -> None:
-        super()._exited(proc, status, cause)
+    def _exited(self, proc: Proc, status: int, cause: str, kind: DeathKind = DeathKind.EXITED) -> None:
+        super()._exited(proc, status, cause, kind)
         self._describe()
 
     # -- output -------------------------------------------------------------------------------------

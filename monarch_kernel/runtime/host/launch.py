@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 import monarch_kernel
-from monarch_kernel.protocol.messages import Death, ProcRef
+from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef
 from monarch_kernel.runtime.host import cleanup
 from monarch_kernel.runtime.host.agent_config import AgentConfig
 from monarch_kernel.runtime.host.procs import describe_exit
@@ -72,10 +72,10 @@ class AgentProcess:
             return
         self._lifeline.close()
         if status == 0:
-            cause, what = "the host agent was shut down", "stopped"
+            kind, cause = DeathKind.STOPPED, "the host agent was shut down"
         else:
-            cause, what = f"the host agent {describe_exit(status)}", "agent"
-        death = Death(cause, what, self.ref.id, self.ref.host, self.pid, self._last_words())
+            kind, cause = DeathKind.AGENT_EXITED, f"the host agent {describe_exit(status)}"
+        death = Death.of(kind, cause, self.ref.id, self.ref.host, self.pid, self._last_words())
         self._node.declare_dead(self.ref.id, death)
         self._node._agent_dead(self.ref.id, self.ref)
 

@@ -311,7 +311,7 @@ class ForkClient:
     """The agent's end of a fork server's (or template's) socket. Never blocks."""
 
     def __init__(self, sock: socket.socket, poller: Poller, on_event: Callable[[ForkClient, Any], None]) -> None:
-        self.failed = ""  # why it serves no more
+        self.failed: forkserver.TemplateFailed | None = None  # why it serves no more
         self.last_used = time.monotonic()
         self._sock = sock
         self._poller = poller

@@ -173,7 +173,7 @@ class Worker(Agent):
         if ref.agent != ref.id:
             return
         log.info("%s of %s has connected", ref.id, ref.host)
-        if ref.id.startswith("controller-") and ref.id not in self._users:
+        if ref.is_controller and ref.id not in self._users:
             self._users.add(ref.id)
             self._note_use()
         if ref.site == self._node.ref.site and ref.gateway == ref.id:
@@ -212,8 +212,8 @@ class Worker(Agent):
                 return msgspec.structs.replace(ref, gateway=near.gateway, gateway_address=near.gateway_address)
         return ref
 
-    def _must_preload(self, reason: str) -> bool:
-        return not reason  # a module that is not here may not be wanted here
+    def _must_preload(self, failed: forkserver.TemplateFailed | None) -> bool:
+        return failed is None  # a module that is not here may not be wanted here
 
     def _on_peer_dead(self, peer: str, death: Death) -> None:
         super()._on_peer_dead(peer, death)

@@ -25,6 +25,7 @@ from monarch_kernel.protocol.messages import (
     WIRE_VERSION,
     AskConsole,
     Death,
+    DeathKind,
     Forget,
     Hello,
     ProcEnding,
@@ -41,8 +42,10 @@ from monarch_kernel.protocol.messages import (
     Watch,
     decode,
     encode,
+    encode_death,
 )
 from monarch_kernel.protocol.private_files import remove_socket, user_name
+from monarch_kernel.protocol.refs import lost_with
 from monarch_kernel.protocol.serialize import Apart
 from monarch_kernel.runtime.node.acceptor import Acceptor
 from monarch_kernel.runtime.node.audit import Audit
@@ -311,7 +314,8 @@ class Node:
     def _on_refused(self, link: Any, refused: Refused, _body: Any) -> None:
         self.routes.on_refused(link, refused.reason)
         if link.peer:
-            self.declare_dead(link.peer, Death(f"connection refused: {refused.reason}", proc=link.peer))
+            cause = f"connection refused: {refused.reason}"
+            self.declare_dead(link.peer, Death.of(DeathKind.UNREACHABLE, cause, link.peer))
 
     # -- sending ------------------------------------------------------------------------------
 
@@ -366,9 +370,8 @@ class Node:
             sock = connect_unix(ref.address)
         except OSError as e:
             if ref.agent == proc:
-                self.declare_dead(
-                    proc, Death(f"the host agent cannot be reached: {e.strerror or e}", "agent", proc, ref.host)
-                )
+                cause = f"the host agent cannot be reached: {e.strerror or e}"
+                self.declare_dead(proc, Death.of(DeathKind.AGENT_UNREACHABLE, cause, proc, ref.host))
                 return None
             # Not listening yet, or not any more: its agent knows which.
             self.watch([proc])
@@ -389,7 +392,7 @@ class Node:
         for agent, names in by_agent.items():
             if not self.send(agent, Watch(names)):
                 for name in names:
-                    self.declare_dead(name, Death("its host agent died", "proc", name, self.refs[name].host))
+                    self.declare_dead(name, lost_with(None, name, self.refs[name].host))
 
     def send(self, proc: str, message: Any, body: Any = b"") -> bool:
         """Send to a proc; False (and nothing sent) if it is known to be dead."""
@@ -478,7 +481,7 @@ class Node:
             self._agent_dead(peer, ref, getattr(link, "ended", ""))
             return
         if ref is not None and ref.agent in self.deaths:
-            self.declare_dead(peer, Death("its host agent died", "proc", peer, ref.host))
+            self.declare_dead(peer, lost_with(None, peer, ref.host))
             return
         if why := getattr(link, "ended", ""):  # the link itself has failed, and the proc may live
             self._give_up(peer, f"the connection to it was given up: {why}")
@@ -494,7 +497,7 @@ class Node:
         if ref.agent not in self.refs:
             self.learn(ref.agent_ref())
         if not self.send(ref.agent, Watch([peer], closed=True)):
-            self.declare_dead(peer, Death("its host agent died", "proc", peer, ref.host))
+            self.declare_dead(peer, lost_with(None, peer, ref.host))
 
     def _on_proc_ending(self, _link: Any, message: ProcEnding, _body: Any) -> None:
         proc = message.proc
@@ -505,21 +508,27 @@ class Node:
 
         def give_up() -> None:
             if message.asked:
-                self._give_up(proc, f"stopped: {message.asked}", "stopped")
+                self._give_up(proc, f"stopped: {message.asked}", DeathKind.STOPPED)
             else:
                 self._give_up(proc)
 
         self.poller.call_later(AGENT_GRACE if message.ending else CAUSE_GRACE, give_up)
 
-    def _give_up(self, proc: str, cause: str = "its connection was closed", what: str = "proc") -> None:
+    def _give_up(
+        self, proc: str, cause: str = "its connection was closed", kind: DeathKind = DeathKind.UNREACHABLE
+    ) -> None:
         ref = self.refs.get(proc)
         self._unexplained.pop(proc, None)
-        self.declare_dead(proc, Death(cause, what, proc, ref.host if ref else "", self.pids.get(proc, 0)))
+        self.declare_dead(proc, Death.of(kind, cause, proc, ref.host if ref else "", self.pids.get(proc, 0)))
 
     def _agent_dead(self, agent: str, ref: ProcRef, why: str = "") -> None:
-        what = "the controller" if agent.startswith("controller-") else "the host agent"
-        cause = f"{what} of {ref.host} is out of reach: {why}" if why else f"{what} ended"
-        death = Death(cause, "agent", agent, ref.host, self.pids.get(agent, 0))
+        what = "the controller" if ref.is_controller else "the host agent"
+        if why:
+            kind, cause = DeathKind.AGENT_UNREACHABLE, f"{what} of {ref.host} is out of reach: {why}"
+        else:
+            kind = DeathKind.CONTROLLER_CLOSED if ref.is_controller else DeathKind.AGENT_CLOSED
+            cause = f"{what} ended"
+        death = Death.of(kind, cause, agent, ref.host, self.pids.get(agent, 0))
         self.declare_dead(agent, death)
         self.bury(agent, ref.host)
         if self.is_gateway and self.routes.far(ref):
@@ -530,14 +539,13 @@ class Node:
         self.routes.lost(agent)
         self.out_of_reach.add(agent)
         gone = self.deaths.get(agent)
-        cause = "its host agent died" if gone is None or gone.cause == "the host agent ended" else gone.cause
         for ref in list(self.refs.values()):
             behind = ref.agent == agent or (ref.gateway == agent and self.routes.far(ref))
             if not behind or ref.id in (agent, self.id):
                 continue
             if ref.id in self._expected or ref.id in self.links:
                 self.out_of_reach.add(ref.id)
-                self.declare_dead(ref.id, Death(cause, "proc", ref.id, host, self.pids.get(ref.id, 0)))
+                self.declare_dead(ref.id, lost_with(gone, ref.id, host, self.pids.get(ref.id, 0)))
 
     def revive(self, agent: str) -> None:
         """There is something to send to a proc that is new here: its agent may be there again, if it was lost."""
@@ -550,6 +558,10 @@ class Node:
             self.out_of_reach.add(proc)
             self.declare_dead(proc, death)
 
+    def death_body(self, receiver: str, death: Death) -> Any:
+        """The body of a message that tells a process of a death; within this process it is the death itself."""
+        return death if receiver == self.id else encode_death(death)
+
     def _on_proc_started(self, _link: Any, started: ProcStarted, _body: Any) -> None:
         self.pids[started.proc] = started.pid
         link = self.links.get(started.proc)
@@ -559,9 +571,8 @@ class Node:
         try:
             link.attach(connect_unix(ref.address))
         except OSError as e:
-            self.declare_dead(
-                ref.id, Death(f"it cannot be reached: {e.strerror or e}", "proc", ref.id, ref.host, started.pid)
-            )
+            cause = f"it cannot be reached: {e.strerror or e}"
+            self.declare_dead(ref.id, Death.of(DeathKind.UNREACHABLE, cause, ref.id, ref.host, started.pid))
 
     def _on_unresponsive(self, _link: Any, message: ProcUnresponsive, _body: Any) -> None:
         if message.proc in self.deaths:
@@ -576,9 +587,8 @@ class Node:
                 callback(message.proc, None)
 
     def _on_proc_exited(self, _link: Any, exited: ProcExited, _body: Any) -> None:
-        what = "stopped" if exited.expected else "proc"
         self.out_of_reach.discard(exited.proc)
-        self.declare_dead(exited.proc, Death(exited.cause, what, exited.proc, exited.host, exited.pid))
+        self.declare_dead(exited.proc, exited.death())
 
     def declare_dead(self, proc: str, death: Death) -> None:
         """Fail everything that still expects something of ``proc``; only the first cause counts."""
@@ -631,7 +641,7 @@ class Node:
             callback()
         self._closed = True
         self.segments.close()
-        gone = Death("this process has shut its runtime down", "stopped")
+        gone = Death.of(DeathKind.STOPPED, "this process has shut its runtime down")
         for sink in list(self.calls.values()):
             for proc in list(self.links):
                 sink.on_peer_dead(proc, gone)

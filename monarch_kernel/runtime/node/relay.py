@@ -47,7 +47,7 @@ from monarch_kernel.protocol.casts import (
     CastReplies,
     CastsOver,
 )
-from monarch_kernel.protocol.messages import Call, Death, ProcRef, Routed, decode, encode, encode_death
+from monarch_kernel.protocol.messages import Call, Death, DeathKind, ProcRef, Routed, decode, encode, encode_death
 from monarch_kernel.protocol.serialize import Apart, padded
 
 log = logging.getLogger(__name__)
@@ -227,7 +227,8 @@ class _Share:
 
     def _gone(self, rank: int, proc: str) -> None:
         if self.waiting.pop(rank, None) is not None:
-            death = self._relay.node.deaths.get(proc) or Death("it is not known on its host", "proc", proc)
+            unknown = Death.of(DeathKind.UNREACHABLE, "it is not known on its host", proc)
+            death = self._relay.node.deaths.get(proc, unknown)
             self._unsent.add(rank, GONE, encode_death(death))
 
     # -- replies ----------------------------------------------------------------------------------
@@ -254,11 +255,13 @@ class _Share:
     def on_peer_dead(self, proc: str, death: Death) -> None:
         """A rank of ours, or anybody else, has died."""
         ranks = [rank for rank, waiting in self.waiting.items() if waiting == proc]
+        if not ranks:
+            return
+        told = encode_death(death)
         for rank in ranks:
             del self.waiting[rank]
-            self._unsent.add(rank, GONE, encode_death(death))
-        if ranks:
-            self.progress()
+            self._unsent.add(rank, GONE, told)
+        self.progress()
 
     def on_branch(self, child: str, message: CastReplies, body: Any) -> None:
         """Answers from an agent below."""

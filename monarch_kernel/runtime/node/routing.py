@@ -30,6 +30,7 @@ from monarch_kernel.protocol.messages import (
     WIRE_VERSION,
     AgentLost,
     Death,
+    DeathKind,
     Hello,
     Introduce,
     ProcRef,
@@ -177,7 +178,7 @@ class Routes:
         if via is None:
             gone = node.deaths.get(ref.gateway if node.is_gateway else node.ref.gateway)
             cause = f"its host cannot be reached: {gone.cause}" if gone is not None else "its host cannot be reached"
-            node.declare_dead(ref.id, Death(cause, "proc", ref.id, ref.host))
+            node.declare_dead(ref.id, Death.of(DeathKind.HOST_LOST, cause, ref.id, ref.host))
             return None
         with node.order_lock:  # another thread's message must not come before the Hello
             link = node.links.get(ref.id)
@@ -201,7 +202,7 @@ class Routes:
         node = self._node
         why = "there is no connection to it" if not ref.gateway_address else self._why_not(ref.gateway_address)
         if why:
-            node.declare_dead(ref.id, Death(why, "agent", ref.id, ref.host))
+            node.declare_dead(ref.id, Death.of(DeathKind.AGENT_UNREACHABLE, why, ref.id, ref.host))
             return None
         return _Dial(node, self, ref.gateway_address, None, LAZY_TIMEOUT, ref).link
 
@@ -360,8 +361,8 @@ class Routes:
         if target is None and message.to in node.refs:
             target = node.link_to(message.to)
         if target is None:
-            death = node.deaths.get(message.to) or Death("it is not known on its host", "proc", message.to)
-            self._return(link, message, death)
+            unknown = Death.of(DeathKind.UNREACHABLE, "it is not known on its host", message.to)
+            self._return(link, message, node.deaths.get(message.to, unknown))
             return
         target.send(encode(message), body)
 
@@ -377,7 +378,8 @@ class Routes:
             gone = node.deaths.get(message.gateway)
             cause = gone.cause if gone is not None else "the connection to it was lost"
             host = ref.host if ref is not None else ""
-            self._return(link, message, Death(f"its host cannot be reached: {cause}", "proc", message.to, host))
+            cause = f"its host cannot be reached: {cause}"
+            self._return(link, message, Death.of(DeathKind.HOST_LOST, cause, message.to, host))
             return
         via.send(encode(message), body)
 
@@ -401,8 +403,9 @@ class Routes:
             cause = f"the connection to it was given up: {why}"
             via = node.links.get(message.source)
             if via is not None:
-                via.send(encode(Unreachable(node.id)), encode_death(Death(cause, "proc", node.id, node.ref.host)))
-            node.declare_dead(message.source, Death(cause, "proc", message.source))
+                here = Death.of(DeathKind.UNREACHABLE, cause, node.id, node.ref.host)
+                via.send(encode(Unreachable(node.id)), encode_death(here))
+            node.declare_dead(message.source, Death.of(DeathKind.UNREACHABLE, cause, message.source))
 
     def _take(self, message: Routed, body: Any) -> None:
         node = self._node

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from monarch_kernel.protocol.messages import Death, ProcRef
+from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef
 from monarch_kernel.runtime.mesh.shape import Extent
 
 
@@ -125,7 +125,7 @@ class Tree:
         """
         asked = proc in self._ending
         self._ending.discard(proc)
-        if death.what == "stopped" or asked:
+        if death.kind is DeathKind.STOPPED or asked:
             return []
         on_it = [mesh for mesh in self._on_proc.get(proc, []) if not mesh.tool]
         return [

@@ -24,7 +24,8 @@ from monarch_kernel.protocol.casts import (
     CastsOver,
     unpack,
 )
-from monarch_kernel.protocol.messages import Death, ProcRef, encode
+from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef, encode
+from monarch_kernel.protocol.refs import lost_with
 
 #: Groups that are kept for further casts.
 MAX_GROUPS = 64
@@ -480,13 +481,11 @@ class Caster:
         deaths = self._node.deaths
         if proc in deaths:
             return deaths[proc]
-        gone = deaths.get(agent.id)
-        cause = "its host agent died" if gone is None or gone.cause == "the host agent ended" else gone.cause
-        return Death(cause, "proc", proc, agent.host)
+        return lost_with(deaths.get(agent.id), proc, agent.host)
 
     def _on_close(self) -> None:
         """This process ends its runtime: nothing is answered any more."""
-        gone = Death("this process has shut its runtime down", "stopped")
+        gone = Death.of(DeathKind.STOPPED, "this process has shut its runtime down")
         with self._lock:
             for record in self._open.values():
                 if record.sink is not None:

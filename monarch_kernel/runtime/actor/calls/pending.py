@@ -13,7 +13,7 @@ from typing import Any
 from monarch_kernel import environment
 from monarch_kernel.protocol.casts import GONE
 from monarch_kernel.protocol.faults import decode_fault
-from monarch_kernel.protocol.messages import DEAD, OK, Death, PeersFailed, decode_death, encode_death
+from monarch_kernel.protocol.messages import DEAD, OK, Death, PeersFailed, death_of, decode_death
 from monarch_kernel.protocol.serialize import loads
 from monarch_kernel.runtime.actor.calls.target import Target, failure_of, unresponsive_text
 from monarch_kernel.runtime.actor.errors import RankFailure, build_actor_error, build_supervision_error
@@ -73,7 +73,7 @@ class OneCall(Future[Any]):
             self._node.calls.pop(self._number, None)
             self._target.reported.met.add(proc)
             self._status = DEAD
-            self._body = encode_death(death)
+            self._body = death
             self._finish()
 
     def _waiting(self) -> str:
@@ -101,7 +101,7 @@ class OneCall(Future[Any]):
         target = self._target
         fault = death = None
         if self._status == DEAD:
-            death = decode_death(self._body)
+            death = death_of(self._body)
         else:
             fault = decode_fault(self._body)
         failure = failure_of(self._node, target, self._rank, fault, death)
@@ -180,7 +180,7 @@ class ManyCall(Future[Any]):
         """A rank's proc is dead, and it has not answered unless we know."""
         if not self._done and self._statuses[rank] < 0:
             self._target.reported.met.add(self._target.procs[rank].id)
-            self.on_reply(rank, DEAD, encode_death(death), ())
+            self.on_reply(rank, DEAD, death, ())
 
     def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
         if self._done or self._statuses[rank] >= 0:
@@ -260,7 +260,7 @@ class ManyCall(Future[Any]):
                 unanswered.append(rank)
             elif status == DEAD:
                 dead = True
-                failures.append(failure_of(self._node, target, rank, None, decode_death(body)))
+                failures.append(failure_of(self._node, target, rank, None, death_of(body)))
                 target.note_raised(failures[-1])
             else:
                 failures.append(failure_of(self._node, target, rank, decode_fault(body), None))
@@ -320,7 +320,7 @@ class StreamCall(Iterator[Future[Any]]):
     def on_gone(self, rank: int, death: Death) -> None:
         """A rank's proc is dead, and it has not answered unless we know."""
         self._target.reported.met.add(self._target.procs[rank].id)
-        self.on_reply(rank, DEAD, encode_death(death), ())
+        self.on_reply(rank, DEAD, death, ())
 
     def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
         element = self._ranks[rank]

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.protocol.faults import capture
 from monarch_kernel.protocol.messages import (
-    DEAD,
     ERROR,
     OK,
     ActorFailed,
@@ -26,11 +25,11 @@ from monarch_kernel.protocol.messages import (
     Checkpoint,
     Create,
     Death,
+    DeathKind,
     PeersFailed,
     ProcRef,
     Reply,
     StopActor,
-    encode_death,
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
@@ -220,7 +219,7 @@ class ActorInstance(Instance):
         """Answer a message that came too late."""
         assert self.death is not None
         if isinstance(message, Call) and message.call:
-            self._system.reply(link, message, DEAD, encode_death(self.death))
+            self._system.reply_dead(link, message, self.death)
         elif isinstance(message, StopActor):
             acknowledge(link, message.call, message.rank)
 
@@ -420,7 +419,7 @@ class ActorInstance(Instance):
         """Answer for an endpoint that raised; returns the error if it is fatal to the actor."""
         if self.death is not None:  # an endpoint that was cancelled because the actor ends
             if message.call:
-                self._system.reply(link, message, DEAD, encode_death(self.death))
+                self._system.reply_dead(link, message, self.death)
             return None
         if isinstance(error, KeyboardInterrupt):
             interrupted = self._system.was_interrupted(self) or interrupted
@@ -431,7 +430,7 @@ class ActorInstance(Instance):
             death = self._death_of(error)
             self.death = death
             if message.call:
-                self._system.reply(link, message, DEAD, encode_death(death))
+                self._system.reply_dead(link, message, death)
             return error
         if message.call:
             self._system.reply(link, message, ERROR, fault_body(error))
@@ -444,7 +443,8 @@ class ActorInstance(Instance):
             cause = f"actor explicitly aborted due to: {error}"
         if isinstance(error, MeshFailure):  # of what this actor owns: the first cause has the traceback
             text = "\n".join(error.report().split("\n")[1:])
-        return Death(cause, "actor", self.proc_id, self._system.node.ref.host, self._system.pid, text)
+        node = self._system.node
+        return Death.of(DeathKind.ACTOR_FAILED, cause, self.proc_id, node.ref.host, self._system.pid, text)
 
     # -- supervision --------------------------------------------------------------------------------
 
@@ -495,9 +495,8 @@ class ActorInstance(Instance):
             self.death = self._death_of(error)
         else:
             reason = self._stopping[0] if self._stopping is not None else ""
-            self.death = Death(
-                f"stopped: {reason}", "stopped", self.proc_id, self._system.node.ref.host, self._system.pid
-            )
+            host = self._system.node.ref.host
+            self.death = Death.of(DeathKind.STOPPED, f"stopped: {reason}", self.proc_id, host, self._system.pid)
 
     def _finish(self, error: BaseException | None) -> None:
         """The actor has ended: clean up, answer what waits, tell the owner."""
@@ -524,8 +523,9 @@ class ActorInstance(Instance):
         self._system.actor_ended(self)
         if error is not None:
             failed = ActorFailed(self.mesh_id, self.rank.rank, self.creator)
-            self._system.node.learn(self.owner_proc)
-            self._system.node.send(self.owner_proc.id, failed, encode_death(self.death))
+            node = self._system.node
+            node.learn(self.owner_proc)
+            node.send(self.owner_proc.id, failed, node.death_body(self.owner_proc.id, self.death))
 
     def _clean_up(self, error: BaseException | None) -> None:
         cleanup = getattr(self._object, "__cleanup__", None)

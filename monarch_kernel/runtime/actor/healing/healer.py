@@ -34,6 +34,7 @@ from monarch_kernel.protocol.messages import (
     Checkpoint,
     Create,
     Death,
+    DeathKind,
     KillProcs,
     ProcRef,
     ProcSpec,
@@ -550,7 +551,7 @@ class Healer:
         Args:
             give_up: called with a reason if it could not be replaced after all.
         """
-        if death.what == "stopped":
+        if death.kind is DeathKind.STOPPED:
             return False
         mesh = self._mesh_of(proc)
         if mesh is None:

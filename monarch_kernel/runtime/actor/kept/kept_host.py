@@ -31,7 +31,7 @@ from monarch_kernel.protocol.kept_mesh import (
     Taken,
     TakeOver,
 )
-from monarch_kernel.protocol.messages import Death, ProcRef
+from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef
 from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
 from monarch_kernel.protocol.serialize import dumps_flat, loads
 from monarch_kernel.runtime.actor.calls.requests import ask_agent
@@ -281,9 +281,10 @@ class KeptHost:
             if proc in held.deaths:
                 node.declare_dead(proc, held.deaths[proc])
             elif proc in node.successors:
-                node.declare_dead(proc, Death("it was replaced", "proc", proc, refs[proc].host))
+                node.declare_dead(proc, Death.of(DeathKind.EXITED, "it was replaced", proc, refs[proc].host))
             elif refs[proc].agent in self._agents - {self._agent.id}:
-                died = Death("its host agent died", "agent", refs[proc].agent, refs[proc].host)
+                cause = "its host agent died"
+                died = Death.of(DeathKind.AGENT_UNREACHABLE, cause, refs[proc].agent, refs[proc].host)
                 node.declare_dead(refs[proc].agent, died)
                 node.declare_dead(proc, died)
         for key, part in parts.items():
@@ -422,7 +423,7 @@ class KeptHost:
         why = f"mesh {self.name!r} was taken over by process {by.pid} on {by.host}"
         _taken_over[self.name] = why
         for ref in self._forget(why):
-            self._system.node.declare_dead(ref.id, Death(why, "stopped", ref.id, ref.host))
+            self._system.node.declare_dead(ref.id, Death.of(DeathKind.STOPPED, why, ref.id, ref.host))
 
     def __repr__(self) -> str:
         meshes = ", ".join(mesh.name for mesh in self.proc_meshes) or "nothing yet"

@@ -18,10 +18,11 @@ import msgspec
 from monarch_kernel.protocol.messages import (
     DEAD,
     Death,
+    DeathKind,
     PortGiven,
     PortLeft,
     ProcRef,
-    decode_death,
+    death_of,
     encode_death,
 )
 from monarch_kernel.protocol.serialize import dumps, is_plain
@@ -123,11 +124,15 @@ def let_go(system: System, port: Port[Any], actor: str) -> None:
 
 def leave(system: System, actor: str, ports: Iterable[Port[Any]], death: Death) -> None:
     """An actor of this process has ended with these ports."""
-    told = encode_death(death)
+    told = b""
     for port in ports:
         port._holder = None
-        system.node.learn(port._ref)
-        system.node.send(port._ref.id, PortLeft(port._number, port._rank, actor), told)
+        receiver = port._ref
+        system.node.learn(receiver)
+        if receiver.id != system.node.id and not told:
+            told = encode_death(death)
+        body = death if receiver.id == system.node.id else told
+        system.node.send(receiver.id, PortLeft(port._number, port._rank, actor), body)
 
 
 class NobodyLeft(Exception):
@@ -159,8 +164,8 @@ class _Answer:
         sender, death = self._senders.lost[-1]
         of = f"rank {sender.rank} of mesh {sender.mesh!r}" if sender.actor else f"process {sender.proc.id}"
         cause = f"its answer was left to {of} (host {sender.proc.host}), which is gone: {death.cause}"
-        gone = msgspec.structs.replace(death, cause=cause, what="actor")
-        sink.on_reply(self._rank, DEAD, encode_death(gone), ())
+        gone = Death.of(DeathKind.ACTOR_FAILED, cause, death.proc, death.host, death.pid, death.detail)
+        sink.on_reply(self._rank, DEAD, gone, ())
 
 
 class PortHolders:
@@ -234,8 +239,8 @@ class PortHolders:
         entry = self._given.get((message.call, message.rank))
         if entry is None:
             return
-        if len(body):
-            self._ended(entry, link.peer, decode_death(body), message.actor)
+        if body:
+            self._ended(entry, link.peer, death_of(body), message.actor)
             return
         senders: Senders | None = entry.senders()
         if senders is None:

@@ -12,7 +12,6 @@ from monarch_kernel.protocol.messages import (
     Death,
     ProcRef,
     Reply,
-    encode_death,
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.runtime.actor.definition import tell_undeliverable
@@ -100,7 +99,9 @@ class ReplyPort(Port[R]):
         """The actor ended without an answer."""
         if not self._used:
             self.return_undeliverable = False  # it may have been the caller's end that ended the actor
-            self._send(DEAD, encode_death(death), ())
+            from monarch_kernel.runtime.actor.system import get_system
+
+            self._send(DEAD, get_system().node.death_body(self._ref.id, death), ())
 
     def _send(self, status: int, body: Any, buffers: tuple[int, ...]) -> None:
         if self._used:

@@ -16,7 +16,7 @@ from monarch_kernel.protocol.messages import (
     DEAD,
     ERROR,
     Death,
-    decode_death,
+    death_of,
 )
 from monarch_kernel.protocol.serialize import loads
 from monarch_kernel.runtime.actor.calls.target import Target, failure_of
@@ -86,7 +86,7 @@ class PortReceiver(Generic[R]):
         if self._once:
             self._node.end_call(self._number)
         with self._lock:
-            self._values.append((rank, status, bytes(body) if not buffers else body, buffers))
+            self._values.append((rank, status, body if buffers or type(body) is Death else bytes(body), buffers))
         self._hand_out()
 
     def recv(self) -> Future[R]:
@@ -147,7 +147,7 @@ class PortReceiver(Generic[R]):
             if future is None:
                 return
             for sender, death in lost:
-                key = (sender.actor, sender.proc.id) if death.what == "actor" else sender.proc.id
+                key = (sender.actor, sender.proc.id) if death.of_actor else sender.proc.id
                 self._reported.met.add(key)
             future._reject(NobodyLeft(lost))
 
@@ -263,7 +263,7 @@ class _Received(Future[Any]):
             fault = decode_fault(body)
             raise fault.rebuild() or RuntimeError(fault.text)
         if status == DEAD:
-            raise SupervisionError(decode_death(body).cause)
+            raise SupervisionError(death_of(body).cause)
         value = loads(body, buffers)
         return (rank, value) if self._ranked else value
 
