@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from monarch_kernel.protocol.messages import Launch, OutputChunk
+from monarch_kernel.protocol.refs import DeathKind
 from monarch_kernel.runtime.node.node import CAUSE_GRACE
 
 from .conftest import DEADLINE, Host
@@ -218,7 +219,7 @@ def test_an_end_that_was_asked_for_is_no_loss_however_late_the_news_of_it(host: 
     finally:
         server.resume()
     host.wait(lambda: answer.done)
-    assert {(host.deaths[n].what, host.deaths[n].cause) for n in names} == {("stopped", "stopped: test over")}
+    assert {(host.deaths[n].kind, host.deaths[n].cause) for n in names} == {(DeathKind.STOPPED, "stopped: test over")}
 
 
 def test_the_cause_of_a_death_is_waited_for_while_the_kernel_takes_the_process_down(host: Host) -> None:
@@ -250,7 +251,7 @@ def test_a_rank_that_closes_its_connections_and_lives_on_is_lost(host: Host) -> 
 
     host.run(name, close_all)
     host.wait(lambda: host.deaths)
-    assert (host.deaths[name].what, host.deaths[name].cause) == ("proc", "its connection was closed")
+    assert (host.deaths[name].kind, host.deaths[name].cause) == (DeathKind.UNREACHABLE, "its connection was closed")
     host.kill([name])
 
 
@@ -268,6 +269,7 @@ def test_a_rank_may_be_stopped_while_it_starts(host: Host) -> None:
 def test_a_working_directory_that_is_gone(host: Host) -> None:
     (name,) = host.spawn(cwd="/nonexistent/folder")
     assert host.exit_of(name).cause == "could not be started: its working directory /nonexistent/folder is gone"
+    assert host.exit_of(name).death().kind is DeathKind.NOT_STARTED
 
 
 def test_loader_variables_start_an_interpreter_of_its_own(host: Host) -> None:
@@ -405,6 +407,7 @@ def test_a_module_that_cannot_be_preloaded(host: Host) -> None:
         "could not be started: cannot preload no_such_module_anywhere: "
         "ModuleNotFoundError: No module named 'no_such_module_anywhere'"
     )
+    assert host.exit_of(name).death().kind is DeathKind.PRELOAD_FAILED
 
 
 def test_a_module_that_breaks_under_fork_is_left_to_each_rank(host: Host, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from monarch_kernel.runtime.node import routing
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.link import Link
 from monarch_kernel.runtime.node.node import Node
+from monarch_kernel.runtime.node.remote_link import RemoteLink
 from tests.conftest import wait_until
 
 
@@ -172,8 +173,8 @@ def test_messages_keep_their_order_and_their_bytes(net: Net, sites: dict[str, No
 def test_only_gateways_are_connected(net: Net, sites: dict[str, Node]) -> None:
     a, b = sites["rank b"], sites["rank c"]
     net.ask(a, b.ref).future.get(10)
-    assert isinstance(a.links[b.id], routing.RemoteLink)
-    assert not isinstance(a.links[sites["b"].id], routing.RemoteLink)
+    assert isinstance(a.links[b.id], RemoteLink)
+    assert not isinstance(a.links[sites["b"].id], RemoteLink)
     assert type(sites["b"].links[sites["c"].id]) is Link
     # The controller has nothing to do with it.
     assert a.id not in sites["controller"].links

@@ -45,6 +45,7 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.protocol.private_files import NotPrivateError
 from monarch_kernel.runtime.node.acceptor import UnixListener
 from monarch_kernel.runtime.node.link import Link, connect_unix, describe, is_peers_fault, listen_unix
+from monarch_kernel.runtime.node.remote_link import RemoteLink
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.node.node import Node
@@ -80,57 +81,6 @@ def make_hello(node: Node, answer: bool = False, connection: str = "", lost: tup
     """The first message on a link."""
     pid = os.getpid()
     return encode(Hello(WIRE_VERSION, node.id, pid, node.kind, node.ref, __version__, PYTHON, answer, connection, lost))
-
-
-class RemoteLink:
-    """A link to a proc of another site, by way of a link to a gateway."""
-
-    __slots__ = ("_node", "_ref", "_routed", "_stamp", "_via", "closed", "peer", "pid")
-
-    attached = True
-
-    def __init__(self, node: Node, ref: ProcRef, via: Any) -> None:
-        self._node = node
-        self._ref = ref
-        self._via = via
-        self._stamp = -1
-        self._routed = b""
-        self.peer = ref.id
-        self.pid = 0
-        self.closed = False
-
-    @property
-    def queued(self) -> int:
-        """Bytes on the way to the gateway that the kernel has not taken yet."""
-        return self._via.queued
-
-    def send(self, header: bytes, body: Any = b"") -> None:
-        """As ``Link.send``."""
-        if self.closed:
-            return
-        node = self._node
-        gateway = self._ref.gateway
-        prefix = len(header).to_bytes(4, "little") + header
-        pieces: Any = [prefix, *body] if type(body) is list else prefix if not len(body) else [prefix, body]
-        with node.order_lock:  # what is counted is sent in that order
-            casts = node.casts_to.get(gateway, 0)
-            if casts != self._stamp:
-                self._routed = encode(Routed(self.peer, node.id, gateway, casts))
-                self._stamp = casts
-            node.directs_to[gateway] = node.directs_to.get(gateway, 0) + 1
-            self._via.send(self._routed, pieces)
-
-    def drain(self) -> None:
-        """Nothing of a remote proc waits here."""
-
-    def close(self) -> None:
-        """Send nothing more."""
-        self.closed = True
-
-    abandon = close
-
-    def __repr__(self) -> str:
-        return f"<RemoteLink to {self.peer} through {self._via!r}>"
 
 
 class Routes:

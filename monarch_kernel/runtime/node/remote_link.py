@@ -1,0 +1,61 @@
+"""A link to a process of another site, which leads through the gateways of both sites."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.protocol.messages import ProcRef, Routed, encode
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.node.node import Node
+
+
+class RemoteLink:
+    """A link to a proc of another site, by way of a link to a gateway."""
+
+    __slots__ = ("_node", "_ref", "_routed", "_stamp", "_via", "closed", "peer", "pid")
+
+    attached = True
+
+    def __init__(self, node: Node, ref: ProcRef, via: Any) -> None:
+        self._node = node
+        self._ref = ref
+        self._via = via
+        self._stamp = -1
+        self._routed = b""
+        self.peer = ref.id
+        self.pid = 0
+        self.closed = False
+
+    @property
+    def queued(self) -> int:
+        """Bytes on the way to the gateway that the kernel has not taken yet."""
+        return self._via.queued
+
+    def send(self, header: bytes, body: Any = b"") -> None:
+        """As ``Link.send``."""
+        if self.closed:
+            return
+        node = self._node
+        gateway = self._ref.gateway
+        prefix = len(header).to_bytes(4, "little") + header
+        pieces: Any = [prefix, *body] if type(body) is list else prefix if not len(body) else [prefix, body]
+        with node.order_lock:  # what is counted is sent in that order
+            casts = node.casts_to.get(gateway, 0)
+            if casts != self._stamp:
+                self._routed = encode(Routed(self.peer, node.id, gateway, casts))
+                self._stamp = casts
+            node.directs_to[gateway] = node.directs_to.get(gateway, 0) + 1
+            self._via.send(self._routed, pieces)
+
+    def drain(self) -> None:
+        """Nothing of a remote proc waits here."""
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self.closed = True
+
+    abandon = close
+
+    def __repr__(self) -> str:
+        return f"<RemoteLink to {self.peer} through {self._via!r}>"
