@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from monarch_kernel.debugger.events import RankStop
 from monarch_kernel.kernel.debug.stop_notices import is_part_of, notice_text, notices_of, of_cell
-from tests.debugger.console.scripted import Rank, Scripted
+from tests.debugger.memory import MemoryDebugger, Rank
 
 
 def stopped(*ranks: int) -> list[RankStop]:
-    return Scripted(*(Rank([12], number=rank) for rank in ranks)).stops()
+    return MemoryDebugger(*(Rank([12], number=rank) for rank in ranks)).stops()
 
 
 def of(at: RankStop, *, cell: str, thread: int = 100) -> RankStop:
