@@ -158,7 +158,7 @@ class Simulated:
         system.proc_meshes[uid] = self.mesh
         from monarch_kernel.debugger.controller.query import ask
 
-        hub = get_debugger().actor()
+        hub = get_debugger().registry.actor()
         node = system.node
         told = ask(self.mesh, greet, (hub._actor, node.ref), uid, timeout=PATIENCE)
         assert len(told.values) == ranks, "a simulated rank has no agent"

@@ -1,235 +1,263 @@
-"""Breakpoints over meshes: set, cleared, and known to every rank that is to have them."""
+"""Breakpoints over meshes: set, cleared, armed in every rank that is to have them, and voted on."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
 
-from monarch_kernel.debugger.controller.query import ask
-from monarch_kernel.debugger.controller.registry import Watched, Watching, log
-from monarch_kernel.debugger.events import BreakpointsChanged, MeshBreakpoint
+from monarch_kernel.actor import ProcMesh
+from monarch_kernel.debugger.controller.query import ask_agents
+from monarch_kernel.debugger.controller.registry import StopRegistry, WatchedMesh
+from monarch_kernel.debugger.controller.votes import Differs, First
+from monarch_kernel.debugger.events import BreakpointsChanged, MeshBreakpoint, RankStop
 from monarch_kernel.debugger.model.stops import Bound, Breakpoint
-from monarch_kernel.debugger.rank import process as remote
-from monarch_kernel.meshes import list_proc_meshes
+from monarch_kernel.debugger.rank import process
 
-#: How long ranks may take to do what takes no time (seconds). Who takes longer is left out.
-QUICK = 2.0
+log = logging.getLogger(__name__)
+
+#: How long ranks may take to arm breakpoints (seconds). Those that take longer are left out.
+ARM_TIMEOUT = 2.0
 #: How often a rank that has begun, and cannot be told what to stop at, is tried again at once.
 TRIES = 20
 
 
-class Breaking(Watching):
-    """The breakpoints of a debugger."""
+@dataclass(slots=True)
+class _OfMesh:
+    """What concerns the breakpoints of one mesh.
 
-    def break_at(
-        self,
-        file: str,
-        line: int,
-        *,
-        mesh: Any = None,
-        ranks: Iterable[int] | None = None,
-        condition: str = "",
-        hits: int = 0,
-        first: bool = False,
-        differs: str = "",
-        log: str = "",
-        owner: str = "",
-    ) -> MeshBreakpoint:
-        """Stop ranks at a line; see `model.stops.Breakpoint` for what the words mean.
+    Attributes:
+        unarmed: the ranks that could not be armed, and how often that was tried.
+        votes: of each breakpoint on which the ranks decide together.
+    """
 
-        Args:
-            mesh: a proc mesh or its name; None: all meshes of this controller, later ones too.
-            ranks: of the mesh as spawned; None: all.
-            owner: who sets it.
+    unarmed: dict[int, int] = field(default_factory=dict[int, int])
+    votes: dict[int, Differs | First] = field(default_factory=dict[int, Differs | First])
 
-        Returns:
-            The breakpoint, with what the ranks that have answered in time made of it.
 
-        Raises:
-            ValueError: an expression is none, the mesh or a rank is not there, or the line is not a line.
-        """
-        if line < 1:
-            raise ValueError(f"there is no line {line}: lines are counted from 1")
-        for what, source in (("condition", condition), ("expression", differs)):
-            _check_expression(what, source)
-        if first and differs:
-            raise ValueError("a breakpoint stops the first rank, or all where they differ: choose one")
-        spec = Breakpoint(0, file, line, condition, hits, first, differs, log=log)
-        return self._add(spec, mesh, ranks, owner)
+class Breakpoints:
+    """The breakpoints of a debugger. Any thread may use it; it is guarded by the registry's lock.
 
-    def break_on_error(
-        self, error: str = "*", *, mesh: Any = None, ranks: Iterable[int] | None = None, owner: str = ""
-    ) -> MeshBreakpoint:
-        """Stop ranks where an endpoint or a cell ends with an exception.
+    Args:
+        registry: the meshes; it tells of their ranks from now on (`registry.Listener`).
+    """
 
-        Args:
-            error: the name of its class, or of one that it derives from; "*" for any.
-        """
-        return self._add(Breakpoint(0, error=error), mesh, ranks, owner)
+    def __init__(self, registry: StopRegistry) -> None:
+        self._registry = registry
+        self._lock = registry.lock
+        self._by_id: dict[int, MeshBreakpoint] = {}
+        self._last = 0
+        self._meshes: dict[str, _OfMesh] = {}
+        registry.listener = self
 
-    def _add(self, spec: Breakpoint, mesh: Any, ranks: Iterable[int] | None, owner: str) -> MeshBreakpoint:
-        name = self._name_of(mesh)
+    # -- setting and clearing ----------------------------------------------------------------------
+
+    def add(self, spec: Breakpoint, mesh: Any, ranks: Iterable[int] | None, owner: str) -> MeshBreakpoint:
+        """Set a breakpoint, whose id is given here; see `hub.MeshDebugger.break_at`."""
+        watched = None if mesh is None else self._registry.find(mesh)
         chosen = None if ranks is None else tuple(sorted(set(ranks)))
-        if name is not None and chosen is not None:
-            size = len(self._by_name(name)[0].whole.procs)
-            wrong = [rank for rank in chosen if not 0 <= rank < size]
+        if watched is not None and chosen is not None:
+            wrong = [rank for rank in chosen if not 0 <= rank < watched.size]
             if wrong:
-                raise ValueError(f"mesh {name} has no rank {wrong[0]}: it has {size} (0 to {size - 1})")
+                size = watched.size
+                raise ValueError(f"mesh {watched.name} has no rank {wrong[0]}: it has {size} (0 to {size - 1})")
         with self._lock:
-            self._next += 1
-            made = MeshBreakpoint(self._next, name, chosen, replace(spec, id=self._next), owner)
-            self._breakpoints[made.id] = made
-        self._arm(None if name is None else [name])
+            made = self._add(spec, None if watched is None else watched.name, chosen, owner)
+        self._arm(None if watched is None else [watched])
+        return made
+
+    def _add(self, spec: Breakpoint, mesh: str | None, ranks: tuple[int, ...] | None, owner: str) -> MeshBreakpoint:
+        self._last += 1
+        made = self._by_id[self._last] = MeshBreakpoint(self._last, mesh, ranks, replace(spec, id=self._last), owner)
         return made
 
     def replace(self, file: str, owner: str, lines: Sequence[Mapping[str, Any]]) -> list[MeshBreakpoint]:
-        """Make these the only breakpoints of an owner in a file, as the Debug Adapter Protocol's `setBreakpoints` does.
-
-        Args:
-            lines: for each, ``line``, and ``condition``, ``hits``, ``log`` if there is one.
-        """
+        """See `hub.MeshDebugger.replace`."""
         with self._lock:
-            old = [each.id for each in self._breakpoints.values() if each.owner == owner and each.spec.file == file]
+            old = [each.id for each in self._by_id.values() if each.owner == owner and each.spec.file == file]
             for number in old:
-                del self._breakpoints[number]
+                del self._by_id[number]
             made: list[MeshBreakpoint] = []
             for each in lines:
-                self._next += 1
-                spec = Breakpoint(
-                    self._next,
-                    file,
-                    int(each["line"]),
-                    str(each.get("condition") or ""),
-                    int(each.get("hits") or 0),
-                    log=str(each.get("log") or ""),
-                )
-                made.append(MeshBreakpoint(self._next, None, None, spec, owner))
-                self._breakpoints[self._next] = made[-1]
+                condition, log_text = str(each.get("condition") or ""), str(each.get("log") or "")
+                spec = Breakpoint(0, file, int(each["line"]), condition, int(each.get("hits") or 0), log=log_text)
+                made.append(self._add(spec, None, None, owner))
         if old or made:
             self._arm(None)
         return made
 
-    def breakpoints(self) -> list[MeshBreakpoint]:
+    def all(self) -> list[MeshBreakpoint]:
         """All of them, oldest first."""
         with self._lock:
-            return list(self._breakpoints.values())
+            return list(self._by_id.values())
 
-    def clear(self, number: int | None = None, owner: str | None = None) -> int:
-        """Remove a breakpoint, or all of an owner (None: everybody's); how many that were.
-
-        Raises:
-            ValueError: there is none of that number.
-        """
+    def clear(self, number: int | None, owner: str | None) -> int:
+        """See `hub.MeshDebugger.clear`."""
         with self._lock:
-            if number is not None and number not in self._breakpoints:
-                known = ", ".join(map(str, self._breakpoints)) or "none"
+            if number is not None and number not in self._by_id:
+                known = ", ".join(map(str, self._by_id)) or "none"
                 raise ValueError(f"there is no breakpoint {number}; there are {known}")
             gone = [
-                each.id
-                for each in self._breakpoints.values()
-                if number in (None, each.id) and owner in (None, each.owner)
+                each.id for each in self._by_id.values() if number in (None, each.id) and owner in (None, each.owner)
             ]
             for each in gone:
-                del self._breakpoints[each]
+                del self._by_id[each]
         if gone:
             self._arm(None)
         return len(gone)
 
-    def joined(self, mesh: Any) -> None:
-        """A mesh has come up: arm what holds on all meshes before anything runs on it."""
-        with self._lock:
-            wanted = any(each.mesh is None for each in self._breakpoints.values())
-        if wanted:
-            self._arm([self.watch(mesh)])
+    # -- arming --------------------------------------------------------------------------------------
 
-    def _rank_began(self, watched: Watched, rank: int) -> None:
+    def on_new_mesh(self, mesh: ProcMesh) -> None:
+        """A mesh has come up: what holds on all meshes is armed before this returns."""
+        if self._any_everywhere():
+            self._arm([self._registry.watch(mesh)])
+
+    def _any_everywhere(self) -> bool:
+        """Whether a breakpoint holds on all meshes."""
+        with self._lock:
+            return any(each.mesh is None for each in self._by_id.values())
+
+    def _specs(self, watched: WatchedMesh, rank: int) -> list[Breakpoint]:
+        return [each.spec for each in self._by_id.values() if each.holds_on(watched.name, rank)]
+
+    def _arm(self, meshes: Sequence[WatchedMesh] | None) -> None:
+        """Have the ranks of these meshes (None: of all) stop at what holds on them now; waits a moment for answers."""
+        if meshes is None:
+            if self._any_everywhere():
+                self._registry.watch_all()
+            meshes = self._registry.all()
+        deadline = time.monotonic() + ARM_TIMEOUT
+        for watched in meshes:
+            with self._lock:
+                alike: dict[tuple[Breakpoint, ...], list[int]] = {}
+                for rank in range(watched.size):
+                    alike.setdefault(tuple(self._specs(watched, rank)), []).append(rank)
+            for specs, ranks in alike.items():
+                left = max(0.1, deadline - time.monotonic())
+                answers = ask_agents(watched.agents, watched.whole, process.arm, list(specs), ranks=ranks, timeout=left)
+                for rank, bound in answers.values.items():
+                    self._on_bound(watched, rank, bound)
+                for rank in answers.errors:
+                    log.warning("rank %d of mesh %s could not be armed: %s", rank, watched.name, answers.error_of(rank))
+        self._registry.tell(BreakpointsChanged())
+
+    def _arm_rank(self, watched: WatchedMesh, rank: int, specs: Sequence[Breakpoint]) -> None:
+        """The same for one rank, without waiting."""
+        agent = watched.agents.flatten("ranks").slice(ranks=slice(rank, rank + 1))
+        asked = agent.run.call_one(cloudpickle.dumps((process.arm, (list(specs),))))
+
+        def done(future: Any) -> None:
+            with self._lock:
+                unarmed = self._of(watched).unarmed
+                if future.exception() is None:
+                    unarmed.pop(rank, None)
+                else:
+                    unarmed[rank] = unarmed.get(rank, 0) + 1
+                tries = unarmed.get(rank, 0)
+            if not tries:
+                self._on_bound(watched, rank, future.get()[1])
+                self._registry.tell(BreakpointsChanged())
+            elif tries <= TRIES and rank not in watched.whole.procs.dead():
+                # A rank that is being replaced may be heard before it can be reached. As long as it counts as dead,
+                # a change of the meshes will follow; otherwise look at them again now.
+                self._registry.actor().changed.broadcast()
+
+        asked.add_done_callback(done)
+
+    def _on_bound(self, watched: WatchedMesh, rank: int, bound: Sequence[Bound]) -> None:
+        with self._lock:
+            for each in bound:
+                if each.id in self._by_id:
+                    self._by_id[each.id].bound[watched.name, rank] = each
+
+    def _of(self, watched: WatchedMesh) -> _OfMesh:
+        return self._meshes.setdefault(watched.whole.uid, _OfMesh())
+
+    # -- what the registry tells (see `registry.Listener`) -------------------------------------------
+
+    def on_agent(self, watched: WatchedMesh, rank: int) -> None:
+        """Arm the rank."""
         with self._lock:
             specs = self._specs(watched, rank)
         if specs:
             self._arm_rank(watched, rank, specs)
 
-    def on_meshes_changed(self) -> None:
-        """Meshes were made or stopped, or ranks have died, or were replaced."""
-        super().on_meshes_changed()
+    def on_process_ended(self, watched: WatchedMesh, rank: int) -> None:
+        """Forget what the process had made of its breakpoints, and its part in votes."""
+        for each in self._by_id.values():
+            each.bound.pop((watched.name, rank), None)
+        for vote in self._of(watched).votes.values():
+            if isinstance(vote, First):
+                vote.released(rank)
+
+    def on_stop_ended(self, watched: WatchedMesh, at: RankStop) -> None:
+        """Let another rank be the first."""
+        vote = self._of(watched).votes.get(at.stop.breakpoint)
+        if isinstance(vote, First):
+            vote.released(at.rank)
+
+    def on_mesh_ended(self, watched: WatchedMesh) -> None:
+        """Forget it."""
+        self._meshes.pop(watched.whole.uid, None)
+
+    def on_new_meshes(self, meshes: Iterable[ProcMesh]) -> None:
+        """Arm what holds on all meshes, and ranks that could not be armed before, without waiting for them."""
+        if self._any_everywhere():
+            for mesh in meshes:
+                self._registry.watch(mesh)  # its agents say when they have begun, and are armed then
         with self._lock:
             again = [
                 (watched, rank)
-                for watched in self._watched.values()
-                for rank in watched.unarmed
+                for watched in self._registry.all()
+                for rank in self._of(watched).unarmed
                 if rank not in watched.dead
             ]
         for watched, rank in again:
-            self._rank_began(watched, rank)
+            self.on_agent(watched, rank)
 
-    def _specs(self, watched: Watched, rank: int) -> list[Breakpoint]:
-        return [each.spec for each in self._breakpoints.values() if each.holds_on(watched.name, rank)]
+    # -- votes (on the thread of the hub's actor) ----------------------------------------------------
 
-    def _arm(self, names: Sequence[str] | None) -> None:
-        """Have ranks know what holds on them now, and wait a moment for what they make of it."""
-
+    def on_vote(self, uid: str, rank: int, number: int, hit: int, value: str) -> dict[int, bool]:
+        """A rank has come to a breakpoint on which the ranks decide together; see `votes`."""
         with self._lock:
-            everywhere = any(each.mesh is None for each in self._breakpoints.values())
-        if names is None and everywhere:
-            for mesh in list_proc_meshes():
-                self.watch(mesh)
-        deadline = time.monotonic() + QUICK
-        for watched in [each for each in self._by_name(None) if names is None or each.name in names]:
-            with self._lock:
-                alike: dict[tuple[Breakpoint, ...], list[int]] = {}
-                for rank in range(len(watched.whole.procs)):
-                    alike.setdefault(tuple(self._specs(watched, rank)), []).append(rank)
-            for specs, ranks in alike.items():
-                answers = ask(
-                    watched.whole.procs,
-                    remote.arm,
-                    list(specs),
-                    ranks=ranks,
-                    timeout=max(0.1, deadline - time.monotonic()),
-                )
-                for rank, bound in answers.values.items():
-                    self._bound(watched, rank, bound)
-                for rank in answers.errors:
-                    log.warning("rank %d of mesh %s could not be armed: %s", rank, watched.name, answers.error_of(rank))
-        self._tell(BreakpointsChanged())
+            watched, known = self._registry.by_uid(uid), self._by_id.get(number)
+            if watched is None or known is None:
+                return {rank: False}
+            votes = self._of(watched).votes
+            if known.spec.first:
+                first = votes.setdefault(number, First())
+                return {rank: isinstance(first, First) and first.vote(rank)}
+            differs = votes.setdefault(number, Differs())
+            voters = [each for each in range(watched.size) if known.holds_on(watched.name, each)]
+            living = [each for each in voters if each not in watched.dead]
+            return differs.vote(rank, hit, value, living) if isinstance(differs, Differs) else {rank: False}
 
-    def _arm_rank(self, watched: Watched, rank: int, specs: Sequence[Breakpoint]) -> None:
-        """The same for one rank, without waiting."""
-
-        agent = watched.agents.flatten("ranks").slice(ranks=slice(rank, rank + 1))
-        asked = agent.run.call_one(cloudpickle.dumps((remote.arm, (list(specs),))))
-
-        def done(future: Any) -> None:
-            if future.exception() is not None:
-                # A rank that is being replaced may be heard before it can be reached: again when its heal is over.
-                tries = watched.unarmed[rank] = watched.unarmed.get(rank, 0) + 1
-                if tries <= TRIES and rank not in watched.whole.procs.dead():  # and that it may be already
-                    self.actor().changed.broadcast()
-                return
-            watched.unarmed.pop(rank, None)
-            self._bound(watched, rank, future.get()[1])
-            self._tell(BreakpointsChanged())
-
-        asked.add_done_callback(done)
-
-    def _bound(self, watched: Watched, rank: int, bound: Sequence[Bound]) -> None:
+    def on_decide(self, uid: str, number: int, hit: int) -> dict[int, bool]:
+        """A rank has waited long enough for the others."""
         with self._lock:
-            for each in bound:
-                if each.id in self._breakpoints:
-                    self._breakpoints[each.id].bound[watched.name, rank] = each
-
-    def _name_of(self, mesh: Any) -> str | None:
-        if mesh is None:
-            return None
-        return self._by_name(mesh)[0].name if isinstance(mesh, str) else self.watch(mesh)
+            watched = self._registry.by_uid(uid)
+            vote = self._of(watched).votes.get(number) if watched is not None else None
+            return vote.decide(hit) if isinstance(vote, Differs) else {}
 
 
-def _check_expression(what: str, source: str) -> None:
-    if source:
-        try:
-            compile(source, f"<{what}>", "eval")
-        except SyntaxError as error:
-            raise ValueError(f"the {what} {source!r} is not an expression: {error.msg}") from None
+def check(spec: Breakpoint) -> None:
+    """Refuse what cannot be set.
+
+    Raises:
+        ValueError: an expression is none, or the line is not a line.
+    """
+    if spec.line < 1:
+        raise ValueError(f"there is no line {spec.line}: lines are counted from 1")
+    for what, source in (("condition", spec.condition), ("expression", spec.differs)):
+        if source:
+            try:
+                compile(source, f"<{what}>", "eval")
+            except SyntaxError as error:
+                raise ValueError(f"the {what} {source!r} is not an expression: {error.msg}") from None
+    if spec.first and spec.differs:
+        raise ValueError("a breakpoint stops the first rank, or all where they differ: choose one")

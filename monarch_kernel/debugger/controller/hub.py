@@ -1,67 +1,162 @@
-"""The debugger of a controller: every breakpoint, every stopped rank, and who may drive them.
+"""The debugger of a controller: every breakpoint, every stopped rank, and which viewer controls them.
 
 One `MeshDebugger` in the controller process, which any thread may use. Ranks tell the actor `DebugHub` of their stops,
-and that tells the debugger, on the actor's thread; what the debugger wants of ranks it asks their agents, with a
-deadline. It knows of a stop until the rank goes on or dies.
+and that tells the debugger's registry, on the actor's thread; what the debugger wants of ranks it asks their agents,
+with a deadline. It knows of a stop until the rank goes on or dies.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger import on_made
-from monarch_kernel.debugger.controller.breakpoints import QUICK, Breaking
+from monarch_kernel.debugger.controller.breakpoints import Breakpoints, check
 from monarch_kernel.debugger.controller.collective_timeouts import Countdown, countdown
-from monarch_kernel.debugger.controller.query import ask
-from monarch_kernel.debugger.controller.registry import Watched
+from monarch_kernel.debugger.controller.query import Answers, ask_agents
+from monarch_kernel.debugger.controller.registry import StopRegistry, WatchedMesh
 from monarch_kernel.debugger.controller.sets import StopSet
-from monarch_kernel.debugger.controller.viewers import DriverError, Viewer
-from monarch_kernel.debugger.events import Key, RankStop
-from monarch_kernel.debugger.model.stops import Evaluation, Variable
-from monarch_kernel.debugger.rank import process as remote
-from monarch_kernel.meshes import list_proc_meshes
+from monarch_kernel.debugger.controller.viewers import DriverError, Viewer, Viewers
+from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankStop
+from monarch_kernel.debugger.model.stops import Breakpoint, Evaluation, Frame, Variable
+from monarch_kernel.debugger.rank import process
 
 HOWS = ("continue", "next", "step", "out", "until")
+#: How long ranks may take to do what takes no time (seconds). Those that take longer are left out.
+QUICK = 2.0
 
 
-class MeshDebugger(Breaking):
-    """What viewers use; `get_debugger` gives the one of this process."""
+class MeshDebugger:
+    """What viewers use (`view.DebuggerView`); `get_debugger` gives the one of this process.
 
-    def mesh(self, name: str) -> Any:
+    Attributes:
+        registry: the meshes that are watched, and their stops.
+        breakpoint_table: the breakpoints.
+        viewers: who looks on.
+    """
+
+    def __init__(self) -> None:
+        self.registry = StopRegistry()
+        self.viewers = Viewers()
+        self.breakpoint_table = Breakpoints(self.registry)
+
+    def close(self) -> None:
+        """The runtime ends."""
+        self.registry.close()
+
+    def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
+        """Have ``callback(event)`` called for every event, on a thread of the debugger; it must not block.
+
+        Returns:
+            A function that ends this.
+        """
+        return self.registry.subscribe(callback)
+
+    # -- meshes ----------------------------------------------------------------------------------
+
+    def watch(self, mesh: Any) -> str:
+        """Put agents on a mesh, if there are none; does not wait for them. Gives the name that the mesh has here."""
+        return self.registry.watch(mesh).name
+
+    def mesh(self, name: str) -> ProcMesh:
         """The proc mesh of that name. Raises ValueError if there is none."""
-        return self._by_name(name)[0].whole.procs
+        return self.registry.named(name).whole.procs
+
+    def joined(self, mesh: ProcMesh) -> None:
+        """A mesh has come up: arm what holds on all meshes before anything runs on it."""
+        self.breakpoint_table.on_new_mesh(mesh)
+
+    # -- breakpoints -----------------------------------------------------------------------------
+
+    def break_at(
+        self,
+        file: str,
+        line: int,
+        *,
+        mesh: Any = None,
+        ranks: Iterable[int] | None = None,
+        condition: str = "",
+        hits: int = 0,
+        first: bool = False,
+        differs: str = "",
+        log: str = "",
+        owner: str = "",
+    ) -> MeshBreakpoint:
+        """Stop ranks at a line; see `model.stops.Breakpoint` for what the words mean.
+
+        Args:
+            mesh: a proc mesh or its name; None: all meshes of this controller, later ones too.
+            ranks: of the mesh as spawned; None: all.
+            owner: who sets it.
+
+        Returns:
+            The breakpoint, with what the ranks that have answered in time made of it.
+
+        Raises:
+            ValueError: an expression is none, the mesh or a rank is not there, or the line is not a line.
+        """
+        spec = Breakpoint(0, file, line, condition, hits, first, differs, log=log)
+        check(spec)
+        return self.breakpoint_table.add(spec, mesh, ranks, owner)
+
+    def break_on_error(
+        self, error: str = "*", *, mesh: Any = None, ranks: Iterable[int] | None = None, owner: str = ""
+    ) -> MeshBreakpoint:
+        """Stop ranks where an endpoint or a cell ends with an exception.
+
+        Args:
+            error: the name of its class, or of one that it derives from; "*" for any.
+        """
+        return self.breakpoint_table.add(Breakpoint(0, error=error), mesh, ranks, owner)
+
+    def replace(self, file: str, owner: str, lines: Sequence[Mapping[str, Any]]) -> list[MeshBreakpoint]:
+        """Make these the only breakpoints of an owner in a file, as the Debug Adapter Protocol's `setBreakpoints` does.
+
+        Args:
+            lines: for each, ``line``, and ``condition``, ``hits``, ``log`` if there is one.
+        """
+        return self.breakpoint_table.replace(file, owner, lines)
+
+    def breakpoints(self) -> list[MeshBreakpoint]:
+        """All of them, oldest first."""
+        return self.breakpoint_table.all()
+
+    def clear(self, number: int | None = None, owner: str | None = None) -> int:
+        """Remove a breakpoint, or all of an owner (None: everybody's); how many that were.
+
+        Raises:
+            ValueError: there is none of that number.
+        """
+        return self.breakpoint_table.clear(number, owner)
+
+    # -- stops -----------------------------------------------------------------------------------
+
+    def stops(self, mesh: Any = None) -> list[RankStop]:
+        """What is stopped, by mesh and rank."""
+        return self.registry.stops(mesh)
+
+    def wait(self, predicate: Callable[[list[RankStop]], bool] = bool, timeout: float | None = None) -> list[RankStop]:
+        """Wait until ``predicate(stops())`` holds; gives the stops, whether it does or the time is over."""
+        stops: list[RankStop] = []
+
+        def holds() -> bool:
+            nonlocal stops
+            stops = self.registry.stops()
+            return predicate(stops)
+
+        self.registry.wait(holds, timeout)
+        return stops
 
     def countdown(self, stops: Iterable[RankStop]) -> Countdown | None:
         """When the collectives in which other ranks wait for these stops give up; asks them (up to half a second)."""
         return countdown(self, list(stops))
 
-    # -- stops -----------------------------------------------------------------------------------
-
-    def stops(self, mesh: Any = None) -> list[RankStop]:
-        """Who is stopped, by mesh and rank."""
-        name = self._name_of(mesh)
-        with self._lock:
-            found = [at for watched in self._watched.values() for at in watched.stops.values()]
-        return sorted((at for at in found if name in (None, at.mesh)), key=lambda at: at.key)
-
-    def wait(self, predicate: Callable[[list[RankStop]], bool] = bool, timeout: float | None = None) -> list[RankStop]:
-        """Wait until ``predicate(stops())`` holds; gives the stops, whether it does or the time is over."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while True:
-                stops = self.stops()
-                left = None if deadline is None else deadline - time.monotonic()
-                if predicate(stops) or (left is not None and left <= 0):
-                    return stops
-                self._changed.wait(left)
-
     def pause(self, mesh: Any = None, ranks: Iterable[int] | None = None, viewer: Viewer | None = None) -> None:
         """Have ranks stop at the next line of the user's code that they come to."""
         self.viewers.check(viewer)
-        self._quickly(mesh, ranks, remote.pause)
+        self._quickly(mesh, ranks, process.pause)
 
     def resume(
         self, stops: Iterable[RankStop], how: str = "continue", line: int = 0, viewer: Viewer | None = None
@@ -79,17 +174,17 @@ class MeshDebugger(Breaking):
             raise ValueError(f"{how!r} is not how a stop goes on: use one of {', '.join(HOWS)}")
         self.viewers.check(viewer)
         for watched, ids, ranks in self._addressed(stops):
-            answers = self._ask(watched, ranks, QUICK, remote.resume, ids, how, line)
+            answers = self._ask(watched, ranks, QUICK, process.resume, ids, how, line)
             for rank, done in answers.values.items():
                 for stop in self._ids_of(ids, rank) - set(done):
-                    self.on_resumed(watched.whole.uid, rank, stop, how)  # it was over, and nobody had said so
+                    self.registry.on_resumed(watched.whole.uid, rank, stop, how)  # it was over, and nobody had said so
 
     def evaluate(
         self, stops: Iterable[RankStop], source: str, frame: int = 0, timeout: float = 5.0
     ) -> dict[Key, Evaluation]:
         """Evaluate an expression (or run a statement) in a frame of each stop, in its own thread."""
         found: dict[Key, Evaluation] = {}
-        for key, value in self._each(stops, timeout, remote.evaluate, frame, source).items():
+        for key, value in self._each(stops, timeout, process.evaluate, frame, source).items():
             found[key] = value if isinstance(value, Evaluation) else Evaluation("", error=str(value))
         return found
 
@@ -97,7 +192,7 @@ class MeshDebugger(Breaking):
         self, stops: Iterable[RankStop], function: Callable[[Any], Any], frame: int = 0, timeout: float = 5.0
     ) -> dict[Key, Any]:
         """``function(frame)`` in each stop, in its own thread; an exception is in the place of a value."""
-        return self._each(stops, timeout, remote.call, frame, function)
+        return self._each(stops, timeout, process.call, frame, function)
 
     def _each(self, stops: Iterable[RankStop], timeout: float, function: Any, *args: Any) -> dict[Key, Any]:
         found: dict[Key, Any] = {}
@@ -117,32 +212,28 @@ class MeshDebugger(Breaking):
 
     def scopes(self, key: Key, frame: int) -> list[Variable]:
         """The scopes of a frame of a stop. Raises LookupError if the stop is over."""
-        return self._one(key, remote.scopes, frame)
+        return self._one(key, process.scopes, frame)
 
     def variables(self, key: Key, ref: int, start: int = 0, count: int = 0) -> list[Variable]:
         """The children of a value of a stop (``count`` 0: all). Raises LookupError if the stop is over."""
-        return self._one(key, remote.variables, ref, start, count)
+        return self._one(key, process.variables, ref, start, count)
 
     def set_variable(self, key: Key, ref: int, name: str, expression: str, viewer: Viewer | None = None) -> Variable:
         """Give a child of a value of a stop another value."""
         self.viewers.check(viewer)
-        return self._one(key, remote.set_variable, ref, name, expression)
+        return self._one(key, process.set_variable, ref, name, expression)
 
-    def frames(self, key: Key) -> tuple[Any, ...]:
+    def frames(self, key: Key) -> tuple[Frame, ...]:
         """The frames of a stop, innermost first. Raises LookupError if the stop is over."""
         return self.stop_of(key).stop.frames
 
     def stop_of(self, key: Key) -> RankStop:
         """The stop of that key. Raises LookupError if it is over."""
-        with self._lock:
-            for watched in self._watched.values():
-                if watched.name == key[0] and key[1:] in watched.stops:
-                    return watched.stops[key[1], key[2]]
-        raise LookupError(f"rank {key[1]} of mesh {key[0]} is not stopped there any more")
+        return self.registry.stop_of(key)
 
     def _one(self, key: Key, function: Any, *args: Any) -> Any:
         at = self.stop_of(key)
-        (watched,) = self._by_name(key[0])
+        watched = self.registry.named(key[0])
         answers = self._ask(watched, [at.rank], QUICK, function, at.stop.id, *args)
         if at.rank in answers.values:
             return answers.values[at.rank]
@@ -154,46 +245,53 @@ class MeshDebugger(Breaking):
     def post_mortem(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankStop]:
         """Open what ranks have kept of their last failures; each becomes a stop that can be looked into, and left."""
         found: list[RankStop] = []
-        for watched, answers in self._quickly(mesh, ranks, remote.post_mortem):
+        for watched, answers in self._quickly(mesh, ranks, process.post_mortem):
             for rank, (pid, stops) in answers.values.items():
                 for stop in stops:
-                    self.on_stopped(watched.whole.uid, rank, pid, stop)
+                    self.registry.on_stopped(watched.whole.uid, rank, pid, stop)
                     found.append(self.stop_of((watched.name, rank, stop.id)))
         return sorted(found, key=lambda at: at.key)
 
     # -- asking ------------------------------------------------------------------------------------
 
-    def _quickly(self, mesh: Any, ranks: Iterable[int] | None, function: Any) -> list[tuple[Watched, Any]]:
+    def _quickly(
+        self, mesh: Any, ranks: Iterable[int] | None, function: Callable[[], Any]
+    ) -> list[tuple[WatchedMesh, Answers]]:
         if mesh is None:
-            for procs in list_proc_meshes():
-                self.watch(procs)
+            self.registry.watch_all()
         chosen = None if ranks is None else sorted(set(ranks))
-        found = [
-            (watched, self._ask(watched, chosen, QUICK, function)) for watched in self._by_name(self._name_of(mesh))
-        ]
+        meshes = self.registry.all() if mesh is None else [self.registry.find(mesh)]
+        found = [(watched, self._ask(watched, chosen, QUICK, function)) for watched in meshes]
         for watched, answers in found:
             for rank in answers.errors:
                 raise RuntimeError(f"rank {rank} of mesh {watched.name} could not do this: {answers.error_of(rank)}")
         return found
 
-    def _ask(self, watched: Watched, ranks: Sequence[int] | None, timeout: float, function: Any, *args: Any) -> Any:
-        return ask(watched.whole.procs, function, *args, ranks=ranks, timeout=timeout)
+    def _ask(
+        self,
+        watched: WatchedMesh,
+        ranks: Sequence[int] | None,
+        timeout: float,
+        function: Callable[..., Any],
+        *args: Any,
+    ) -> Answers:
+        return ask_agents(watched.agents, watched.whole, function, *args, ranks=ranks, timeout=timeout)
 
-    def _addressed(self, stops: Iterable[RankStop]) -> list[tuple[Watched, Any, list[int]]]:
+    def _addressed(self, stops: Iterable[RankStop]) -> list[tuple[WatchedMesh, process.Ids, list[int]]]:
         """The meshes of these stops, with each rank's ids (one number if it is the same for all), and the ranks."""
         by_mesh: dict[str, dict[int, list[int]]] = {}
         for at in stops:
             by_mesh.setdefault(at.mesh, {}).setdefault(at.rank, []).append(at.stop.id)
-        found: list[tuple[Watched, Any, list[int]]] = []
+        found: list[tuple[WatchedMesh, process.Ids, list[int]]] = []
         for name, ids in by_mesh.items():
-            (watched,) = self._by_name(name)
+            watched = self.registry.named(name)
             distinct = {tuple(each) for each in ids.values()}
             alike = len(distinct) == 1 and len(next(iter(distinct))) == 1
             found.append((watched, next(iter(distinct))[0] if alike else ids, sorted(ids)))
         return found
 
     @staticmethod
-    def _ids_of(ids: Any, rank: int) -> set[int]:
+    def _ids_of(ids: process.Ids, rank: int) -> set[int]:
         return {ids} if isinstance(ids, int) else set(ids.get(rank, ()))
 
     # -- viewers -------------------------------------------------------------------------------------

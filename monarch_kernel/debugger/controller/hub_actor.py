@@ -33,33 +33,33 @@ class DebugHub(Actor):
     @endpoint
     def joined(self, uid: str, rank: int, pid: int, stops: list[Stop]) -> None:
         """An agent has begun."""
-        _debugger().on_joined(uid, rank, pid, stops)
+        _debugger().registry.on_joined(uid, rank, pid, stops)
 
     @endpoint
     def stopped(self, uid: str, rank: int, pid: int, stop: Stop) -> None:
         """A rank has stopped."""
-        _debugger().on_stopped(uid, rank, pid, stop)
+        _debugger().registry.on_stopped(uid, rank, pid, stop)
 
     @endpoint
     def resumed(self, uid: str, rank: int, stop: int, how: str) -> None:
         """A rank goes on."""
-        _debugger().on_resumed(uid, rank, stop, how)
+        _debugger().registry.on_resumed(uid, rank, stop, how)
 
     @endpoint
     def changed(self) -> None:
         """Meshes were made or stopped, or ranks have died."""
-        _debugger().on_meshes_changed()
+        _debugger().registry.on_meshes_changed()
 
     @endpoint(explicit_response_port=True)
     def vote(self, port: Any, uid: str, rank: int, number: int, hit: int, value: str) -> None:
         """A rank has come to a breakpoint on which all decide; it is answered when they have."""
         self._ports[uid, number, hit, rank] = port
-        self._answer(uid, number, hit, _debugger().on_vote(uid, rank, number, hit, value))
+        self._answer(uid, number, hit, _debugger().breakpoint_table.on_vote(uid, rank, number, hit, value))
 
     @endpoint
     def decide(self, uid: str, number: int, hit: int) -> None:
         """A rank has waited long enough for the others."""
-        self._answer(uid, number, hit, _debugger().on_decide(uid, number, hit))
+        self._answer(uid, number, hit, _debugger().breakpoint_table.on_decide(uid, number, hit))
 
     def _answer(self, uid: str, number: int, hit: int, decided: dict[int, bool]) -> None:
         for rank, stops in decided.items():

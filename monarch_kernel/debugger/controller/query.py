@@ -14,8 +14,9 @@ from typing import Any
 import cloudpickle
 
 from monarch_kernel.actor import SupervisionError
+from monarch_kernel.debugger import get_debugger
 from monarch_kernel.errors import ActorError, Fault
-from monarch_kernel.tools import whole_of
+from monarch_kernel.tools import Whole, whole_of
 
 
 @dataclass(slots=True)
@@ -60,16 +61,33 @@ def ask(
         TypeError: ``mesh`` is no mesh, or an argument does not pickle.
         RuntimeError: the mesh was stopped.
     """
-    from monarch_kernel.debugger.controller.hub import get_debugger  # which asks, too
-
     deadline = time.monotonic() + timeout
     whole = whole_of(mesh)
+    agents = get_debugger().registry.watch_whole(whole).agents
+    return ask_agents(agents, whole, function, *args, ranks=ranks, timeout=deadline - time.monotonic())
+
+
+def ask_agents(
+    agents: Any,
+    whole: Whole,
+    function: Callable[..., Any],
+    *args: Any,
+    ranks: Iterable[int] | None = None,
+    timeout: float = 1.0,
+) -> Answers:
+    """The same, of a mesh whose agents are known already (`registry.WatchedMesh`).
+
+    Args:
+        agents: of the whole mesh.
+        whole: that mesh, and the part of it that is asked.
+    """
+    deadline = time.monotonic() + timeout
     chosen = chosen_ranks(ranks, len(whole.ranks))
     back = {whole.ranks[rank]: rank for rank in chosen}  # from ranks of the whole to those of `mesh`
     request = cloudpickle.dumps((function, args))
     answers = Answers(dead={back[rank]: why for rank, why in whole.procs.dead().items() if rank in back})
     living = [rank for rank in sorted(back) if back[rank] not in answers.dead]
-    parts = _parts(get_debugger().watched(whole).agents, len(whole.procs), living)
+    parts = _parts(agents, len(whole.procs), living)
     calls = [(part, of, part.run.stream(request)) for part, of in parts]
     waiting = set(living)
     for _part, of, call in calls:

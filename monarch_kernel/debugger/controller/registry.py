@@ -1,26 +1,17 @@
-"""What a debugger knows of its meshes: who is stopped, who is dead; and how its viewers hear of it."""
+"""What the debugger knows of its meshes: which ranks are stopped, which are dead; and how viewers hear of it."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger.controller.hub_actor import hub_actor
-from monarch_kernel.debugger.controller.viewers import Viewers
-from monarch_kernel.debugger.controller.votes import Differs, First
-from monarch_kernel.debugger.events import (
-    Event,
-    MeshBreakpoint,
-    RankGone,
-    RankRanOff,
-    RankResumed,
-    RankStop,
-    RankStopped,
-)
+from monarch_kernel.debugger.events import Event, Key, RankGone, RankRanOff, RankResumed, RankStop, RankStopped
 from monarch_kernel.debugger.model.stops import Stop
 from monarch_kernel.debugger.rank.agent import DebugAgent
 from monarch_kernel.meshes import list_proc_meshes, on_change
@@ -28,34 +19,70 @@ from monarch_kernel.tools import Whole, hosts_of, whole_of
 
 log = logging.getLogger(__name__)
 
+#: Stops of each rank that are remembered after they are over.
+MEMORY = 64
+
 
 @dataclass(slots=True)
-class Watched:
-    """A mesh with agents."""
+class WatchedMesh:
+    """A mesh with agents.
+
+    Attributes:
+        whole: all of it.
+        name: what viewers call it; unique among the meshes that are watched.
+        stops: by rank and id.
+        over: the ids of each rank's last stops that are over.
+        dead: the ranks that are dead.
+    """
 
     whole: Whole
     name: str
     agents: Any
     stops: dict[tuple[int, int], RankStop] = field(default_factory=dict[tuple[int, int], RankStop])
-    over: dict[int, deque[int]] = field(default_factory=dict[int, "deque[int]"])  # the last stops that are over
+    over: dict[int, deque[int]] = field(default_factory=dict[int, "deque[int]"])
     dead: set[int] = field(default_factory=set[int])
-    unarmed: dict[int, int] = field(default_factory=dict[int, int])  # who could not be told what to stop at; tries
-    votes: dict[int, Differs | First] = field(default_factory=dict[int, Differs | First])
+
+    @property
+    def size(self) -> int:
+        """How many ranks it has."""
+        return len(self.whole.procs)
 
 
-class Watching:
+class Listener(Protocol):
+    """What hears of processes and stops before the viewers do: `breakpoints.Breakpoints`."""
+
+    def on_agent(self, watched: WatchedMesh, rank: int) -> None:
+        """A process has an agent now, and no breakpoint yet."""
+        ...
+
+    def on_process_ended(self, watched: WatchedMesh, rank: int) -> None:
+        """A process has ended; the lock is held."""
+        ...
+
+    def on_stop_ended(self, watched: WatchedMesh, at: RankStop) -> None:
+        """A stop is over; the lock is held."""
+        ...
+
+    def on_mesh_ended(self, watched: WatchedMesh) -> None:
+        """A mesh is watched no more; the lock is held."""
+        ...
+
+    def on_new_meshes(self, meshes: Iterable[ProcMesh]) -> None:
+        """There are meshes without agents."""
+        ...
+
+
+class StopRegistry:
     """The meshes with agents, and what their ranks have told. Any thread may use it."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._watched: dict[str, Watched] = {}
-        self._breakpoints: dict[int, MeshBreakpoint] = {}
-        self._next = 0
+        self.lock = threading.RLock()
+        self.listener: Listener | None = None
+        self._changed = threading.Condition(self.lock)
+        self._watched: dict[str, WatchedMesh] = {}
         self._subscribers: list[Callable[[Event], None]] = []
         self._hub: Any = None
         self._unsubscribe: Callable[[], None] | None = None
-        self.viewers = Viewers()
 
     # -- meshes ----------------------------------------------------------------------------------
 
@@ -63,10 +90,10 @@ class Watching:
         """The actor that hears of stops."""
         if self._hub is None:
             hub = hub_actor()
-            with self._lock:
+            with self.lock:
                 if self._hub is None:
                     self._hub = hub
-                    # Whoever polls calls this, and must not be kept: the actor's thread does the work.
+                    # The caller is a thread that polls, which must not be kept: the actor's thread does the work.
                     self._unsubscribe = on_change(lambda: hub.changed.broadcast())
         return self._hub
 
@@ -74,18 +101,18 @@ class Watching:
         """The runtime ends."""
         if self._unsubscribe is not None:
             self._unsubscribe()
-        with self._lock:
+        with self.lock:
             self._watched.clear()
-        self._tell()
+        self.tell()
 
-    def watch(self, mesh: Any) -> str:
-        """Put agents on a mesh, if there are none; does not wait for them. Gives the name that the mesh has here."""
-        return self.watched(whole_of(mesh)).name
+    def watch(self, mesh: Any) -> WatchedMesh:
+        """Put agents on a mesh, if it has none; does not wait for them."""
+        return self.watch_whole(whole_of(mesh))
 
-    def watched(self, whole: Whole) -> Watched:
-        """The same for a whole mesh; gives what is known of it."""
+    def watch_whole(self, whole: Whole) -> WatchedMesh:
+        """The same for the mesh that something is on."""
         hub = self.actor()  # which may have to be made, and not under the lock
-        with self._lock:  # what the agents have to tell is heard when they are known here
+        with self.lock:  # what the agents have to tell is heard when they are known here
             watched = self._watched.get(whole.uid)
             if watched is None:
                 taken = {each.name for each in self._watched.values()}
@@ -93,41 +120,83 @@ class Watching:
                 while name in taken:
                     name += "'"
                 agents = whole.procs.spawn("debugger", DebugAgent, hub, whole.uid, name)
-                watched = self._watched[whole.uid] = Watched(whole, name, agents)
+                entire = Whole(whole.procs, tuple(range(len(whole.procs))), whole.uid)
+                watched = self._watched[whole.uid] = WatchedMesh(entire, name, agents)
             return watched
 
-    def _by_name(self, mesh: str | None) -> list[Watched]:
-        with self._lock:
-            found = [each for each in self._watched.values() if mesh in (None, each.name)]
-        if mesh is not None and not found:
-            for procs in reversed(list_proc_meshes()):
-                if procs.name == mesh:
-                    self.watch(procs)
-                    return self._by_name(mesh)
-            known = ", ".join(procs.name for procs in list_proc_meshes()) or "none"
-            raise ValueError(f"there is no mesh {mesh!r}; there are {known}")
-        return found
+    def watch_all(self) -> None:
+        """Put agents on all meshes of this controller."""
+        for mesh in list_proc_meshes():
+            self.watch(mesh)
 
-    # -- events (on the actor's thread) ------------------------------------------------------------
+    def by_uid(self, uid: str) -> WatchedMesh | None:
+        """A mesh that is watched; None if it is not."""
+        with self.lock:
+            return self._watched.get(uid)
+
+    def all(self) -> list[WatchedMesh]:
+        """All meshes that are watched."""
+        with self.lock:
+            return list(self._watched.values())
+
+    def named(self, name: str) -> WatchedMesh:
+        """The mesh of that name; it is watched from now on.
+
+        Raises:
+            ValueError: there is none.
+        """
+        for watched in self.all():
+            if watched.name == name:
+                return watched
+        for procs in reversed(list_proc_meshes()):
+            if procs.name == name:
+                return self.watch(procs)
+        known = ", ".join(procs.name for procs in list_proc_meshes()) or "none"
+        raise ValueError(f"there is no mesh {name!r}; there are {known}")
+
+    def find(self, mesh: Any) -> WatchedMesh:
+        """A mesh, given as such or by its name. Raises ValueError if there is none of that name."""
+        return self.named(mesh) if isinstance(mesh, str) else self.watch(mesh)
+
+    # -- stops -----------------------------------------------------------------------------------
+
+    def stops(self, mesh: Any = None) -> list[RankStop]:
+        """What is stopped, by mesh and rank; on all meshes, or on one."""
+        name = None if mesh is None else self.find(mesh).name
+        with self.lock:
+            found = [at for watched in self._watched.values() for at in watched.stops.values()]
+        return sorted((at for at in found if name in (None, at.mesh)), key=lambda at: at.key)
+
+    def stop_of(self, key: Key) -> RankStop:
+        """The stop of that key. Raises LookupError if it is over."""
+        with self.lock:
+            for watched in self._watched.values():
+                if watched.name == key[0] and key[1:] in watched.stops:
+                    return watched.stops[key[1], key[2]]
+        raise LookupError(f"rank {key[1]} of mesh {key[0]} is not stopped there any more")
+
+    def wait(self, predicate: Callable[[], bool], timeout: float | None) -> None:
+        """Wait until the predicate holds, which is asked after each change, or the time (seconds) is over."""
+        with self._changed:
+            self._changed.wait_for(predicate, timeout)
+
+    # -- events ----------------------------------------------------------------------------------
 
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
-        """Have ``callback(event)`` called for every event, on a thread of the debugger; it must not block.
-
-        Returns:
-            A function that ends this.
-        """
-        with self._lock:
+        """See `hub.MeshDebugger.subscribe`."""
+        with self.lock:
             self._subscribers.append(callback)
 
         def end() -> None:
-            with self._lock:
+            with self.lock:
                 if callback in self._subscribers:
                     self._subscribers.remove(callback)
 
         return end
 
-    def _tell(self, *events: Event) -> None:
-        with self._lock:
+    def tell(self, *events: Event) -> None:
+        """Tell all viewers."""
+        with self.lock:
             self._changed.notify_all()
             subscribers = list(self._subscribers)
         for event in events:
@@ -137,114 +206,83 @@ class Watching:
                 except Exception:
                     log.exception("a viewer of the debugger failed at %s", event)
 
+    # -- what ranks tell (on the thread of the hub's actor) --------------------------------------
+
     def on_joined(self, uid: str, rank: int, pid: int, stops: Sequence[Stop]) -> None:
         """An agent has begun in a rank (again, where the rank was replaced)."""
-        with self._lock:
+        with self.lock:
             watched = self._watched.get(uid)
             if watched is None:
                 return
-            watched.dead.discard(rank)  # it was replaced
-            self._forget_bound(watched, rank)
+            watched.dead.discard(rank)
+            if self.listener is not None:
+                self.listener.on_process_ended(watched, rank)  # the one that this rank had before
         for stop in stops:
             self.on_stopped(uid, rank, pid, stop)
-        self._rank_began(watched, rank)
-
-    def _rank_began(self, watched: Watched, rank: int) -> None:
-        """A rank has an agent now, and knows of no breakpoint yet."""
-
-    def _forget_bound(self, watched: Watched, rank: int) -> None:
-        """What a process has made of its breakpoints ends with it; the lock is held."""
-        for each in self._breakpoints.values():
-            each.bound.pop((watched.name, rank), None)
+        if self.listener is not None:
+            self.listener.on_agent(watched, rank)
 
     def on_stopped(self, uid: str, rank: int, pid: int, stop: Stop) -> None:
         """A rank has stopped."""
-        with self._lock:
+        with self.lock:
             watched = self._watched.get(uid)
             if watched is None or stop.id in watched.over.get(rank, ()):
                 return
-            extent = watched.whole.procs.extent
-            point = dict(extent.point(rank).items())
+            point = dict(watched.whole.procs.extent.point(rank).items())
             at = RankStop(watched.name, rank, point, hosts_of(watched.whole.procs)[rank], pid, stop)
             known = (rank, stop.id) in watched.stops
             watched.stops[rank, stop.id] = at
         if not known:
-            self._tell(RankStopped(at))
+            self.tell(RankStopped(at))
 
     def on_resumed(self, uid: str, rank: int, stop: int, how: str) -> None:
         """A rank goes on."""
         event: Event | None = None
-        with self._lock:
+        with self.lock:
             watched = self._watched.get(uid)
             if watched is None:
                 return
             if how == "ran off":
                 event = RankRanOff((watched.name, rank, stop))
             else:
-                watched.over.setdefault(rank, deque(maxlen=64)).append(stop)
+                watched.over.setdefault(rank, deque(maxlen=MEMORY)).append(stop)
                 at = watched.stops.pop((rank, stop), None)
                 if at is not None:
                     event = RankResumed(at.key, how)
-                    vote = watched.votes.get(at.stop.breakpoint)
-                    if isinstance(vote, First):
-                        vote.released(rank)
+                    if self.listener is not None:
+                        self.listener.on_stop_ended(watched, at)
         if event is not None:
-            self._tell(event)
+            self.tell(event)
 
     def on_meshes_changed(self) -> None:
-        """Meshes were made or stopped, or ranks have died."""
+        """Meshes were made or stopped, or ranks have died or were replaced."""
         events: list[Event] = []
-        with self._lock:
+        with self.lock:
             live = {whole_of(mesh).uid: mesh for mesh in list_proc_meshes()}
             for uid, watched in list(self._watched.items()):
                 stopped = uid not in live and getattr(watched.whole.procs, "_stopped", False)
-                dead = dict.fromkeys(range(len(watched.whole.procs)), "stopped") if stopped else {}
+                dead = dict.fromkeys(range(watched.size), "stopped") if stopped else {}
                 dead.update(watched.whole.procs.dead())
                 for rank in sorted(set(dead) - watched.dead):
-                    watched.dead.add(rank)
-                    watched.over.pop(rank, None)
-                    self._forget_bound(watched, rank)
-                    events.append(RankGone(watched.name, rank, dead[rank]))
-                    for vote in watched.votes.values():
-                        if isinstance(vote, First):
-                            vote.released(rank)
-                    for (of, number), at in list(watched.stops.items()):
-                        if of == rank:
-                            del watched.stops[of, number]
-                            events.append(RankResumed(at.key, "gone"))
+                    events += self._ended(watched, rank, dead[rank])
                 if stopped:
                     del self._watched[uid]
+                    if self.listener is not None:
+                        self.listener.on_mesh_ended(watched)
             new = [mesh for uid, mesh in live.items() if uid not in self._watched]
-        self._tell(*events)
-        for mesh in new:
-            self.joined_later(mesh)
+        self.tell(*events)
+        if self.listener is not None:
+            self.listener.on_new_meshes(new)
 
-    def joined_later(self, mesh: Any) -> None:
-        """Like `joined`, without waiting for the ranks: whoever starts a mesh and wants to be sure calls that."""
-        with self._lock:
-            wanted = any(each.mesh is None for each in self._breakpoints.values())
-        if wanted:
-            self.watch(mesh)  # its agents say when they have begun, and are armed then
-
-    # -- votes (on the actor's thread) ---------------------------------------------------------------
-
-    def on_vote(self, uid: str, rank: int, number: int, hit: int, value: str) -> dict[int, bool]:
-        """A rank has come to a breakpoint on which all decide; see `votes`."""
-        with self._lock:
-            watched, known = self._watched.get(uid), self._breakpoints.get(number)
-            if watched is None or known is None:
-                return {rank: False}
-            if known.spec.first:
-                first = watched.votes.setdefault(number, First())
-                return {rank: isinstance(first, First) and first.vote(rank)}
-            differs = watched.votes.setdefault(number, Differs())
-            everyone = range(len(watched.whole.procs))
-            voters = [each for each in everyone if known.holds_on(watched.name, each) and each not in watched.dead]
-            return differs.vote(rank, hit, value, voters) if isinstance(differs, Differs) else {rank: False}
-
-    def on_decide(self, uid: str, number: int, hit: int) -> dict[int, bool]:
-        """A rank has waited long enough for the others."""
-        with self._lock:
-            watched = self._watched.get(uid)
-            vote = watched.votes.get(number) if watched is not None else None
-            return vote.decide(hit) if isinstance(vote, Differs) else {}
+    def _ended(self, watched: WatchedMesh, rank: int, cause: str) -> list[Event]:
+        """A rank has died, and its stops with it; the lock is held. Gives what viewers are to be told."""
+        watched.dead.add(rank)
+        watched.over.pop(rank, None)
+        if self.listener is not None:
+            self.listener.on_process_ended(watched, rank)
+        events: list[Event] = [RankGone(watched.name, rank, cause)]
+        for (of, number), at in list(watched.stops.items()):
+            if of == rank:
+                del watched.stops[of, number]
+                events.append(RankResumed(at.key, "gone"))
+        return events
