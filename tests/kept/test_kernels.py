@@ -186,7 +186,7 @@ def test_two_kernels_do_not_hold_one_mesh(start_kernel: Callable[..., Kernel]) -
     second.ok("%mesh detach")
     first.ok("%mesh attach m")
     assert "5" in str(first.ok("%%mesh\nx").displays)
-    assert "there is a kept mesh 'm' already" in second.run("%mesh up m --procs 1 --keep").evalue
+    assert "a kept mesh 'm' already exists" in second.run("%mesh up m --procs 1 --keep").evalue
     first.ok("%mesh detach")
     assert "2 ranks stopped" in second.ok("%mesh down m").stdout
     assert not kept()

@@ -263,7 +263,7 @@ def test_what_cannot_be_had() -> None:
     with pytest.raises(KeptError, match="no kept mesh 'none'"):
         end_kept("none")
     host = keep("t")
-    with pytest.raises(KeptError, match="there is a kept mesh 't' already"):
+    with pytest.raises(KeptError, match="a kept mesh 't' already exists"):
         keep("t")
     with pytest.raises(KeptError, match="attached to in this process already"):
         attach("t")

@@ -1,8 +1,8 @@
-"""Calls that are made while their ranks are being healed: they wait, as calls made after ``spawn`` wait for it.
+"""Calls made while their ranks are being healed: they wait, as calls made after ``spawn`` wait for it.
 
-A call over a dead rank fails at once. Over one that ``heal()`` is about to replace, it is kept in this process and sent
-when the heal is over, to the rank's successor; if the heal has failed, the call fails as it would have before. Calls of
-one process stay in order: what concerns a rank that an earlier call waits to reach waits, too.
+A call over a dead rank fails at once. If ``heal()`` is replacing the rank, the call is held in this process and sent to
+the rank's successor when the heal is over; if the heal fails, the call fails as it would have before. Calls of one
+process stay in order: a call over a rank that an earlier call waits for waits, too.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from monarch_kernel.runtime.actor.context import calling_cell, cell
 
 
 class HeldCalls:
-    """The calls of one process that wait for a heal."""
+    """The calls of this process that wait for a heal."""
 
     def __init__(self) -> None:
-        #: Whether ``keep`` has to be asked at all.
+        #: Whether callers need to ask ``keep`` at all.
         self.active = False
-        # Reentrant: what is sent to this process itself may call again.
+        # Reentrant: a call to this process itself may make further calls.
         self._lock = threading.RLock()
         self._healing: dict[str, int] = {}
         self._kept: list[tuple[frozenset[str], Callable[[], None]]] = []
 
     def begin(self, procs: Iterable[str]) -> None:
-        """These procs, or actors on them, are being replaced."""
+        """Begin holding calls over these procs: they, or actors on them, are being replaced."""
         with self._lock:
             for proc in procs:
                 self._healing[proc] = self._healing.get(proc, 0) + 1
             self.active = bool(self._healing or self._kept)
 
     def keep(self, procs: Iterable[str], send: Callable[[], None]) -> bool:
-        """Whether a call to these procs has to wait; then ``send`` is called when it need not any more."""
+        """Whether a call to these procs must wait; if so, ``send`` is called later."""
         wanted = frozenset(procs)
         with self._lock:
             if not self._must_wait(wanted, self._kept):
@@ -44,7 +44,7 @@ class HeldCalls:
             return True
 
     def end(self, procs: Iterable[str]) -> None:
-        """That is over, whatever came of it: send what has waited."""
+        """The heal of these procs is over, with or without success: send the calls that waited for it."""
         with self._lock:
             for proc in procs:
                 self._healing[proc] -= 1

@@ -1,4 +1,4 @@
-"""How meshes were made, kept for whoever makes their procs and actors anew; and what that has done."""
+"""Healing as users see it: ``heal_mesh``, the report ``Healed``, and ``HealError``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 
-#: How long the start of a successor, and every ``__init__`` and ``__restore__`` on it, may take (seconds).
+#: How long the start of a successor, with every ``__init__`` and ``__restore__`` on it, may take (seconds).
 HEAL_TIMEOUT = 60.0
-#: Checkpoints of actors are kept for a next controller if they are not larger (bytes).
+#: The largest checkpoint of an actor that is kept for a later controller (bytes).
 MAX_KEPT_CHECKPOINT = 64 * 1024 * 1024
 
 
 class HealError(RuntimeError):
-    """A mesh could not be healed, or not wholly; tells what is missing and why."""
+    """A mesh could not be healed completely; the message says what is missing and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Replacement:
     """One rank that was healed.
 
     Attributes:
-        what: "proc", or "actor" if its process had lived on.
-        cause: why the one before it had died.
+        what: "proc", or "actor" if its process survived.
+        cause: why its predecessor died.
     """
 
     rank: int
@@ -43,13 +43,13 @@ class Replacement:
 
 @dataclass(slots=True)
 class Healed:
-    """What ``heal`` did.
+    """The report of one ``heal``.
 
     Attributes:
-        replaced: one for each rank that was dead.
+        replaced: one entry for each rank that was dead.
         respawned: names of the actor meshes that got new actors.
-        restored: names of those whose actors were given a checkpoint.
-        seconds: how long it took.
+        restored: names of the actor meshes whose actors were given a checkpoint.
+        seconds: how long the heal took.
     """
 
     mesh: str
@@ -80,19 +80,19 @@ class Healed:
 
 
 class Healable:
-    """A handle of a mesh, which ``heal_mesh`` may have given."""
+    """A handle of a mesh that ``heal_mesh`` may have returned."""
 
     _healed: Future[Healed] | None = None
 
     @property
     def healed(self) -> Healed:
-        """What ``heal_mesh``, which gave this handle, has done; waits until it is done.
+        """The report of the ``heal_mesh`` that returned this handle; waits until it is done.
 
         Raises:
-            HealError: it could not be done. RuntimeError: this handle did not come from ``heal_mesh``.
+            HealError: the heal failed. RuntimeError: this handle did not come from ``heal_mesh``.
         """
         if self._healed is None:
-            raise RuntimeError(f"{self!r} did not come from heal_mesh: what heal() did is in the future that it gives")
+            raise RuntimeError(f"{self!r} did not come from heal_mesh: heal() reports in its future")
         return self._healed.get()
 
 
@@ -100,14 +100,14 @@ Mesh = TypeVar("Mesh", bound="ProcMesh | ActorMesh[Any]")
 
 
 def heal_mesh(mesh: Mesh, hosts: HostMesh | None = None, timeout: float = HEAL_TIMEOUT) -> Mesh:
-    """Replace what is dead of a proc mesh, or of the procs of an actor mesh. See ``ProcMesh.heal``.
+    """Replace the dead procs of a proc mesh, or those under an actor mesh. See ``ProcMesh.heal``.
 
     Returns:
-        The healed mesh, to be used at once: calls on it wait for the heal. Await it, or ask for its ``healed``, the
-        report, to know that all is there.
+        The healed mesh, usable at once: calls on it wait for the heal. Await it, or read its report ``healed``, to
+        know that the heal is complete.
 
     Raises:
-        HealError: this process has not spawned these procs. What else can go wrong, awaiting the mesh raises.
+        HealError: this process did not spawn these procs. Awaiting the mesh raises all other errors.
     """
     from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh

@@ -1,4 +1,4 @@
-"""How the procs and actors of a mesh were made, recorded so that they can be made again."""
+"""Records of how the procs and actors of a mesh were made, so that healing can make them again."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class SpawnedActors:
     owner: str
     body: bytes
     buffers: tuple[int, ...]
-    ports: Sequence[Any] = ()  # in that pickle: given anew to whoever takes a place
+    ports: Sequence[Any] = ()  # in that pickle; each successor is given them again
 
 
 @dataclass(slots=True)
 class SpawnedProcs:
     """How the procs of one mesh were started."""
 
-    messages: dict[int, tuple[SpawnProcs, int]]  # by rank: the message, and which of its procs
+    messages: dict[int, tuple[SpawnProcs, int]]  # by rank: the message, and the index of the rank's proc in it
     bootstrap: tuple[Any, tuple[int, ...]]
-    spares: list[ProcRef]  # agents of hosts where nothing runs until one of the others is gone
+    spares: list[ProcRef]  # agents of hosts where nothing runs until another host is gone
     incarnations: dict[int, int] = field(default_factory=dict[int, int])
     lock: threading.Lock = field(default_factory=threading.Lock)

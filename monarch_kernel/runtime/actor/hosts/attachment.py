@@ -25,24 +25,24 @@ def attach_to_workers(
     allow: StrPath | None = None,
     timeout: float = 30.0,
 ) -> HostMesh:
-    """Connect to workers; what is spawned on them ends with this process, and they stay.
+    """Connect to workers. Procs spawned on them end with this process; the workers stay.
 
     Args:
-        ca: accepted for Monarch's sake. It changes nothing: TCP always needs a key.
+        ca: accepted for compatibility with Monarch, without effect: TCP always needs a key.
         workers: their URLs, or futures of these, in the order of the mesh.
-        name: for people.
+        name: a label for messages.
         key_file: this process's key, or the team's; by default the file that ``MONARCH_KERNEL_KEY_FILE`` names, or this
             user's own key.
-        allow: the list of the workers' keys that are trusted beside this one (see ``docs/security.md``); by default the
-            list that ``MONARCH_KERNEL_ALLOW`` names, or the key file's own, if there is one.
-        timeout: for so long it is tried (seconds).
+        allow: the list of further worker keys to trust (see ``docs/security.md``); by default the list that
+            ``MONARCH_KERNEL_ALLOW`` names, or the key file's own list, if there is one.
+        timeout: how long to try (seconds).
 
     Returns:
         A host mesh with one dimension, ``hosts``.
 
     Raises:
-        ConnectionError: some cannot be reached, or will not have us; names each of them, and why.
-        ValueError: a URL cannot be meant, or there is no key.
+        ConnectionError: some workers cannot be reached, or refuse the connection; the message names each, and why.
+        ValueError: a URL is invalid, or there is no key.
         RuntimeError: this is not the controller.
     """
     del ca
@@ -66,26 +66,26 @@ def attach_to_workers(
     return HostMesh(system, hosts, region, use=HostUse(), name=name or "")
 
 
-#: The runtime that ``attach`` has started, and where it attached that.
+#: The runtime that ``attach`` started, and the URL that it attached to.
 _attached: tuple[System, str] | None = None
 
 
 def attach(addr: str, timeout: float = 30.0) -> None:
     """Connect this controller to a worker before anything else, as Monarch's clients behind a firewall do.
 
-    Nothing ever needs to reach a controller here: it connects to workers, and their answers come back over those
-    connections. So a program needs this call for Monarch's sake alone. It fails early where the worker cannot be
-    reached; every worker that ``attach_to_workers`` names must be reachable from here, too. The same address again is a
-    no-op.
+    A controller never needs to be reachable: it connects to workers, and answers come back over the same connections.
+    So this call exists only for compatibility with Monarch. It fails early if the worker cannot be reached; every
+    worker that ``attach_to_workers`` names must be reachable from here, too. A second call with the same address does
+    nothing.
 
     Args:
         addr: the worker's URL.
-        timeout: for so long it is tried (seconds).
+        timeout: how long to try (seconds).
 
     Raises:
-        ConnectionError: it cannot be reached, or will not have us.
-        RuntimeError: the API was used before, or another worker was attached.
-        ValueError: the address cannot be meant, or there is no key.
+        ConnectionError: the worker cannot be reached, or refuses the connection.
+        RuntimeError: the API was used before, or another worker is attached.
+        ValueError: the address is invalid, or there is no key.
     """
     global _attached
     url = dial_address(addr)
@@ -93,18 +93,18 @@ def attach(addr: str, timeout: float = 30.0) -> None:
         known = _attached[1] if _attached is not None and _attached[0] is get_system() else ""
         if url == known:
             return
-        before = f"this process is attached to {known}" if known else "the API was used without it already"
+        before = f"this process is attached to {known}" if known else "the API has already been used without it"
         raise RuntimeError(f"attach({addr!r}) comes too late: {before}; call it before anything else of monarch.actor")
     try:
         attach_to_workers(workers=[url], name="gateway", timeout=timeout)
     except BaseException:
-        shutdown()  # it was not used before, and may be attached elsewhere yet
+        shutdown()  # it has not been used, so the process may still attach elsewhere
         raise
     _attached = (get_system(), url)
 
 
 def dial_all(system: System, urls: list[str], timeout: float) -> list[ProcRef]:
-    """Connect to all of these workers, or to none."""
+    """Connect to all of these workers, or to none of them."""
     node = system.node
     attached = set(system.workers)
     dials: list[Future[Any]] = []
@@ -124,7 +124,7 @@ def dial_all(system: System, urls: list[str], timeout: float) -> list[ProcRef]:
 
 
 def _near(system: System, ref: ProcRef) -> ProcRef:
-    """A worker of this machine is reached by others as this process is."""
+    """The reference to a worker of this machine, which others reach as they reach this process."""
     here = system.node.ref
     if ref.site == here.site:
         ref = msgspec.structs.replace(ref, gateway=here.gateway, gateway_address=here.gateway_address)

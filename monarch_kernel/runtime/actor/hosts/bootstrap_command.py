@@ -1,4 +1,4 @@
-"""With which command a proc is started, and in which environment, as the user says it."""
+"""The command and environment that a proc is started with, as users give them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from monarch_kernel.protocol.messages import Launch
 class BootstrapCommand:
     """How to start a proc in an interpreter of its own instead of forking it.
 
-    What such a proc starts with its own ``this_host().spawn_procs()`` is started in the same way.
+    Procs that such a proc starts with ``this_host().spawn_procs()`` are started in the same way.
 
     Attributes:
         program: path of the interpreter; ``-m monarch_kernel.runtime.rank`` is added.
-        arg0: accepted as Monarch does; processes are always called by the program's own name.
+        arg0: accepted for compatibility with Monarch; processes always have the program's own name.
         args: interpreter options that come before ``-m``.
         env: environment variables to set; None removes one.
         inherit_env: whether the rest of the environment is kept.
@@ -37,21 +37,21 @@ class BootstrapCommand:
 
 
 def default_bootstrap_cmd() -> BootstrapCommand:
-    """The interpreter that runs here."""
+    """The interpreter of this process."""
     return BootstrapCommand(sys.executable)
 
 
 def launch_of(command: Any) -> Launch:
-    """A command as it is sent.
+    """A command in the form that is sent to host agents.
 
     Raises:
-        TypeError: it is no ``BootstrapCommand``, or some part of it has the wrong type.
-        ValueError: a variable cannot have that name or value.
+        TypeError: it is not a ``BootstrapCommand``, or a part of it has the wrong type.
+        ValueError: the name or value of an environment variable is invalid.
     """
     if not isinstance(command, BootstrapCommand):
         raise TypeError(
-            f"bootstrap_command: {command!r} is no BootstrapCommand: use default_bootstrap_cmd().with_env({{...}}), or "
-            "BootstrapCommand(program)"
+            f"bootstrap_command: {command!r} is not a BootstrapCommand: use default_bootstrap_cmd().with_env({{...}}) "
+            "or BootstrapCommand(program)"
         )
     if isinstance(command.args, str):
         raise TypeError(f"bootstrap_command: args={command.args!r} must be a sequence of strings")
@@ -72,11 +72,11 @@ def command_of(launch: Launch | None) -> BootstrapCommand | None:
 
 
 def checked_env(env: Mapping[str, str | None] | None, what: str = "env") -> dict[str, str | None]:
-    """An environment that can be sent; ``what`` names it in errors.
+    """An environment in the form that is sent; ``what`` names it in errors.
 
     Raises:
         TypeError: a value is neither a string nor None.
-        ValueError: a name or value that no environment can have.
+        ValueError: a name or value is invalid in an environment.
     """
     checked: dict[str, str | None] = {}
     for key, value in (env or {}).items():
@@ -85,6 +85,6 @@ def checked_env(env: Mapping[str, str | None] | None, what: str = "env") -> dict
         if value is not None and not isinstance(value, str):
             raise TypeError(f"{what}: {key}={value!r} must be a string, or None to remove it")
         if value is not None and "\0" in value:
-            raise ValueError(f"{what}: {key}={value!r} holds a NUL character, which no environment variable can")
+            raise ValueError(f"{what}: {key}={value!r} contains a NUL character, which environment variables cannot")
         checked[key] = value
     return checked

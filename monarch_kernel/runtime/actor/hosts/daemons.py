@@ -15,10 +15,10 @@ from monarch_kernel.runtime.node import coredumps
 
 #: How long a worker may take to start (seconds).
 START_TIMEOUT = 60.0
-#: How long the last process that uses a folder may take to end (seconds).
+#: How long the last process in a folder may take to end (seconds).
 END_TIMEOUT = 10.0
 _LONGEST_JOB_BASE = 40
-#: What the folder of a job calls itself, and the files in it: all that is ever removed from one.
+#: The kind of a job's folder, and its files: nothing else is ever removed from one.
 _JOB = "job"
 _JOB_FILES = ("*.sock", "*.log")
 
@@ -33,26 +33,26 @@ def start_daemon(
     idle: float = 0.0,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Start a worker that is nobody's child, and wait until it listens.
+    """Start a worker that is not a child of this process, and wait until it listens.
 
     Args:
-        folder: where its socket and log are. The worker holds the folder's lock, too, for as long as it lives.
+        folder: the folder of its socket and log. The worker also holds the folder's lock as long as it lives.
         listen: the name of its socket.
-        log: the name of the file that gets what it says.
-        name: what the host is called.
-        keep: whether it keeps a mesh, and describes that in the folder.
+        log: the name of its log file.
+        name: the name of the host.
+        keep: whether it keeps a mesh, and describes it in the folder.
         idle: seconds without a controller after which it ends; 0: never.
-        env: more environment variables, for its ranks, too.
+        env: further environment variables, also for its ranks.
 
     Returns:
         Its URL.
 
     Raises:
         OSError: its log cannot be written.
-        RuntimeError: it could not start; says why, as far as it has said so.
+        RuntimeError: it could not start; the message says why, as far as its log does.
     """
     address = f"ipc://{folder.path}/{listen}"
-    # This very package, wherever it came from, and whatever lies in the working directory.
+    # This package itself, wherever it was imported from, and not one in the working directory.
     root = os.path.dirname(os.path.dirname(os.path.abspath(monarch_kernel.__file__)))
     start = f"import sys; sys.path.insert(0, {root!r}); from monarch_kernel.__main__ import main; sys.exit(main())"
     output = folder.open_file(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -95,22 +95,22 @@ def start_daemon(
 
 
 def _last_words(folder: PrivateFolder, log: str, output: int) -> str:
-    """What a worker that could not start has said in its log, or why it could not say anything."""
+    """The log of a worker that could not start, or why there is none."""
     said = folder.read(log)[-2000:].decode(errors="replace").strip()
     if said:
         return said
     try:
-        os.write(output, b"it has said nothing\n")
+        os.write(output, b"it wrote no output\n")
     except OSError as e:
         return f"{os.path.join(folder.path, log)} cannot be written: {e.strerror}"
-    return "it has said nothing"
+    return "it wrote no output"
 
 
 # -- folders of jobs ------------------------------------------------------------------------------
 
 
 def make_job_folder() -> PrivateFolder:
-    """Make a folder for daemons of this machine, and hold its lock, which they inherit.
+    """Make a folder for daemons of this machine, and take its lock, which they inherit.
 
     Raises:
         OSError: it cannot be made.
@@ -122,10 +122,10 @@ def make_job_folder() -> PrivateFolder:
 
 
 def remove_job_folder(path: str) -> None:
-    """Remove the folder of a job when the last daemon in it has ended, for which it waits.
+    """Wait for the last daemon in a job's folder to end, and remove the folder.
 
     Raises:
-        OSError: it stays, as it is none of ours, holds what is not ours, or is in use; says which.
+        OSError: the folder stays, as it is not ours, holds files that are not ours, or is in use; says which.
     """
     try:
         folder = PrivateFolder.open(path)
@@ -135,8 +135,8 @@ def remove_job_folder(path: str) -> None:
         end = time.monotonic() + END_TIMEOUT
         while not folder.take(_JOB):
             if time.monotonic() > end:
-                raise OSError(f"{path} stays, as a host of the job has not ended within {END_TIMEOUT:g} s")
+                raise OSError(f"{path} was not removed: a host of the job did not end within {END_TIMEOUT:g} s")
             time.sleep(0.005)
         left = folder.remove(_JOB_FILES)
     if left:
-        raise NotOursError(f"{path} holds what is not ours ({', '.join(left)}), so it stays")
+        raise NotOursError(f"{path} was not removed: it holds files that are not ours ({', '.join(left)})")

@@ -1,4 +1,4 @@
-"""The keys of this process for TCP, read when it first needs them."""
+"""The keys of this process for TCP, read on first use."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def load_key_files(key_file: StrPath | None, allow: StrPath | None) -> Keys:
 
 
 def ensure_keys(system: System, key_file: StrPath | None, allow: StrPath | None) -> None:
-    """This process's key, read when it is first needed; another one only while it is of no use."""
+    """Load this process's key on first use. Another key can replace it only while no connection uses it."""
     node = system.node
     if node.keys is not None and key_file is None and allow is None:
         return
     coredumps.give_up(for_good=False)
     keys = load_key_files(key_file, allow)
     if node.keys is not None and keys.same_as(node.keys):
-        return  # those are the ones that its links look at
+        return  # the node's links already use these
     if node.keys is not None and any(ref.site != node.ref.site for ref in system.workers.values()):
         raise RuntimeError(
             f"{keys.path} (with the list {keys.allow}) is not the key of the workers that this process is attached to, "

@@ -1,4 +1,4 @@
-"""Worker processes: what makes a host usable by controllers of other hosts."""
+"""Worker processes, which make a host usable by controllers of other hosts."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def run_worker_loop_forever(
     allow: StrPath | None = None,
     audit: StrPath | None = None,
 ) -> NoReturn:
-    """Make this host usable by controllers, until the end of this process: it exits when the worker has ended.
+    """Make this host usable by controllers; exits the process when the worker has ended.
 
     Args:
-        private_key, ca: accepted for Monarch's sake. They change nothing: TCP always needs a key.
+        private_key, ca: accepted for compatibility with Monarch, without effect: TCP always needs a key.
         address: where to listen, such as ``tcp://node1:26600`` (see ``docs/hosts.md``).
         key_file: this worker's key, or the team's; by default the file that ``MONARCH_KERNEL_KEY_FILE`` names, or this
             user's own key.
-        allow: the list of the keys that may connect beside this one's (see ``docs/security.md``); by default the list
-            that ``MONARCH_KERNEL_ALLOW`` names, or the key file's own, if there is one.
-        audit: a file to which a line is appended for whoever connects or is refused.
+        allow: the list of further keys that may connect (see ``docs/security.md``); by default the list that
+            ``MONARCH_KERNEL_ALLOW`` names, or the key file's own list, if there is one.
+        audit: a file that gets a line for each peer that connects or is refused.
 
     Raises:
-        ValueError: the address cannot be meant, or there is no key.
+        ValueError: the address is invalid, or there is no key.
     """
     run_worker_loop_until_shutdown(
         private_key=private_key, ca=ca, address=address, key_file=key_file, allow=allow, audit=audit
@@ -61,18 +61,18 @@ def run_worker_loop_until_shutdown(
     """As ``run_worker_loop_forever``, but return when a controller has shut the worker down.
 
     Raises:
-        ValueError: the address cannot be meant, or there is no key.
-        RuntimeError: the worker could not start (it has said why on stderr), or was killed.
+        ValueError: the address is invalid, or there is no key.
+        RuntimeError: the worker could not start (stderr says why), or was killed.
     """
     del private_key, ca
     lifeline, process = _start(address, key_file, allow, audit, None)
     try:
         status = process.wait()
     finally:
-        os.close(lifeline)  # after an interrupt; it ends with all its ranks
+        os.close(lifeline)  # after an interrupt, this ends the worker with all its ranks
         _wait(process)
     if status != 0:
-        raise RuntimeError(f"the worker at {address} ended with {_described(status)}; what it said is on stderr")
+        raise RuntimeError(f"the worker at {address} ended with {_described(status)}; see its output on stderr")
 
 
 def start_worker_loop_forever(
@@ -84,13 +84,13 @@ def start_worker_loop_forever(
     allow: StrPath | None = None,
     audit: StrPath | None = None,
 ) -> Future[str]:
-    """Start a worker beside this process, which ends with it.
+    """Start a worker process that ends with this one.
 
     Returns:
-        A future of its URL, done when it listens; ``attach_to_workers`` takes it as it is.
+        A future of its URL, done when the worker listens; ``attach_to_workers`` accepts the future itself.
 
     Raises:
-        ValueError: the address cannot be meant, or there is no key.
+        ValueError: the address is invalid, or there is no key.
     """
     del private_key, ca
     node = get_system().node
@@ -110,7 +110,7 @@ def start_worker_loop_forever(
         if line:
             url._resolve(line.split()[-1])
         else:
-            url._reject(RuntimeError(f"the worker at {address} could not start; what it said is on stderr"))
+            url._reject(RuntimeError(f"the worker at {address} could not start; see its output on stderr"))
 
     threading.Thread(target=read, name="monarch-worker-start", daemon=True).start()
     return url
@@ -119,7 +119,7 @@ def start_worker_loop_forever(
 def _start(
     address: str, key_file: StrPath | None, allow: StrPath | None, audit: StrPath | None, stdout: int | None
 ) -> tuple[int, subprocess.Popen[bytes]]:
-    """A worker in a process of its own, and the descriptor at whose end it ends."""
+    """Start a worker process; returns it with the descriptor whose closing ends it."""
     if worker_address(address).listen.startswith("tcp://"):
         load_key_files(key_file, allow)
     read, write = os.pipe()

@@ -21,10 +21,10 @@ _LONGEST_BASE = 60
 
 
 def kept_folder(name: str) -> str:
-    """The folder of the kept mesh of that name, whether it is there or not.
+    """The folder of the kept mesh with this name, whether or not it exists.
 
     Raises:
-        ValueError: the name cannot be a folder's.
+        ValueError: the name is invalid for a folder.
     """
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}", name):
         raise ValueError(f"{name!r} cannot name a kept mesh: use at most 32 letters, digits, _ . or -")
@@ -38,10 +38,10 @@ def _base() -> str:
 
 
 def _open_base() -> PrivateFolder:
-    """The folder with the folders of kept meshes, made if it is not there.
+    """The parent of the folders of kept meshes, made if it does not exist.
 
     Raises:
-        NotPrivateError: another user could write there.
+        NotPrivateError: another user can write there.
     """
     path = os.path.abspath(_base())
     parent = os.path.dirname(path)
@@ -57,17 +57,17 @@ def _open_base() -> PrivateFolder:
 
 
 def elsewhere(error: NotPrivateError) -> NotPrivateError:
-    """The same error, with what can be done about it."""
+    """The same error, with what to do about it."""
     return NotPrivateError(f"{error}; {environment.KEPT_DIR.name} names another folder for kept meshes")
 
 
 def make_folder(name: str) -> PrivateFolder:
-    """Make the folder of a new kept mesh, and hold its lock.
+    """Make the folder of a new kept mesh, and take its lock.
 
     Raises:
-        FileExistsError: there is a mesh of that name, or a folder that is none of ours.
-        NotPrivateError: another user could write where the folder is to be.
-        OSError: it cannot be made.
+        FileExistsError: there is a kept mesh of this name, or a folder that is not ours.
+        NotPrivateError: another user can write to the parent folder.
+        OSError: the folder cannot be made.
     """
     path = kept_folder(name)
     _open_base().close()
@@ -77,9 +77,9 @@ def make_folder(name: str) -> PrivateFolder:
         try:
             free = remove_if_dead(path)
         except NotOursError as e:
-            raise FileExistsError(f"{e}, so it stays: choose another name, or move it away") from None
+            raise FileExistsError(f"{e}: choose another name, or move the folder away") from None
         if not free:
-            raise FileExistsError(f"there is a kept mesh {name!r} already") from None
+            raise FileExistsError(f"a kept mesh {name!r} already exists") from None
         folder = PrivateFolder.make(path)
     folder.claim(FOLDER)
     return folder
@@ -90,16 +90,16 @@ def remove_folder(folder: PrivateFolder) -> None:
     left = folder.remove(FILES)
     folder.close()
     if left:
-        raise NotOursError(f"{folder.path} holds what is not ours ({', '.join(left)}), so it stays")
+        raise NotOursError(f"{folder.path} was not removed: it holds files that are not ours ({', '.join(left)})")
 
 
 def remove_if_dead(path: str) -> bool:
-    """Remove a folder whose keeper is dead; whether it was.
+    """Remove a folder if its keeper is dead; returns whether it was.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        NotOursError: it is not a kept mesh's, or holds more than that. What is not ours is not touched.
-        NotPrivateError: it is another user's, or open to others.
+        NotOursError: it is not the folder of a kept mesh, or holds other files, which are not touched.
+        NotPrivateError: it belongs to another user, or is open to others.
     """
     folder = PrivateFolder.open(path)
     try:
@@ -112,9 +112,9 @@ def remove_if_dead(path: str) -> bool:
 
 
 def read_description(path: str) -> KeptInfo | None:
-    """What is kept in a folder; None if its keeper is dead (then the folder goes), or has not begun yet.
+    """The description of the kept mesh in a folder.
 
-    Also None if the folder is none of ours.
+    None if its keeper is dead (the folder is then removed) or has not begun, or if the folder is not ours.
     """
     try:
         if remove_if_dead(path):
@@ -126,10 +126,10 @@ def read_description(path: str) -> KeptInfo | None:
 
 
 def kept() -> list[KeptInfo]:
-    """The kept meshes of this user on this machine, by name. Does not start the runtime; cleans up after dead ones.
+    """The kept meshes of this user on this machine, by name. Does not start the runtime; removes dead ones.
 
     Raises:
-        NotPrivateError: the folder that they would be in is another user's.
+        NotPrivateError: their parent folder belongs to another user.
     """
     try:
         base = PrivateFolder.open(_base(), visible=True)

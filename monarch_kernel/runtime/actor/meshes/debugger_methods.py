@@ -11,7 +11,7 @@ class DebuggerMethods:
     """The debugger as methods of a proc mesh; ``monarch_kernel.debug`` has the same as functions, and says more."""
 
     def dead(self: Any) -> dict[int, str]:
-        """The ranks of which this process knows that they have died, and why; asks nobody."""
+        """The ranks that this process knows to be dead, and why; sends no messages."""
         deaths = self._system.node.deaths
         if not deaths:
             return {}
@@ -30,12 +30,12 @@ class DebuggerMethods:
         return extensions.debugger_functions().pull(self, expression, **options)
 
     def hang(self, **options: Any) -> Any:
-        """Why these ranks do not go on; see ``monarch_kernel.debug.hang``."""
+        """Why these ranks make no progress; see ``monarch_kernel.debug.hang``."""
         return extensions.debugger_functions().hang(self, **options)
 
     @property
     def debug(self) -> Any:
-        """The ranks of this mesh that are stopped, to step and to look into; a ``monarch_kernel.debug.StopSet``."""
+        """The stopped ranks of this mesh, to step and inspect; a ``monarch_kernel.debug.StopSet``."""
         return extensions.debugger_functions().select(self)
 
 

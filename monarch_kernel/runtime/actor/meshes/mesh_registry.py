@@ -12,10 +12,10 @@ from monarch_kernel.runtime.node.poller import Poller
 
 
 def shutdown_context(host_timeout: float | None = None) -> Future[None]:
-    """Stop every actor, proc and host agent of this controller. A new use of the API starts a new runtime.
+    """Stop every actor, proc and host agent of this controller. The next use of the API starts a new runtime.
 
     Args:
-        host_timeout: seconds for the host agents to end what they run; None for the default.
+        host_timeout: seconds that host agents have to end their procs; None for the default.
     """
     systems.shutdown(host_timeout)
     done: Future[None] = Future(Poller(background=False), "shutdown_context")
@@ -25,7 +25,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
 
 
 def list_proc_meshes() -> list[ProcMesh]:
-    """The proc meshes that this controller has made and not stopped, newest last."""
+    """The proc meshes that this controller has spawned and not stopped, newest last."""
     if not systems.started():
         return []
     return [mesh for mesh in systems.get_system().proc_meshes.values() if not mesh._stopped]
@@ -47,10 +47,10 @@ def on_change(callback: Callable[[], None]) -> Callable[[], None]:
 
 
 def get_mesh(name: str) -> Any:
-    """The newest proc mesh of this controller with that name.
+    """The newest proc mesh of this controller with this name.
 
     Raises:
-        LookupError: there is none; says which there are.
+        LookupError: there is none; the message lists the names of the others.
     """
     meshes = list_proc_meshes()
     for mesh in reversed(meshes):

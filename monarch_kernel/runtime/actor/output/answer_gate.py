@@ -1,8 +1,8 @@
-"""Output before answers: a call resolves when what its ranks had put out before they answered is here.
+"""Output before answers: a call resolves once the earlier output of its ranks has arrived.
 
-Output comes through the host agents, while answers come directly, and mostly sooner. A rank that has put something out
-ends it with a numbered mark in its pipe. Every answer names the last mark, and is kept back until that has come, or for
-``PATIENCE``. Ranks that have put out nothing have no mark, and their answers pass.
+Output comes through the host agents, while answers come directly and are usually faster. A rank that has written output
+ends it with a numbered mark in its pipe. Every answer names the last mark and is held until that mark arrives, for at
+most ``OUTPUT_TIMEOUT``. Ranks without output have no mark, and their answers pass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from monarch_kernel.protocol.output_records import decode_answer
 from monarch_kernel.runtime.node.node import Node
 
 #: How long an answer waits for output (seconds).
-PATIENCE = 0.5
+OUTPUT_TIMEOUT = 0.5
 
 
 class _Proc:
@@ -26,16 +26,16 @@ class _Proc:
         self.seen = [0, 0]  # the last mark on each pipe
         self.both = 0  # the last mark on stdout's pipe that has a counterpart on stderr's
         self.held: list[tuple[Reply, Any]] = []
-        self.late = False  # output did not come in time: nothing waits for it again before some has come
+        self.late = False  # output timed out, so answers do not wait until some arrives again
 
     @property
     def arrived(self) -> int:
-        """The last mark before which everything is here."""
+        """The last mark before which all output has arrived."""
         return self.seen[0] if self.both <= self.seen[1] else self.both - 1
 
 
 class AnswerGate:
-    """Keeps answers back until output has come. All its methods are called by the thread that polls."""
+    """Holds answers until output has arrived. The thread that polls calls all its methods."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -49,11 +49,11 @@ class AnswerGate:
             return False
         number = reply.written
         state.held.append((reply, bytes(body) if isinstance(body, memoryview) else body))
-        self._node.poller.call_later(PATIENCE, lambda: self._give_up(state, number))
+        self._node.poller.call_later(OUTPUT_TIMEOUT, lambda: self._give_up(state, number))
         return True
 
     def mark(self, proc: str, stream: int, token: str) -> None:
-        """A mark has come; what was put out before it has been handed on."""
+        """A mark has arrived, and the output before it was delivered."""
         number, both = decode_answer(token)
         if not number:
             return

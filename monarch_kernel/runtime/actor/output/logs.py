@@ -12,11 +12,11 @@ from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 
 
 def logs(mesh: Any, ranks: Any = None, tail: int | None = None) -> ValueMesh[str]:
-    """What the ranks of a proc mesh (or slice) have put out, as their host agents kept it.
+    """The output of the ranks of a proc mesh (or slice) that their host agents have kept.
 
     Args:
         ranks: positions in the mesh; None for all.
-        tail: only so many lines from the end of each.
+        tail: only this many lines from the end of each.
     """
     target = mesh._target()
     wanted = set(range(len(target.procs))) if ranks is None else set(ranks)
@@ -31,7 +31,7 @@ def logs(mesh: Any, ranks: Any = None, tail: int | None = None) -> ValueMesh[str
         for entry in msgspec.msgpack.decode(reply, type=list[LogText]):
             text = plain_text([(1, entry.stdout), (2, entry.stderr)])
             if entry.dropped:
-                text = f"[the first {entry.dropped} bytes are gone: the log keeps the newest only]\n" + text
+                text = f"[the first {entry.dropped} bytes are gone: the log keeps only the newest output]\n" + text
             if tail:
                 text = "".join(text.splitlines(keepends=True)[-tail:])
             texts[entry.proc] = text

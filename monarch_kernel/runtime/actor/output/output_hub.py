@@ -1,7 +1,7 @@
-"""Output of ranks, in the controller: who wrote what, given to whoever subscribed, or to the terminal.
+"""Output of ranks in the controller: decoded, labelled with its rank, and passed to subscribers or the terminal.
 
-Host agents forward the raw bytes of each rank's pipes; here they are decoded, in order, and labelled with the mesh
-and rank. Without a subscriber (a plain script) whole lines go to this process's stdout and stderr.
+Host agents forward the raw bytes of each rank's pipes. The hub decodes them in order and labels them with mesh and
+rank. Without a subscriber (in a plain script) whole lines go to this process's stdout and stderr.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Subscriber = Callable[[RankOutput], None]
 
 
 class OutputHub:
-    """Decodes the chunks that arrive and hands events to subscribers, or to the default sink."""
+    """Decodes the chunks that arrive and passes events to subscribers, or to the terminal."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -40,7 +40,7 @@ class OutputHub:
         system.output_sinks.append(self.on_chunk)
 
     def on_chunk(self, proc: str, stream: int, data: bytes | None) -> None:
-        """Bytes of one pipe; ``data`` None: both pipes have ended."""
+        """Bytes from one pipe; None means that both pipes have ended."""
         if data is None:
             for fd in (1, 2):
                 decoder = self._decoders.pop((proc, fd), None)
@@ -55,7 +55,7 @@ class OutputHub:
         events = decoder.feed(data)
         marks = [event for event in events if event.kind == "flush" and decode_answer(event.data)[0]]
         self._publish(proc, [event for event in events if event not in marks] if marks else events)
-        for mark in marks:  # these are no output, but say which answers may now be handed on
+        for mark in marks:  # not output: they say which answers may be delivered now
             self._gate.mark(proc, stream, mark.data)
 
     def _place(self, proc: str) -> tuple[str, str, int, dict[str, int], str]:
@@ -63,7 +63,7 @@ class OutputHub:
         if place is None:
             uid, _, number = proc.rpartition(".")
             mesh = self._system.proc_meshes.get(uid)
-            number = number.partition("~")[0]  # a successor has its place
+            number = number.partition("~")[0]  # a successor has the same rank
             rank = int(number) if number.isdigit() else 0
             ref = self._system.node.refs.get(proc)
             host = ref.host if ref is not None else ""
@@ -103,10 +103,10 @@ def hub(system: System) -> OutputHub:
 
 
 def subscribe(callback: Subscriber) -> Callable[[], None]:
-    """Have ``callback(RankOutput)`` called for everything that any rank of this controller puts out.
+    """Call ``callback(RankOutput)`` for all output of any rank of this controller.
 
-    It is called in order for each rank, by whichever thread polls: it must be quick, must not block, and must not
-    raise. Does not start the runtime.
+    The thread that polls calls it, in order for each rank: it must be quick, must not block, and must not raise. Does
+    not start the runtime.
 
     Returns:
         A function that ends the subscription.
@@ -124,14 +124,14 @@ def subscribe(callback: Subscriber) -> Callable[[], None]:
 
 
 def flush_default() -> None:
-    """Show on the terminal whatever is still held back."""
+    """Show all output that the terminal still holds."""
     if _hub is not None and not _hub.subscribers:
         _hub.terminal.close()
         _hub.terminal.flush()
 
 
 def set_option(mesh: Any, stream_to_client: bool, window: float | None, level: int) -> Future[None]:
-    """What ``ProcMesh.logging_option`` does."""
+    """The implementation of ``ProcMesh.logging_option``."""
     system = get_system()
     hub(system).options[mesh._uid] = LoggingOption(stream_to_client and PREFIX_WITH_RANK, window)
     return mesh._ask_procs(lambda call, rank: _level_message(call, rank, level), "logging_option").then(lambda _v: None)

@@ -11,13 +11,13 @@ from monarch_kernel.runtime.actor.output.rank_output import RankOutput
 from monarch_kernel.runtime.actor.system import System
 from monarch_kernel.runtime.mesh.rankset import format_ranks
 
-#: Characters of a line that are kept until its end comes.
+#: Characters of a line that are kept until its end arrives.
 LONGEST_LINE = 1_000_000
 
 
 @dataclass
 class LoggingOption:
-    """What ``logging_option`` asked for one mesh."""
+    """The ``logging_option`` of one mesh."""
 
     prefix: bool = False
     window: float | None = None
@@ -28,7 +28,7 @@ NO_OPTION = LoggingOption()
 
 @dataclass
 class _Line:
-    """The beginning of a line whose end has not come."""
+    """The beginning of a line whose end has not arrived."""
 
     parts: list[str] = field(default_factory=list[str])
     size: int = 0
@@ -39,19 +39,19 @@ class _Line:
 
 
 class ScriptTerminal:
-    """Shows ranks' output in a script's own stdout and stderr, by whole lines; one of megabytes comes in pieces."""
+    """Shows ranks' output on a script's stdout and stderr in whole lines; lines of megabytes are shown in pieces."""
 
     def __init__(self, system: System) -> None:
         self._system = system
         self._partial: dict[tuple[str, str], _Line] = {}
         self._held: dict[tuple[str, str], dict[str, set[int]]] = {}
         self._prefixed: dict[str, tuple[int, LoggingOption]] = {}
-        #: By stream: whose line stands there without its end.
+        #: By stream: the proc whose unfinished line was shown last.
         self._open: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def show(self, output: RankOutput, option: LoggingOption) -> None:
-        """Print what is printable of one event."""
+        """Print the text of one event."""
         if output.kind == "text":
             text: str = output.data
         elif output.kind in ("display", "result"):
@@ -77,7 +77,7 @@ class ScriptTerminal:
                 self._lines(output, ["".join(line.parts)], option, end="" if option.window is None else "\n")
 
     def end(self, proc: str) -> None:
-        """The proc writes no more: show its last, unfinished lines."""
+        """The proc has ended: show its last, unfinished lines."""
         rank, option = self._prefixed.get(proc, (0, NO_OPTION))
         for stream in ("stdout", "stderr"):
             begun = self._partial.pop((proc, stream), None)
@@ -112,7 +112,7 @@ class ScriptTerminal:
         self._write(stream, lines, end)
 
     def flush(self) -> None:
-        """Show what is held for aggregation."""
+        """Show the lines held for aggregation."""
         with self._lock:
             held, self._held = self._held, {}
         for (_, stream), lines in held.items():
