@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.kernel.debug.hang_watch import HangWatch, is_worth_telling
-from monarch_kernel.kernel.output.cell_errors import FileLabel
 from monarch_kernel.kernel.output.cell_output import CellOutput
+from monarch_kernel.kernel.output.fault_text import FileLabel
 from monarch_kernel.kernel.output.router import OutputRouter
-from monarch_kernel.kernel.progress import PERIOD, Place, Progress
+from monarch_kernel.kernel.progress import PERIOD, CodeLocation, Progress
 from monarch_kernel.kernel.rank.executor import Whereabouts
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.meshes import list_proc_meshes, on_change
@@ -265,12 +265,12 @@ class _Places:
             self._found[name] = [told for told in answers if told is not None]
             self._asked[name] = now, list(managed.monitor.where.stream())
 
-    def of(self, name: str, what: str) -> Mapping[int, Place | None]:
+    def of(self, name: str, what: str) -> Mapping[int, CodeLocation | None]:
         """Where ranks of a mesh are that run this endpoint."""
-        found: dict[int, Place | None] = {}
+        found: dict[int, CodeLocation | None] = {}
         for told in self._found.get(name, ()):
             if told.endpoint == what:
                 label = self._file_label(told.file)
                 file = label.removeprefix("Cell ") if label else told.file.rpartition("/")[2]
-                found[told.rank] = Place(file, told.line, told.function)
+                found[told.rank] = CodeLocation(file, told.line, told.function)
         return found

@@ -15,11 +15,12 @@ from monarch_kernel.kernel.debug.hang_watch import HangWatch
 from monarch_kernel.kernel.interrupts.held_interrupts import HeldInterrupts
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.mesh_parts import MeshPart
-from monarch_kernel.kernel.output.cell_errors import Failed, FileLabel, MeshCellError, cell_error
+from monarch_kernel.kernel.output.cell_errors import CellFailure, MeshCellError, cell_error
 from monarch_kernel.kernel.output.cell_output import CellOutput
+from monarch_kernel.kernel.output.fault_text import FileLabel
 from monarch_kernel.kernel.output.router import OutputRouter
 from monarch_kernel.kernel.output.transcript import Source
-from monarch_kernel.kernel.progress import Place, Progress
+from monarch_kernel.kernel.progress import CodeLocation, Progress
 from monarch_kernel.kernel.rank.cell_runner import Cell
 from monarch_kernel.kernel.rank.executor import CellExecutor, Interrupted, Reply, Whereabouts
 from monarch_kernel.meshes import kept_host_of
@@ -59,7 +60,7 @@ class CellRun:
         self.ranks = tuple(ranks)
         self.cell = cell
         self.replies: dict[int, Reply] = {}
-        self.failures: dict[int, Failed] = {}
+        self.failures: dict[int, CellFailure] = {}
         self.interrupted = False
         self.detached = False
         self._output = output
@@ -160,21 +161,21 @@ class CellRun:
                 self._progress.done(reply.rank)
             else:
                 place = self._whereabouts(reply.rank)
-                self._fail(Failed(reply.rank, *place, fault=reply.fault))
+                self._fail(CellFailure(reply.rank, *place, fault=reply.fault))
             return
         failures = getattr(error, "failures", None) or []
         if isinstance(error, SupervisionError):
             for failure in failures:
                 cause = failure.death.cause if failure.death is not None else str(error)
-                self._fail(Failed(part.ranks[failure.rank], failure.host, failure.pid, death=cause))
+                self._fail(CellFailure(part.ranks[failure.rank], failure.host, failure.pid, death=cause))
             return
         for failure in failures:
             fault = failure.fault or capture(error)
-            self._fail(Failed(part.ranks[failure.rank], failure.host, failure.pid, fault=fault))
+            self._fail(CellFailure(part.ranks[failure.rank], failure.host, failure.pid, fault=fault))
         if not failures:
             raise error
 
-    def _fail(self, failed: Failed) -> None:
+    def _fail(self, failed: CellFailure) -> None:
         first = not self.failures
         self.failures[failed.rank] = failed
         self._progress.fail(failed.rank, "released" if failed.of_peer and not first else failed.line)
@@ -219,7 +220,7 @@ class CellRun:
             self._begun.add(told.rank)
             label = self._file_label(told.file)
             name = label.removeprefix("Cell ") if label else told.file.rpartition("/")[2]
-            self._progress.at({told.rank: Place(name, told.line, told.function)})
+            self._progress.at({told.rank: CodeLocation(name, told.line, told.function)})
             self._stuck[told.rank] = self._stuck.get(told.rank, 0) + 1 if told.waits else 0
 
     def _note_interrupted(self, slot: Any) -> None:
@@ -233,7 +234,7 @@ class CellRun:
             self._dropped.add(told.rank)
             self._progress.done(told.rank)
             said = capture(KeyboardInterrupt("the cell had not begun here, and was dropped"))
-            self.failures[told.rank] = Failed(told.rank, *self._whereabouts(told.rank), fault=said)
+            self.failures[told.rank] = CellFailure(told.rank, *self._whereabouts(told.rank), fault=said)
 
     def _has_begun(self, rank: int) -> bool:
         return rank in self._begun or self._output.has_begun(Source(self.managed.name, rank))
@@ -293,12 +294,12 @@ class CellRun:
         values = {rank: value_of(reply) for rank, reply in sorted(self.replies.items())}
         note = self._note_text
         return cell_error(
-            failures,
-            self.interrupted,
             self.managed.name,
             self.managed.extent,
             self.ranks,
+            failures,
             values,
+            interrupted=self.interrupted,
             file_label=self._file_label,
             note=note,
         )

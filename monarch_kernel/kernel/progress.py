@@ -1,9 +1,10 @@
-"""The one quiet line below a cell that takes long: who is done, and where the others are. Pure."""
+"""How far a cell is that takes long: which ranks are done, and where the others are; as data, and in one line. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from monarch_kernel.meshes import format_ranks
 
@@ -12,11 +13,13 @@ QUIET = 1.0
 #: Where ranks are is asked this often (seconds).
 PERIOD = 1.0
 
-_PLACES = 3
+_MOST_LOCATIONS = 3
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CodeLocation:
     """Where a rank's main thread is, in the user's own code."""
 
     file: str
@@ -26,6 +29,29 @@ class Place:
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}"
         return where if self.function in ("", "<module>") else f"{where} in {self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReport:
+    """How far a cell is. Ranks are sorted.
+
+    Attributes:
+        total: how many ranks it runs on.
+        done: how many of them have finished.
+        waiting: the ranks that have begun and not ended.
+        locations: where some of these are.
+        failed: ranks that failed, by the exception in one line.
+        queued: ranks that have not begun, by what they still run.
+        silent: ranks that live but do not respond, by the reason.
+    """
+
+    total: int
+    done: int
+    waiting: tuple[int, ...]
+    locations: Mapping[CodeLocation, Sequence[int]]
+    failed: Mapping[str, Sequence[int]]
+    queued: Mapping[str, Sequence[int]]
+    silent: Mapping[str, Sequence[int]]
 
 
 class Progress:
@@ -39,12 +65,12 @@ class Progress:
     def __init__(self, ranks: Iterable[int], now: float) -> None:
         self.total = 0
         self.waiting: set[int] = set()
-        #: Ranks that live, but do not answer anybody, and why.
+        #: Ranks that live but do not respond, and why.
         self.silent: dict[int, str] = {}
         self.failed: dict[int, str] = {}
         #: Ranks that still run something else, and what.
         self.queued: dict[int, str] = {}
-        self._places: dict[int, Place] = {}
+        self._locations: dict[int, CodeLocation] = {}
         self._started = now
         self._asked = now
         for rank in ranks:
@@ -55,21 +81,21 @@ class Progress:
         """`rank` finished."""
         self.waiting.discard(rank)
         self.queued.pop(rank, None)
-        self._places.pop(rank, None)
+        self._locations.pop(rank, None)
 
     def fail(self, rank: int, why: str) -> None:
         """`rank` failed; `why` is the exception in one line."""
         self.done(rank)
         self.failed[rank] = why
 
-    def at(self, places: Mapping[int, Place | None]) -> None:
+    def at(self, locations: Mapping[int, CodeLocation | None]) -> None:
         """Where ranks were a moment ago; None for one that could not tell."""
-        for rank, place in places.items():
-            if place is None:
-                self._places.pop(rank, None)
+        for rank, location in locations.items():
+            if location is None:
+                self._locations.pop(rank, None)
             elif rank in self.waiting:
                 self.queued.pop(rank, None)
-                self._places[rank] = place
+                self._locations[rank] = location
 
     def behind(self, rank: int, what: str) -> None:
         """`rank` has not begun: it still runs `what`."""
@@ -77,8 +103,8 @@ class Progress:
             self.queued[rank] = what
 
     def standing(self) -> object:
-        """What changes when the cell goes on: who is done, who has failed, and where the others are."""
-        return frozenset(self.waiting), frozenset(self.failed), frozenset(self._places.items())
+        """What changes when the cell goes on: which ranks are done, which have failed, and where the others are."""
+        return frozenset(self.waiting), frozenset(self.failed), frozenset(self._locations.items())
 
     def is_due(self, now: float) -> bool:
         """Whether it is time to ask where the ranks are."""
@@ -87,42 +113,58 @@ class Progress:
         self._asked = now
         return True
 
+    def report(self, now: float) -> ProgressReport | None:
+        """How far the cell is; None while there is nothing to say."""
+        if now - self._started < QUIET or not self.waiting:
+            return None
+        return ProgressReport(
+            self.total,
+            self.total - len(self.waiting) - len(self.failed),
+            tuple(sorted(self.waiting - self.queued.keys())),
+            _by_value(dict(sorted(self._locations.items()))),
+            _by_value(self.failed),
+            _by_value(self.queued),
+            _by_value({rank: why for rank, why in self.silent.items() if rank in self.waiting}),
+        )
+
     def line(self, now: float) -> str:
         """The line to show, empty while there is nothing to say."""
-        if now - self._started < QUIET or not self.waiting:
-            return ""
-        done = self.total - len(self.waiting) - len(self.failed)
-        parts = [f"{done} of {self.total} ranks done"] if self.total > 1 else []
-        alike: dict[str, list[int]] = {}
-        for rank, why in self.failed.items():
-            alike.setdefault(why, []).append(rank)
-        parts += [f"{format_ranks(ranks, limit=6)} failed: {why}" for why, ranks in alike.items()]
-        for what in dict.fromkeys(self.queued.values()):
-            who = [rank for rank in self.queued if self.queued[rank] == what]
-            all_of_them = len(who) == self.total
-            parts.append(f"queued behind {what}" if all_of_them else f"{_listed(who)} queued behind {what}")
-        if self.waiting - self.queued.keys():
-            parts.append(self._waiting())
-        silent = {rank: why for rank, why in self.silent.items() if rank in self.waiting}
-        for why in dict.fromkeys(silent.values()):
-            parts.append(f"{_listed(rank for rank in silent if silent[rank] == why)} does not respond: {why}")
-        return " · ".join(parts)
+        report = self.report(now)
+        return "" if report is None else progress_text(report)
 
-    def _waiting(self) -> str:
-        places: dict[Place, list[int]] = {}
-        for rank, place in sorted(self._places.items()):
-            places.setdefault(place, []).append(rank)
-        begun = self.waiting - self.queued.keys()
-        ranks = _listed(begun)
-        if not places:
-            return f"waiting for {ranks}"
-        if len(places) == 1 and len(self._places) == len(begun):
-            return f"waiting for {ranks} · {next(iter(places))}"
-        said = [f"{_listed(who)} at {place}" for place, who in list(places.items())[:_PLACES]]
-        rest = begun - {rank for who in list(places.values())[:_PLACES] for rank in who}
-        if rest:
-            said.append(f"{_listed(rest)} elsewhere" if said else _listed(rest))
-        return f"waiting for {', '.join(said)}"
+
+def progress_text(report: ProgressReport) -> str:
+    """A report in one line."""
+    parts = [f"{report.done} of {report.total} ranks done"] if report.total > 1 else []
+    parts += [f"{format_ranks(ranks, limit=6)} failed: {why}" for why, ranks in report.failed.items()]
+    for what, ranks in report.queued.items():
+        ranks_text = "" if len(ranks) == report.total else f"{_listed(ranks)} "
+        parts.append(f"{ranks_text}queued behind {what}")
+    if report.waiting:
+        parts.append(_waiting_text(report))
+    parts += [f"{_listed(ranks)} does not respond: {why}" for why, ranks in report.silent.items()]
+    return " · ".join(parts)
+
+
+def _waiting_text(report: ProgressReport) -> str:
+    waiting, locations = report.waiting, report.locations
+    if not locations:
+        return f"waiting for {_listed(waiting)}"
+    if len(locations) == 1 and sum(map(len, locations.values())) == len(waiting):
+        return f"waiting for {_listed(waiting)} · {next(iter(locations))}"
+    shown = list(locations.items())[:_MOST_LOCATIONS]
+    said = [f"{_listed(ranks)} at {location}" for location, ranks in shown]
+    rest = set(waiting).difference(*(ranks for _, ranks in shown))
+    if rest:
+        said.append(f"{_listed(rest)} elsewhere" if said else _listed(rest))
+    return f"waiting for {', '.join(said)}"
+
+
+def _by_value(values: Mapping[int, Value]) -> dict[Value, list[int]]:
+    found: dict[Value, list[int]] = {}
+    for rank, value in values.items():
+        found.setdefault(value, []).append(rank)
+    return found
 
 
 def _listed(ranks: Iterable[int]) -> str:

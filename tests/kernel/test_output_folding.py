@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from monarch_kernel.kernel.output.folding import Folding
-from monarch_kernel.kernel.output.lines import Limits
+from monarch_kernel.kernel.output.rank_lines import Limits
 from monarch_kernel.kernel.output.transcript import Block, RichView, Source, TextView
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from monarch_kernel.kernel.output.ansi import ansi_to_html, strip_ansi
 from monarch_kernel.kernel.output.render import blocks_text, bundle, label, raw_line
 from monarch_kernel.kernel.output.transcript import Block, RichView, Source, TextView
-from monarch_kernel.kernel.progress import Place, Progress
+from monarch_kernel.kernel.progress import CodeLocation, Progress
 
 
 def sources(*ranks: int, mesh: str = "m") -> frozenset[Source]:
@@ -72,10 +72,10 @@ def test_progress_says_where_ranks_are() -> None:
     progress = Progress(range(8), now=0.0)
     for rank in (0, 1, 3, 4, 6, 7):
         progress.done(rank)
-    step = Place("train.py", 88, "step")
+    step = CodeLocation("train.py", 88, "step")
     progress.at({2: step, 5: step, 0: step})
     assert progress.line(5) == "6 of 8 ranks done · waiting for 2, 5 · train.py:88 in step"
-    progress.at({5: Place("In[3]", 4, "<module>")})
+    progress.at({5: CodeLocation("In[3]", 4, "<module>")})
     assert progress.line(5) == "6 of 8 ranks done · waiting for 2 at train.py:88 in step, 5 at In[3]:4"
     progress.at({2: None})
     assert progress.line(5) == "6 of 8 ranks done · waiting for 5 at In[3]:4, 2 elsewhere"

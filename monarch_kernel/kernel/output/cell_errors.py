@@ -1,46 +1,51 @@
-"""What a cell that failed on some ranks says: each distinct traceback once, in colour, with its ranks. Pure."""
+"""The error of a cell that failed on some ranks: each distinct traceback once, with its ranks. Pure."""
 
 from __future__ import annotations
 
-import linecache
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.actor import Extent
+from monarch_kernel.errors import Fault
 from monarch_kernel.kernel.output.ansi import strip_ansi
+from monarch_kernel.kernel.output.fault_text import (
+    BOLD,
+    CYAN,
+    DIM,
+    OFF,
+    RED,
+    FileLabel,
+    exception_line,
+    fault_lines,
+    is_installed,
+)
 from monarch_kernel.meshes import format_points, format_ranks
 
-_CONTEXT = 2
 _MOST_GROUPS = 6
-_INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python")
-
-_RED, _GREEN, _CYAN, _BOLD, _DIM, _OFF = "\x1b[31m", "\x1b[32m", "\x1b[36m", "\x1b[1m", "\x1b[2m", "\x1b[39m\x1b[22m"
-
-_BLANK = "\x1b[37m\x1b[39;49;00m"  # what the formatter makes of line ends
-
-FileLabel = Callable[[str], str | None]
+# Messages of one group, and ranks of the groups beyond those shown.
+_MOST_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class CellFailure:
     """A rank on which a cell failed: it raised (`fault`) or cannot answer any more (`death`, the cause)."""
 
     rank: int
     host: str = ""
     pid: int = 0
-    fault: Any = None
+    fault: Fault | None = None
     death: str = ""
 
     @property
     def of_peer(self) -> bool:
         """Whether it failed only because another rank had: it waited for that one in a collective."""
-        return self.fault is not None and bool(self.fault.of_peer)
+        return self.fault is not None and self.fault.of_peer
 
     @property
     def line(self) -> str:
         """What went wrong, in one line."""
-        return _last_line(self.fault) if self.fault is not None else self.death
+        return self.fault.summary.split("\n")[0] if self.fault is not None else self.death
 
 
 class MeshCellError(Exception):
@@ -58,7 +63,7 @@ class MeshCellError(Exception):
         mesh: str,
         extent: Extent,
         ran_on: Sequence[int],
-        failures: Sequence[Failed],
+        failures: Sequence[CellFailure],
         values: dict[int, Any],
         file_label: FileLabel | None = None,
         note: str = "",
@@ -87,29 +92,29 @@ class MeshCellError(Exception):
     def _waited(self) -> str:
         """Which ranks waited for those that failed, and where."""
         ranks, one = _counted(self.released), len(self.released) == 1
-        places = dict.fromkeys(self._place(failure.fault) for failure in self.released)
+        places = dict.fromkeys(self._place(failure.fault) for failure in self.released if failure.fault is not None)
         where = f" at {', '.join(list(places)[:3])}" if places else ""
         return (
             f"{ranks[:1].upper()}{ranks[1:]} waited in torch.distributed{where} for {_counted(self.failures)}, and "
             f"{'was' if one else 'were'} released."
         )
 
-    def _place(self, fault: Any) -> str:
-        frames = [frame for frame in fault.shown_frames if not any(part in frame.file for part in _INSTALLED)]
-        frame = (frames or fault.shown_frames)[-1]
+    def _place(self, fault: Fault) -> str:
+        own = [frame for frame in fault.shown_frames if not is_installed(frame.file)]
+        frame = (own or fault.shown_frames)[-1]
         cell = self._file_label(frame.file)
         return f"{cell}, line {frame.line}" if cell else f"{frame.file}:{frame.line}"
 
     def _render_traceback_(self) -> list[str]:
-        lines = [f"{_RED}{_BOLD}{self._headline()}{_OFF}"]
+        lines = [f"{RED}{BOLD}{self._headline()}{OFF}"]
         groups = _grouped(self.failures)
         for group in groups[:_MOST_GROUPS]:
-            lines += ["", *group_lines(group, self.extent, self._file_label)]
+            lines += ["", *group_lines(group, self._file_label)]
         if len(groups) > _MOST_GROUPS:
             left = [failure for group in groups[_MOST_GROUPS:] for failure in group]
-            lines += ["", *(f"{_label([failure])} {failure.line}" for failure in left[:20])]
-            if len(left) > 20:
-                lines.append(f"… and {len(left) - 20} more ranks; the exception's .failures has all")
+            lines += ["", *(f"{_label([failure])} {failure.line}" for failure in left[:_MOST_LINES])]
+            if len(left) > _MOST_LINES:
+                lines.append(f"… and {len(left) - _MOST_LINES} more ranks; the exception's .failures has all")
         if self.released:
             lines += ["", self._waited()]
         if self._note:
@@ -122,7 +127,7 @@ class MeshCellInterrupt(MeshCellError, KeyboardInterrupt):
 
 
 class CellSyntaxError(Exception):
-    """A `%%mesh` cell that is no Python; found before any rank got it."""
+    """A `%%mesh` cell that is not valid Python; found before any rank got it."""
 
     def __init__(self, error: SyntaxError, lines: list[str]) -> None:
         super().__init__(str(error))
@@ -133,15 +138,24 @@ class CellSyntaxError(Exception):
         return self._lines
 
 
-def cell_error(failures: Sequence[Failed], interrupted: bool, *args: Any, **kwargs: Any) -> MeshCellError:
+def cell_error(
+    mesh: str,
+    extent: Extent,
+    ran_on: Sequence[int],
+    failures: Sequence[CellFailure],
+    values: dict[int, Any],
+    *,
+    interrupted: bool,
+    file_label: FileLabel | None = None,
+    note: str = "",
+) -> MeshCellError:
     """The error for these failures: an interrupt if they all are nothing else."""
     stopped = interrupted and all(
         failure.of_peer or (failure.fault is not None and failure.fault.qualname == "KeyboardInterrupt")
         for failure in failures
     )
     kind = MeshCellInterrupt if stopped else MeshCellError
-    mesh, extent, ran_on, values = args
-    return kind(mesh, extent, ran_on, failures, values, **kwargs)
+    return kind(mesh, extent, ran_on, failures, values, file_label, note)
 
 
 def headline(mesh: str, extent: Extent, ran_on: Sequence[int], failed: Sequence[int]) -> str:
@@ -153,116 +167,50 @@ def headline(mesh: str, extent: Extent, ran_on: Sequence[int], failed: Sequence[
     return f"Failed on {which}{where} of the {len(ran_on)} of mesh {mesh} that ran it"
 
 
-def group_lines(group: Sequence[Failed], extent: Extent, file_label: FileLabel) -> list[str]:
-    """One kind of failure: its ranks and where they are, then the traceback, then what they said."""
+def group_lines(group: Sequence[CellFailure], file_label: FileLabel) -> list[str]:
+    """One kind of failure: its ranks and where they are, then the traceback, then their messages."""
     first = group[0]
-    head = f"{_CYAN}{_label(group)}{_OFF} {_DIM}{_places(group)}{_OFF}".rstrip()
+    head = f"{CYAN}{_label(group)}{OFF} {DIM}{_places(group)}{OFF}".rstrip()
     if first.fault is None:
-        return [head, f"{_RED}{_BOLD}{first.death}{_OFF}"]
+        return [head, f"{RED}{BOLD}{first.death}{OFF}"]
     lines = [head, *fault_lines(first.fault, file_label)]
-    said: dict[str, list[Failed]] = {}
+    messages: dict[str, list[CellFailure]] = {}
     for failure in group:
-        said.setdefault(failure.fault.summary, []).append(failure)
-    if len(said) > 1:
+        if failure.fault is not None:
+            messages.setdefault(failure.fault.summary, []).append(failure)
+    if len(messages) > 1:
         lines.pop()
-        told = list(said.items())
-        lines += [f"{_CYAN}{_label(who)}{_OFF} {_exception(summary)}" for summary, who in told[:20]]
-        if len(told) > 20:
-            lines.append(f"… and {len(told) - 20} more messages")
+        shown = list(messages.items())
+        lines += [f"{CYAN}{_label(ranks)}{OFF} {exception_line(summary)}" for summary, ranks in shown[:_MOST_LINES]]
+        if len(shown) > _MOST_LINES:
+            lines.append(f"… and {len(shown) - _MOST_LINES} more messages")
     return lines
 
 
-def fault_lines(fault: Any, file_label: FileLabel) -> list[str]:
-    """A remote exception as IPython shows a local one; the exception itself is the last element."""
-    lines: list[str] = []
-    if fault.cause is not None:
-        lines += [*fault_lines(fault.cause, file_label), "", f"{_DIM}caused this exception:{_OFF}", ""]
-    elif fault.context is not None:
-        lines += [*fault_lines(fault.context, file_label), "", f"{_DIM}while handling it, another:{_OFF}", ""]
-    for frame in fault.shown_frames:
-        lines += _frame(frame, file_label)
-    if fault.omitted:
-        lines.append(f"{_DIM}… {fault.omitted} frames in the middle are left out{_OFF}")
-    for number, member in enumerate(fault.members, 1):
-        lines += [f"{_DIM}exception {number} of the group:{_OFF}", *fault_lines(member, file_label)]
-    lines.append(_exception(fault.summary))
-    return lines
-
-
-def _frame(frame: Any, file_label: FileLabel) -> list[str]:
-    cell = file_label(frame.file)
-    where = f"{cell}, line {frame.line}" if cell else f"File {frame.file}:{frame.line}"
-    function = "" if frame.function == "<module>" else f", in {_CYAN}{frame.function}{_OFF}"
-    lines = [f"{_GREEN}{where}{_OFF}{function}", *_source(frame)]
-    if frame.repeated:
-        lines.append(f"{_DIM}      (repeated {frame.repeated} more times){_OFF}")
-    return lines
-
-
-def _source(frame: Any) -> list[str]:
-    """The line with its neighbours, if this process has the same file; else the line that the rank sent."""
-    told = frame.source.split("\n")[0].strip()
-    here = linecache.getline(frame.file, frame.line)
-    if not here.strip() or (told and here.strip() != told):
-        return [f"----> {frame.line} {_coloured(told)}"] if told else []
-    # Of a library's code the line is enough: what one looks for is one's own.
-    context = 0 if any(part in frame.file for part in _INSTALLED) else _CONTEXT
-    first = max(1, frame.line - context)
-    lines: list[str] = []
-    for number in range(first, frame.line + context + 1):
-        source = linecache.getline(frame.file, number)
-        if not source:
-            break
-        mark = "---->" if number == frame.line else "     "
-        width = len(str(frame.line + context))
-        lines.append(f"{_GREEN if number == frame.line else ''}{mark} {number:>{width}}{_OFF} {_coloured(source)}")
-    return [line.rstrip() for line in lines]
-
-
-def _exception(summary: str) -> str:
-    name, colon, rest = summary.partition(":")
-    return f"{_RED}{name}{_OFF}{colon}{rest}"
-
-
-def _coloured(source: str) -> str:
-    try:
-        from pygments import highlight
-        from pygments.formatters import TerminalFormatter
-        from pygments.lexers import PythonLexer
-    except ImportError:
-        return source.rstrip("\n")
-    coloured = highlight(source, PythonLexer(stripnl=False, ensurenl=False), TerminalFormatter())
-    return str(coloured).replace(_BLANK, "").rstrip("\n")
-
-
-def _label(group: Iterable[Failed]) -> str:
+def _label(group: Iterable[CellFailure]) -> str:
     return f"[{format_ranks([failure.rank for failure in group], limit=6)}]"
 
 
-def _places(group: Sequence[Failed]) -> str:
+def _places(group: Sequence[CellFailure]) -> str:
     places = list(dict.fromkeys(f"{failure.host} pid {failure.pid}" for failure in group if failure.pid))
     return ", ".join(places[:4]) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
 
 
-def _last_line(fault: Any) -> str:
-    return str(fault.summary).split("\n")[0]
-
-
-def _own_and_released(failures: Iterable[Failed]) -> tuple[list[Failed], list[Failed]]:
+def _own_and_released(failures: Iterable[CellFailure]) -> tuple[list[CellFailure], list[CellFailure]]:
     """Ranks that failed for reasons of their own, and those that did as others had; if none has one, all are own."""
     everyone = list(failures)
     own = [failure for failure in everyone if not failure.of_peer]
     return (own, [failure for failure in everyone if failure.of_peer]) if own else (everyone, [])
 
 
-def _counted(failures: Sequence[Failed]) -> str:
+def _counted(failures: Sequence[CellFailure]) -> str:
     return f"rank{'s' * (len(failures) != 1)} {format_ranks([failure.rank for failure in failures], limit=6)}"
 
 
-def _grouped(failures: Iterable[Failed]) -> list[list[Failed]]:
-    alike: dict[Any, list[Failed]] = {}
+def _grouped(failures: Iterable[CellFailure]) -> list[list[CellFailure]]:
+    alike: dict[Hashable, list[CellFailure]] = {}
     for failure in failures:
         key = ("fault", failure.fault.likeness()) if failure.fault is not None else ("death", failure.death)
         alike.setdefault(key, []).append(failure)
-    # The smallest group first: what few ranks do is what one looks for.
+    # The smallest group first: people look for what few ranks do.
     return sorted(alike.values(), key=len)

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from monarch_kernel.kernel.output.folding import Folding
-from monarch_kernel.kernel.output.lines import Limits
 from monarch_kernel.kernel.output.publisher import Publisher
+from monarch_kernel.kernel.output.rank_lines import Limits
 from monarch_kernel.kernel.output.raw_lines import RawLines
 from monarch_kernel.kernel.output.render import Tooltip, blocks_text, bundle
 from monarch_kernel.kernel.output.transcript import RichView, Source, TextView, View

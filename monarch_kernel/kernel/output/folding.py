@@ -1,8 +1,9 @@
 """Output of many ranks folded into one transcript: events in, views of its sections out.
 
-Pure: no I/O, no threads, no IPython. `lines.py` makes lines of what one rank writes, `rows.py` decides which row each
-line joins. A front end that can update what it showed publishes each section under an id of its own and repeats only
-those that changed (`take`). A terminal cannot: there, rows are printed once they have settled (`take_settled`).
+Pure: no I/O, no threads, no IPython. `rank_lines.py` makes lines of what one rank writes, and `rows.py` decides which
+row each line joins. A front end that can update what it showed publishes each section under an id of its own, and
+repeats only those that changed (`take`). A terminal cannot: there, rows are printed once they have settled
+(`take_settled`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_kernel.display.quantities import text_size
-from monarch_kernel.kernel.output.lines import Limits, RankLines
+from monarch_kernel.kernel.output.rank_lines import Limits, RankLines
 from monarch_kernel.kernel.output.rows import Key, Row, Rows, Section, blocks_of
 from monarch_kernel.kernel.output.transcript import Block, CutOutput, RichView, Source, TextView, View
 

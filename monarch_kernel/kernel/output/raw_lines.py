@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch_kernel.kernel.output.lines import LONGEST_LINE, Limits
+from monarch_kernel.kernel.output.rank_lines import LONGEST_LINE, Limits
 from monarch_kernel.kernel.output.render import raw_line
 from monarch_kernel.kernel.output.transcript import Source
 

@@ -1,0 +1,103 @@
+"""A rank's exception as IPython shows a local one: coloured frames with the source around them, then the message."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable
+from typing import Protocol
+
+from monarch_kernel.errors import Fault
+
+_CONTEXT = 2
+_INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python")
+
+RED, GREEN, CYAN, BOLD, DIM, OFF = "\x1b[31m", "\x1b[32m", "\x1b[36m", "\x1b[1m", "\x1b[2m", "\x1b[39m\x1b[22m"
+
+_BLANK = "\x1b[37m\x1b[39;49;00m"  # what the formatter makes of line ends
+
+#: What a file is called where that is not its path: `Cell In[3]`; None for its path.
+FileLabel = Callable[[str], str | None]
+
+
+class TracebackFrame(Protocol):
+    """A frame of a `Fault`."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def line(self) -> int: ...
+    @property
+    def function(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def repeated(self) -> int: ...
+
+
+def fault_lines(fault: Fault, file_label: FileLabel) -> list[str]:
+    """All lines; the exception itself is the last element."""
+    lines: list[str] = []
+    if fault.cause is not None:
+        lines += [*fault_lines(fault.cause, file_label), "", f"{DIM}caused this exception:{OFF}", ""]
+    elif fault.context is not None:
+        lines += [*fault_lines(fault.context, file_label), "", f"{DIM}while handling it, another:{OFF}", ""]
+    for frame in fault.shown_frames:
+        lines += _frame_lines(frame, file_label)
+    if fault.omitted:
+        lines.append(f"{DIM}… {fault.omitted} frames in the middle are left out{OFF}")
+    for number, member in enumerate(fault.members, 1):
+        lines += [f"{DIM}exception {number} of the group:{OFF}", *fault_lines(member, file_label)]
+    lines.append(exception_line(fault.summary))
+    return lines
+
+
+def exception_line(summary: str) -> str:
+    """What Python prints below the frames, with the exception's type in colour."""
+    name, colon, rest = summary.partition(":")
+    return f"{RED}{name}{OFF}{colon}{rest}"
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file is of an installed package or the standard library."""
+    return any(part in file for part in _INSTALLED)
+
+
+def _frame_lines(frame: TracebackFrame, file_label: FileLabel) -> list[str]:
+    cell = file_label(frame.file)
+    where = f"{cell}, line {frame.line}" if cell else f"File {frame.file}:{frame.line}"
+    function = "" if frame.function == "<module>" else f", in {CYAN}{frame.function}{OFF}"
+    lines = [f"{GREEN}{where}{OFF}{function}", *_source_lines(frame)]
+    if frame.repeated:
+        lines.append(f"{DIM}      (repeated {frame.repeated} more times){OFF}")
+    return lines
+
+
+def _source_lines(frame: TracebackFrame) -> list[str]:
+    """The line with its neighbours, if this process has the same file; else the line that the rank sent."""
+    sent = frame.source.split("\n")[0].strip()
+    here = linecache.getline(frame.file, frame.line)
+    if not here.strip() or (sent and here.strip() != sent):
+        return [f"----> {frame.line} {_coloured(sent)}"] if sent else []
+    # Of a library's code the line is enough: people look for their own.
+    context = 0 if is_installed(frame.file) else _CONTEXT
+    first = max(1, frame.line - context)
+    lines: list[str] = []
+    for number in range(first, frame.line + context + 1):
+        source = linecache.getline(frame.file, number)
+        if not source:
+            break
+        mark = "---->" if number == frame.line else "     "
+        width = len(str(frame.line + context))
+        lines.append(f"{GREEN if number == frame.line else ''}{mark} {number:>{width}}{OFF} {_coloured(source)}")
+    return [line.rstrip() for line in lines]
+
+
+def _coloured(source: str) -> str:
+    try:
+        from pygments import highlight
+        from pygments.formatters import TerminalFormatter
+        from pygments.lexers import PythonLexer
+    except ImportError:
+        return source.rstrip("\n")
+    coloured = highlight(source, PythonLexer(stripnl=False, ensurenl=False), TerminalFormatter())
+    return str(coloured).replace(_BLANK, "").rstrip("\n")
