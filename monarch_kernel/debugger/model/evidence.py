@@ -1,38 +1,44 @@
-"""What a rank tells about itself, so that it can be said why ranks wait. Pure values; they travel from ranks."""
+"""What a rank reports about itself, from which it is judged why ranks wait. Plain values that cross from the ranks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from monarch_kernel.debugger.source_locations import Place
 
 #: What a rank is doing, as far as it can tell by itself.
 WAITS = "waits"  # for other ranks, in torch.distributed
 LOADS = "loads"  # in a data loader
-RUNS = "runs"  # in user code, which went on between the two looks, or used the processor
-STANDS = "stands"  # in user code, and nothing went on between the two looks
+RUNS = "runs"  # in user code that made progress between the two samples, or used the processor
+STANDS = "stands"  # in user code that made no progress between the two samples
 PAUSED = "paused"  # a debugger has stopped it
-IDLE = "idle"  # no code of the user's runs
-#: What others tell of a rank that did not answer.
+IDLE = "idle"  # no user code runs
+#: What others report of a rank that did not answer.
 DEAD = "dead"
-SILENT = "silent"  # its host agent knows that it does not go on: stopped by a signal, for instance
-LATE = "late"  # it did not answer in time, and nobody knows why
-UNASKED = "unasked"  # left out by whoever asked, or in no mesh that was asked
+SILENT = "silent"  # its host agent knows that it does not run: stopped by a signal, for instance
+LATE = "late"  # it did not answer in time, for an unknown reason
+UNASKED = "unasked"  # the caller left it out
+
+WaitKind = Literal["collective", "recv", "send", "group", "work", "call"]
+"""What a thread waits for: a collective; a message; a process group that is being made; a send or receive that it
+started earlier, of which nothing more is known; the answer to a call of an endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A collective operation as one rank called it.
+    """An operation of `torch.distributed` (a collective, mostly), or a call of an endpoint, as one rank called it.
 
     Attributes:
-        group: the name of the process group, alike on all its ranks.
+        group: the name of the process group, the same on all its ranks.
         number: which collective of the group it is, from 1; 0 where that is not known.
         op: what the backend does: `all_reduce`.
-        name: the function of `torch.distributed` that the user's code called: `all_gather_object`.
+        name: the function that user code called: `all_gather_object`; of a call, the endpoint.
         shapes: of the input tensors.
         dtypes: of the input tensors.
-        place: the user's line that called it.
+        place: the line of user code that called it.
         done: it has ended on this rank.
     """
 
@@ -48,13 +54,7 @@ class Operation:
     @property
     def elements(self) -> int:
         """How many elements go in."""
-        total = 0
-        for shape in self.shapes:
-            count = 1
-            for size in shape:
-                count *= size
-            total += count
-        return total
+        return sum(math.prod(shape) for shape in self.shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +62,17 @@ class Wait:
     """What a thread of a rank waits for.
 
     Attributes:
-        call: the collective; one without a number where the backend keeps no record of it.
-        kind: `collective`; `recv` or `send`; `group` (a process group that is being made); `work` (something that was
-            started earlier, of which nothing more is known); `call` (of an endpoint, whose name is that of `call`).
+        operation: the collective; one without a number where the backend keeps no record of it.
+        kind: what it waits for.
         peer: the rank in `torch.distributed` that is received from or sent to; -1 where that is not known.
-        root: the source or destination rank that the call names; -1 for none.
+        root: the source or destination rank that the operation names; -1 for none.
         members: the ranks in `torch.distributed` that a group is made of.
-        place: the user's line that waits; that of the call may be another one.
-        procs: the ids of the procs whose answers to a `call` are missing.
+        place: the line of user code that waits; the operation may have been called at another one.
+        procs: the ids of the procs whose answers to a call are missing.
     """
 
-    call: Operation
-    kind: str = "collective"
+    operation: Operation
+    kind: WaitKind = "collective"
     peer: int = -1
     root: int = -1
     members: tuple[int, ...] = ()
@@ -83,13 +82,13 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """A process group.
+    """A process group of `torch.distributed`.
 
     Attributes:
-        name: of all ranks that are in it.
-        desc: what it is for, in the words of whoever made it.
+        name: the same on all its ranks.
+        desc: what it is for, in the words of the program.
         ranks: its members, as ranks of `torch.distributed`.
-        timeout: after how long its operations give up (seconds); 0 where that is not known.
+        timeout: after how long its operations time out (seconds); 0 where that is not known.
     """
 
     name: str
@@ -100,15 +99,15 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True)
 class UserException:
-    """The exception that ended what the user ran on a rank.
+    """The exception that ended user code on a rank.
 
     Attributes:
         text: type and message, in one line.
-        place: the user's innermost line.
+        place: the innermost line of user code.
         cell: the cell that it ended, if it was one.
         when: `time.time()` on that rank.
-        of_peer: it says no more than that another rank is gone, or has not come.
-        root: the file where the user's code began.
+        of_peer: it says no more than that another rank is gone, or has not arrived.
+        root: the file where user code began.
     """
 
     text: str
@@ -131,15 +130,15 @@ class Evidence:
         world: tells one `torch.distributed` of a mesh from another one.
         groups: the process groups that it is in, by name.
         history: the latest collectives in each group, by number.
-        waits: what it waits for.
-        place: the user's innermost line.
-        stack: the user's lines, outermost first.
-        failure: what ended the user's code here, if that is why none runs.
+        waits: what its threads wait for.
+        place: the innermost line of user code.
+        stack: the lines of user code, outermost first.
+        failure: what ended user code here, if that is why none runs.
         endpoint: what runs: the actor and its endpoint, or `cell`.
-        ident: of all threads that run the user's code: where exactly they are.
+        ident: of all threads that run user code: where exactly they are.
         ticks: the processor time of these threads so far.
-        counts: how many operations each group has counted, `send` and `recv` among them; for backends without a record.
-        answered: the rank itself has said this.
+        counts: how many operations each group has counted, `send` and `recv` included; for backends without a record.
+        answered: the rank itself has reported this.
         proc: the id of its proc.
     """
 
@@ -162,12 +161,12 @@ class Evidence:
     proc: str = ""
 
     def last(self, group: str) -> int:
-        """The number of the last collective of a group that it entered; 0 for none."""
+        """The number of the last collective of a group that it has entered; 0 for none."""
         calls = self.history.get(group, ())
         return calls[-1].number if calls else 0
 
     def at(self, group: str, number: int) -> Operation | None:
-        """Its collective of that number in a group, if it is still known."""
+        """Its collective of that number in a group, if it is still recorded."""
         calls = self.history.get(group, ())
         if not calls:
             return None

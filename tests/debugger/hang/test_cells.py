@@ -35,7 +35,7 @@ def test_a_cell_that_stands_still_says_by_itself_who_is_to_blame(mesh: Kernel) -
     subshell = mesh.control("create_subshell_request")["subshell_id"]
     asked = mesh.send("%mesh hang", subshell)  # the cell still runs
     said = asked.wait()
-    assert "Rank 2 left out broadcast" in said.text, said
+    assert "Rank 2 skipped broadcast" in said.text, said
     mesh.control("delete_subshell_request", {"subshell_id": subshell})
     mesh.interrupt()
     cell.until(lambda out: "once more within 2 s" in ever(out))

@@ -98,9 +98,9 @@ def test_each_collective_is_told_with_its_number_size_and_line(
     ranks = waiting(AWAY + code)
     found = ranks.evidence()
     wait = found[0].waits[0]
-    assert (wait.call.name, wait.call.op) in ((name, op), (op, op)), wait
-    assert wait.call.elements == elements
-    assert wait.call.number == number
+    assert (wait.operation.name, wait.operation.op) in ((name, op), (op, op)), wait
+    assert wait.operation.elements == elements
+    assert wait.operation.number == number
     assert wait.place is not None and (wait.place.file, wait.place.line) == (FILE, 2)
     assert not found[1].waits
     group = found[0].groups["0"]
@@ -125,7 +125,7 @@ def test_the_reducer_of_ddp_is_seen_though_it_has_no_python_frame(waiting: Calla
     ranks = waiting(DDP)
     told = ranks.verdict()
     assert (told.kind, told.ranks) == ("standing", (1,)), told
-    call = ranks.evidence()[0].waits[0].call
+    call = ranks.evidence()[0].waits[0].operation
     assert call.op == "all_reduce"
     assert call.elements == 20
     assert call.place is not None and call.place.line == 6
@@ -135,8 +135,8 @@ def test_the_reducer_of_ddp_is_seen_though_it_has_no_python_frame(waiting: Calla
     "code, said",
     [
         ("if rank == 0: dist.recv(torch.ones(5), src=1)", "recv from rank 1"),
-        ("if rank == 0:\n  for w in [dist.irecv(torch.ones(5), 1)]: w.wait()", "waits for what it has sent"),
-        (BATCH, "waits for what it has sent"),
+        ("if rank == 0:\n  for w in [dist.irecv(torch.ones(5), 1)]: w.wait()", "for a send or receive that it started"),
+        (BATCH, "for a send or receive that it started"),
         ("dist.new_group([0, 1])", "new_group"),
     ],
 )  # fmt: skip
@@ -185,7 +185,7 @@ def test_endpoints_that_wait_for_each_other_are_told_as_a_circle(procs: Callable
     told = settled(mesh)
     assert told.kind == "cycle", told
     assert set(told.ranks) == {0, 1}
-    assert "waits for an answer of callers.answer" in told.sentence
+    assert "waits for an answer from callers.answer" in told.sentence
     mesh.kill(reason="the test is over").get(60)
     call.exception(60)
 

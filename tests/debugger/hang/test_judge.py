@@ -14,7 +14,7 @@ from monarch_kernel.debugger.controller.hang.history import (
     SAME,
     SKIPPED,
     UNCLEAR,
-    parting,
+    divergence,
     starts_apart,
 )
 from monarch_kernel.debugger.controller.hang.judge import judge, settle
@@ -182,7 +182,7 @@ def test_a_collective_that_was_left_out_long_ago_is_found_where_histories_part()
     assert found.culprits[0].place == at(11)
     assert found.sentence == (
         "Ranks 0-1, 3 wait in all_reduce #6 of the default group at train.py:11; "
-        "rank 2 left out all_reduce #4 at train.py:11 and has finished, or runs nothing."
+        "rank 2 skipped all_reduce #4 at train.py:11 and is finished or idle."
     )
 
 
@@ -209,7 +209,7 @@ def test_between_two_ranks_a_missing_and_an_added_call_cannot_be_told_apart() ->
     assert found.kind == verdict.UNDECIDED
     assert found.ranks == (0, 1)
     assert len(found.alternatives) == 2
-    assert "either rank 1 left it out or will come, or rank 0 called one too many at train.py:11" in found.sentence
+    assert "either rank 1 skipped it or will still come, or rank 0 called one too many at train.py:11" in found.sentence
 
 
 def test_of_two_ranks_one_that_comes_by_that_line_in_every_step_is_only_late() -> None:
@@ -389,7 +389,7 @@ def test_another_source_of_a_broadcast_is_told() -> None:
     assert "Rank 2 called broadcast for rank 1 at train.py:10 where ranks 0-1 called broadcast for rank 0" in str(found)
     two = {rank: rooted(rank, rank, 2) for rank in range(2)}
     habit = tuple(replace(two[0].history["0"][0], number=at_ + 1, done=at_ < 3) for at_ in range(4))
-    wait = replace(two[0].waits[0], call=habit[-1])
+    wait = replace(two[0].waits[0], operation=habit[-1])
     same = {rank: replace(each, history={"0": habit}, waits=(replace(wait, root=rank),)) for rank, each in two.items()}
     assert judge(same).kind == verdict.UNDECIDED
 
@@ -413,15 +413,15 @@ def test_a_rank_that_failed_and_has_left_its_group_is_not_taken_for_one_outside(
 def test_nothing_is_said_where_nobody_waits() -> None:
     found = judge({0: Evidence(0, RUNS, place=at(3)), 1: Evidence(1, IDLE)})
     assert found.kind == verdict.NOTHING
-    assert found.sentence == "No rank waits for another one: rank 0 runs on at train.py:3 in train."
+    assert found.sentence == "No rank waits for another: rank 0 is running at train.py:3 in train."
 
 
 def test_several_are_spoken_of_as_several() -> None:
     ranks = [Rank(program(10)) for _ in range(4)] + [Rank([], STANDS, at(3)) for _ in range(2)]
     said = judge(simulate(ranks)).sentence
-    assert said.endswith("at train.py:10; ranks 4-5 have not entered it: they stand at train.py:3 in train.")
+    assert said.endswith("at train.py:10; ranks 4-5 have not entered it: they make no progress at train.py:3 in train.")
     ranks[4:] = [Rank([]) for _ in range(2)]
-    assert "ranks 4-5 never entered it and have finished, or run nothing." in judge(simulate(ranks)).sentence
+    assert "ranks 4-5 never entered it and are finished or idle." in judge(simulate(ranks)).sentence
     ranks[4:] = [Rank([], DEAD, why="killed by SIGKILL") for _ in range(2)]
     assert judge(simulate(ranks)).sentence.startswith("Ranks 4-5 are dead (killed by SIGKILL); ranks 0-3 wait in")
 
@@ -474,13 +474,13 @@ def calls(*lines: int, first: int = 1) -> tuple[Operation, ...]:
     ],
 )
 def test_histories_part(mine: tuple[int, ...], reference: tuple[int, ...], kind: str, found: tuple[int, ...]) -> None:
-    parted = parting(calls(*mine), calls(*reference))
+    parted = divergence(calls(*mine), calls(*reference))
     assert (parted.kind, tuple(call.place.line for call in parted.calls if call.place)) == (kind, found)
 
 
 def test_only_what_both_still_know_is_compared() -> None:
     mine, reference = calls(5, 6, 8, first=11), calls(4, 5, 6, 7, 8, first=10)
-    assert parting(mine, reference).kind == SKIPPED
+    assert divergence(mine, reference).kind == SKIPPED
     assert not starts_apart(mine, reference)
     assert starts_apart(calls(6, 8, first=11), reference)
     assert not starts_apart(calls(3), calls(4))  # there is nothing further back

@@ -1,4 +1,8 @@
-"""Why a mesh does not go on: which ranks wait in which operation, and for whom (`hang`)."""
+"""Why a mesh makes no progress: which ranks wait in which operation, and for which ranks (`hang`).
+
+`sampling` asks the ranks for evidence, `judge` decides on it (with `situation`, `mismatch`, `absence`, `history`),
+`phrases` puts the decision into words, and a `verdict` shows itself.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,19 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from monarch_kernel.actor import ActorMesh, ProcMesh
     from monarch_kernel.debugger.controller.hang.verdict import Verdict
 
 
-def hang(mesh: Any, *, ranks: Iterable[int] | None = None, timeout: float = 5.0) -> Verdict:
-    """Why these ranks do not go on, and which one is to blame, as far as that can be told.
+def hang(mesh: ProcMesh | ActorMesh[Any], *, ranks: Iterable[int] | None = None, timeout: float = 5.0) -> Verdict:
+    """Why these ranks make no progress, and which one is to blame, as far as that can be told.
 
-    Looks twice, half a second apart, at the stacks of all ranks and at what PyTorch records of their collectives, and
-    takes less than a second where all of them answer. Nothing of the user's is touched.
+    Samples the stacks of all ranks, and what PyTorch records of their collectives, twice, half a second apart; takes
+    less than a second where all of them answer. User code is not touched.
 
     Args:
         mesh: a proc mesh or an actor mesh, or a slice of one.
-        ranks: of ``mesh``, if only some are to be asked; of the others nothing is known then.
+        ranks: of ``mesh``, if only some are to be asked; nothing is known of the others then.
         timeout: how long to wait for ranks that do not answer (seconds, in all).
 
     Returns:
@@ -27,6 +32,6 @@ def hang(mesh: Any, *, ranks: Iterable[int] | None = None, timeout: float = 5.0)
         ValueError: ``mesh`` has no such rank.
         TypeError: ``mesh`` is no mesh.
     """
-    from monarch_kernel.debugger.controller.hang.sampling import look
+    from monarch_kernel.debugger.controller.hang.sampling import sample_and_judge
 
-    return look(mesh, ranks, timeout)
+    return sample_and_judge(mesh, ranks, timeout)

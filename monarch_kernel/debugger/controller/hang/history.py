@@ -1,6 +1,6 @@
-"""Where the histories of two ranks part: who left a collective out, called one more, or changed the order.
+"""Where the histories of two ranks diverge: which rank skipped a collective, called one more, or changed the order.
 
-Pure. Two calls are the same if operation, sizes and the user's line are the same. Ranks may well call the same
+Pure. Two calls are the same if operation, sizes and the line of user code are the same. Ranks may well call the same
 collective from different lines, so a difference counts only if leaving something out makes the rest the same again.
 """
 
@@ -15,7 +15,7 @@ from monarch_kernel.debugger.model.evidence import Operation
 
 SAME, SKIPPED, EXTRA, REORDERED, UNCLEAR = "same", "skipped", "extra", "reordered", "unclear"
 
-#: No more than this many calls in a row are looked for as left out or added.
+#: At most so many calls in a row are considered as skipped or added.
 _MOST = 8
 #: What was done so many times is a habit.
 _HABIT = 2
@@ -26,8 +26,8 @@ class Divergence:
     """How a rank's history differs from that of another one, and from which call on.
 
     Attributes:
-        kind: `SKIPPED`: it left `calls` (of the other's) out; `EXTRA`: it made `calls` more; `REORDERED`: it made
-            `calls` in another order; `SAME`: as far as both go, there is no difference; `UNCLEAR`: another one.
+        kind: `SKIPPED`: it skipped `calls` (of the other rank); `EXTRA`: it made `calls` more; `REORDERED`: it made
+            `calls` in another order; `SAME`: as far as both go, there is no difference; `UNCLEAR`: anything else.
         calls: the calls in question.
     """
 
@@ -35,33 +35,29 @@ class Divergence:
     calls: tuple[Operation, ...] = ()
 
 
-def parting(mine: Sequence[Operation], reference: Sequence[Operation]) -> Divergence:
-    """How `mine` differs from `reference`, both by number; what only one of them still knows is left out."""
+def divergence(mine: Sequence[Operation], reference: Sequence[Operation]) -> Divergence:
+    """How `mine` differs from `reference`, both by number; what only one of them still remembers is left out."""
     if not mine or not reference:
         return Divergence(SAME)
     start = max(mine[0].number, reference[0].number)
-    ours = [_key(call) for call in mine if call.number >= start]
-    theirs = [_key(call) for call in reference if call.number >= start]
     our_calls = [call for call in mine if call.number >= start]
     their_calls = [call for call in reference if call.number >= start]
+    ours = [_key(call) for call in our_calls]
+    theirs = [_key(call) for call in their_calls]
     common = min(len(ours), len(theirs))
     first = next((k for k in range(common) if ours[k] != theirs[k]), common)
     if first == common:
         return Divergence(SAME)
-    best = Divergence(UNCLEAR)
     for count in range(1, _MOST + 1):
         if _same(ours[first:], theirs[first + count :]):
-            best = Divergence(SKIPPED, tuple(their_calls[first : first + count]))
-            break
+            return Divergence(SKIPPED, tuple(their_calls[first : first + count]))
         if _same(ours[first + count :], theirs[first:]):
-            best = Divergence(EXTRA, tuple(our_calls[first : first + count]))
-            break
+            return Divergence(EXTRA, tuple(our_calls[first : first + count]))
         window = slice(first, first + count + 1)
         swapped = Counter(ours[window]) == Counter(theirs[window])
         if swapped and ours[first + count + 1 : common] == theirs[first + count + 1 : common]:
-            best = Divergence(REORDERED, tuple(our_calls[window]))
-            break
-    return best
+            return Divergence(REORDERED, tuple(our_calls[window]))
+    return Divergence(UNCLEAR)
 
 
 def _same(one: Sequence[object], other: Sequence[object]) -> bool:
@@ -78,9 +74,9 @@ def _key(call: Operation) -> tuple[object, ...]:
 def breaks_habit(earlier: Sequence[Operation], mine: Operation, other: Operation) -> bool:
     """Whether `mine`, called where another rank called `other`, breaks what both have done before.
 
-    Which is so if what they called last was always followed by `other`, twice at least, and that by `mine`: so `mine`
-    comes too early, in a loop. A line that was never reached before says nothing: it may well be that this rank has
-    left the loop, as it should have, and the other one has not.
+    That is so if what they called last was always followed by `other`, twice at least, and that by `mine`: then `mine`
+    comes too early, in a loop. A line that was never reached before proves nothing: this rank may have left the loop
+    as it should, and the other one may not have.
 
     Args:
         earlier: what both have called before that, oldest first.
@@ -96,7 +92,7 @@ def breaks_habit(earlier: Sequence[Operation], mine: Operation, other: Operation
 
 
 def starts_apart(mine: Sequence[Operation], reference: Sequence[Operation]) -> bool:
-    """Whether they differ from the first call that both still know, so that where they parted is further back."""
+    """Whether two histories differ from the first call that both still remember: they diverged further back."""
     if not mine or not reference:
         return False
     start = max(mine[0].number, reference[0].number)

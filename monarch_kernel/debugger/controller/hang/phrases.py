@@ -1,4 +1,4 @@
-"""How a verdict is put into phrases. Pure."""
+"""A verdict in words: every phrase and sentence of it. What is decided is decided before. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from monarch_kernel.debugger.controller.hang.history import SKIPPED, Divergence
-from monarch_kernel.debugger.controller.hang.verdict import SHAPE, VerdictRow
+from monarch_kernel.debugger.controller.hang.situation import PendingOperation, Situation
+from monarch_kernel.debugger.controller.hang.verdict import SHAPE, VerdictRow, listed
 from monarch_kernel.debugger.model.evidence import (
     DEAD,
     IDLE,
@@ -25,36 +26,37 @@ from monarch_kernel.debugger.model.evidence import (
 )
 from monarch_kernel.debugger.rank.hang.flight import SECOND
 from monarch_kernel.debugger.source_locations import Place
-from monarch_kernel.meshes import format_ranks
 
 #: Names of the group of all ranks.
 _DEFAULT = ("0", "default_pg")
 
-
-def ranks(who: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0-2, 5`."""
-    chosen = sorted(who)
-    return f"rank{'s' * (len(chosen) != 1)} {format_ranks(chosen, limit=8).replace(',', ', ')}"
-
-
-_PLURAL = {"is": "are", "has": "have", "does": "do", "was": "were", "waits": "wait", "stands": "stand", "runs": "run"}
+_PLURAL = {"is": "are", "has": "have", "does": "do", "was": "were", "waits": "wait", "makes": "make"}
 _VERB = re.compile(rf"(?:^|(?<= and )|(?<=, or ))(?:{'|'.join(_PLURAL)})\b")
 _IT = re.compile(rf"(?<=: |; )it ({'|'.join(_PLURAL)})\b")
 
 
-def doing(who: Iterable[int], what: str) -> str:
+# -- parts of sentences ----------------------------------------------------------------------------
+
+
+def ranks(chosen: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0-2, 5`."""
+    known = sorted(chosen)
+    return f"rank{'s' * (len(known) != 1)} {listed(known)}"
+
+
+def doing(chosen: Iterable[int], what: str) -> str:
     """`rank 3 is dead`, `ranks 0-2 are dead`; `what` is a verb phrase about one rank."""
-    chosen = sorted(who)
-    if len(chosen) != 1:
+    known = sorted(chosen)
+    if len(known) != 1:
         what = _VERB.sub(lambda found: _PLURAL[found[0]], what)
         what = _IT.sub(lambda found: f"they {_PLURAL[found[1]]}", what)
-    return f"{ranks(chosen)} {what}"
+    return f"{ranks(known)} {what}"
 
 
-def states(evidence: Mapping[int, Evidence], who: Iterable[int]) -> str:
-    """What these ranks do, those together that do the same."""
+def states(evidence: Mapping[int, Evidence], chosen: Iterable[int]) -> str:
+    """What these ranks do; ranks that do the same are put together."""
     alike: dict[str, list[int]] = {}
-    for rank in sorted(who):
+    for rank in sorted(chosen):
         alike.setdefault(state(evidence[rank]), []).append(rank)
     return joined([doing(some, what) for what, some in alike.items()])
 
@@ -86,62 +88,95 @@ def group(which: ProcessGroup) -> str:
     return ("the default group" if name in _DEFAULT else f"group {name}") + over + backend
 
 
-def call(which: Operation) -> str:
-    """`all_reduce at train.py:12`."""
-    return f"{which.name or which.op}{at(which.place)}"
-
-
 def size(which: Operation) -> str:
     """`5 elements of Float`."""
     kinds = "/".join(dict.fromkeys(which.dtypes))
     return f"{which.elements} element{'s' * (which.elements != 1)}{f' of {kinds}' if kinds else ''}"
 
 
-def calling(which: Operation, kind: str, root: int) -> str:
-    """`called all_reduce with 7 elements of Float at train.py:12`."""
+def called(which: Operation, kind: str = "", root: int = -1) -> str:
+    """`called all_reduce with 7 elements of Float at train.py:12`; the sizes only for a verdict about them."""
     more = f" with {size(which)}" if kind == SHAPE else f" for rank {root}" if root >= 0 else ""
     return f"called {which.name or which.op}{more}{at(which.place)}"
 
 
-def left_out(calls: Sequence[Operation]) -> str:
-    """`left out all_reduce #7 at train.py:12`."""
+def skipped(calls: Sequence[Operation]) -> str:
+    """`skipped all_reduce #7 at train.py:12`."""
     first = calls[0]
     more = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
-    return f"left out {first.name or first.op} #{first.number}{at(first.place)}{more}"
+    return f"skipped {first.name or first.op} #{first.number}{at(first.place)}{more}"
 
 
-def parted(found: Divergence) -> str:
+def diverged(found: Divergence) -> str:
     """How a rank's history differs from that of the others."""
     if found.kind == SKIPPED:
-        return left_out(found.calls)
+        return skipped(found.calls)
     first = found.calls[0]
     return f"called {first.name or first.op} #{first.number}{at(first.place)}, which no other rank called"
 
 
-def waits_in(who: Sequence[int], which: Operation, of: ProcessGroup) -> str:
+def skipped_and_is(calls: Sequence[Operation], each: Evidence) -> str:
+    """A rank that skipped calls, and what it does now."""
+    return f"{skipped(calls)} and {state(each)}"
+
+
+def not_entered(each: Evidence) -> str:
+    """A rank that may still come."""
+    return f"has not entered it: it {state(each)}"
+
+
+def never_entered(each: Evidence) -> str:
+    """A rank that will not come any more."""
+    return f"never entered it and {state(each)}"
+
+
+def called_alone(which: Operation) -> str:
+    """A call that only these ranks made."""
+    return f"{called(which)}, which no other rank called"
+
+
+def instead_of(found: Divergence, what: str) -> str:
+    """What a rank did earlier, and what it called therefore."""
+    return f"{diverged(found)}, so that it {what}"
+
+
+def waits_in(pending: PendingOperation) -> str:
     """`ranks 0-2 wait in all_reduce #7 of the default group at train.py:12`."""
+    which = pending.operation
     number = f" #{which.number}" if which.number else ""
-    return doing(who, f"waits in {which.name or which.op}{number} of {group(of)}{at(which.place)}")
+    what = f"waits in {which.name or which.op}{number} of {group(pending.group)}{at(which.place)}"
+    return doing(pending.waiting, what)
+
+
+def which_wait(now: Situation, missing: Sequence[int]) -> str:
+    """The ranks that wait for these, and where."""
+    for pending in now.pending:
+        if pending.waiting:
+            return waits_in(pending)
+    if now.waiting:
+        return states(now.evidence, now.waiting)
+    return "no other rank waits for it" if len(missing) == 1 else "no other rank waits for them"
 
 
 def _wait(each: Evidence, wait: Wait) -> str:
+    which = wait.operation
     if wait.kind in ("recv", "send"):
         word = "from" if wait.kind == "recv" else "to"
         peer = f" {word} rank {wait.peer}" if wait.peer >= 0 else ""
-        return f"waits in {wait.call.name}{peer}{at(wait.place)}"
+        return f"waits in {which.name}{peer}{at(wait.place)}"
     if wait.kind == "work":
-        return f"waits for what it has sent or is to receive{at(wait.place)}"
+        return f"waits{at(wait.place)} for a send or receive that it started"
     if wait.kind == "call":
-        return f"waits for an answer of {wait.call.name}{at(wait.place)}"
+        return f"waits for an answer from {which.name}{at(wait.place)}"
     if wait.kind == "group":
-        return f"waits in {wait.call.name}{at(wait.place)}"
-    number = f" #{wait.call.number}" if wait.call.number else ""
-    of = each.groups.get(wait.call.group)
+        return f"waits in {which.name}{at(wait.place)}"
+    number = f" #{which.number}" if which.number else ""
+    of = each.groups.get(which.group)
     where = f" of {group(of)}" if of is not None and (of.desc or of.name not in _DEFAULT) else ""
-    started = at(wait.call.place)
+    started = at(which.place)
     later = f", waited for{at(wait.place)}" if at(wait.place) != started else ""
-    inputs = f" ({size(wait.call)})" if wait.call.shapes else ""
-    return f"waits in {wait.call.name or wait.call.op}{number}{where}{inputs}{started}{later}"
+    inputs = f" ({size(which)})" if which.shapes else ""
+    return f"waits in {which.name or which.op}{number}{where}{inputs}{started}{later}"
 
 
 def state(each: Evidence) -> str:
@@ -151,14 +186,14 @@ def state(each: Evidence) -> str:
     if each.state == IDLE:
         if each.failure is not None:
             return f"failed with {each.failure.text}{at(each.failure.place)}"
-        return "has finished, or runs nothing"
+        return "is finished or idle"
     if each.state == DEAD:
         return f"is dead ({each.why})" if each.why else "is dead"
     if each.state == SILENT:
         was = f"; it was{at(each.place)}" if each.place is not None else ""
-        return f"does not go on ({each.why}){was}" if each.why else f"does not go on{was}"
+        return f"is not running ({each.why}){was}" if each.why else f"is not running{was}"
     if each.state == LATE:
-        return f"does not answer ({each.why or 'nobody knows why; it may hold the interpreter lock'})"
+        return f"does not answer ({each.why or 'cause unknown; it may hold the interpreter lock'})"
     if each.state == UNASKED:
         return "was not asked"
     where = f"{at(each.place)}{_function(each.place)}"
@@ -167,34 +202,148 @@ def state(each: Evidence) -> str:
     if each.state == PAUSED:
         return f"is stopped in the debugger{where}"
     if each.state == STANDS:
-        return f"stands{where}{f' ({each.why})' if each.why else ''}"
-    return f"runs on{where}" if each.state in (RUNS, WAITS) else each.state
+        return f"makes no progress{where}{f' ({each.why})' if each.why else ''}"
+    return f"is running{where}" if each.state in (RUNS, WAITS) else each.state
 
 
 def _function(place: Place | None) -> str:
     return f" in {place.name}" if place is not None and place.name not in ("", "<module>") else ""
 
 
+# -- beside the sentence ---------------------------------------------------------------------------
+
+
 def rows(evidence: Mapping[int, Evidence], blamed: set[int]) -> tuple[VerdictRow, ...]:
-    """What all ranks do, the same put together; those to blame first, then the smallest group."""
+    """What all ranks do, the same put together; those to blame first, then the smallest set."""
     alike: dict[tuple[bool, str], list[int]] = {}
     for rank, each in evidence.items():
         alike.setdefault((rank not in blamed, state(each)), []).append(rank)
     ordered = sorted(alike.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
-    return tuple(VerdictRow(tuple(who), doing, evidence[who[0]].place) for (_, doing), who in ordered)
+    return tuple(VerdictRow(tuple(chosen), what, evidence[chosen[0]].place) for (_, what), chosen in ordered)
 
 
 def timeouts(evidence: Mapping[int, Evidence]) -> tuple[str, ...]:
-    """When the process groups in which ranks wait give up."""
+    """When the first process group in which ranks wait times out."""
     limits = {
         of.timeout: of
         for each in evidence.values()
         if each.state == WAITS
         for wait in each.waits
-        if (of := each.groups.get(wait.call.group)) is not None and of.timeout > 0
+        if (of := each.groups.get(wait.operation.group)) is not None and of.timeout > 0
     }
-    return tuple(f"{capital(group(of))} gives up after {_minutes(limit)}." for limit, of in sorted(limits.items())[:1])
+    return tuple(f"{capital(group(of))} times out after {_minutes(limit)}." for limit, of in sorted(limits.items())[:1])
 
 
 def _minutes(limit: float) -> str:
     return f"{limit / 60:g} min" if limit >= 120 else f"{limit:g} s"
+
+
+# -- sentences -------------------------------------------------------------------------------------
+
+
+def no_rank_waits(now: Situation) -> str:
+    """No rank waits for another."""
+    sentence = "No rank waits for another"
+    busy = now.in_state(RUNS, STANDS, LOADS)
+    late = now.in_state(LATE)
+    if busy:
+        sentence += f": {states(now.evidence, busy)}"
+    if late:
+        sentence += f"; {states(now.evidence, late)}"
+    return f"{sentence}."
+
+
+def all_entered(pending: PendingOperation) -> str:
+    """All ranks wait in one operation, which all have entered."""
+    more = f", and {pending.outside} of its ranks are not in this mesh" if pending.outside else ""
+    return f"Undecided: {waits_in(pending)}, which all ranks that were asked have entered alike{more}."
+
+
+def waits_for_unknown(now: Situation) -> str:
+    """Ranks wait, and nothing says for which ranks."""
+    return f"Undecided: {states(now.evidence, now.waiting)}, but it is not known for which ranks."
+
+
+def will_not_come(now: Situation, missing: Sequence[int], of_peer: Sequence[int]) -> str:
+    """Ranks that will certainly not come, and other ranks that failed because of that."""
+    after = f"; {ranks(of_peer)} failed because of that" if of_peer else ""
+    return f"{capital(states(now.evidence, missing))}; {which_wait(now, missing)}{after}."
+
+
+def crashed_by_gloo(now: Situation, crashed: Sequence[int], others: Sequence[int]) -> str:
+    """Processes that gloo may have aborted."""
+    parts = [states(now.evidence, crashed)] + ([states(now.evidence, others)] if others else [])
+    return (
+        f"Undecided: {joined(parts)}; gloo aborts a process that receives more than it expects, and its peers may then "
+        "crash too, so one of these may have called another operation than the rest, or with other sizes."
+    )
+
+
+def not_known(now: Situation, unknown: Sequence[int]) -> str:
+    """Ranks of which nothing is known."""
+    return f"Undecided: {states(now.evidence, unknown)}; {which_wait(now, unknown)}."
+
+
+def failed_of_peers(now: Situation, failed: Sequence[int]) -> str:
+    """Ranks that failed only because another rank was gone."""
+    return (
+        f"Undecided: {states(now.evidence, failed)}, which says that another rank was gone or did not arrive, but not "
+        f"which one; {which_wait(now, failed)}."
+    )
+
+
+def absent(pending: PendingOperation, whys: Sequence[tuple[str, Sequence[int]]]) -> str:
+    """A few ranks are missing from an operation; `whys` are verb phrases with their ranks."""
+    return f"{capital(waits_in(pending))}; {joined([doing(chosen, why) for why, chosen in whys])}."
+
+
+def called_too_much(
+    now: Situation, pending: PendingOperation, absent: Sequence[int], present: Sequence[int], why: str
+) -> str:
+    """A few ranks are in an operation, and all others have finished without it."""
+    others = f"{states(now.evidence, absent)} without it"
+    return f"{capital(waits_in(pending))}, and {others}: {ranks(present)} {why}."
+
+
+def one_or_other(
+    now: Situation, pending: PendingOperation, absent: Sequence[int], present: Sequence[int], place: Place | None
+) -> str:
+    """Neither side is a majority: one has skipped something, or the other has done too much."""
+    return (
+        f"Undecided: {waits_in(pending)}, while {states(now.evidence, absent)}; either {ranks(absent)} skipped it or "
+        f"will still come, or {ranks(present)} called one too many{at(place)}."
+    )
+
+
+def peers_elsewhere(now: Situation, waiting: Sequence[int], missing: Sequence[int], certain: bool) -> str:
+    """Ranks that others receive from or send to are elsewhere."""
+    here, there = states(now.evidence, waiting), states(now.evidence, missing)
+    return f"{capital(here)}; {there}." if certain else f"Undecided: {here}, but {there}."
+
+
+def no_majority(pending: PendingOperation, sides: Sequence[str]) -> str:
+    """Ranks called different things, and neither side is a clear majority."""
+    where = f"for #{pending.number} of {group(pending.group)}, " if pending.number else ""
+    return f"Undecided: {where}{joined(sides)}; which is right cannot be told, as neither side is a clear majority."
+
+
+def outvoted(pending: PendingOperation, odd: Sequence[str], majority: str, *, likely: bool, order: bool) -> str:
+    """A few ranks called something else than the majority."""
+    of = group(pending.group)
+    number = f" (#{pending.number} of {of})" if pending.number else f" (in {of})"
+    sentence = f"{joined(odd)} where {majority}{number}"
+    sentence = f"Most likely {sentence}" if likely else capital(sentence)
+    return f"{sentence}; the order differs, or one call is missing or extra." if order else f"{sentence}."
+
+
+def in_a_cycle(now: Situation, cycle: Sequence[int]) -> str:
+    """Ranks that wait for each other."""
+    parts = [doing([rank], state(now.evidence[rank])) for rank in cycle]
+    return f"These ranks wait for each other in a cycle: {joined(parts)}."
+
+
+def two_orders(few: str, many: str, decided: bool) -> str:
+    """The same ranks are in two groups, and call their operations in different orders."""
+    if decided:
+        return f"{capital(few)} where {many}: the order of the two differs."
+    return f"Undecided: {few}, and {many}; which of the two orders is right cannot be told."

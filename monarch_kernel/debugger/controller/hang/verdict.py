@@ -1,4 +1,4 @@
-"""What is said of ranks that do not go on: a verdict, or that it cannot be said. Pure values."""
+"""What is said of ranks that make no progress: a verdict, or that there is none. Plain values that show themselves."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from monarch_kernel.debugger.source_locations import Place
 from monarch_kernel.meshes import format_ranks
 
 #: Kinds of verdict.
-SKIPPED = "skipped"  # a rank left a collective out
-EXTRA = "extra"  # a rank called one that the others did not
-ORDER = "order"  # a rank called another collective than the others
+SKIPPED = "skipped"  # a rank skipped a collective
+EXTRA = "extra"  # a rank called a collective that the other ranks did not
+ORDER = "order"  # a rank called another collective than the other ranks
 SHAPE = "shape"  # a rank called it with other sizes or types
 ROOT = "root"  # a rank named another source or destination
 FAILED = "failed"  # an exception ended the rank's code
 LOADER = "loader"  # a rank is in a data loader
-RUNNING = "running"  # a rank is in code that goes on
-STANDING = "standing"  # a rank is in code that does not go on
+RUNNING = "running"  # a rank is in code that makes progress
+STANDING = "standing"  # a rank is in code that makes no progress
 PAUSED = "paused"  # a debugger has stopped a rank
-SILENT = "silent"  # a rank's process does not go on: stopped by a signal, for instance
+SILENT = "silent"  # a rank's process does not run: stopped by a signal, for instance
 DEAD = "dead"  # a rank's process has ended
 CYCLE = "cycle"  # ranks wait for each other in different operations
 UNDECIDED = "undecided"
-NOTHING = "nothing"  # no rank waits for another one
+NOTHING = "nothing"  # no rank waits for another
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """A rank that others wait for.
+    """A rank that other ranks wait for.
 
     Attributes:
         rank: in its mesh.
         place: the line that is to blame, or where the rank is instead; None where that is not known.
-        why: what it did, in words, with the rank as the subject.
-        instead: the line where the others are, if the rank called something else than they did.
+        why: what it did, as a verb phrase about the rank.
+        instead: the line where the other ranks are, if this one called something else than they did.
     """
 
     rank: int
@@ -55,17 +55,17 @@ class VerdictRow:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why ranks wait, and for whom.
+    """Why ranks wait, and for which ranks.
 
     Attributes:
         kind: one of the kinds above.
-        culprits: the ranks to blame; where it is undecided, all those between whom it is.
-        sentence: all of it, in phrases.
+        culprits: the ranks to blame; where it is undecided, all the candidates.
+        sentence: the verdict in words.
         rows: what all ranks are doing, those to blame first.
-        likely: it is not certain, but nothing speaks against it.
-        notes: what else is to be known, each a sentence.
+        likely: it is not certain, but nothing contradicts it.
+        notes: what else there is to know, each a sentence.
         mesh: the name of the mesh.
-        alternatives: where it is undecided, what it may be.
+        alternatives: where it is undecided, the possible verdicts in words.
     """
 
     kind: str
@@ -79,20 +79,20 @@ class Verdict:
 
     @property
     def decided(self) -> bool:
-        """Whether somebody is named."""
+        """Whether it names the ranks to blame."""
         return self.kind not in (UNDECIDED, NOTHING, CYCLE)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks to blame, sorted; those between whom it is undecided."""
+        """The ranks to blame, sorted; the candidates where it is undecided."""
         return tuple(sorted({culprit.rank for culprit in self.culprits}))
 
     def __str__(self) -> str:
         lines = [self.sentence, *self.notes]
         if self.rows:
-            who = [_listed(row.ranks) for row in self.rows]
-            width = max(len(each) for each in who)
-            lines += [f"  {each:<{width}}  {row.doing}" for each, row in zip(who, self.rows, strict=True)]
+            heads = [listed(row.ranks) for row in self.rows]
+            width = max(map(len, heads))
+            lines += [f"  {head:<{width}}  {row.doing}" for head, row in zip(heads, self.rows, strict=True)]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -101,7 +101,7 @@ class Verdict:
         blamed = set(self.ranks) if self.decided else set[int]()
         body = "".join(
             f'<tr><td style="text-align:right{";font-weight:bold" if blamed.intersection(row.ranks) else ""}">'
-            f'{escape(_listed(row.ranks))}</td><td style="text-align:left">{escape(row.doing)}</td></tr>'
+            f'{escape(listed(row.ranks))}</td><td style="text-align:left">{escape(row.doing)}</td></tr>'
             for row in self.rows
         )
         notes = "".join(f'<div style="opacity:.8">{escape(note)}</div>' for note in self.notes)
@@ -113,5 +113,6 @@ class Verdict:
         printer.text(str(self))  # type: ignore[attr-defined]  # IPython's, which this module does not import
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def listed(ranks: Sequence[int]) -> str:
+    """A set of ranks in a sentence: `0-2, 5`."""
     return format_ranks(ranks, limit=8).replace(",", ", ")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict, cast
 
 from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, THREAD, Snapshot, Stack, StackFrame
 from monarch_kernel.debugger.rank.stacks.trimming import (
@@ -23,6 +22,24 @@ from monarch_kernel.debugger.source_locations import USER, Place, kind_of, sourc
 HOLDS_LOCK = "holds the interpreter lock"
 
 
+class SpiedFrame(TypedDict, total=False):
+    """A frame of a dump; native ones have a module instead of a line."""
+
+    name: str
+    filename: str
+    line: int
+    module: str | None
+
+
+class SpiedThread(TypedDict, total=False):
+    """A thread of a dump; the innermost frame comes first."""
+
+    thread_id: int
+    thread_name: str | None
+    owns_gil: bool
+    frames: list[SpiedFrame]
+
+
 def read_snapshot(dump: str, pid: int, note: str, all_threads: bool = False) -> Snapshot:
     """The snapshot that a dump of `py-spy --json --full-filenames` is.
 
@@ -31,7 +48,7 @@ def read_snapshot(dump: str, pid: int, note: str, all_threads: bool = False) -> 
     """
     stacks: list[Stack] = []
     hidden = 0
-    for thread in _threads(dump):
+    for thread in threads_of(dump):
         frames = _frames(thread)
         name = str(thread.get("thread_name") or "")
         user = has_user_code(frames)
@@ -54,7 +71,7 @@ def with_native(snapshot: Snapshot, dump: str) -> Snapshot:
     Raises:
         ValueError: `dump` is no such dump.
     """
-    threads = {int(thread.get("thread_id") or 0): thread for thread in _threads(dump)}
+    threads = {int(thread.get("thread_id") or 0): thread for thread in threads_of(dump)}
     stacks: list[Stack] = []
     for stack in snapshot.stacks:
         thread = threads.get(stack.thread)
@@ -67,17 +84,22 @@ def with_native(snapshot: Snapshot, dump: str) -> Snapshot:
     return snapshot._replace(stacks=tuple(stacks))
 
 
-def _threads(dump: str) -> list[Mapping[str, Any]]:
+def threads_of(dump: str) -> list[SpiedThread]:
+    """The threads of a dump.
+
+    Raises:
+        ValueError: it is no such dump.
+    """
     try:
         threads = json.loads(dump)
     except ValueError as error:
         raise ValueError(f"py-spy's dump cannot be read: {error}") from None
     if not isinstance(threads, list):
         raise ValueError("py-spy's dump cannot be read: it is no list of threads")
-    return threads  # pyright: ignore[reportUnknownVariableType]  # of whatever py-spy writes
+    return cast("list[SpiedThread]", threads)
 
 
-def _frames(thread: Mapping[str, Any]) -> list[StackFrame]:
+def _frames(thread: SpiedThread) -> list[StackFrame]:
     """A thread's frames, the outermost first."""
     frames = [_frame(frame) for frame in reversed(thread.get("frames") or ())]
     start = next((at for at, frame in enumerate(frames) if frame.place.kind != NATIVE), 0)
@@ -86,7 +108,7 @@ def _frames(thread: Mapping[str, Any]) -> list[StackFrame]:
     return frames[start:]
 
 
-def _frame(frame: Mapping[str, Any]) -> StackFrame:
+def _frame(frame: SpiedFrame) -> StackFrame:
     file, name, line = str(frame.get("filename") or ""), str(frame.get("name") or "?"), int(frame.get("line") or 0)
     module = frame.get("module")
     if module is not None:

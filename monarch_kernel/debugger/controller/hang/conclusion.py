@@ -1,0 +1,29 @@
+"""Makes a verdict: the ranks to blame and the sentence, with what all ranks are doing and when groups time out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monarch_kernel.debugger.controller.hang import phrases
+from monarch_kernel.debugger.controller.hang.situation import Situation
+from monarch_kernel.debugger.controller.hang.verdict import Culprit, Verdict
+
+
+def conclude(
+    now: Situation,
+    kind: str,
+    culprits: Sequence[Culprit],
+    sentence: str,
+    *,
+    likely: bool = False,
+    alternatives: tuple[str, ...] = (),
+) -> Verdict:
+    """A verdict about this situation; the arguments are as in `Verdict`."""
+    rows = phrases.rows(now.evidence, {culprit.rank for culprit in culprits})
+    notes = phrases.timeouts(now.evidence)
+    return Verdict(kind, tuple(culprits), sentence, rows, likely, notes, now.mesh, alternatives)
+
+
+def as_they_are(now: Situation, ranks: Sequence[int]) -> list[Culprit]:
+    """Ranks of which no line is to blame, with what they do."""
+    return [Culprit(rank, None, phrases.state(now.evidence[rank])) for rank in ranks]
