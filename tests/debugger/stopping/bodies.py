@@ -498,7 +498,7 @@ def interrupts_at_any_moment() -> None:
                         guest.counted(100)
                 except KeyboardInterrupt:
                     pass
-            settle()
+                settle()
             seen: list[int] = []
 
             def resume() -> None:

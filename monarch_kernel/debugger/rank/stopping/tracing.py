@@ -29,7 +29,7 @@ from monarch_kernel.debugger.source_locations import is_user
 
 #: How often a thread is looked at that an exception out of a trace function has left untraced (seconds).
 _LOST_TICK = 0.001
-#: How often threads are looked at that debugpy may have taken (seconds).
+#: How often threads are checked that debugpy may have taken, or an interrupt left untraced (seconds).
 _GUARD_TICK = 0.2
 _DEBUGPY = "_pydevd_bundle"
 _sleep = time.sleep  # debugpy replaces that of the module
@@ -159,21 +159,26 @@ class Tracing:
                 self._trace_frame(frame, stepped)
         for _, frame in running_frames():
             self._trace_frame(frame, stepped)
-        if (always or stepping) and _DEBUGPY in sys.modules and not self._guarding:
+        if (always or stepping) and not self._guarding:
             self._guarding = True
             guard = threading.Thread(target=self._guard, name="debugger-guard", daemon=True)
             guard.pydev_do_not_trace = guard.is_pydev_daemon_thread = True  # type: ignore[attr-defined]  # of debugpy's
             guard.start()
 
     def _guard(self) -> None:
-        """While both are there: put ours back over debugpy's."""
+        """While anything is armed: trace again what debugpy has taken, and what an interrupt has left untraced.
+
+        `_lost` sees most interrupts. Where the signal's handler raises before the first line of a trace function, none
+        of our code runs, and Python stops tracing the thread.
+        """
         while True:
             _sleep(_GUARD_TICK)
             with self._lock:
                 if not (self._book.has_lines or self._pausing or self._plans):
                     self._guarding = False
                     return
-                self._apply()
+                if _DEBUGPY in sys.modules or any(state.tracer is None for state in thread_states()):
+                    self._apply()
 
     def _trace_frame(self, frame: FrameType, stepped: set[int]) -> None:
         known = self._local.get(id(frame.f_code))
