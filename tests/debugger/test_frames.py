@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.debugger.commands.console import Console
+from monarch_kernel.debugger.commands.frontend import Frontend
 from monarch_kernel.debugger.commands.selection import Selection
 from monarch_kernel.debugger.controller.sets import StopSet
 from monarch_kernel.debugger.frames import frames_of_a_stack, frames_of_an_ide, shown_frame, user_frames
@@ -45,7 +46,7 @@ def test_a_stack_and_an_ide_show_what_is_between() -> None:
 
 def groups(debugger: MemoryDebugger) -> tuple[list[list[int]], list[list[int]]]:
     """The groups of ranks at a prompt, and those of a set."""
-    at_prompt = [[at.rank for at in group] for group in Selection(debugger).groups()]
+    at_prompt = [[at.rank for at in group] for group in Selection(debugger, Frontend()).groups()]
     of_set = [[at.rank for at in group.stops] for group in StopSet(debugger, debugger.stops()).groups]
     return at_prompt, of_set
 

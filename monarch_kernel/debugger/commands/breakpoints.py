@@ -2,84 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
-from monarch_kernel.debugger.commands import frontend
-from monarch_kernel.debugger.commands.grammar import BREAK_OPTIONS, CommandError, read_spot, split_options
-from monarch_kernel.debugger.commands.stop_text import Label, columns, file_name
+from monarch_kernel.debugger.commands.frontend import Frontend
+from monarch_kernel.debugger.commands.grammar import BreakLine, CommandError, read_break
+from monarch_kernel.debugger.commands.stop_text import columns, file_name
+from monarch_kernel.debugger.controller.view import DebuggerView
+from monarch_kernel.debugger.events import MeshBreakpoint
+from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.meshes import format_ranks, parse_ranks
 
+_T = TypeVar("_T")
 
-def arm(debugger: Any, line: str, command: str, shown: str = "") -> Any:
+
+def arm(debugger: DebuggerView, line: str, command: str, frontend: Frontend, shown: str = "") -> MeshBreakpoint:
     """Set the breakpoint that a line describes: `FILE_OR_CELL:LINE` or `--on-error [TYPE]`, and options.
+
+    The line is read first, then what it names is looked up in the front end; then the breakpoint goes to the ranks.
 
     Args:
         command: how errors call the command.
+        frontend: knows the cells, and the mesh in use.
         shown: the file that a line without one is in.
 
     Raises:
         CommandError: it cannot be set; says why in one sentence.
     """
-    where, options = split_options(line, BREAK_OPTIONS, command)
-    mesh, ranks = _addressed(options, command)
-    if "--on-error" in options:
-        extra = [option for option in options if option not in ("--on-error", "--on", "-r", "--ranks")]
-        if where or extra:
-            what = extra[0] if extra else where
-            raise CommandError(f"{command}: --on-error goes with -r and --on only, not with {what}")
-        return _checked(command, debugger.break_on_error, options["--on-error"] or "*", mesh=mesh, ranks=ranks)
-    if not where:
-        raise CommandError(f"{command}: say where: FILE:LINE, 5:LINE for a cell, :LINE for the last %%mesh cell")
-    if " " in where and not where.startswith(("'", '"', "In", "Cell")):
-        raise CommandError(f"{command}: {where!r} is more than one place; a condition follows --if")
-    spot = read_spot(where, command)
-    file, number = frontend.current().file(spot, shown, command)
+    asked = read_break(line, command)
+    mesh, ranks = _target(asked, frontend, command)
+    if asked.spot is None:
+        return _checked(command, partial(debugger.break_on_error, asked.error, mesh=mesh, ranks=ranks))
+    file, number = frontend.file(asked.spot, shown, command)
     return _checked(
         command,
-        debugger.break_at,
-        file,
-        number,
-        mesh=mesh,
-        ranks=ranks,
-        condition=options.get("--if", ""),
-        hits=_hits(options, command),
-        first="--first" in options,
-        differs=options.get("--when-differs", ""),
-        log=options.get("--log", ""),
+        partial(
+            debugger.break_at,
+            file,
+            number,
+            mesh=mesh,
+            ranks=ranks,
+            condition=asked.condition,
+            hits=asked.hits,
+            first=asked.first,
+            differs=asked.differs,
+            log=asked.log,
+        ),
     )
 
 
-def _checked(command: str, function: Any, *args: Any, **options: Any) -> Any:
+def _checked(command: str, function: Callable[[], _T]) -> _T:
     try:
-        return function(*args, **options)
+        return function()
     except (ValueError, LookupError) as error:
         raise CommandError(f"{command}: {error.args[0] if error.args else error}") from None
 
 
-def _addressed(options: dict[str, str], command: str) -> tuple[str | None, tuple[int, ...] | None]:
-    mesh = options.get("--on")
-    text = options.get("-r") or options.get("--ranks")
-    if text is None:
-        return mesh, None
-    around = frontend.current()
-    mesh = mesh or around.mesh()
+def _target(asked: BreakLine, frontend: Frontend, command: str) -> tuple[str | None, tuple[int, ...] | None]:
+    """The mesh and the ranks that it is for; None for all."""
+    if not asked.ranks:
+        return asked.mesh, None
+    mesh = asked.mesh or frontend.mesh()
     if mesh is None:
         raise CommandError(f"{command}: ranks are of a mesh; say which with --on NAME")
     try:
-        return mesh, parse_ranks(text, around.extent(mesh))
+        return mesh, parse_ranks(asked.ranks, frontend.extent(mesh))
     except (ValueError, TypeError, IndexError) as error:
         raise CommandError(f"{command}: {error.args[0] if error.args else error}") from None
 
 
-def _hits(options: dict[str, str], command: str) -> int:
-    text = options.get("--hits", "0")
-    if not text.isdigit():
-        raise CommandError(f"{command}: --hits takes a whole number, not {text!r}")
-    return int(text)
-
-
-def clear(debugger: Any, rest: str, command: str) -> str:
+def clear(debugger: DebuggerView, rest: str, command: str) -> str:
     """Remove the breakpoints with these numbers, or all; what to say about it.
 
     Raises:
@@ -96,11 +89,11 @@ def clear(debugger: Any, rest: str, command: str) -> str:
     for word in words:
         if not word.isdigit():
             raise CommandError(f"{command}: {word!r} is no number of a breakpoint; give numbers, or all")
-        _checked(command, debugger.clear, int(word))
+        _checked(command, partial(debugger.clear, int(word)))
     return f"Breakpoint{'s' * (len(words) != 1)} {', '.join(words)} cleared."
 
 
-def listing(debugger: Any, label: Label | None = None) -> str:
+def listing(debugger: DebuggerView, label: Label | None = None) -> str:
     """All breakpoints, one on a line, with what has become of them."""
     found = debugger.breakpoints()
     if not found:
@@ -108,12 +101,12 @@ def listing(debugger: Any, label: Label | None = None) -> str:
     return columns([(str(each.id), described(each, label)) for each in found])
 
 
-def armed_text(made: Any, label: Label | None = None) -> str:
+def armed_text(made: MeshBreakpoint, label: Label | None = None) -> str:
     """What to say of a breakpoint that has just been set."""
     return f"Breakpoint {made.id}: {described(made, label)}"
 
 
-def described(made: Any, label: Label | None = None) -> str:
+def described(made: MeshBreakpoint, label: Label | None = None) -> str:
     """A breakpoint in one line: where, on which ranks, under which condition, and whether it is in place."""
     spec = made.spec
     if spec.error:
@@ -136,13 +129,13 @@ def described(made: Any, label: Label | None = None) -> str:
     return "\n".join([text, *notes])
 
 
-def _line(made: Any) -> int:
+def _line(made: MeshBreakpoint) -> int:
     """The line where it stops: it may have moved to the next one with code."""
     lines = {bound.line for bound in made.bound.values() if bound.verified}
-    return int(lines.pop()) if len(lines) == 1 else int(made.spec.line)
+    return lines.pop() if len(lines) == 1 else made.spec.line
 
 
-def _notes(made: Any) -> list[str]:
+def _notes(made: MeshBreakpoint) -> list[str]:
     notes: list[str] = []
     line = _line(made)
     if not made.spec.error and line != made.spec.line:

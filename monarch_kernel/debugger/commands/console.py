@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.debugger.commands import breakpoints, frontend
+from monarch_kernel.debugger.commands import breakpoints
+from monarch_kernel.debugger.commands.frontend import Frontend, current_frontend
 from monarch_kernel.debugger.commands.grammar import (
     Command,
     CommandError,
@@ -61,12 +62,20 @@ class Console(Looking):
         name: who this is among the debugger's viewers: what others are told when it drives.
     """
 
-    def __init__(self, debugger: DebuggerView, write: Callable[[str], object], *, name: str = "a console") -> None:
+    def __init__(
+        self,
+        debugger: DebuggerView,
+        write: Callable[[str], object],
+        *,
+        name: str = "a console",
+        frontend: Frontend | None = None,
+    ) -> None:
         self.debugger = debugger
+        self._frontend = frontend or current_frontend()
         self.name = name
         self._write = write
         self._opened: Viewer | None = None
-        self._set = Selection(debugger)
+        self._set = Selection(debugger, self._frontend)
         self._clock: tuple[float, frozenset[Any], Countdown | None] = (0.0, frozenset(), None)
         #: Whether the last command was a step that some ranks have not ended yet.
         self.is_stepping = False
@@ -232,7 +241,7 @@ class Console(Looking):
     @contextmanager
     def _only(self, threads: Iterable[Thread]) -> Generator[None]:
         with self._lock:
-            kept, self._set = self._set, Selection(self.debugger)
+            kept, self._set = self._set, Selection(self.debugger, self._frontend)
             self._set.choose(threads)
             try:
                 yield
@@ -252,7 +261,7 @@ class Console(Looking):
         self._show_choice()
 
     def _do_mesh(self, rest: str) -> None:
-        frontend.current().extent(rest)
+        self._frontend.extent(rest)
         self._set.choose({(rest, at.rank, None) for at in self._set.all() if at.mesh == rest})
         self._show_choice()
 
@@ -399,7 +408,7 @@ class Console(Looking):
         ranks = self._set.ranks(mesh, rest) if rest else None
         before = {at.key for at in self.debugger.stops(mesh)}
         self.debugger.pause(mesh, ranks, viewer=self._viewer)
-        wanted = set(ranks if ranks is not None else range(frontend.current().extent(mesh).nelements))
+        wanted = set(ranks if ranks is not None else range(self._frontend.extent(mesh).nelements))
 
         def all_stopped(stops: list[Any]) -> bool:
             return wanted <= {at.rank for at in stops if at.mesh == mesh}
@@ -447,7 +456,8 @@ class Console(Looking):
             return
         stops = self._set.chosen()
         frame = self._set.frame(stops[0].stop) if stops else None
-        made = breakpoints.arm(self.debugger, rest, "break", shown=frame.file if frame is not None else "")
+        shown = frame.file if frame is not None else ""
+        made = breakpoints.arm(self.debugger, rest, "break", self._frontend, shown)
         self._say(breakpoints.armed_text(made, self._label))
 
     def _do_clear(self, rest: str) -> None:

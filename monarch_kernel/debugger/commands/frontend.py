@@ -13,7 +13,7 @@ from typing import Any
 from monarch_kernel.debugger.commands.grammar import CommandError, Spot
 
 
-class Surroundings:
+class Frontend:
     """Those of a script. A subclass overrides what it knows better."""
 
     def label(self, file: str) -> str | None:
@@ -79,15 +79,15 @@ class Surroundings:
         return path, spot.line
 
 
-_current = Surroundings()
+_current = Frontend()
 
 
-def use(surroundings: Surroundings | None) -> None:
-    """Have the consoles of this process use these; None for those of a script."""
+def use_frontend(frontend: Frontend | None) -> None:
+    """Give this process's consoles a front end; None for that of a script."""
     global _current
-    _current = surroundings or Surroundings()
+    _current = frontend or Frontend()
 
 
-def current() -> Surroundings:
-    """Those in use."""
+def current_frontend() -> Frontend:
+    """The front end of this process."""
     return _current

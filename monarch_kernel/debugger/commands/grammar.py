@@ -274,6 +274,64 @@ def read_spot(text: str, command: str = "break") -> Spot:
     return Spot(what, None, line)
 
 
+@dataclass(frozen=True, slots=True)
+class BreakLine:
+    """A breakpoint as people write it.
+
+    Attributes:
+        spot: where; None for an error.
+        error: the name of an exception, or "*" for any, if `spot` is None.
+        mesh: the name of the only mesh that it holds on; None if it names none.
+        ranks: the only ranks that it holds on, as text; "" if it names none.
+        condition, hits, first, differs, log: as `model.stops.Breakpoint` has them.
+    """
+
+    spot: Spot | None
+    error: str
+    mesh: str | None
+    ranks: str
+    condition: str
+    hits: int
+    first: bool
+    differs: str
+    log: str
+
+
+def read_break(line: str, command: str = "break") -> BreakLine:
+    """Read `FILE_OR_CELL:LINE` or `--on-error [TYPE]`, and options.
+
+    Raises:
+        CommandError: it does not look like that.
+    """
+    where, options = split_options(line, BREAK_OPTIONS, command)
+    hits = options.get("--hits", "0")
+    if not hits.isdigit():
+        raise CommandError(f"{command}: --hits takes a whole number, not {hits!r}")
+    spot = None
+    if "--on-error" in options:
+        extra = [option for option in options if option not in ("--on-error", "--on", "-r", "--ranks")]
+        if where or extra:
+            what = extra[0] if extra else where
+            raise CommandError(f"{command}: --on-error goes with -r and --on only, not with {what}")
+    elif not where:
+        raise CommandError(f"{command}: say where: FILE:LINE, 5:LINE for a cell, :LINE for the last %%mesh cell")
+    elif " " in where and not where.startswith(("'", '"', "In", "Cell")):
+        raise CommandError(f"{command}: {where!r} is more than one place; a condition follows --if")
+    else:
+        spot = read_spot(where, command)
+    return BreakLine(
+        spot,
+        error=options.get("--on-error") or "*",
+        mesh=options.get("--on"),
+        ranks=options.get("-r") or options.get("--ranks", ""),
+        condition=options.get("--if", ""),
+        hits=int(hits),
+        first="--first" in options,
+        differs=options.get("--when-differs", ""),
+        log=options.get("--log", ""),
+    )
+
+
 _CAST = re.compile(r"(?P<name>\S+)\s+ranks\s*\((?P<ranks>[^()]*)\)\s*(?P<command>.*)", re.DOTALL)
 
 

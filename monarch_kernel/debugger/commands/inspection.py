@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.debugger.commands import frontend
+from monarch_kernel.debugger.commands.frontend import Frontend
 from monarch_kernel.debugger.commands.grammar import CommandError, read_count
 from monarch_kernel.debugger.commands.selection import Selection
 from monarch_kernel.debugger.commands.stop_text import (
@@ -35,6 +35,7 @@ class Looking:
     """Mixed into `Console`."""
 
     debugger: DebuggerView
+    _frontend: Frontend
     _set: Selection
     _write: Callable[[str], object]
 
@@ -42,7 +43,7 @@ class Looking:
         self._write(f"{text}\n")
 
     def _label(self, file: str) -> str | None:
-        return frontend.current().label(file)
+        return self._frontend.label(file)
 
     def _do_where(self, rest: str) -> None:
         if rest not in ("", "all"):
@@ -95,7 +96,7 @@ class Looking:
             frame = self._set.frame(group[0].stop)
             if frame is None:
                 continue
-            lines = frontend.current().lines(frame.file)
+            lines = self._frontend.lines(frame.file)
             text = source_text(frame, lines, around) if len(lines) >= frame.line else frame.source or "no source"
             rows.append((names.stops(group), f"{place(frame, self._label)}\n{text}"))
         self._show(rows, stops)

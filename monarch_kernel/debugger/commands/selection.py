@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from monarch_kernel.debugger.commands import frontend
+from monarch_kernel.debugger.commands.frontend import Frontend
 from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.debugger.commands.stop_text import Names
 from monarch_kernel.debugger.frames import grouped, shown_frame, user_frames
@@ -33,8 +33,9 @@ class Selection:
         level: how many of the user's frames out from the innermost one are looked at.
     """
 
-    def __init__(self, debugger: DebuggerView) -> None:
+    def __init__(self, debugger: DebuggerView, frontend: Frontend) -> None:
         self._debugger = debugger
+        self._frontend = frontend
         self._scope: set[Thread] | None = None
         self._group: set[Thread] | None = None
         self.attached = False
@@ -138,7 +139,7 @@ class Selection:
         names = {at.mesh for at in self.chosen() or self.all()}
         if len(names) == 1:
             return names.pop()
-        name = frontend.current().mesh()
+        name = self._frontend.mesh()
         if name is not None and (not names or name in names):
             return name
         if names:
@@ -152,6 +153,6 @@ class Selection:
             CommandError: it cannot be read, or there are no such ranks.
         """
         try:
-            return parse_ranks(text, frontend.current().extent(mesh))
+            return parse_ranks(text, self._frontend.extent(mesh))
         except (ValueError, TypeError, IndexError) as error:
             raise CommandError(str(error.args[0] if error.args else error)) from None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from monarch_kernel.debugger.commands.frontend import Surroundings
+from monarch_kernel.debugger.commands.frontend import Frontend
 from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.meshes import get_mesh
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from monarch_kernel.kernel.notebook import Notebook
 
 
-class NotebookSurroundings(Surroundings):
+class NotebookFrontend(Frontend):
     """What consoles, also those of other programs, know of this notebook."""
 
     def __init__(self, notebook: Notebook) -> None:

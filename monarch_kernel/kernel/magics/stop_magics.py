@@ -10,6 +10,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.commands import breakpoints
+from monarch_kernel.debugger.commands.frontend import current_frontend
 from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.kernel.debug.stop_notices import live
 from monarch_kernel.kernel.magics.arguments import (
@@ -59,7 +60,9 @@ class StopMagics(Subcommands):
         if not found.where:
             print(breakpoints.listing(debugger, self._notebook.file_label))
             return
-        made = _refused(breakpoints.arm, debugger, found.where, found.magic)  # the same options as at the prompt
+        made = _refused(
+            breakpoints.arm, debugger, found.where, found.magic, current_frontend()
+        )  # the same options as at the prompt
         self._notebook.stops.notices.setters[made.id] = self._notebook.cell_key
         print(breakpoints.armed_text(made, self._notebook.file_label))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.debugger.commands.frontend import Surroundings
+from monarch_kernel.debugger.commands.frontend import Frontend
 from monarch_kernel.debugger.commands.grammar import CommandError
 
 
-class Notebook(Surroundings):
+class Notebook(Frontend):
     """A mesh `m` of eight ranks in use, and one cell, In[5], of four lines."""
 
     def label(self, file: str) -> str | None:

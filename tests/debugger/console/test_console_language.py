@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.debugger.commands import frontend
 from monarch_kernel.debugger.commands.console import Console
+from monarch_kernel.debugger.commands.frontend import use_frontend
 from monarch_kernel.debugger.commands.grammar import (
     BREAK_OPTIONS,
     COMMANDS,
@@ -27,9 +27,9 @@ from tests.debugger.memory import MemoryDebugger, Rank
 
 @pytest.fixture(autouse=True)
 def in_a_notebook() -> Iterator[None]:
-    frontend.use(Notebook())
+    use_frontend(Notebook())
     yield
-    frontend.use(None)
+    use_frontend(None)
 
 
 class Typed:
