@@ -32,7 +32,8 @@ from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Frame, Stop
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 from monarch_kernel.protocol.messages import OK, Call, Create, Introduce, Reply, Routed, Watch, encode
 from monarch_kernel.protocol.serialize import dumps, loads
-from monarch_kernel.runtime.actor.system import get_system, shutdown
+from monarch_kernel.runtime.actor.process import get_system
+from monarch_kernel.runtime.actor.system import shutdown
 from monarch_kernel.runtime.mesh.shape import Extent, Region
 from monarch_kernel.runtime.node.link import Link
 from monarch_kernel.runtime.node.poller import Poller

@@ -23,7 +23,8 @@ from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.protocol.messages import OK, Call, ProcRef, Reply, encode
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
-from monarch_kernel.runtime.actor.system import get_system, shutdown
+from monarch_kernel.runtime.actor.process import get_system
+from monarch_kernel.runtime.actor.system import shutdown
 from monarch_kernel.runtime.mesh.shape import Extent, Region
 from monarch_kernel.runtime.node import node as node_module
 from monarch_kernel.runtime.node.future import Future

@@ -50,7 +50,7 @@ def trace(peer: str) -> None:
     from monarch_kernel.runtime.actor.calls import endpoint
     from monarch_kernel.runtime.actor.calls import pending as calls
     from monarch_kernel.runtime.actor.execution import instance
-    from monarch_kernel.runtime.actor.system import get_system
+    from monarch_kernel.runtime.actor.process import get_system
     from monarch_kernel.runtime.node import link
 
     node = get_system().node
@@ -122,7 +122,7 @@ def measure(calls: int) -> tuple[list[dict[str, float]], float]:
         start = clock()
         one.echo.call_one("w").get()
         plain.append(clock() - start)
-    from monarch_kernel.runtime.actor.system import get_system
+    from monarch_kernel.runtime.actor.process import get_system
 
     rank = one._target().procs[0].id
     one.trace.call_one(get_system().node.id).get()

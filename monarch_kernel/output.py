@@ -1,5 +1,7 @@
 """Output of ranks: ``subscribe`` to it as it comes, or read back what was kept (``logs``)."""
 
+# With it, a process that has no actor system yet can make one.
+import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.actor.context import calling_cell, on_behalf_of, set_cell
 from monarch_kernel.runtime.actor.output.logs import logs
 from monarch_kernel.runtime.actor.output.output_hub import subscribe

@@ -3,6 +3,8 @@
 This module holds names only; ``monarch_kernel.runtime.spmd`` has the code.
 """
 
+# With it, a process that has no actor system yet can make one.
+import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.actor.execution.collectives import are_broken, in_process_group, release
 from monarch_kernel.runtime.spmd.groups import (
     Group,

@@ -96,15 +96,15 @@ def leak_check(what: str = "test", deadline: float = 10) -> Iterator[None]:
     threads = set(threading.enumerate())
     memory = set(os.listdir("/dev/shm"))
     yield
-    from monarch_kernel.runtime.actor import system
+    from monarch_kernel.runtime.actor import process, system
 
-    folder = system.get_system().node.run_dir if system.started() else None
+    folder = process.get_system().node.run_dir if process.started() else None
     left: list[str] = []
     try:
         system.shutdown()
     except Exception as e:
         left.append(f"a runtime that cannot be shut down: {type(e).__name__}: {e}")
-        system.set_system(None)
+        process.set_system(None)
     if not _within(deadline, lambda: not children() - processes):
         stray = children() - processes
         left.append("processes:\n" + "\n".join(map(describe, stray)))

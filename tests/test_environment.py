@@ -133,7 +133,7 @@ except SupervisionError as error:
 def test_a_variable_that_is_set_after_the_import_counts() -> None:
     program = """
 import os
-from monarch_kernel.runtime.actor.system import get_system
+from monarch_kernel.runtime.actor.process import get_system
 os.environ["MONARCH_KERNEL_CAST_FANOUT"] = "3"
 os.environ["MONARCH_KERNEL_SEGMENT_THRESHOLD"] = "12345"
 system = get_system()

@@ -40,7 +40,7 @@ def test_all_that_is_left_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_runtime_that_cannot_be_shut_down_is_not_the_next_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    from monarch_kernel.runtime.actor import system
+    from monarch_kernel.runtime.actor import process, system
 
     def fail() -> None:
         raise OSError("stuck")
@@ -48,4 +48,4 @@ def test_a_runtime_that_cannot_be_shut_down_is_not_the_next_tests(monkeypatch: p
     named = pytest.raises(AssertionError, match="cannot be shut down: OSError: stuck")
     with monkeypatch.context() as patch, named, leak_check("example"):
         patch.setattr(system, "shutdown", fail)
-    assert not system.started()
+    assert not process.started()

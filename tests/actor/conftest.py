@@ -21,7 +21,7 @@ import pytest
 
 from monarch_kernel.actor import ProcMesh, this_host
 from monarch_kernel.protocol.messages import StopProcs
-from monarch_kernel.runtime.actor import system
+from monarch_kernel.runtime.actor import process, system
 from tests.actor.actors import PATIENCE, Basic, hook
 from tests.conftest import children, describe, leak_check, wait_until
 from tests.workers import workers as workers
@@ -78,8 +78,8 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         request.getfixturevalue("runtime")
         with _faults() as seen:
             yield
-            if system.started():
-                _stop_everything(system.get_system())
+            if process.started():
+                _stop_everything(system.get_actor_system())
     if "faults" not in request.fixturenames:
         assert seen.empty(), f"a fault that nobody expected: {seen.get().report()}"
 
@@ -95,7 +95,7 @@ def _faults() -> Iterator[queue.Queue[Any]]:
         yield _seen
 
 
-def _stop_everything(running: system.System) -> None:
+def _stop_everything(running: system.ActorSystem) -> None:
     meshes = list(running.proc_meshes.values())
     running.tree.ending(ref.id for mesh in meshes for ref in mesh._procs)
     stopping = [

@@ -29,7 +29,7 @@ from monarch_kernel.actor import (
     this_host,
 )
 from monarch_kernel.runtime.actor.healing.healer import Healer
-from monarch_kernel.runtime.actor.system import get_system
+from monarch_kernel.runtime.actor.process import get_system
 from tests.conftest import wait_until
 from tests.deaths import KINDS, PROCESS_KINDS, Mortal
 from tests.workers import Start

@@ -450,7 +450,7 @@ mesh = world.spawn("w", Worker)
 mesh.echo.call(bytes(10_000_000)).get()
 started(mesh.slice(gpus=0), mesh.slice(gpus=0).busy)
 started(mesh.slice(gpus=1), mesh.slice(gpus=1).sleep)
-from monarch_kernel.runtime.actor.system import get_system
+from monarch_kernel.runtime.actor.process import get_system
 print(get_system().agent_process.pid, *world.pids().values(), flush=True)
 """
 
@@ -488,7 +488,7 @@ def test_the_agent_is_killed_and_the_script_goes_on(script: Start) -> None:
         + """
 mesh = this_host().spawn_procs(per_host={"gpus": 2}).spawn("w", Worker)
 pending = started(mesh, mesh.sleep)
-from monarch_kernel.runtime.actor.system import get_system
+from monarch_kernel.runtime.actor.process import get_system
 os.kill(get_system().agent_process.pid, signal.SIGKILL)
 try:
     pending.get()

@@ -168,7 +168,7 @@ def test_import_monarch_gives_this_package(meshed: Kernel) -> None:
 
 def test_a_mesh_without_its_host_agent(start_kernel: Callable[..., Kernel]) -> None:
     kernel = start_kernel()
-    kernel.ok("import os, signal\nfrom monarch_kernel.runtime.actor.system import get_system")
+    kernel.ok("import os, signal\nfrom monarch_kernel.runtime.actor.process import get_system")
     end = "os.kill(get_system().agent_process.pid, signal.SIGKILL)"
     kernel.ok("%mesh up m --procs 2")
     kernel.ok(end)

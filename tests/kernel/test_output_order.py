@@ -88,7 +88,7 @@ def test_what_was_printed_before_is_here_when_a_quiet_call_returns(workers: Kern
 def test_a_stopped_host_agent_holds_a_call_up_for_a_moment_only(workers: Kernel) -> None:
     outcome = workers.ok(
         "import os, signal, time\n"
-        "from monarch_kernel.runtime.actor.system import get_system\n"
+        "from monarch_kernel.runtime.actor.process import get_system\n"
         "agent = get_system().agent_process.pid\n"
         "os.kill(agent, signal.SIGSTOP)\n"
         "try:\n"

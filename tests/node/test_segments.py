@@ -12,7 +12,7 @@ import pytest
 
 from monarch_kernel.actor import Actor, SupervisionError, endpoint, this_host
 from monarch_kernel.meshes import list_proc_meshes
-from monarch_kernel.runtime.actor.system import get_system
+from monarch_kernel.runtime.actor.process import get_system
 from tests.conftest import wait_until
 
 MB = 1 << 20

@@ -17,7 +17,7 @@ import pytest
 from monarch_kernel.actor import attach_to_workers, this_host
 from monarch_kernel.debugger.terminal import server as console
 from monarch_kernel.meshes import keep, kept, listens
-from monarch_kernel.runtime.actor.system import get_system
+from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.host.worker_agent import _remove_dead_socket
 from monarch_kernel.tools import Controller, ask_console, controllers
 from tests.conftest import children, wait_until

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from monarch_kernel.runtime.actor.process import RunningActor, get_system
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, Point
-
-if TYPE_CHECKING:
-    from monarch_kernel.runtime.actor.execution.instance import Instance
 
 
 class Context:
@@ -22,7 +20,7 @@ class Context:
 
     __slots__ = ("_endpoint", "_extent", "_rank", "actor_instance")
 
-    def __init__(self, actor_instance: Instance, rank: int, extent: Extent, endpoint: str = "") -> None:
+    def __init__(self, actor_instance: RunningActor, rank: int, extent: Extent, endpoint: str = "") -> None:
         self.actor_instance = actor_instance
         self._endpoint = endpoint
         self._rank = rank
@@ -76,8 +74,6 @@ def context() -> Context:
     """The context of the running code; outside any actor, that of the client (which starts the runtime if need be)."""
     here = current.get()
     if here is None:
-        from monarch_kernel.runtime.actor.system import get_system
-
         return Context(get_system().client, 0, SINGLE)
     return here
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, ParamSpec, TypeVar
 
 from monarch_kernel.runtime.actor.context import context
-from monarch_kernel.runtime.actor.system import get_system
+from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.node.future import Future
 
 P = ParamSpec("P")

@@ -1,7 +1,7 @@
 """The actor system of one process: its node, its actors, who owns what, and how it starts and ends.
 
-There is one ``System`` in a process. A rank makes it from its configuration; any other process becomes a controller
-the first time it needs one.
+There is one ``ActorSystem`` in a process, and ``process`` holds it. A rank makes it from its configuration; any other
+process becomes a controller the first time it needs one.
 
 This file is long because it holds one class, with one handler for each message that actors need.
 """
@@ -48,24 +48,28 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import loads
-from monarch_kernel.runtime.actor import unhandled_fault as faultline
+from monarch_kernel.runtime.actor import process, unhandled_fault
 from monarch_kernel.runtime.actor.calls.caster import Caster
 from monarch_kernel.runtime.actor.calls.requests import acknowledge, ask_agent
 from monarch_kernel.runtime.actor.calls.target import ReportedDeaths
 from monarch_kernel.runtime.actor.definition import ActorSpec, spec_of
 from monarch_kernel.runtime.actor.errors import MeshFailure
+from monarch_kernel.runtime.actor.execution import postmortem
 from monarch_kernel.runtime.actor.execution.async_instance import AsyncActorInstance
 from monarch_kernel.runtime.actor.execution.bootstrap_hold import BootstrapHold
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Client, Instance, on_peers_failed
 from monarch_kernel.runtime.actor.healing.healer import Healer
 from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
-from monarch_kernel.runtime.actor.inspection import console_endpoint as door
+from monarch_kernel.runtime.actor.hosts.host_mesh import host_mesh_of_this_host
+from monarch_kernel.runtime.actor.inspection import console_endpoint
+from monarch_kernel.runtime.actor.meshes.proc_mesh import proc_mesh_of_this_process
+from monarch_kernel.runtime.actor.meshes.singletons import start_directory
+from monarch_kernel.runtime.actor.output import output_hub
 from monarch_kernel.runtime.actor.ports.holders import PortHolders, arrived
 from monarch_kernel.runtime.actor.ports.port import ReplyPort
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
-from monarch_kernel.runtime.node.poller import FORKED
 from monarch_kernel.runtime.supervision.tree import Notice, Tree
 from monarch_kernel.runtime.transfer import node_provider
 
@@ -77,7 +81,7 @@ EARLY_TIMEOUT = 30.0
 FAULT_GRACE = 0.1
 
 
-class System:
+class ActorSystem:
     """This process's actors and meshes.
 
     Args:
@@ -186,8 +190,6 @@ class System:
     def _call(self, link: Any, message: Call, body: Any) -> None:
         actor = self.actors.get(message.actor)
         if actor is None and message.actor == "controllers" and self.is_root:
-            from monarch_kernel.runtime.actor.meshes.singletons import start_directory
-
             start_directory()
             actor = self.actors.get(message.actor)
         if actor is not None:
@@ -415,15 +417,15 @@ class System:
 
     def fault_at_root(self, failure: MeshFailure) -> None:
         """A failure that no actor handled has come to the client of this process."""
-        hook = faultline.hook()
-        if not faultline.is_default(hook):
-            faultline.call_hook(hook, failure)
+        hook = unhandled_fault.hook()
+        if not unhandled_fault.is_default(hook):
+            unhandled_fault.call_hook(hook, failure)
             return
 
         def decide() -> None:
             # A pending call over what died has raised it already: then it is that call's business.
             if failure.key not in self.reported.met:
-                faultline.end_script(failure)
+                unhandled_fault.end_script(failure)
 
         self.node.poller.call_later(FAULT_GRACE, decide)
         self.node.poller.start_background()
@@ -468,16 +470,12 @@ class System:
     def this_proc(self) -> Any:
         """This process as a proc mesh of one."""
         if self._this_proc is None:
-            from monarch_kernel.runtime.actor.meshes.proc_mesh import proc_mesh_of_this_process
-
             self._this_proc = proc_mesh_of_this_process(self)
         return self._this_proc
 
     def this_host(self) -> Any:
         """This host as a host mesh of one."""
         if self._this_host is None:
-            from monarch_kernel.runtime.actor.hosts.host_mesh import host_mesh_of_this_host
-
             self._this_host = host_mesh_of_this_host(self)
         return self._this_host
 
@@ -528,88 +526,57 @@ class _Local:
 #: Called whenever a mesh of this controller was born, died or stopped.
 mesh_listeners: list[Callable[[], None]] = []
 
-_system: System | None = None
-_lock = threading.RLock()
 
-
-def get_system() -> System:
-    """This process's system; becomes a controller if it has none yet.
-
-    Raises:
-        RuntimeError: the runtime was shut down, or this is a fork of a process that has one.
-    """
-    system = _system
-    if system is not None:
-        if system.pid == os.getpid():
-            return system
-        raise RuntimeError(FORKED)
-    return _bootstrap()
+def get_actor_system() -> ActorSystem:
+    """This process's system as what it is, for modules that lie above it; see ``process.get_system``."""
+    system = process.get_system()
+    assert isinstance(system, ActorSystem)
+    return system
 
 
 def _after_fork() -> None:
-    if _system is not None:
-        _system.node.abandon()
+    system = process.current_system()
+    if system is not None:
+        system.node.abandon()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def started() -> bool:
-    """Whether this process has a running system."""
-    return _system is not None and not _system._closed
+def _make_controller() -> ActorSystem:
+    from monarch_kernel.runtime.host.launch import new_run_dir
 
-
-def set_system(system: System | None) -> None:
-    """Install the system of this process (ranks do this at their start)."""
-    global _system
-    _system = system
-
-
-def _bootstrap() -> System:
-    global _system
-    with _lock:
-        if _system is not None:
-            return _system
-        from monarch_kernel.runtime.host.launch import new_run_dir
-
-        run_dir = new_run_dir()
-        node = Node(f"controller-{os.urandom(4).hex()}", "controller", run_dir, socket.gethostname())
-        node.listen()
-        system = System(node, node.ref)
-        faultline.install()
-        door.install(system)
-        _system = system
-        from monarch_kernel.runtime.actor.output.output_hub import hub
-
-        hub(system)
-        atexit.register(_at_exit)
-        node.poller.start_background()
-        return system
+    run_dir = new_run_dir()
+    node = Node(f"controller-{os.urandom(4).hex()}", "controller", run_dir, socket.gethostname())
+    node.listen()
+    system = ActorSystem(node, node.ref)
+    unhandled_fault.install()
+    console_endpoint.install(system)
+    output_hub.hub(system)
+    atexit.register(_at_exit)
+    node.poller.start_background()
+    return system
 
 
 def _at_exit() -> None:
-    if _system is not None and _system.pid == os.getpid():
-        _system.shutdown()
-        from monarch_kernel.runtime.actor.output import output_hub as output
-
-        output.flush_default()
+    system = process.current_system()
+    if isinstance(system, ActorSystem) and system.pid == os.getpid():
+        system.shutdown()
+        output_hub.flush_default()
 
 
 def shutdown(timeout: float | None = None) -> None:
     """End this process's system, if it has one; a new one can be started afterwards."""
-    global _system
-    with _lock:
-        system = _system
-        if system is None:
+    with process.lock:
+        system = process.current_system()
+        if not isinstance(system, ActorSystem):
             return
         system.shutdown(5.0 if timeout is None else timeout)
-        from monarch_kernel.runtime.actor.execution import postmortem
-        from monarch_kernel.runtime.actor.output import output_hub as output
-
-        output.flush_default()
+        output_hub.flush_default()
         postmortem.release()
-        _system = None
+        process.set_system(None)
         atexit.unregister(_at_exit)
 
 
-node_provider.provide(lambda: get_system().node)
+process.set_controller_factory(_make_controller)
+node_provider.provide(lambda: process.get_system().node)

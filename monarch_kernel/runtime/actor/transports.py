@@ -6,7 +6,7 @@ import enum
 import threading
 
 from monarch_kernel.protocol.worker_addresses import dial_address
-from monarch_kernel.runtime.actor import system as systems
+from monarch_kernel.runtime.actor.process import started
 
 
 class ChannelTransport(enum.Enum):
@@ -44,7 +44,7 @@ def enable_transport(transport: ChannelTransport | str) -> None:
             return
         if _chosen is not None:
             raise RuntimeError(f"enable_transport({transport!r}): this process has already chosen {_shown(_chosen)}")
-        if systems.started():
+        if started():
             raise RuntimeError(
                 f"enable_transport({transport!r}) comes too late: call it before anything else of monarch.actor"
             )

@@ -34,7 +34,8 @@ from monarch_kernel.runtime.actor.context import Context, current, shared
 from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance
-from monarch_kernel.runtime.actor.system import System, set_system
+from monarch_kernel.runtime.actor.process import set_system
+from monarch_kernel.runtime.actor.system import ActorSystem
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.rank import output_capture, random_seeds
 
@@ -52,7 +53,7 @@ class Rank:
         self._config = config
         self.node = Node(config.ref.id, "rank", config.run_dir, config.ref.host, config.agent)
         self.node.refs.update({r.id: r for r in (config.agent, config.owner, config.root)})
-        self.system = System(self.node, config.root, config.mesh)
+        self.system = ActorSystem(self.node, config.root, config.mesh)
         self.system.agent = config.agent
         self.system.launch = config.launch
         self.system.main_driver = self._take_main

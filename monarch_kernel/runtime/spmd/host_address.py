@@ -6,7 +6,7 @@ import ipaddress
 import os
 import socket
 
-from monarch_kernel.runtime.actor.system import get_system
+from monarch_kernel.runtime.actor.process import get_system
 
 LOOPBACK = "127.0.0.1"
 #: The interface that gloo shall use.

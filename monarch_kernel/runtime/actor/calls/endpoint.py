@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from monarch_kernel.protocol.messages import Call, Death
+from monarch_kernel.protocol.messages import Call, Death, ProcRef
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import explain
 from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall
 from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.context import calling_cell, current
 from monarch_kernel.runtime.actor.definition import EndpointSpec, tell_undeliverable
-from monarch_kernel.runtime.actor.ports.holders import give, pickled
+from monarch_kernel.runtime.actor.ports.holders import GivenPort, give, pickled
 from monarch_kernel.runtime.actor.ports.port import Port
+from monarch_kernel.runtime.actor.process import System
+from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
 
-if TYPE_CHECKING:
-    from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
-
 R = TypeVar("R")
 A = TypeVar("A")
+
+
+class CallableMesh(Protocol):
+    """A mesh of actors, as its endpoints see it."""
+
+    _system: System
+    _actor: str
+    _name: str
+
+    @property
+    def extent(self) -> Extent: ...
+    def slice(self, **args: int | slice) -> CallableMesh: ...
+    def _target(self) -> Target: ...
+    def _reach(self, ref: ProcRef) -> Any: ...
 
 
 class Endpoint(Generic[R]):
@@ -34,13 +47,13 @@ class Endpoint(Generic[R]):
 
     __slots__ = ("_label", "_mesh", "_name", "_spec")
 
-    def __init__(self, mesh: ActorMesh[Any], name: str, spec: EndpointSpec | None) -> None:
+    def __init__(self, mesh: CallableMesh, name: str, spec: EndpointSpec | None) -> None:
         self._mesh = mesh
         self._name = name
         self._spec = spec
         self._label = f"{mesh._name}.{name.removesuffix('!port')}"
 
-    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[int, ...], Sequence[Port[Any]]]:
+    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[int, ...], Sequence[GivenPort]]:
         """The message's body, and the ports in it."""
         if self._spec is not None:
             self._spec.check(args, kwargs)
@@ -118,7 +131,7 @@ class Endpoint(Generic[R]):
     # -- sending ----------------------------------------------------------------------------------
 
     def _single(
-        self, rank: int, target: Target, body: Any, buffers: tuple[int, ...], ports: Sequence[Port[Any]]
+        self, rank: int, target: Target, body: Any, buffers: tuple[int, ...], ports: Sequence[GivenPort]
     ) -> Future[Any]:
         mesh = self._mesh
         system = mesh._system
@@ -131,7 +144,7 @@ class Endpoint(Generic[R]):
         return call
 
     def _send_one(
-        self, call: OneCall, body: Any, buffers: tuple[int, ...], ports: Sequence[Port[Any]], target: Target
+        self, call: OneCall, body: Any, buffers: tuple[int, ...], ports: Sequence[GivenPort], target: Target
     ) -> None:
         mesh = self._mesh
         node = mesh._system.node
@@ -159,7 +172,7 @@ class Endpoint(Generic[R]):
         self,
         body: Any,
         buffers: tuple[int, ...],
-        ports: Sequence[Port[Any]],
+        ports: Sequence[GivenPort],
         number: int,
         sink: Any,
         reply_to: Any = None,
@@ -183,7 +196,7 @@ class Endpoint(Generic[R]):
         self,
         body: Any,
         buffers: tuple[int, ...],
-        ports: Sequence[Port[Any]],
+        ports: Sequence[GivenPort],
         number: int,
         sink: Any,
         reply_to: Any,
@@ -240,7 +253,7 @@ class PlainMethod:
 
     __slots__ = ("_mesh", "_name")
 
-    def __init__(self, mesh: ActorMesh[Any], name: str) -> None:
+    def __init__(self, mesh: CallableMesh, name: str) -> None:
         self._mesh = mesh
         self._name = name
 

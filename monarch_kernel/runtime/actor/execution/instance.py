@@ -45,7 +45,7 @@ from monarch_kernel.runtime.mesh.shape import SINGLE, Point
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.ports.port import ReplyPort
-    from monarch_kernel.runtime.actor.system import System
+    from monarch_kernel.runtime.actor.process import System
 
 log = logging.getLogger(__name__)
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
     from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
-    from monarch_kernel.runtime.actor.system import System
+    from monarch_kernel.runtime.actor.process import System
 
 log = logging.getLogger(__name__)
 

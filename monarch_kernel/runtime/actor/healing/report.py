@@ -1,16 +1,10 @@
-"""Healing as users see it: ``heal_mesh``, the report ``Healed``, and ``HealError``."""
+"""Healing as users see it: the report ``Healed``, ``HealError``, and a mesh's ``healed``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch_kernel.runtime.node.future import Future, nothing
-
-if TYPE_CHECKING:
-    from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
-    from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
-    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
+from monarch_kernel.runtime.node.future import Future
 
 #: How long the start of a successor, with every ``__init__`` and ``__restore__`` on it, may take (seconds).
 HEAL_TIMEOUT = 60.0
@@ -94,40 +88,3 @@ class Healable:
         if self._healed is None:
             raise RuntimeError(f"{self!r} did not come from heal_mesh: heal() reports in its future")
         return self._healed.get()
-
-
-Mesh = TypeVar("Mesh", bound="ProcMesh | ActorMesh[Any]")
-
-
-def heal_mesh(mesh: Mesh, hosts: HostMesh | None = None, timeout: float = HEAL_TIMEOUT) -> Mesh:
-    """Replace the dead procs of a proc mesh, or those under an actor mesh. See ``ProcMesh.heal``.
-
-    Returns:
-        The healed mesh, usable at once: calls on it wait for the heal. Await it, or read its report ``healed``, to
-        know that the heal is complete.
-
-    Raises:
-        HealError: this process did not spawn these procs. Awaiting the mesh raises all other errors.
-    """
-    from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
-    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
-
-    if not isinstance(mesh, ProcMesh | ActorMesh):
-        raise TypeError(f"heal_mesh takes a proc mesh or an actor mesh, not {type(mesh).__name__}")
-    done = _procs_of(mesh).heal(hosts, timeout)
-    again: Any = mesh._new_with_region(mesh._shape)
-    again._healed = done
-    again._ready = done.then(nothing)
-    return again
-
-
-def _procs_of(mesh: ProcMesh | ActorMesh[Any]) -> ProcMesh:
-    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
-
-    if isinstance(mesh, ProcMesh):
-        return mesh
-    mine = {ref.id for ref in mesh._target().procs}
-    for procs in mesh._system.proc_meshes.values():
-        if mine <= {ref.id for ref in procs._target().procs}:
-            return procs
-    raise HealError(f"the procs of {mesh._name} can be healed only in the process that spawned them")

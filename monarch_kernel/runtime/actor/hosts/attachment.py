@@ -11,7 +11,8 @@ from monarch_kernel.protocol.messages import ProcRef
 from monarch_kernel.protocol.worker_addresses import dial_address
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, HostRef, HostUse
 from monarch_kernel.runtime.actor.hosts.tcp_keys import StrPath, ensure_keys
-from monarch_kernel.runtime.actor.system import System, get_system, shutdown, started
+from monarch_kernel.runtime.actor.process import System, get_system, started
+from monarch_kernel.runtime.actor.system import shutdown
 from monarch_kernel.runtime.mesh.shape import Extent, Region
 from monarch_kernel.runtime.node.future import Future, gathered
 

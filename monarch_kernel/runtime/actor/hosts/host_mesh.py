@@ -21,7 +21,7 @@ from monarch_kernel.runtime.actor.hosts.bootstrap_command import BootstrapComman
 from monarch_kernel.runtime.actor.meshes.actor_mesh import settled
 from monarch_kernel.runtime.actor.meshes.proc_mesh import STOP_GRACE, ProcMesh
 from monarch_kernel.runtime.actor.names import unique
-from monarch_kernel.runtime.actor.system import System, get_system
+from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, MeshTrait, Point, Region
 from monarch_kernel.runtime.node.future import Future, gathered, nothing, resolved, true
 from monarch_kernel.runtime.supervision.restarts import RestartPolicy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from monarch_kernel.runtime.actor.system import System
+from monarch_kernel.runtime.actor.process import System
 from monarch_kernel.runtime.node import coredumps
 
 if TYPE_CHECKING:

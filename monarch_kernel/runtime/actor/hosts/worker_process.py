@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from monarch_kernel.protocol.worker_addresses import worker_address
 from monarch_kernel.runtime.actor.hosts.tcp_keys import StrPath, load_key_files
-from monarch_kernel.runtime.actor.system import get_system
+from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.node import coredumps
 from monarch_kernel.runtime.node.future import Future
 

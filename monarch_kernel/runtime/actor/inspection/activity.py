@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from monarch_kernel.runtime.actor.context import calling_cell, current
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance
+from monarch_kernel.runtime.actor.process import get_system, started
+from monarch_kernel.runtime.actor.system import get_actor_system
 
 
 class Running(NamedTuple):
@@ -30,12 +32,10 @@ class Running(NamedTuple):
 
 def endpoints_here() -> list[Running]:
     """The endpoints that run in this process now."""
-    from monarch_kernel.runtime.actor import system as systems
-
-    if not systems.started():
+    if not started():
         return []
     found: list[Running] = []
-    for instance in list(systems.get_system().actors.values()):
+    for instance in list(get_actor_system().actors.values()):
         found += _running(instance)
     return found
 
@@ -66,7 +66,5 @@ def actors_here(actor: str = "") -> dict[str, Any]:
 
     Nothing is locked: the actors' own threads go on using them.
     """
-    from monarch_kernel.runtime.actor.system import get_system
-
     found = get_system().actors.items()
-    return {uid: instance.object for uid, instance in found if hasattr(instance, "object") and actor in ("", uid)}
+    return {uid: instance.object for uid, instance in found if actor in ("", uid)}

@@ -11,6 +11,7 @@ from typing import Any
 
 from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall
 from monarch_kernel.runtime.actor.calls.target import Target
+from monarch_kernel.runtime.actor.process import get_system, started
 from monarch_kernel.runtime.node.future import Future
 
 _GET = Future.get.__code__
@@ -58,11 +59,9 @@ def awaited_here(without: Collection[str] = ()) -> list[Awaited]:
     Args:
         without: actors, by the unique names of their meshes, whose calls are left out.
     """
-    from monarch_kernel.runtime.actor import system
-
     found: list[Awaited] = []
     getting: Counter[int] | None = None
-    for call in list(system.get_system().node.calls.values()) if system.started() else []:
+    for call in list(get_system().node.calls.values()) if started() else []:
         futures: Sequence[Future[Any]]
         if isinstance(call, OneCall):
             asked, ranks, futures = [call._rank], [call._rank], [call]
@@ -98,6 +97,5 @@ def _futures_in_get() -> Iterator[int]:
 
 def proc_here() -> str:
     """The id of this process among the procs; "" before the runtime has started."""
-    from monarch_kernel.runtime.actor import system
 
-    return system.get_system().node.id if system.started() else ""
+    return get_system().node.id if started() else ""

@@ -22,7 +22,7 @@ from monarch_kernel.runtime.actor import extensions
 from monarch_kernel.runtime.node.link import Link, check_peer, peer_of
 
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.actor.system import System
+    from monarch_kernel.runtime.actor.process import System
 
 log = logging.getLogger(__name__)
 

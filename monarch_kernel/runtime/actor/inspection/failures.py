@@ -6,12 +6,11 @@ from typing import Any
 
 from monarch_kernel.runtime.actor.execution import postmortem
 from monarch_kernel.runtime.actor.inspection.activity import running_here
+from monarch_kernel.runtime.actor.process import get_system
 
 
 def keep_failure(error: BaseException, cell: str) -> None:
     """Keep an exception of user code that a tool's endpoint caught, as if the endpoint itself had failed."""
-    from monarch_kernel.runtime.actor.system import get_system
-
     name, endpoint, _ = running_here()
     postmortem.failed(error, name, endpoint, cell, get_system().node.poller.call_later)
 

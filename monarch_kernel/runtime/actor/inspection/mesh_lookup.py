@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.runtime.actor.context import current
+from monarch_kernel.runtime.actor.process import get_system
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,6 @@ def hosts_of(procs: Any) -> list[str]:
 
 def home() -> Any:
     """The proc mesh of the running actor, else of any actor of this process; None if there is none."""
-    from monarch_kernel.runtime.actor.system import get_system
-
     here = current.get()
     mesh = here.actor_instance.proc_mesh if here is not None else None
     if mesh is None:

@@ -43,7 +43,7 @@ from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, HostRef, Host
 from monarch_kernel.runtime.actor.kept import folders
 from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh, settled
 from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
-from monarch_kernel.runtime.actor.system import System, get_system
+from monarch_kernel.runtime.actor.system import ActorSystem, get_actor_system
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, Region
 from monarch_kernel.runtime.node.future import resolved
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
@@ -76,7 +76,7 @@ class KeptHost:
         lost: why this process has it no more; "" while it has.
     """
 
-    def __init__(self, system: System, name: str, agent: ProcRef, idle: float) -> None:
+    def __init__(self, system: ActorSystem, name: str, agent: ProcRef, idle: float) -> None:
         self._system = system
         self._agent = agent
         self._agents = {agent.id}  # it, and those that have died before it
@@ -481,7 +481,7 @@ def keep(name: str, idle: float = IDLE) -> KeptHost:
     return host
 
 
-def _start_keeper(system: System, name: str, idle: float) -> ProcRef:
+def _start_keeper(system: ActorSystem, name: str, idle: float) -> ProcRef:
     with folders.make_folder(name) as folder:
         try:
             url = daemons.start_daemon(folder, SOCKET, LOG, keep=True, idle=idle)
@@ -568,8 +568,8 @@ def kept_host_of(mesh: ProcMesh) -> KeptHost | None:
     return next((host for host in held() if host._holds(mesh._procs)), None)
 
 
-def _controller(what: str) -> System:
-    system = get_system()
+def _controller(what: str) -> ActorSystem:
+    system = get_actor_system()
     if not system.is_root:
         raise RuntimeError(f"{what}() is for the controller: what outlives it is not for its ranks to say")
     return system
@@ -579,7 +579,7 @@ def _folder(name: str) -> str:
     return os.path.abspath(name) if os.sep in name else folders.kept_folder(name)
 
 
-def _find(system: System, name: str) -> tuple[ProcRef, str]:
+def _find(system: ActorSystem, name: str) -> tuple[ProcRef, str]:
     """The keeper of a mesh, connected to, and the mesh's name."""
     folder = _folder(name)
     label = os.path.basename(folder)

@@ -7,6 +7,7 @@ from typing import Any
 
 from monarch_kernel.runtime.actor import system as systems
 from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
+from monarch_kernel.runtime.actor.process import get_system, started
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.poller import Poller
 
@@ -26,9 +27,9 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
 
 def list_proc_meshes() -> list[ProcMesh]:
     """The proc meshes that this controller has spawned and not stopped, newest last."""
-    if not systems.started():
+    if not started():
         return []
-    return [mesh for mesh in systems.get_system().proc_meshes.values() if not mesh._stopped]
+    return [mesh for mesh in get_system().proc_meshes.values() if not mesh._stopped]
 
 
 def on_change(callback: Callable[[], None]) -> Callable[[], None]:

@@ -29,7 +29,7 @@ from monarch_kernel.runtime.actor.meshes.debugger_methods import DebuggerMethods
 from monarch_kernel.runtime.actor.meshes.pool_methods import PoolMethods
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.ports.holders import pickled
-from monarch_kernel.runtime.actor.system import System, get_system
+from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, MeshTrait, Region, shrunk
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future, gathered, resolved

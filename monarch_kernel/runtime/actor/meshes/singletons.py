@@ -10,7 +10,7 @@ from monarch_kernel.protocol.messages import ProcRef
 from monarch_kernel.runtime.actor.definition import Actor, concurrent_endpoint, spec_of
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.meshes.actor_mesh import RESERVED, ActorMesh
-from monarch_kernel.runtime.actor.system import get_system
+from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.mesh.shape import SINGLE
 from monarch_kernel.runtime.node.future import Future
 

@@ -14,7 +14,7 @@ from monarch_kernel.protocol.output_records import OutputDecoder, decode_answer
 from monarch_kernel.runtime.actor.output.answer_gate import AnswerGate
 from monarch_kernel.runtime.actor.output.rank_output import RankOutput
 from monarch_kernel.runtime.actor.output.terminal import NO_OPTION, LoggingOption, ScriptTerminal
-from monarch_kernel.runtime.actor.system import System, get_system
+from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.node.future import Future
 
 log = logging.getLogger(__name__)

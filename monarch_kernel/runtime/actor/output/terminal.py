@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from monarch_kernel.runtime.actor.output.rank_output import RankOutput
-from monarch_kernel.runtime.actor.system import System
+from monarch_kernel.runtime.actor.process import System
 from monarch_kernel.runtime.mesh.rankset import format_ranks
 
 #: Characters of a line that are kept until its end arrives.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -27,24 +27,33 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.serialize import dumps, is_plain
 from monarch_kernel.runtime.actor.context import current, shared
+from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.supervision.senders import Sender, Senders
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.calls.target import Target
-    from monarch_kernel.runtime.actor.ports.port import Port
-    from monarch_kernel.runtime.actor.system import System
+    from monarch_kernel.runtime.actor.process import System
+
+
+class GivenPort(Protocol):
+    """A port, as the account of who has it needs it."""
+
+    _ref: ProcRef
+    _number: int
+    _rank: int
+    _holder: Any
 
 
 class _Met(threading.local):
-    ports: list[Port[Any]] | None = None  # None: what is pickled here goes who knows where
-    arrived: list[Port[Any]] | None = None  # None: what is unpickled here is for the running actor
+    ports: list[GivenPort] | None = None  # None: what is pickled here goes who knows where
+    arrived: list[GivenPort] | None = None  # None: what is unpickled here is for the running actor
 
 
 _met = _Met()
 
 
-def pickled(value: Any) -> tuple[Any, tuple[int, ...], Sequence[Port[Any]]]:
+def pickled(value: Any) -> tuple[Any, tuple[int, ...], Sequence[GivenPort]]:
     """``serialize.dumps`` for a message to somebody known, and the ports in it: ``give`` them before it is sent."""
     if is_plain(value):  # as mostly
         return pickle.dumps(value, 5), (), ()
@@ -57,7 +66,7 @@ def pickled(value: Any) -> tuple[Any, tuple[int, ...], Sequence[Port[Any]]]:
     return body, buffers, ports
 
 
-def met(port: Port[Any]) -> None:
+def met(port: GivenPort) -> None:
     """A port is being pickled."""
     if _met.ports is not None:
         _met.ports.append(port)
@@ -65,7 +74,7 @@ def met(port: Port[Any]) -> None:
         give_to_unknown([port])
 
 
-def give(ports: Iterable[Port[Any]], to: Target | ProcRef, ranks: Iterable[int] | None = None) -> None:
+def give(ports: Iterable[GivenPort], to: Target | ProcRef, ranks: Iterable[int] | None = None) -> None:
     """Tell the receivers of these ports who gets them: actors of a mesh, all or some, or anybody in a process."""
     if isinstance(to, ProcRef):
         _tell(ports, PortGiven(0, 0, "", to.id, (), (), (to,), (0,)))
@@ -76,14 +85,12 @@ def give(ports: Iterable[Port[Any]], to: Target | ProcRef, ranks: Iterable[int] 
     _tell(ports, PortGiven(0, 0, to.actor, to.mesh_name, extent.names, extent.shape, procs, chosen))
 
 
-def give_to_unknown(ports: Iterable[Port[Any]]) -> None:
+def give_to_unknown(ports: Iterable[GivenPort]) -> None:
     """Tell the receivers of these ports that anybody may have them from now on."""
     _tell(ports, PortGiven(0, 0, "", "", (), (), (), ()))
 
 
-def _tell(ports: Iterable[Port[Any]], news: PortGiven) -> None:
-    from monarch_kernel.runtime.actor.system import get_system
-
+def _tell(ports: Iterable[GivenPort], news: PortGiven) -> None:
     system = get_system()
     for port in {id(port): port for port in ports}.values():  # what is pickled twice in one message arrives once
         ref = port._ref
@@ -95,7 +102,7 @@ def _tell(ports: Iterable[Port[Any]], news: PortGiven) -> None:
             system.node.send(ref.id, message)
 
 
-def arrived(value: Callable[[], Any]) -> tuple[Any, list[Port[Any]]]:
+def arrived(value: Callable[[], Any]) -> tuple[Any, list[GivenPort]]:
     """What unpickling gives, and the ports in it, which are not the running actor's."""
     outer = _met.arrived
     _met.arrived = ports = []
@@ -105,7 +112,7 @@ def arrived(value: Callable[[], Any]) -> tuple[Any, list[Port[Any]]]:
         _met.arrived = outer
 
 
-def came(port: Port[Any]) -> None:
+def came(port: GivenPort) -> None:
     """A port has come in a message."""
     if _met.arrived is not None:
         _met.arrived.append(port)
@@ -115,14 +122,14 @@ def came(port: Port[Any]) -> None:
         here.actor_instance.hold(port)
 
 
-def let_go(system: System, port: Port[Any], actor: str) -> None:
+def let_go(system: System, port: GivenPort, actor: str) -> None:
     """An actor of this process has no use for its copy of a port any more. For finalizers, which run anywhere."""
     if port._ref.id not in system.node.deaths:
         system.node.learn(port._ref)
         system.node.poller.say_late(port._ref.id, PortLeft(port._number, port._rank, actor))
 
 
-def leave(system: System, actor: str, ports: Iterable[Port[Any]], death: Death) -> None:
+def leave(system: System, actor: str, ports: Iterable[GivenPort], death: Death) -> None:
     """An actor of this process has ended with these ports."""
     told = b""
     for port in ports:

@@ -16,6 +16,7 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.runtime.actor.definition import tell_undeliverable
 from monarch_kernel.runtime.actor.ports.holders import came, give, let_go, met, pickled
+from monarch_kernel.runtime.actor.process import get_system
 
 R = TypeVar("R")
 
@@ -51,8 +52,6 @@ class Port(Generic[R]):
         self._send(ERROR, encode_fault(capture(error)), ())
 
     def _send(self, status: int, body: Any, buffers: tuple[int, ...]) -> None:
-        from monarch_kernel.runtime.actor.system import get_system
-
         node = get_system().node
         node.learn(self._ref)
         if self._ref.id == node.id:
@@ -99,8 +98,6 @@ class ReplyPort(Port[R]):
         """The actor ended without an answer."""
         if not self._used:
             self.return_undeliverable = False  # it may have been the caller's end that ended the actor
-            from monarch_kernel.runtime.actor.system import get_system
-
             self._send(DEAD, get_system().node.death_body(self._ref.id, death), ())
 
     def _send(self, status: int, body: Any, buffers: tuple[int, ...]) -> None:

@@ -23,6 +23,7 @@ from monarch_kernel.runtime.actor.calls.target import Target, failure_of
 from monarch_kernel.runtime.actor.errors import SupervisionError, build_port_error
 from monarch_kernel.runtime.actor.ports.holders import NobodyLeft
 from monarch_kernel.runtime.actor.ports.port import Port, R
+from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.supervision.senders import Senders
 
@@ -69,8 +70,6 @@ class PortReceiver(Generic[R]):
     """
 
     def __init__(self, ranked: bool = False, once: bool = False) -> None:
-        from monarch_kernel.runtime.actor.system import get_system
-
         system = get_system()
         self._node = system.node
         self._reported = system.reported

@@ -1,0 +1,42 @@
+"""``heal_mesh``: a mesh healed, as a handle that can be used at once."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT, HealError
+from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
+from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
+from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
+from monarch_kernel.runtime.node.future import nothing
+
+Mesh = TypeVar("Mesh", bound=ProcMesh | ActorMesh[Any])
+
+
+def heal_mesh(mesh: Mesh, hosts: HostMesh | None = None, timeout: float = HEAL_TIMEOUT) -> Mesh:
+    """Replace the dead procs of a proc mesh, or those under an actor mesh. See ``ProcMesh.heal``.
+
+    Returns:
+        The healed mesh, usable at once: calls on it wait for the heal. Await it, or read its report ``healed``, to
+        know that the heal is complete.
+
+    Raises:
+        HealError: this process did not spawn these procs. Awaiting the mesh raises all other errors.
+    """
+    if not isinstance(mesh, ProcMesh | ActorMesh):
+        raise TypeError(f"heal_mesh takes a proc mesh or an actor mesh, not {type(mesh).__name__}")
+    done = _procs_of(mesh).heal(hosts, timeout)
+    again: Any = mesh._new_with_region(mesh._shape)
+    again._healed = done
+    again._ready = done.then(nothing)
+    return again
+
+
+def _procs_of(mesh: ProcMesh | ActorMesh[Any]) -> ProcMesh:
+    if isinstance(mesh, ProcMesh):
+        return mesh
+    mine = {ref.id for ref in mesh._target().procs}
+    for procs in mesh._system.proc_meshes.values():
+        if mine <= {ref.id for ref in procs._target().procs}:
+            return procs
+    raise HealError(f"the procs of {mesh._name} can be healed only in the process that spawned them")

@@ -1,0 +1,239 @@
+"""The actor system of this process, and what the modules below it need of it.
+
+``system.ActorSystem`` is built from actors, ports, meshes and healing, and every one of these needs the system of the
+process it runs in. So they all import this module and see the system as the protocol ``System``; only this module knows
+which object that is. It does not know how one is made either: ``system`` hands that in when it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from monarch_kernel.runtime.node.poller import FORKED
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+    from monarch_kernel.protocol.messages import Call, Death, Launch, PortGiven, ProcRef, SpawnProcs
+    from monarch_kernel.runtime.actor.calls.caster import Caster
+    from monarch_kernel.runtime.actor.calls.target import ReportedDeaths
+    from monarch_kernel.runtime.actor.errors import MeshFailure
+    from monarch_kernel.runtime.actor.healing.report import Healed
+    from monarch_kernel.runtime.mesh.shape import Point
+    from monarch_kernel.runtime.node.future import Future
+    from monarch_kernel.runtime.node.node import Node
+    from monarch_kernel.runtime.supervision.restarts import RestartPolicy
+    from monarch_kernel.runtime.supervision.tree import Tree
+
+
+class RunningActor(Protocol):
+    """An actor of this process, or its client (code outside any actor): what ``context().actor_instance`` gives.
+
+    Attributes:
+        mesh_id: unique name of the mesh this actor belongs to.
+        name: the name it was spawned under.
+        class_name: its class.
+        rank: position in the mesh as spawned.
+        creator: actor id of its owner.
+        proc_mesh: the mesh of procs it was spawned on; None for a client.
+        owned: the meshes that it has spawned, in order.
+        background: of a sync actor: an event loop that its driver runs while its mailbox is empty.
+    """
+
+    mesh_id: str
+    name: str
+    class_name: str
+    rank: Point
+    creator: str
+    proc_mesh: Any
+    owned: list[Any]
+    background: AbstractEventLoop | None
+
+    @property
+    def actor_id(self) -> str:
+        """Unique name of this actor: another one for each rank of its mesh."""
+        ...
+
+    @property
+    def proc_id(self) -> str:
+        """Unique name of the proc this actor runs in."""
+        ...
+
+    @property
+    def proc(self) -> Any:
+        """The proc this actor runs in, as a mesh of one."""
+        ...
+
+    def hold(self, port: Any) -> None:
+        """A port has come to this actor."""
+        ...
+
+    def describe(self) -> str:
+        """This actor, as a failure report names it."""
+        ...
+
+    def stop(self, reason: str = "") -> None:
+        """End this actor normally after the current message."""
+        ...
+
+    def abort(self, reason: str = "") -> None:
+        """End this actor at once as failed."""
+        ...
+
+    def kill(self, reason: str = "") -> None:
+        """The same as ``abort``."""
+        ...
+
+
+class LocalActor(RunningActor, Protocol):
+    """An actor of this process.
+
+    Attributes:
+        death: how it ended; None while it lives.
+    """
+
+    death: Death | None
+
+    @property
+    def object(self) -> Any:
+        """The user's object; None before ``__init__`` has returned, and after the end."""
+        ...
+
+
+class CallHold(Protocol):
+    """Calls over ranks that are being healed: ``healing.held_calls``."""
+
+    active: bool
+
+    def begin(self, procs: Iterable[str]) -> None: ...
+    def keep(self, procs: Iterable[str], send: Callable[[], None]) -> bool: ...
+    def end(self, procs: Iterable[str]) -> None: ...
+
+
+class PortReceivers(Protocol):
+    """The receivers of ports of this process: ``ports.holders``."""
+
+    def used_here(self, number: int) -> None: ...
+    def on_given(self, _link: Any, message: PortGiven, _body: Any) -> None: ...
+
+
+class MeshHealer(Protocol):
+    """How meshes of this process were made, and their repair: ``healing.healer``. Meshes lie above this module."""
+
+    def spawned(
+        self,
+        mesh: Any,
+        messages: Iterable[SpawnProcs],
+        bootstrap: tuple[Any, tuple[int, ...]],
+        policy: RestartPolicy,
+    ) -> None: ...
+    def add_spares(self, mesh: Any, agents: Sequence[ProcRef]) -> None: ...
+    def born(self, mesh: Any, owner: str, body: Any, buffers: tuple[int, ...], ports: Sequence[Any]) -> None: ...
+    def forget(self, mesh_id: str) -> None: ...
+    def heal(self, mesh: Any, hosts: Any, timeout: float) -> Future[Healed]: ...
+
+
+class System(Protocol):
+    """What the parts of the actor runtime need of the system they run in; ``system.ActorSystem`` explains each."""
+
+    node: Node
+    root: ProcRef
+    pid: int
+    is_root: bool
+    finalizing: list[weakref.ref[Any]]
+    agent: ProcRef | None
+    launch: Launch | None
+    own_agents: set[str]
+    agent_answers: Future[bool] | None
+    agent_env: dict[str, str]
+    workers: dict[str, ProcRef]
+    output_sinks: list[Callable[[str, int, bytes | None], None]]
+    tree: Tree
+    proc_meshes: dict[str, Any]
+    kept_from: set[str]
+    reported: ReportedDeaths
+    caster: Caster
+    ended: dict[str, Death]
+    _closed: bool
+
+    @property
+    def actors(self) -> Mapping[str, LocalActor]: ...
+    @property
+    def client(self) -> RunningActor: ...
+    @property
+    def held_calls(self) -> CallHold: ...
+    @property
+    def ports(self) -> PortReceivers: ...
+    @property
+    def healer(self) -> MeshHealer: ...
+
+    def reply(self, link: Any, message: Call, status: int, body: Any, buffers: tuple[int, ...] = ()) -> None: ...
+    def reply_dead(self, link: Any, message: Call, death: Death) -> None: ...
+    def reply_port(self, link: Any, message: Call, instance: Any) -> Any: ...
+    def start_local_actor(self, actor: str, name: str, cls: type) -> None: ...
+    def actor_ended(self, instance: Any) -> None: ...
+    def note_interrupt(self, instance: Any) -> None: ...
+    def was_interrupted(self, instance: Any) -> bool: ...
+    def signal_main_thread(self, attempts: int = 20) -> None: ...
+    def pass_up(self, instance: Any, failure: MeshFailure) -> None: ...
+    def fault_at_root(self, failure: MeshFailure) -> None: ...
+    def changed(self) -> None: ...
+    def ensure_agent(self) -> ProcRef: ...
+    def this_proc(self) -> Any: ...
+    def this_host(self) -> Any: ...
+
+
+_system: System | None = None
+_make_controller: Callable[[], System] | None = None
+#: Held while the system of this process is made or ended.
+lock = threading.RLock()
+
+
+def get_system() -> System:
+    """This process's system; becomes a controller if it has none yet.
+
+    Raises:
+        RuntimeError: the runtime was shut down, or this is a fork of a process that has one.
+    """
+    system = _system
+    if system is not None:
+        if system.pid == os.getpid():
+            return system
+        raise RuntimeError(FORKED)
+    return _become_controller()
+
+
+def current_system() -> System | None:
+    """This process's system, or that of the process it was forked from; None if there is none."""
+    return _system
+
+
+def started() -> bool:
+    """Whether this process has a running system."""
+    return _system is not None and not _system._closed
+
+
+def set_system(system: System | None) -> None:
+    """Install the system of this process. Ranks do this at their start."""
+    global _system
+    _system = system
+
+
+def set_controller_factory(make: Callable[[], System]) -> None:
+    """Called by ``system`` when it is imported: ``make()`` gives the system of a process that becomes a controller."""
+    global _make_controller
+    _make_controller = make
+
+
+def _become_controller() -> System:
+    global _system
+    with lock:
+        if _system is None:
+            if _make_controller is None:
+                raise RuntimeError("this process has not loaded the actor runtime: import monarch_kernel.actor first")
+            _system = _make_controller()
+        return _system
