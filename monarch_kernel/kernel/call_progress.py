@@ -20,7 +20,7 @@ from monarch_kernel.kernel.output.cell_output import CellOutput
 from monarch_kernel.kernel.output.fault_text import FileLabel
 from monarch_kernel.kernel.output.router import OutputRouter
 from monarch_kernel.kernel.progress import PERIOD, CodeLocation, Progress
-from monarch_kernel.kernel.rank.executor import Whereabouts
+from monarch_kernel.kernel.rank.monitor import Whereabouts
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.meshes import list_proc_meshes, on_change
 from monarch_kernel.tools import Awaited, awaited_here

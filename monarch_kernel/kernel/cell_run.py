@@ -10,6 +10,7 @@ from typing import Any
 from monarch_kernel.actor import ActorError, ActorMesh, SupervisionError, ValueMesh
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.errors import capture
+from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_values import value_of
 from monarch_kernel.kernel.debug.hang_watch import HangWatch
 from monarch_kernel.kernel.interrupts.held_interrupts import HeldInterrupts
@@ -21,8 +22,8 @@ from monarch_kernel.kernel.output.fault_text import FileLabel
 from monarch_kernel.kernel.output.router import OutputRouter
 from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.progress import CodeLocation, Progress
-from monarch_kernel.kernel.rank.cell_runner import Cell
-from monarch_kernel.kernel.rank.executor import CellExecutor, Interrupted, Reply, Whereabouts
+from monarch_kernel.kernel.rank.executor import CellExecutor, CellReply
+from monarch_kernel.kernel.rank.monitor import Interrupted, Whereabouts
 from monarch_kernel.meshes import kept_host_of
 
 #: How often a wait looks up to show progress (seconds).
@@ -59,7 +60,7 @@ class CellRun:
         self.managed = managed
         self.ranks = tuple(ranks)
         self.cell = cell
-        self.replies: dict[int, Reply] = {}
+        self.replies: dict[int, CellReply] = {}
         self.failures: dict[int, CellFailure] = {}
         self.interrupted = False
         self.detached = False
@@ -151,7 +152,7 @@ class CellRun:
 
     def _settle(self, part: MeshPart[ActorMesh[CellExecutor]], slot: Any, error: BaseException | None) -> None:
         if error is None:
-            reply: Reply = slot.get()
+            reply: CellReply = slot.get()
             if reply.rank in self._dropped:
                 return
             self._broken |= reply.broken

@@ -6,7 +6,7 @@ from typing import Any
 
 import cloudpickle
 
-from monarch_kernel.kernel.rank.executor import Reply
+from monarch_kernel.kernel.rank.executor import CellReply
 
 
 class Unsent:
@@ -20,7 +20,7 @@ class Unsent:
         return f"{self.shown}  (not sent: {self.why})"
 
 
-def value_of(reply: Reply) -> Any:
+def value_of(reply: CellReply) -> Any:
     """The value that a rank has sent, or what stands for it here."""
     if reply.value is None:
         return Unsent(reply.shown, reply.unsent) if reply.unsent else None

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from monarch_kernel.actor import ActorMesh, Extent, ProcMesh
 from monarch_kernel.kernel.mesh_parts import MeshPart, boxed, parts
-from monarch_kernel.kernel.rank.executor import CellExecutor, Monitor
+from monarch_kernel.kernel.rank.executor import CellExecutor
+from monarch_kernel.kernel.rank.monitor import Monitor
 from monarch_kernel.meshes import kept_host_of, list_proc_meshes
 
 #: How long ranks may take to come up, to meet, and to end (seconds); importing torch on a busy machine takes its time.

@@ -14,6 +14,7 @@ from IPython.core.error import UsageError
 
 from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.kernel.call_progress import CallProgress
+from monarch_kernel.kernel.cell import Cell, check_syntax, remember_source
 from monarch_kernel.kernel.debug.stop_prompt import StopPrompt
 from monarch_kernel.kernel.magics.completion import Known
 from monarch_kernel.kernel.output.cell_errors import CellSyntaxError
@@ -22,7 +23,6 @@ from monarch_kernel.kernel.output.publisher import Publisher, publisher_for
 from monarch_kernel.kernel.output.router import OutputRouter
 from monarch_kernel.kernel.output.stream_watch import OwnOutput
 from monarch_kernel.kernel.output.transcript import Source
-from monarch_kernel.kernel.rank.cell_runner import Cell, check_syntax, remember_source
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.stale_classes import Outdated
 from monarch_kernel.kernel.usage_errors import nearest

@@ -10,15 +10,10 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.kernel.rank.cell_runner import (
-    Cell,
-    CellRunner,
-    Outcome,
-    check_syntax,
-    fallback_bundle,
-    plain_text,
-    where_is,
-)
+from monarch_kernel.kernel.cell import Cell, check_syntax
+from monarch_kernel.kernel.rank.cell_runner import CellRunner, Outcome
+from monarch_kernel.kernel.rank.plain_display import fallback_bundle, plain_text
+from monarch_kernel.kernel.rank.user_code import where_is
 
 
 class Bench:

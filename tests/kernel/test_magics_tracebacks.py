@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from monarch_kernel.actor import Extent
 from monarch_kernel.errors import Fault, capture
+from monarch_kernel.kernel.cell import remember_source
 from monarch_kernel.kernel.output.cell_errors import CellFailure, MeshCellError, MeshCellInterrupt, cell_error
-from monarch_kernel.kernel.rank.cell_runner import remember_source
 
 EXTENT = Extent(("gpus",), (8,))
 

@@ -18,7 +18,7 @@ from ipykernel.debugger import Debugger
 
 import monarch_kernel
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
-from monarch_kernel.kernel.rank.cell_runner import fallback_bundle
+from monarch_kernel.kernel.rank.plain_display import fallback_bundle
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.dap import RankSession

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.rank import name_lookup
-from monarch_kernel.kernel.rank.executor import ask_names
 
 if TYPE_CHECKING:
     from monarch_kernel.kernel.session import ManagedMesh, MeshSession
@@ -69,7 +68,7 @@ class Introspection:
         for rank in self._order(managed, ranks)[:2]:
             key = (managed.procs.name, rank)
             timeout = LATER if key in self._answered else FIRST
-            answers = ask(managed.procs, ask_names, function, args, ranks=[rank], timeout=timeout)
+            answers = ask(managed.procs, name_lookup.look_up, function, args, ranks=[rank], timeout=timeout)
             if rank in answers.values:
                 self._answered.add(key)
                 return answers.values[rank]

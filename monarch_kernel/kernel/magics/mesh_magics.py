@@ -9,6 +9,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.arguments import (
@@ -35,7 +36,6 @@ from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.mesh_cell import run_in_background, wait_in_background
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output.transcript import Source
-from monarch_kernel.kernel.rank.cell_runner import Cell
 from monarch_kernel.kernel.usage_errors import nearest, usage_error
 
 #: Where the subcommands of `%mesh` are.

@@ -6,12 +6,20 @@ These functions run on a rank, on a thread beside its main one.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
+from monarch_kernel.kernel.rank.activity import Activity
 from monarch_kernel.kernel.rank.lazy_shell import GIVEN
 
 #: Names with this beginning are not the user's.
 _HIDDEN = "_"
+
+
+def look_up(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Call one of the functions below with the shell of this rank; None where no cells can run."""
+    shell = Activity.shell
+    return None if shell is None else function(shell, *args)
 
 
 def variables(shell: Any) -> list[str]:

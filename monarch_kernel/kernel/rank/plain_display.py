@@ -1,0 +1,53 @@
+"""How a value is shown without IPython: as text where that is all there is to it, or as the bundle it makes itself."""
+
+from __future__ import annotations
+
+import pprint
+from typing import Any
+
+from monarch_kernel.kernel.rank.value_size import size_at_least
+
+_LINE = 79
+_SMALL = 10_000
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_RICH = (
+    "_ipython_display_", "_repr_mimebundle_", "_repr_html_", "_repr_png_", "_repr_jpeg_", "_repr_svg_",
+    "_repr_markdown_", "_repr_latex_", "_repr_json_", "_repr_javascript_", "_repr_pdf_",
+)  # fmt: skip
+
+
+def plain_text(value: Any) -> str | None:
+    """How a value is shown when text is all there is to it; None where it takes IPython to tell."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return repr(value)
+    if kind in _CONTAINERS:
+        if size_at_least(value, _SMALL) > _SMALL:  # its repr is not one line, and may be huge
+            return None
+        text = repr(value)
+        return text if len(text) <= _LINE and "\n" not in text else None
+    if isinstance(value, type) or any(_has(value, name) for name in _RICH):
+        return None
+    return repr(value)
+
+
+def fallback_bundle(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The MIME bundle of a value where there is no IPython."""
+    data: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    if _has(value, "_repr_mimebundle_"):
+        bundle = value._repr_mimebundle_()
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+        data = dict(data or {})
+    if _has(value, "_repr_html_") and (html := value._repr_html_()) is not None:
+        data.setdefault("text/html", html)
+    if "text/plain" not in data:
+        container = isinstance(value, _CONTAINERS)
+        data["text/plain"] = pprint.pformat(value, sort_dicts=False) if container else repr(value)
+    return data, metadata
+
+
+def _has(value: Any, name: str) -> bool:
+    # Looked up on the type: objects that answer to any attribute (mocks, proxies) are not rich by that.
+    return callable(getattr(type(value), name, None))

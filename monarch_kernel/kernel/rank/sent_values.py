@@ -1,0 +1,50 @@
+"""What of a cell's value is sent to the notebook: all of it if it is small, and else what it looks like."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import cloudpickle
+
+from monarch_kernel.kernel.rank.value_size import shortened, size_at_least
+
+#: A cell's value is sent to the notebook if its pickle is not larger than this (bytes).
+VALUE_LIMIT = 16_000_000
+
+
+def pickled(value: Any) -> tuple[bytes | None, str]:
+    """The pickle of a value, or None and why it is not sent."""
+    size = size_at_least(value, VALUE_LIMIT)
+    if size > VALUE_LIMIT:
+        return None, _too_large(size)
+    written = _Limited()
+    try:
+        cloudpickle.Pickler(written, protocol=5).dump(value)
+    except _Full:
+        return None, _too_large(VALUE_LIMIT)
+    except Exception as error:  # pickling runs user code
+        return None, f"it cannot be pickled ({type(error).__name__}: {error})"
+    return written.getvalue(), ""
+
+
+class _Full(Exception):
+    """A pickle has grown too large to be sent."""
+
+
+class _Limited(io.BytesIO):
+    """Takes a pickle until it is larger than what a cell sends; the rest is never made."""
+
+    def write(self, data: Any, /) -> int:
+        if self.tell() + len(data) > VALUE_LIMIT:
+            raise _Full
+        return super().write(data)
+
+
+def _too_large(size: int) -> str:
+    return f"it is larger than a cell sends by itself (at least {size / 1e6:.0f} MB); use %mesh pull"
+
+
+def short(value: Any) -> str:
+    """What a value that is not sent looks like."""
+    return shortened(value, 200)

@@ -1,0 +1,59 @@
+"""Which code is the user's, on a rank: where a thread is in it, and its faults without the frames of ours."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from monarch_kernel.errors import Fault, capture
+from monarch_kernel.kernel.traceback_frames import WAITING
+from monarch_kernel.tools import failed_by_peer
+
+_KERNEL = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(_KERNEL)) + os.sep
+# Code that is not the user's: where a rank is, is told by the innermost line outside of these.
+_FOREIGN = tuple(
+    {
+        _PACKAGE,
+        *(path + os.sep for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name))),
+    }
+)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+def where_is(thread: int, is_foreign: Callable[[str], bool]) -> tuple[str, int, str] | None:
+    """File, line and function of the innermost frame of `thread` in a file that is not foreign."""
+    frames: Mapping[int, Any] = sys._current_frames()
+    frame = frames.get(thread)
+    innermost = None
+    while frame is not None:
+        code = frame.f_code
+        if not is_foreign(code.co_filename):
+            return code.co_filename, frame.f_lineno, code.co_name
+        innermost = innermost or (code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back
+    return innermost
+
+
+def is_foreign(file: str) -> bool:
+    """Whether a file is not the user's: ours, Python's, or installed."""
+    return file.startswith(_FOREIGN) or file.startswith("<frozen") or any(part in file for part in _INSTALLED)
+
+
+def fault_of(error: BaseException) -> Fault:
+    """An exception that ended a cell, as the notebook gets it."""
+    # Where an interrupt hits, it is the line of the user that counts, not what waits below it.
+    waits = WAITING if isinstance(error, KeyboardInterrupt) else ()
+    fault = capture(error, (_KERNEL, *_ipython(), *waits))
+    return msgspec.structs.replace(fault, of_peer=True) if failed_by_peer(error) else fault
+
+
+def _ipython() -> tuple[str, ...]:
+    module = sys.modules.get("IPython")
+    file = getattr(module, "__file__", None)
+    return (os.path.dirname(file) + os.sep,) if file else ()
