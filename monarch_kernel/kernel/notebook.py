@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import time
 from collections import OrderedDict
 from contextlib import suppress
@@ -15,8 +14,8 @@ from IPython.core.error import UsageError
 from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.kernel.call_progress import CallProgress
 from monarch_kernel.kernel.cell import Cell, check_syntax, remember_source
+from monarch_kernel.kernel.cell_text import blank_lines, ends_quietly, header_lines, is_mesh_cell
 from monarch_kernel.kernel.debug.stop_prompt import StopPrompt
-from monarch_kernel.kernel.magics.completion import Known
 from monarch_kernel.kernel.output.cell_errors import CellSyntaxError
 from monarch_kernel.kernel.output.cell_output import CellOutput
 from monarch_kernel.kernel.output.publisher import Publisher, publisher_for
@@ -26,7 +25,7 @@ from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.stale_classes import Outdated
 from monarch_kernel.kernel.usage_errors import nearest
-from monarch_kernel.meshes import KeptError, format_points, list_proc_meshes
+from monarch_kernel.meshes import format_points, list_proc_meshes
 from monarch_kernel.output import set_cell
 
 #: How long the end of a cell waits for output that is on its way (seconds).
@@ -81,14 +80,14 @@ class Notebook:
         self._numbers[self._key] = min(self.shell.execution_count, len(self.shell.history_manager.input_hist_parsed))
         while len(self._publishers) > _MOST_CELLS:
             self._numbers.pop(self._publishers.popitem(last=False)[0], None)
-        if not self._is_mesh_cell():
+        if not is_mesh_cell(self._raw_cell):
             self._calls.begin(self._key)
 
     def after_cell(self, _result: Any) -> None:
         """IPython's `post_run_cell`: what actors printed during an ordinary cell is shown before it ends."""
         self._calls.end()
         self.stops.after_cell()
-        if not self._is_mesh_cell():  # those wait for the end of their own output
+        if not is_mesh_cell(self._raw_cell):  # those wait for the end of their own output
             _let_output_arrive()
             for notice in self._outdated.notices(self._raw_cell):
                 print(notice)
@@ -106,9 +105,6 @@ class Notebook:
         self.stops.close()
         self.router.close()
 
-    def _is_mesh_cell(self) -> bool:
-        return self._raw_cell.lstrip().startswith("%%mesh")
-
     def _make_way(self) -> None:
         output = self.router.get(self._key)
         if output is not None:
@@ -124,9 +120,9 @@ class Notebook:
         """
         raw = self._raw_cell if body and self._raw_cell.endswith(body.rstrip("\n")) else ""
         raw = raw or self._containing(body)
-        header = self._header_lines(raw, body)
+        header = header_lines(raw, body)
         transformed = self.shell.transform_cell(body)
-        dropped = _blank_lines(body) - _blank_lines(transformed)  # IPython does, unless its debugger is on
+        dropped = blank_lines(body) - blank_lines(transformed)  # IPython does, unless its debugger is on
         source = "\n" * (header + dropped) + transformed
         compiler = self.shell.compile
         number = self._numbers.get(self._key, self.shell.execution_count)
@@ -138,17 +134,12 @@ class Notebook:
             raise CellSyntaxError(error, self._syntax_lines(error)) from None
         remember_source(filename, raw)
         self.last_cell = filename, raw
-        return Cell(f"{self._key}.{next(_count)}", source, filename, raw, _ends_quietly(transformed))
+        return Cell(f"{self._key}.{next(_count)}", source, filename, raw, ends_quietly(transformed))
 
     def _containing(self, body: str) -> str:
         """A cell with this body, where the text of the whole cell is not known (it was run by a program)."""
         raw = self._raw_cell
         return raw if body.strip() and body.strip() in raw else f"%%mesh\n{body}"
-
-    @staticmethod
-    def _header_lines(raw: str, body: str) -> int:
-        at = raw.rfind(body.rstrip("\n"))
-        return raw.count("\n", 0, at) if at >= 0 else 1
 
     def cell_source(self, number: int) -> tuple[str, str]:
         """The file and the text of the cell with this execution number.
@@ -244,20 +235,6 @@ class Notebook:
                 f"{command}: there is no variable {name!r} in the notebook{nearest(name, known)}"
             ) from None
 
-    def known(self) -> Known:
-        """What may be completed."""
-        meshes = {name: dict(mesh.extent) for name, mesh in self.session.proc_meshes().items()}
-        hidden = getattr(self.shell, "user_ns_hidden", {})
-        variables = [name for name in self.shell.user_ns if name not in hidden]
-        kept: list[str] = []
-        with suppress(KeptError):  # %mesh ls says what is wrong
-            kept = [info.name for info in self.session.kept_elsewhere()]
-        hub = sys.modules.get("monarch_kernel.debugger.controller.hub")
-        debugger = hub.existing_debugger() if hub is not None else None
-        breakpoints = [each.id for each in debugger.breakpoints()] if debugger is not None else []
-        files = sorted(file.name for file in os.scandir() if file.name.endswith(".py"))
-        return Known(meshes, self.session.current, variables, kept, breakpoints, files)
-
     def place(self, file: str, line: int, function: str) -> str:
         """A place in code, short."""
         label = self.file_label(file)
@@ -278,23 +255,3 @@ def _let_output_arrive() -> None:
     for answer in asked:
         with suppress(Exception):  # an agent that is gone or stuck must not keep the cell from ending
             answer.get(max(0.0, deadline - time.monotonic()))
-
-
-def _blank_lines(source: str) -> int:
-    """How many blank lines a cell begins with."""
-    return next((at for at, line in enumerate(source.split("\n")) if line.strip()), 0)
-
-
-def _ends_quietly(source: str) -> bool:
-    """Whether a cell ends in a semicolon, which asks for its value not to be shown."""
-    import io
-    import tokenize
-
-    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER, tokenize.DEDENT)
-    try:
-        tokens = [
-            token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type not in skipped
-        ]
-    except (tokenize.TokenError, SyntaxError):
-        return False
-    return bool(tokens) and tokens[-1].exact_type == tokenize.SEMI

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.kernel.cell_run import CellRun
+from monarch_kernel.kernel.cell_text import split_header
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.rank import name_lookup
 
@@ -42,17 +43,18 @@ class Introspection:
 
     def complete(self, code: str, cursor: int) -> tuple[str, list[tuple[str, str]]] | None:
         """Completions at a place in a cell, as `name_lookup.completions`; None where no rank was asked or answered."""
-        split = _split(code)
-        if split is None or cursor < split:
+        split = split_header(code)
+        if split is None or cursor < len(split[0]):
             return None
-        return self._ask(code[:split], name_lookup.completions, code[split:], cursor - split)
+        header, body = split
+        return self._ask(header, name_lookup.completions, body, cursor - len(header))
 
     def describe(self, code: str, cursor: int, name: str, detail: int, omit: Sequence[str]) -> dict[str, Any] | None:
         """The description of a name in a cell, as a MIME bundle; None where no rank knows it, or none was asked."""
-        split = _split(code)
-        if split is None or cursor < split:
+        split = split_header(code)
+        if split is None or cursor < len(split[0]):
             return None
-        return self._ask(code[:split], name_lookup.description, name, detail, tuple(omit))
+        return self._ask(split[0], name_lookup.description, name, detail, tuple(omit))
 
     def variables(self) -> list[str]:
         """The variables of a rank of the mesh in use."""
@@ -86,12 +88,3 @@ class Introspection:
         silent = managed.procs.unresponsive()
         fit = [rank for rank in ranks if rank not in silent and self._late.get((name, rank), 0.0) <= now]
         return sorted(fit, key=lambda rank: rank in busy)
-
-
-def _split(code: str) -> int | None:
-    """Where the body of a `%%mesh` cell begins; None if it is none."""
-    start = len(code) - len(code.lstrip())
-    words = code[start:].split("\n", 1)
-    if len(words) < 2 or words[0].split(" ")[0].rstrip() != "%%mesh":
-        return None
-    return start + len(words[0]) + 1

@@ -5,13 +5,15 @@ from __future__ import annotations
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.display.quantities import memory
+from monarch_kernel.kernel import kept_meshes, mesh_lifecycle
 from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
 from monarch_kernel.kernel.magics.status_magics import rank_places
 from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
 from monarch_kernel.kernel.magics.up_arguments import env_arguments, idle_argument, up_arguments
-from monarch_kernel.kernel.session import UpOptions, deaths_of
+from monarch_kernel.kernel.managed_mesh import UpOptions
+from monarch_kernel.kernel.mesh_lifecycle import deaths_of
 from monarch_kernel.kernel.usage_errors import usage_error
 
 
@@ -37,9 +39,11 @@ class LifecycleMagics(Subcommands):
         if found.reuse and found.replace:
             raise usage_error(found.magic, "give either --reuse or --replace, not both")
         options = UpOptions(name, dims, env, found.dist or "", preload, found.keep, idle)
-        if found.replace and (ended := self._session.make_room(options)):
+        if found.replace and (ended := mesh_lifecycle.make_room(self._session, options)):
             print(ended)
-        print((found.reuse and self._session.reuse(options)) or self._session.up(options))
+        print(
+            (found.reuse and mesh_lifecycle.reuse(self._session, options)) or mesh_lifecycle.up(self._session, options)
+        )
 
     @magic_arguments("mesh use")
     @argument("name", metavar="NAME", help="the mesh")
@@ -57,11 +61,11 @@ class LifecycleMagics(Subcommands):
         if found.all and found.name:
             raise usage_error(found.magic, "give either a name or --all, not both")
         if not found.all:
-            print(self._session.down(found.name, found.force))
+            print(mesh_lifecycle.down(self._session, found.name, found.force))
             return
         names = self._session.names()
         for name in names:
-            print(self._session.down(name))
+            print(mesh_lifecycle.down(self._session, name))
         if not names:
             print("No mesh is up.")
 
@@ -74,7 +78,7 @@ class LifecycleMagics(Subcommands):
         for run in get_relay().background:
             if isinstance(run, CellRun) and run.managed.procs is mesh:
                 run.drop(ranks)  # a cell that waits behind another one must not begin
-        print(self._session.interrupt(mesh, ranks))
+        print(mesh_lifecycle.interrupt(mesh, ranks))
 
     @magic_arguments("mesh heal")
     @mesh_argument()
@@ -82,13 +86,13 @@ class LifecycleMagics(Subcommands):
     def heal(self, found: Arguments) -> None:
         """Replace ranks that died, in their places; the others keep their variables."""
         mesh, ranks = self.addressed(found)
-        print(self._session.heal(mesh, ranks))
+        print(mesh_lifecycle.heal(self._session, mesh, ranks))
 
     @magic_arguments("mesh restart")
     @mesh_argument()
     def restart(self, found: Arguments) -> None:
         """Stop a mesh and start it again with the same options; its variables are gone."""
-        print(self._session.restart(found.name))
+        print(mesh_lifecycle.restart(self._session, found.name))
 
     # -- kept meshes ---------------------------------------------------------------------------
 
@@ -97,7 +101,7 @@ class LifecycleMagics(Subcommands):
     @argument("--force", action="store_true", help="also if another kernel holds it, which then has it no more")
     def attach(self, found: Arguments) -> None:
         """Take over a mesh that was started with --keep: its variables, its actors, what runs on it."""
-        host = self._session.attach(found.name, found.force)
+        host = kept_meshes.attach(self._session, found.name, found.force)
         for mesh in host.proc_meshes:
             managed = self._session.managed(mesh.name)
             sizes = managed.describe() if managed is not None else f"{len(mesh)} ranks"
@@ -120,4 +124,4 @@ class LifecycleMagics(Subcommands):
     @mesh_argument()
     def detach(self, found: Arguments) -> None:
         """Let go of a mesh that was started with --keep, without ending it."""
-        print(self._session.detach(found.name))
+        print(kept_meshes.detach(self._session, found.name))

@@ -9,6 +9,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel import output
 from monarch_kernel.actor import ProcMesh, SupervisionError
+from monarch_kernel.kernel.kept_meshes import kept_by_others
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.notebook import Notebook
@@ -36,7 +37,7 @@ class StatusMagics(Subcommands):
         """List the meshes; * marks the one in use. Kept meshes that no notebook or another one holds follow."""
         meshes = self._session.proc_meshes()
         try:
-            others = self._session.kept_elsewhere()
+            others = kept_by_others()
         except KeptError as error:
             others = []
             print(f"{error}\n")

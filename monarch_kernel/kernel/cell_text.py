@@ -1,0 +1,46 @@
+"""The text of cells: which are `%%mesh` cells, where their body begins, and how they end. Pure."""
+
+from __future__ import annotations
+
+import io
+import tokenize
+
+_MAGIC = "%%mesh"
+
+
+def is_mesh_cell(text: str) -> bool:
+    """Whether a cell begins with `%%mesh`."""
+    return text.split(None, 1)[:1] == [_MAGIC]
+
+
+def split_header(text: str) -> tuple[str, str] | None:
+    """The first line of a `%%mesh` cell and all that is above it, with its end, and the body; None for another cell.
+
+    A cell that has no second line so far is another.
+    """
+    start = len(text) - len(text.lstrip())
+    end = text.find("\n", start)
+    return (text[: end + 1], text[end + 1 :]) if end >= 0 and is_mesh_cell(text) else None
+
+
+def header_lines(text: str, body: str) -> int:
+    """How many lines of a cell stand above its body."""
+    at = text.rfind(body.rstrip("\n"))
+    return text.count("\n", 0, at) if at >= 0 else 1
+
+
+def blank_lines(source: str) -> int:
+    """How many blank lines a cell begins with."""
+    return next((at for at, line in enumerate(source.split("\n")) if line.strip()), 0)
+
+
+def ends_quietly(source: str) -> bool:
+    """Whether a cell ends in a semicolon, which asks for its value not to be shown."""
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER, tokenize.DEDENT)
+    try:
+        tokens = [
+            token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type not in skipped
+        ]
+    except (tokenize.TokenError, SyntaxError):
+        return False
+    return bool(tokens) and tokens[-1].exact_type == tokenize.SEMI

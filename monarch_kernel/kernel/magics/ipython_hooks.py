@@ -1,0 +1,92 @@
+"""Completion and inspection in the front end: of `%mesh` lines, and of `%%mesh` cells with the names of a rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
+from IPython.utils.tokenutil import token_at_cursor
+
+from monarch_kernel.kernel.kept_meshes import kept_by_others
+from monarch_kernel.kernel.magics.arguments import parser_of
+from monarch_kernel.kernel.magics.completion import Known, MeshCompleter
+from monarch_kernel.kernel.magics.introspection import Introspection
+from monarch_kernel.kernel.magics.mesh_magics import FUNCTIONS, MeshMagics
+from monarch_kernel.kernel.notebook import Notebook
+from monarch_kernel.meshes import KeptError
+
+
+def matcher(notebook: Notebook, ranks: Introspection) -> Any:
+    """The completions of `%mesh` lines and `%%mesh` cells, as IPython asks for them."""
+    parsers = {word: parser_of(function) for word, function in FUNCTIONS.items()}
+    completer = MeshCompleter(parsers, parser_of(MeshMagics.mesh_cell), lambda: known(notebook, ranks.variables))
+
+    @context_matcher()
+    def mesh_matcher(context: CompletionContext) -> Any:
+        lines = context.full_text.split("\n")
+        line = lines[context.cursor_line][: context.cursor_position]
+        found = completer.complete(line)
+        if found is not None:
+            texts, word = found
+            matches = [SimpleCompletion(text, type="mesh") for text in texts]
+        else:
+            offset = sum(len(each) + 1 for each in lines[: context.cursor_line]) + context.cursor_position
+            of_rank = ranks.complete(context.full_text, offset)
+            if of_rank is None:
+                return {"completions": [], "suppress": False}
+            word, named = of_rank
+            matches = [SimpleCompletion(text, type=kind) for text, kind in named]
+        return {"completions": matches or _Nothing(), "matched_fragment": word, "suppress": True}
+
+    return mesh_matcher
+
+
+class _Nothing(tuple[Any, ...]):
+    """No completions, and none of the notebook's own either: IPython drops those only for a matcher that has some."""
+
+    def __len__(self) -> int:
+        return 1
+
+
+def inspecting(ip: Any, ranks: Introspection) -> Callable[[], None]:
+    """Have a kernel describe names of `%%mesh` cells as a rank knows them; gives what undoes that."""
+    kernel = getattr(ip, "kernel", None)
+    if kernel is None:
+        return lambda: None
+    inspect = kernel.do_inspect
+
+    def do_inspect(code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
+        name = token_at_cursor(code, cursor_pos)
+        bundle = ranks.describe(code, cursor_pos, name, detail_level, tuple(omit_sections)) if name else None
+        if bundle is None:
+            return inspect(code, cursor_pos, detail_level, omit_sections)
+        if not ip.enable_html_pager:
+            bundle.pop("text/html", None)
+        return {"status": "ok", "data": bundle, "metadata": {}, "found": True}
+
+    kernel.do_inspect = do_inspect
+
+    def undo() -> None:
+        del kernel.do_inspect
+
+    return undo
+
+
+def known(notebook: Notebook, of_ranks: Callable[[], Iterable[str]]) -> Known:
+    """What may be completed at this moment."""
+    session, shell = notebook.session, notebook.shell
+    meshes = {name: dict(mesh.extent) for name, mesh in session.proc_meshes().items()}
+    hidden = getattr(shell, "user_ns_hidden", {})
+    variables = [name for name in shell.user_ns if name not in hidden]
+    kept: list[str] = []
+    with suppress(KeptError):  # %mesh ls says what is wrong
+        kept = [info.name for info in kept_by_others()]
+    hub = sys.modules.get("monarch_kernel.debugger.controller.hub")
+    debugger = hub.existing_debugger() if hub is not None else None
+    breakpoints = [each.id for each in debugger.breakpoints()] if debugger is not None else []
+    files = sorted(file.name for file in os.scandir() if file.name.endswith(".py"))
+    return Known(meshes, session.current, variables, kept, breakpoints, files, of_ranks)

@@ -1,0 +1,241 @@
+"""Meshes come and go: what `%mesh up`, `down`, `restart`, `heal` and `interrupt` do, and what they say of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from IPython.core.error import UsageError
+
+from monarch_kernel.actor import Healed, HealError, MeshFailure, ProcMesh, SupervisionError, this_host
+from monarch_kernel.display.quantities import duration
+from monarch_kernel.errors import DeathKind
+from monarch_kernel.kernel.kept_meshes import attach, end_elsewhere, is_kept, kept_by_others
+from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOptions, remember
+from monarch_kernel.kernel.mesh_parts import parts
+from monarch_kernel.kernel.session import MeshSession
+from monarch_kernel.meshes import KeptError, format_ranks, keep, kept_host_of
+
+#: How long ranks may take to say what an interrupt has stopped (seconds).
+INTERRUPT_TIMEOUT = 2.0
+
+
+def up(session: MeshSession, options: UpOptions) -> str:
+    """Start a mesh and use it.
+
+    Returns:
+        One line that says what there is now.
+    """
+    started = time.monotonic()
+    taken = session.proc_meshes().get(options.name)
+    if taken is not None:
+        raise UsageError(
+            f"%mesh up: there is a mesh {options.name!r} already ({len(taken)} ranks); --reuse takes it as it is, "
+            f"--replace ends it first; or give another name"
+        )
+    preload = options.preload
+    if options.dist and "torch" not in preload:
+        preload = (*preload, "torch")  # imported once, before the ranks are forked
+    try:
+        host = keep(options.name, options.idle) if options.keep else None
+        hosts = host.hosts if host is not None else this_host()
+    except (ValueError, KeptError) as error:
+        raise UsageError(f"%mesh up: {error}") from None
+    try:
+        procs = hosts.spawn_procs(per_host=options.dims, name=options.name, env=options.env, preload=preload)
+        try:
+            managed = ManagedMesh(procs, options)
+            managed.get_ready()
+            _join_debugger(procs)
+        except BaseException:
+            procs.stop("%mesh up did not succeed")
+            raise
+        remember(managed)
+    except BaseException as error:
+        if host is not None:
+            host.down()
+        if isinstance(error, ValueError | TypeError):
+            raise UsageError(f"%mesh up: {error}") from None
+        death = error.death if isinstance(error, SupervisionError) else None
+        if death is not None and death.kind in (DeathKind.NOT_STARTED, DeathKind.PRELOAD_FAILED):
+            of_torch = death.kind is DeathKind.PRELOAD_FAILED and options.dist and preload == ("torch",)
+            needs = f" (--dist {options.dist} needs torch)" if of_torch else ""
+            raise UsageError(f"%mesh up: mesh {options.name} {death.cause}{needs}") from None
+        raise
+    session.adopt(managed)
+    session.choose(options.name)
+    took = duration(time.monotonic() - started)
+    group = f", torch.distributed over {options.dist}" if options.dist else ""
+    stays = ", kept when this kernel ends" if host is not None else ""
+    return f"mesh {options.name}: {managed.describe()} on this host{group}{stays}, ready in {took}"
+
+
+def reuse(session: MeshSession, options: UpOptions) -> str | None:
+    """Use the mesh of that name, a kept one that no kernel holds included; None if there is none.
+
+    Returns:
+        One line that says what is used.
+
+    Raises:
+        UsageError: there is one, and it is another kind of mesh.
+    """
+    name = options.name
+    if name not in session.proc_meshes():
+        if not (options.keep and any(info.name == name for info in kept_by_others())):
+            return None
+        attach(session, name)
+    managed = session.get(name, "%mesh up")
+    differs = _differences(managed, options)
+    if differs:
+        raise UsageError(
+            f"%mesh up: mesh {name!r} is there, but {'; '.join(differs)}; --replace ends it and starts the one you "
+            "ask for"
+        )
+    session.choose(name)
+    dead = sorted(deaths_of(managed.procs))
+    rest = f"; dead: {format_ranks(dead, limit=6)}, %mesh heal {name} replaces them" if dead else ""
+    return f"mesh {name}: {managed.describe()}, reused with its variables{rest}"
+
+
+def make_room(session: MeshSession, options: UpOptions) -> str:
+    """End the mesh of that name, if there is one.
+
+    Returns:
+        One line that says what was ended; empty if nothing was.
+    """
+    kept_one = options.keep and any(info.name == options.name for info in kept_by_others())
+    return down(session, options.name) if kept_one or options.name in session.proc_meshes() else ""
+
+
+def down(session: MeshSession, name: str | None, force: bool = False) -> str:
+    """Stop a mesh; the newest of those left is in use then.
+
+    Args:
+        force: also a kept mesh that another kernel holds.
+
+    Returns:
+        One line that says what was stopped.
+    """
+    if name is not None and name not in session.proc_meshes() and is_kept(name, "%mesh down"):
+        return end_elsewhere(name, force)
+    procs = session.find(name, "%mesh down")
+    count = len(procs)
+    host = kept_host_of(procs)
+    if host is not None and len(host.proc_meshes) == 1:
+        host.down()
+    else:
+        procs.stop("%mesh down").get(UP_TIMEOUT)
+    session.let_go(procs.name)
+    left = f"; {session.chosen} is in use now" if session.chosen else ""
+    return f"mesh {procs.name}: {count} rank{'s' * (count != 1)} stopped{left}"
+
+
+def restart(session: MeshSession, name: str | None) -> str:
+    """Stop a mesh and start it again with the same options."""
+    found = session.find(name, "%mesh restart")
+    managed = session.managed(found.name)
+    if managed is None or managed.options is None:
+        raise UsageError(
+            f"%mesh restart: mesh {found.name!r} was not started by %mesh up, so how to start it is not known; "
+            "start it again the way it was"
+        )
+    down(session, found.name)
+    return up(session, managed.options)
+
+
+def heal(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str:
+    """Replace what died among these ranks; all ranks then meet anew, as at the start.
+
+    Returns:
+        What was done, in a few lines.
+    """
+    managed = session.managed(mesh.name)
+    host = kept_host_of(mesh)
+    was_kept = host is None or host.is_kept
+    done: list[Healed] = []
+    try:
+        for part in parts(mesh, mesh.flatten("ranks"), mesh.extent, ranks):
+            done.append(part.mesh.heal().get(UP_TIMEOUT))
+        if managed is not None and any(done):
+            managed.rejoin()
+    except HealError as error:
+        raise UsageError(f"%mesh heal: {error}") from None
+    except MeshFailure as error:
+        rest = "heal all of them" if len(ranks) < len(mesh) else "try it again"
+        raise UsageError(f"%mesh heal: more ranks of mesh {mesh.name} are dead: {error.reason}; {rest}") from None
+    told = [str(healed) for healed in done if healed] or [f"mesh {mesh.name}: all its ranks are well"]
+    if not was_kept:
+        told.append(f"  the host agent of mesh {mesh.name} had died, too: a new one keeps it from now on")
+    return "\n".join(told)
+
+
+def interrupt(mesh: ProcMesh, ranks: Sequence[int]) -> str:
+    """Raise KeyboardInterrupt in whatever runs on these ranks.
+
+    Returns:
+        What was interrupted where, in one line.
+    """
+    asked = [(part, part.mesh.interrupt()) for part in parts(mesh, mesh.flatten("ranks"), mesh.extent, ranks)]
+    deadline = time.monotonic() + INTERRUPT_TIMEOUT
+    stopped: dict[str, list[int]] = {}
+    silent: list[int] = []
+    for part, call in asked:
+        try:
+            names = dict(zip(part.ranks, call.get(max(0.0, deadline - time.monotonic())).values(), strict=True))
+        except TimeoutError:
+            silent += part.ranks
+            continue
+        except SupervisionError as error:  # the dead run nothing; the others have been told
+            names = {part.ranks[rank]: found for rank, found in error.values.items()}
+        for rank, found in names.items():
+            for name in found:
+                stopped.setdefault("a cell" if name == "cells.run" else name, []).append(rank)
+    told = [f"{what} on {_ranks(who)}" for what, who in stopped.items()]
+    text = f"mesh {mesh.name}: interrupted {', '.join(told)}" if told else f"mesh {mesh.name}: nothing runs there"
+    if silent:
+        who = _ranks(silent)
+        text += f"; no answer from {who} within {INTERRUPT_TIMEOUT:g} s, %mesh stacks shows where its code is"
+    return text
+
+
+def deaths_of(procs: ProcMesh) -> dict[int, str]:
+    """Which ranks of a mesh are dead, and why."""
+    states = procs.status().get(UP_TIMEOUT)
+    return {
+        rank: states.get(rank).cause
+        for rank in range(len(procs))
+        if states.get(rank).state not in ("alive", "unresponsive", "starting")
+    }
+
+
+def _differences(managed: ManagedMesh, options: UpOptions) -> list[str]:
+    """How a mesh differs from the one that was asked for, in the words of `%mesh up`."""
+    found: list[str] = []
+    if dict(managed.extent) != options.dims:
+        asked = ", ".join(f"{label}={size}" for label, size in options.dims.items())
+        found.append(f"it has {managed.describe()}, not {asked}")
+    had = managed.options
+    if had is None:
+        return [*found, "it was not started by %mesh up"] if options != UpOptions(options.name, options.dims) else found
+    if had.dist != options.dist:
+        found.append(f"its --dist is {had.dist or 'not given'}, not {options.dist or 'left out'}")
+    if had.env != options.env:
+        found.append("its --env differs")
+    if had.preload != options.preload:
+        found.append("its --preload differs")
+    if had.keep != options.keep:
+        found.append("it is kept" if had.keep else "it is not kept")
+    return found
+
+
+def _join_debugger(procs: ProcMesh) -> None:
+    """Breakpoints that hold everywhere hold on a new mesh before the first cell runs there."""
+    hub = sys.modules.get("monarch_kernel.debugger.controller.hub")
+    debugger = hub.existing_debugger() if hub is not None else None
+    if debugger is not None:
+        debugger.joined(procs)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks, limit=6)}"
