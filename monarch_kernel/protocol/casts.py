@@ -21,7 +21,7 @@ GONE = 3
 SAME = 0xFFFF_FFFF_FFFF_FFFF
 
 
-class Branch(msgspec.Struct, array_like=True, frozen=True):
+class CastBranch(msgspec.Struct, array_like=True, frozen=True):
     """One host agent in a group's tree, and the members that are its own."""
 
     agent: ProcRef
@@ -38,7 +38,7 @@ class CastGroup(msgspec.Struct, array_like=True, tag=60):
 
     group: int
     source: ProcRef
-    branches: list[Branch]
+    branches: list[CastBranch]
 
 
 class Cast(msgspec.Struct, array_like=True, tag=61):
@@ -94,7 +94,7 @@ class CastDrop(msgspec.Struct, array_like=True, tag=65):
     group: int
 
 
-class Answers:
+class CastAnswers:
     """Replies of several ranks to one cast, as they are put together for one message."""
 
     __slots__ = ("_last", "bodies", "buffers", "nbytes", "ranks", "sizes", "statuses")

@@ -48,7 +48,7 @@ def label_files(label: Callable[[str], str | None] | None) -> None:
     _label = label or _no_label
 
 
-class Frame(msgspec.Struct, array_like=True, frozen=True):
+class FaultFrame(msgspec.Struct, array_like=True, frozen=True):
     """One line of a traceback."""
 
     file: str
@@ -82,7 +82,7 @@ class Fault(msgspec.Struct, array_like=True, frozen=True):
     #: What Python prints below the frames: `ValueError: boom`, and notes.
     summary: str
     #: Innermost last.
-    frames: list[Frame]
+    frames: list[FaultFrame]
     #: How many frames were left out in the middle of `frames`.
     omitted: int = 0
     cause: Fault | None = None
@@ -100,7 +100,7 @@ class Fault(msgspec.Struct, array_like=True, frozen=True):
         return self.qualname if self.module in ("builtins", "__main__") else f"{self.module}.{self.qualname}"
 
     @property
-    def shown_frames(self) -> list[Frame]:
+    def shown_frames(self) -> list[FaultFrame]:
         """The frames that are not the runtime's; when it has only those, its innermost one."""
         return [frame for frame in self.frames if not frame.is_runtime] or self.frames[-1:]
 
@@ -205,7 +205,7 @@ def _members(exc: BaseException) -> tuple[BaseException, ...]:
     return getattr(exc, "exceptions", ()) if issubclass(type(exc), BaseExceptionGroup) else ()
 
 
-def _frames(tb: TracebackType | None, prefixes: tuple[str, ...]) -> tuple[list[Frame], int]:
+def _frames(tb: TracebackType | None, prefixes: tuple[str, ...]) -> tuple[list[FaultFrame], int]:
     try:
         summaries = list(traceback.extract_tb(tb))
     except Exception:  # the loader of a module, or a lazy linecache entry, may be broken
@@ -213,14 +213,14 @@ def _frames(tb: TracebackType | None, prefixes: tuple[str, ...]) -> tuple[list[F
     is_user = [not summary.filename.startswith(prefixes) for summary in summaries]
     # Where nothing but runtime is left it stays, for then the fault may be ours.
     first = is_user.index(True) if True in is_user else 0
-    frames: list[Frame] = []
+    frames: list[FaultFrame] = []
     for summary, user in zip(summaries[first:], is_user[first:], strict=True):
         file, line, function = _clean(summary.filename), summary.lineno or 0, _clean(summary.name)
         last = frames[-1] if frames else None
         if last is not None and (last.file, last.line, last.function) == (file, line, function):
             frames[-1] = msgspec.structs.replace(last, repeated=last.repeated + 1)
         else:
-            frames.append(Frame(file, line, function, _source(summary), not user))
+            frames.append(FaultFrame(file, line, function, _source(summary), not user))
     omitted = max(0, len(frames) - _MAX_FRAMES)
     return (frames[:_HALF] + frames[-_HALF:] if omitted else frames), omitted
 

@@ -45,7 +45,7 @@ def sides(keys: Keys) -> Iterator[Callable[..., Side]]:
 
     def left() -> list[str]:
         ours = (thread.name for thread in set(threading.enumerate()) - before)
-        return [name for name in ours if name in ("monarch-pulse", "monarch-poller")]
+        return [name for name in ours if name in ("monarch-heartbeat", "monarch-poller")]
 
     wait_until(lambda: not left(), "the threads of all sides have ended")
 

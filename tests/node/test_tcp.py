@@ -18,7 +18,7 @@ import pytest
 
 from monarch_kernel.runtime.node.tcp import TcpLink
 from monarch_kernel.runtime.node.tcp.channel import RECORD
-from monarch_kernel.runtime.node.tcp.heartbeat import Vitals
+from monarch_kernel.runtime.node.tcp.heartbeat import PeerHealth
 from monarch_kernel.runtime.node.tcp.link import CLOSED_HERE, CLOSED_THERE, LOST
 from tests.conftest import alive, wait_until
 from tests.node.conftest import PEER, ROOT
@@ -342,8 +342,8 @@ def test_what_the_kernel_says_of_a_connection(monkeypatch: pytest.MonkeyPatch) -
         return struct.pack("=3xB20xI16xI8xI168xI", probes, unacknowledged, sent, acknowledged, window)
 
     def lost(*looks: bytes) -> bool:
-        vitals = Vitals(steady=True)
-        return [vitals.is_unreachable(look) for look in looks][-1]
+        health = PeerHealth(steady=True)
+        return [health.is_unreachable(look) for look in looks][-1]
 
     gone = info(0, 2, 1000, 3500)
     assert lost(gone, gone)

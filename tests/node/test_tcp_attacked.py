@@ -18,7 +18,7 @@ from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.protocol.messages import PREFIX
 from monarch_kernel.runtime.node import acceptor, descriptors
 from monarch_kernel.runtime.node.tcp.link import CHANGED, LOST
-from monarch_kernel.runtime.node.tcp.pending import Strangers
+from monarch_kernel.runtime.node.tcp.pending import PendingConnections
 from tests import attacks
 from tests.attacks.holder import Holder, framed, random_header
 from tests.attacks.path import ACTS, Path
@@ -91,7 +91,7 @@ class _Guest:
 
 
 def test_who_makes_room() -> None:
-    strangers: Strangers[_Guest] = Strangers(8)
+    strangers: PendingConnections[_Guest] = PendingConnections(8)
     crowd = [_Guest("a", silent=k != 0) for k in range(4)]
     assert [strangers.add(guest) for guest in crowd] == [None] * 4
     more = _Guest("a")

@@ -55,8 +55,8 @@ from monarch_kernel.protocol.private_files import remove_socket
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.fork_requests import fork_request, load_env
 from monarch_kernel.runtime.host.procs import ForkClient, OomWatch, Proc, describe_exit
-from monarch_kernel.runtime.host.responsiveness import Vitals
-from monarch_kernel.runtime.host.stack_reader import Spy, StackReader
+from monarch_kernel.runtime.host.responsiveness import ResponsivenessMonitor
+from monarch_kernel.runtime.host.stack_reader import PySpy, StackReader
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.relay import Relay
 
@@ -113,9 +113,9 @@ class Agent:
         self._paused: list[tuple[Proc, int]] = []
         self._dead: list[Proc] = []
         self._oom = OomWatch()
-        spy = Spy(self._poller)
+        spy = PySpy(self._poller)
         self._stack_reader = StackReader(spy, node.ref.host)
-        self._vitals = Vitals(self._node, self._procs.values, self._tell, spy, self._oom.look)
+        self._responsiveness = ResponsivenessMonitor(self._node, self._procs.values, self._tell, spy, self._oom.look)
         self._over = False
         self._code = 0
         self._reap_wanted = False
@@ -592,7 +592,7 @@ class Agent:
             else:
                 rss, cpu = proc.usage()
                 uptime = round(time.monotonic() - proc.started, 3)
-                why = self._vitals.why(name)
+                why = self._responsiveness.why(name)
                 state = "unresponsive" if why else proc.state
                 found.append(ProcStatus(name, state, proc.pid, self._node.ref.host, why, rss, cpu, uptime))
         _reply(link, message.call, msgspec.msgpack.encode(found))

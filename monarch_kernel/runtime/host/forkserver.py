@@ -196,7 +196,7 @@ def memfd(name: str, data: bytes) -> int:
 # -- the server -------------------------------------------------------------------------------
 
 
-class Rank:
+class ForkedRank:
     """What a forked child has to do: the server's loop ends in it and gives this back."""
 
     def __init__(self, request: Fork) -> None:
@@ -222,7 +222,7 @@ class ForkServer:
         self._retiring = False
         descriptors.raise_limit()  # one for each rank
 
-    def serve(self) -> Rank | None:
+    def serve(self) -> ForkedRank | None:
         """Serve until the agent closes the socket (None), or, in a forked child, what it has to do."""
         while not (self._retiring and not self._children):
             for fd, _events in self._epoll.poll():
@@ -241,7 +241,7 @@ class ForkServer:
                     return job
         return None
 
-    def _handle(self, request: Request, fds: list[int]) -> Rank | None:
+    def _handle(self, request: Request, fds: list[int]) -> ForkedRank | None:
         try:
             if isinstance(request, Fork):
                 return self._fork(request, fds)
@@ -275,7 +275,7 @@ class ForkServer:
 
     # -- forking ----------------------------------------------------------------------------
 
-    def _fork(self, request: Fork, fds: list[int]) -> Rank | None:
+    def _fork(self, request: Fork, fds: list[int]) -> ForkedRank | None:
         if len(fds) != 2:
             self._report(ForkFailed(request.proc, f"the agent passed {len(fds)} descriptors instead of 2"))
             return None
@@ -296,7 +296,7 @@ class ForkServer:
             except BaseException as e:
                 _give_up(write, f"{type(e).__name__}: {e}")
             fds.clear()  # closed already
-            return Rank(request)
+            return ForkedRank(request)
         if request.argv:
             os.close(write)
             reason = os.read(read, 4096).decode("utf-8", "replace")
@@ -347,7 +347,7 @@ class ForkServer:
         _forget_missing_folders()
         _forget_exit_handlers()
 
-    def _make_template(self, request: MakeTemplate, fds: list[int]) -> Rank | None:
+    def _make_template(self, request: MakeTemplate, fds: list[int]) -> ForkedRank | None:
         server = os.getpid()
         try:
             pid = _fork()
@@ -386,7 +386,7 @@ class ForkServer:
         return job
 
 
-def run_rank(job: Rank, entry: str) -> NoReturn:
+def run_rank(job: ForkedRank, entry: str) -> NoReturn:
     """In a forked rank: call its entry point, and exit as a fresh interpreter would."""
     module, _, function = entry.partition(":")
     # The agent's __main__ is nothing to a rank: pickled references and multiprocessing must not find it.

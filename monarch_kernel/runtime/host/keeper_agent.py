@@ -47,7 +47,7 @@ from monarch_kernel.protocol.private_files import PrivateFolder
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.agent import Agent, _reply
 from monarch_kernel.runtime.host.procs import Proc
-from monarch_kernel.runtime.host.worker_agent import Worker, WorkerConfig
+from monarch_kernel.runtime.host.worker_agent import WorkerAgent, WorkerConfig
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +57,10 @@ BACKLOG_OF_ALL = 64 * 1024 * 1024
 _DESCRIBE_DELAY = 0.05
 
 
-class Keeper(Worker):
+class KeeperAgent(WorkerAgent):
     """The host agent of a kept mesh.
 
-    Args: as ``Worker``; ``config.keep`` is its folder.
+    Args: as ``WorkerAgent``; ``config.keep`` is its folder.
     """
 
     def __init__(self, config: WorkerConfig, server: socket.socket, server_pid: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from monarch_kernel import environment
 from monarch_kernel.protocol.messages import Ping, ProcResponds, ProcUnresponsive, encode
 from monarch_kernel.runtime.host.procs import Proc
-from monarch_kernel.runtime.host.stack_reader import Spy, state_of
+from monarch_kernel.runtime.host.stack_reader import PySpy, state_of
 from monarch_kernel.runtime.node.node import Node
 
 #: How long a reading of the stack may take, and how much of it is kept.
@@ -27,25 +27,25 @@ _RUNTIME = ("monarch_kernel/runtime/", "<frozen runpy>", "<module> (<string>:", 
 _WEDGED = "native code holds the interpreter lock, or it gets no processor"
 
 
-class _Pulse:
+class _RankPings:
     """What is known of one rank's answers; a sink for them."""
 
-    def __init__(self, vitals: Vitals, proc: Proc) -> None:
-        self.vitals = vitals
+    def __init__(self, monitor: ResponsivenessMonitor, proc: Proc) -> None:
+        self.monitor = monitor
         self.proc = proc
-        self.call = vitals.node.new_call(self)
+        self.call = monitor.node.new_call(self)
         self.asked = 0.0  # when, if an answer is due
         self.reported = ""  # why it does not respond, once that was told
 
     def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
-        self.vitals.answered(self)
+        self.monitor.answered(self)
 
     def on_peer_dead(self, proc: str, death: Any) -> None:
         if proc == self.proc.id:
-            self.vitals.forget(self.proc.id)
+            self.monitor.forget(self.proc.id)
 
 
-class Vitals:
+class ResponsivenessMonitor:
     """Asks all living ranks of an agent.
 
     Args:
@@ -59,7 +59,7 @@ class Vitals:
         node: Node,
         procs: Callable[[], Iterable[Proc]],
         tell: Callable[[str, Any], None],
-        spy: Spy,
+        spy: PySpy,
         look: Callable[[float], None],
     ) -> None:
         self._look = look
@@ -67,7 +67,7 @@ class Vitals:
         self._spy = spy
         self._procs = procs
         self._tell = tell
-        self._pulses: dict[str, _Pulse] = {}
+        self._pings: dict[str, _RankPings] = {}
         self._period = environment.PING_PERIOD.get()
         self._patience = environment.UNRESPONSIVE_AFTER.get()
         if self._period > 0:
@@ -75,14 +75,14 @@ class Vitals:
 
     def why(self, proc: str) -> str:
         """Why this rank does not respond; '' if it does."""
-        pulse = self._pulses.get(proc)
-        return pulse.reported if pulse is not None else ""
+        pings = self._pings.get(proc)
+        return pings.reported if pings is not None else ""
 
     def forget(self, proc: str) -> None:
         """A rank is gone."""
-        pulse = self._pulses.pop(proc, None)
-        if pulse is not None:
-            self.node.end_call(pulse.call)
+        pings = self._pings.pop(proc, None)
+        if pings is not None:
+            self.node.end_call(pings.call)
 
     # -- asking -------------------------------------------------------------------------------------
 
@@ -92,51 +92,51 @@ class Vitals:
         for proc in self._procs():
             if proc.state != "alive" or proc.exit is not None:
                 continue
-            pulse = self._pulses.get(proc.id)
-            if pulse is None:
-                pulse = self._pulses[proc.id] = _Pulse(self, proc)
-            if not pulse.asked:
+            pings = self._pings.get(proc.id)
+            if pings is None:
+                pings = self._pings[proc.id] = _RankPings(self, proc)
+            if not pings.asked:
                 link = self.node.links.get(proc.id)
                 if link is not None:
-                    pulse.asked = now
-                    link.send(encode(Ping(pulse.call, 0)))
-            elif not pulse.reported:
-                self._overdue(pulse, now)
+                    pings.asked = now
+                    link.send(encode(Ping(pings.call, 0)))
+            elif not pings.reported:
+                self._overdue(pings, now)
         self.node.poller.call_later(self._period, self._ask)
 
-    def _overdue(self, pulse: _Pulse, now: float) -> None:
-        why = state_of(pulse.proc.pid)
-        if why or now - pulse.asked >= self._patience:
-            pulse.reported = why or _WEDGED
-            self._report(pulse, "")
-            self._read_stack(pulse)
+    def _overdue(self, pings: _RankPings, now: float) -> None:
+        why = state_of(pings.proc.pid)
+        if why or now - pings.asked >= self._patience:
+            pings.reported = why or _WEDGED
+            self._report(pings, "")
+            self._read_stack(pings)
 
-    def _report(self, pulse: _Pulse, stack: str) -> None:
-        proc = pulse.proc
-        since = time.monotonic() - pulse.asked
-        message = ProcUnresponsive(proc.id, proc.pid, self.node.ref.host, since, pulse.reported, stack)
+    def _report(self, pings: _RankPings, stack: str) -> None:
+        proc = pings.proc
+        since = time.monotonic() - pings.asked
+        message = ProcUnresponsive(proc.id, proc.pid, self.node.ref.host, since, pings.reported, stack)
         for peer in proc.audience():
             self._tell(peer, message)
 
-    def answered(self, pulse: _Pulse) -> None:
+    def answered(self, pings: _RankPings) -> None:
         """A rank has answered."""
-        late = time.monotonic() - pulse.asked
-        pulse.asked = 0.0
-        if pulse.reported:
-            pulse.reported = ""
-            for peer in pulse.proc.audience():
-                self._tell(peer, ProcResponds(pulse.proc.id, late))
+        late = time.monotonic() - pings.asked
+        pings.asked = 0.0
+        if pings.reported:
+            pings.reported = ""
+            for peer in pings.proc.audience():
+                self._tell(peer, ProcResponds(pings.proc.id, late))
 
     # -- stacks ---------------------------------------------------------------------------------------
 
-    def _read_stack(self, pulse: _Pulse) -> None:
+    def _read_stack(self, pings: _RankPings) -> None:
         """Have py-spy read the stack of a rank that cannot tell it; it comes as a second report."""
 
         def done(text: str, error: str) -> None:
-            if pulse.reported and (text or error):
-                self._report(pulse, _tidy((text or error)[:STACK_MAX]))
+            if pings.reported and (text or error):
+                self._report(pings, _tidy((text or error)[:STACK_MAX]))
 
-        self._spy.dump(pulse.proc.pid, ("--nonblocking",), STACK_TIMEOUT, done)
+        self._spy.dump(pings.proc.pid, ("--nonblocking",), STACK_TIMEOUT, done)
 
 
 def _tidy(text: str) -> str:

@@ -43,7 +43,7 @@ def state_of(pid: int) -> str:
     return _STATES.get(state, "")
 
 
-class Spy:
+class PySpy:
     """Runs py-spy, a few at a time."""
 
     def __init__(self, poller: Poller) -> None:
@@ -76,7 +76,7 @@ class _Dump:
 
     def __init__(
         self,
-        spy: Spy,
+        spy: PySpy,
         poller: Poller,
         pid: int,
         options: tuple[str, ...],
@@ -161,7 +161,7 @@ class _Dump:
 class StackReader:
     """Answers ``AskStacks``."""
 
-    def __init__(self, spy: Spy, host: str) -> None:
+    def __init__(self, spy: PySpy, host: str) -> None:
         self._spy = spy
         self._host = host
 

@@ -55,7 +55,7 @@ class WorkerConfig(msgspec.Struct, array_like=True):
     audit: str = ""  # a file; none: the log alone has who was connected
 
 
-class Worker(Agent):
+class WorkerAgent(Agent):
     """An agent that belongs to nobody.
 
     Args:
@@ -391,12 +391,12 @@ def main() -> None:
     sys.exit(code)
 
 
-def _worker_class(config: WorkerConfig) -> type[Worker]:
+def _worker_class(config: WorkerConfig) -> type[WorkerAgent]:
     if not config.keep:
-        return Worker
-    from monarch_kernel.runtime.host.keeper_agent import Keeper
+        return WorkerAgent
+    from monarch_kernel.runtime.host.keeper_agent import KeeperAgent
 
-    return Keeper
+    return KeeperAgent
 
 
 if __name__ == "__main__":

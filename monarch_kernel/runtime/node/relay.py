@@ -38,9 +38,9 @@ from typing import Any
 
 from monarch_kernel.protocol.casts import (
     GONE,
-    Answers,
-    Branch,
     Cast,
+    CastAnswers,
+    CastBranch,
     CastDrop,
     CastGroup,
     CastLost,
@@ -131,7 +131,7 @@ class _Group:
 
     __slots__ = ("children", "known", "looking", "procs", "ranks", "relays")
 
-    def __init__(self, own: Branch, children: list[str], relays: bool) -> None:
+    def __init__(self, own: CastBranch, children: list[str], relays: bool) -> None:
         self.procs = own.procs
         self.ranks = own.ranks
         self.children = children
@@ -194,7 +194,7 @@ class _Share:
         self.open = True  # not delivered yet
         self.waiting: dict[int, str] = {}  # rank -> proc
         self.children: set[str] = set()
-        self._unsent = Answers()
+        self._unsent = CastAnswers()
         self._kept: list[tuple[CastReplies, Any]] = []
         self._complete = False
         self._timer: Any = None
@@ -297,7 +297,7 @@ class _Share:
             self.source.casts.pop(self.cast.number, None)
 
     def _send(self, complete: bool) -> None:
-        answers, self._unsent = self._unsent, Answers()
+        answers, self._unsent = self._unsent, CastAnswers()
         message = answers.message(self.source.id, self.cast.number, complete)
         body: Any = answers.bodies
         if self.parent != self.source.id:

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from monarch_kernel import environment
 from monarch_kernel.protocol.casts import (
-    Branch,
     Cast,
+    CastBranch,
     CastDrop,
     CastGroup,
     CastLost,
@@ -265,14 +265,14 @@ class Caster:
         group.deep = frozenset(agent for agent in group.members if self._hosts[agent].parent is not None)
         group.version = self._version
 
-    def _branches(self, group: Group, host: _Host) -> list[Branch]:
+    def _branches(self, group: Group, host: _Host) -> list[CastBranch]:
         """The part of the tree below an agent that leads to members, in depth-first order."""
-        below: list[Branch] = []
+        below: list[CastBranch] = []
         for child in host.children:
             if child.id in group.path:
                 below += self._branches(group, child)
         ranks = group.members.get(host.id, [])
-        own = Branch(host.ref, len(below) + 1, [proc for _, proc in ranks], [rank for rank, _ in ranks])
+        own = CastBranch(host.ref, len(below) + 1, [proc for _, proc in ranks], [rank for rank, _ in ranks])
         return [own, *below]
 
     # -- casting ----------------------------------------------------------------------------------

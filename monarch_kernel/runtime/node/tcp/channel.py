@@ -42,7 +42,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Channel:
+class TlsChannel:
     """An encrypted connection; non-blocking.
 
     ``send``, ``sendmsg``, ``recv`` and ``recv_into`` are those of a socket: they raise ``BlockingIOError`` where there

@@ -14,7 +14,7 @@ from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller, Timer
 from monarch_kernel.runtime.node.tcp import greeting
 from monarch_kernel.runtime.node.tcp.addresses import join, resolve, split
-from monarch_kernel.runtime.node.tcp.channel import Channel, hold, judge, let_go, speaks
+from monarch_kernel.runtime.node.tcp.channel import TlsChannel, hold, judge, let_go, speaks
 from monarch_kernel.runtime.node.tcp.heartbeat import silence_timeout
 from monarch_kernel.runtime.node.tcp.link import TcpLink
 
@@ -167,7 +167,7 @@ class _Dial:
         """There is no hope."""
         self.link.end(why)
 
-    def done(self, channel: Channel, certificate: bytes, name: str, steady: bool) -> None:
+    def done(self, channel: TlsChannel, certificate: bytes, name: str, steady: bool) -> None:
         """Both sides have greeted."""
         if self._timer is not None:
             self._timer.cancel()
@@ -194,7 +194,7 @@ class _Attempt:
         self._poller = poller
         self._keys = keys
         self._steady = steady
-        self._channel: Channel | None = None
+        self._channel: TlsChannel | None = None
         self._reader: greeting.Reader | None = None
         self._checked = False
         self._timer: Timer | None = None
@@ -236,7 +236,7 @@ class _Attempt:
             self._refused(f"this process cannot connect: {e}")
             return
         try:
-            self._channel = Channel(sock, context, server=False)
+            self._channel = TlsChannel(sock, context, server=False)
         except OSError:  # it has hung up already
             self._sock = None
             self._dial.was_hung_up()
@@ -260,14 +260,14 @@ class _Attempt:
                 self._finish(channel, self._reader.steady)
         except greeting.NoGreeting as e:
             self._refused(f"{NO_GREETING} ({e})")
-        except greeting.Refused as e:
+        except greeting.KeyRefused as e:
             self._refused(f"{OUR_KEY}: {e}")
         except EOFError:
             self._hung_up()
         except OSError as e:
             self._explain(e)
 
-    def _check(self, channel: Channel) -> None:
+    def _check(self, channel: TlsChannel) -> None:
         """Look at the first bytes of the answer, of which OpenSSL would only say that they are wrong."""
         try:
             first = channel.peek()
@@ -281,14 +281,14 @@ class _Attempt:
             raise BlockingIOError
         self._checked = True
 
-    def _begin(self, channel: Channel) -> None:
+    def _begin(self, channel: TlsChannel) -> None:
         """The handshake is done, as far as it is ours."""
         if self._keys.name_of(channel.certificate()) is None:
             raise greeting.NoGreeting("its key is not allowed any more")
         channel.send(greeting.accept(self._steady))
         self._reader = greeting.Reader()
 
-    def _finish(self, channel: Channel, steady: bool) -> None:
+    def _finish(self, channel: TlsChannel, steady: bool) -> None:
         self._poller.unregister(channel.fileno())
         self._channel = self._sock = None
         certificate = channel.certificate()

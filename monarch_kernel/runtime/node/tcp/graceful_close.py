@@ -10,18 +10,18 @@ from collections import deque
 from typing import Any
 
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
-from monarch_kernel.runtime.node.tcp.channel import Channel
+from monarch_kernel.runtime.node.tcp.channel import TlsChannel
 
 #: How long the other side may take to read what was sent and to hang up in turn (seconds).
 LINGER = 1.0
 
 
 #: Those that are not over, by the poller that runs them.
-_leaving: dict[Poller, set[Farewell]] = {}
+_leaving: dict[Poller, set[GracefulClose]] = {}
 os.register_at_fork(after_in_child=_leaving.clear)
 
 
-class Farewell:
+class GracefulClose:
     """Sends the rest and the goodbye, and closes the channel when the other side has hung up, too.
 
     Not before: a kernel that closes a connection on which something has come that nobody has read throws away what was
@@ -32,7 +32,7 @@ class Farewell:
         rest: what is to be sent first.
     """
 
-    def __init__(self, poller: Poller, channel: Channel, rest: deque[Any]) -> None:
+    def __init__(self, poller: Poller, channel: TlsChannel, rest: deque[Any]) -> None:
         self._poller = poller
         self.channel = channel
         self._rest = rest

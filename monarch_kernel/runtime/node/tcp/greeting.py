@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from monarch_kernel.runtime.node.tcp.channel import Channel
+from monarch_kernel.runtime.node.tcp.channel import TlsChannel
 
 #: A mark, a version, flags, and the length of a text that follows.
 _FORM = struct.Struct("<4sBBH")
@@ -18,7 +18,7 @@ class NoGreeting(Exception):
     """What came is no greeting, or one of another version; says so as the end of 'refused: '."""
 
 
-class Refused(Exception):
+class KeyRefused(Exception):
     """The other side does not accept this key; says why."""
 
 
@@ -41,11 +41,11 @@ class Reader:
         #: Whether the other side said that it is steady.
         self.steady = False
 
-    def read(self, channel: Channel) -> bool:
+    def read(self, channel: TlsChannel) -> bool:
         """Read what has come; whether the greeting is complete.
 
         Raises:
-            NoGreeting: it is none. Refused: it says no.
+            NoGreeting: it is none. KeyRefused: it says no.
             EOFError: the other side has hung up. OSError: the connection has failed.
         """
         try:
@@ -60,11 +60,11 @@ class Reader:
             return False
         if flags & _REFUSED:
             text = self._got[_FORM.size :].decode(errors="replace")
-            raise Refused("".join(c if c.isprintable() else "?" for c in text))
+            raise KeyRefused("".join(c if c.isprintable() else "?" for c in text))
         self.steady = bool(flags & _STEADY)
         return True
 
-    def _read(self, channel: Channel, size: int) -> None:
+    def _read(self, channel: TlsChannel, size: int) -> None:
         data = channel.recv(size)
         if not data:
             raise EOFError

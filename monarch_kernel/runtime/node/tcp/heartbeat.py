@@ -64,7 +64,7 @@ def silence_timeout() -> float:
     return max(heartbeat_timeout(), environment.SILENCE_TIMEOUT.get())
 
 
-class Vitals:
+class PeerHealth:
     """What is known of the other end of one link."""
 
     __slots__ = ("_heard_at", "_limit", "_suspected", "_timeout", "heard")
@@ -97,7 +97,7 @@ class Vitals:
         return suspected and self._suspected
 
 
-class Pulse:
+class Heartbeat:
     """The beats of all links of a poller, and the judgement on their other ends."""
 
     def __init__(self, poller: Poller) -> None:
@@ -114,7 +114,7 @@ class Pulse:
             self._links.add(link)
             if self._thread is None:
                 self._ended = ended = threading.Event()
-                self._thread = threading.Thread(target=self._beat, args=(ended,), name="monarch-pulse", daemon=True)
+                self._thread = threading.Thread(target=self._beat, args=(ended,), name="monarch-heartbeat", daemon=True)
                 self._thread.start()
                 self._poller.call_later(self._look_interval, lambda: self._look(ended))
 
@@ -157,23 +157,23 @@ class Pulse:
 
 class _Registry:
     def __init__(self) -> None:
-        self.pulses: dict[Poller, Pulse] = {}
+        self.heartbeats: dict[Poller, Heartbeat] = {}
         self.lock = threading.Lock()
 
     def forget(self, poller: Poller) -> None:
         with self.lock:
-            self.pulses.pop(poller, None)
+            self.heartbeats.pop(poller, None)
 
 
 _registry = _Registry()
 os.register_at_fork(after_in_child=_registry.__init__)
 
 
-def pulse_of(poller: Poller) -> Pulse:
-    """The pulse of a poller's links."""
+def heartbeat_of(poller: Poller) -> Heartbeat:
+    """The heartbeat of a poller's links."""
     with _registry.lock:
-        pulse = _registry.pulses.get(poller)
-        if pulse is None:
-            pulse = _registry.pulses[poller] = Pulse(poller)
+        heartbeat = _registry.heartbeats.get(poller)
+        if heartbeat is None:
+            heartbeat = _registry.heartbeats[poller] = Heartbeat(poller)
             poller.at_close.append(lambda: _registry.forget(poller))
-        return pulse
+        return heartbeat

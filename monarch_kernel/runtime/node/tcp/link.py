@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.runtime.node.link import Link
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
-from monarch_kernel.runtime.node.tcp.channel import Channel
-from monarch_kernel.runtime.node.tcp.graceful_close import Farewell
-from monarch_kernel.runtime.node.tcp.heartbeat import Vitals, pulse_of
+from monarch_kernel.runtime.node.tcp.channel import TlsChannel
+from monarch_kernel.runtime.node.tcp.graceful_close import GracefulClose
+from monarch_kernel.runtime.node.tcp.heartbeat import PeerHealth, heartbeat_of
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class TcpLink(Link):
         where: the other end's address, for people.
     """
 
-    __slots__ = ("__weakref__", "_maker", "_vitals", "certificate", "fingerprint", "keys", "name", "where")
+    __slots__ = ("__weakref__", "_health", "_maker", "certificate", "fingerprint", "keys", "name", "where")
 
     local = False
 
@@ -60,7 +60,7 @@ class TcpLink(Link):
     ) -> None:
         super().__init__(poller, "", on_message, on_close)
         self._maker = maker
-        self._vitals: Vitals | None = None
+        self._health: PeerHealth | None = None
         self.keys = keys
         self.where = where
         #: The other end's certificate, and what it is called here.
@@ -68,7 +68,7 @@ class TcpLink(Link):
         self.fingerprint = ""
         self.name = ""
 
-    def come_up(self, channel: Channel, certificate: bytes, name: str, steady: bool) -> None:
+    def come_up(self, channel: TlsChannel, certificate: bytes, name: str, steady: bool) -> None:
         """Both sides have greeted: send what has waited for it, and begin to receive.
 
         Args:
@@ -80,9 +80,9 @@ class TcpLink(Link):
                 return
             self.certificate, self.name, self.ended = certificate, name, ""
             self.fingerprint = hashlib.sha256(certificate).hexdigest()
-            self._vitals = Vitals(steady)
+            self._health = PeerHealth(steady)
             self.attach(channel)
-        pulse_of(self._poller).join(self)
+        heartbeat_of(self._poller).join(self)
         if channel.pending():
             self._poller.call_later(0, lambda: self._on_event(EPOLLIN))
 
@@ -107,8 +107,8 @@ class TcpLink(Link):
     def receive(self) -> bool:
         """As ``Link.receive``."""
         came = super().receive()
-        if came and self._vitals is not None:
-            self._vitals.heard = True
+        if came and self._health is not None:
+            self._health.heard = True
         return came
 
     def _on_word(self, word: memoryview) -> None:
@@ -138,12 +138,12 @@ class TcpLink(Link):
 
     def look(self) -> None:
         """End the link if the other side is gone, stands still, or may not be here any more."""
-        vitals = self._vitals
-        if self.closed or vitals is None:
+        health = self._health
+        if self.closed or health is None:
             return
         if self.keys.name_of(self.certificate) is None:
             self.give_up(REVOKED)
-        elif vitals.is_unreachable(self._sock.info()) or (vitals.is_silent() and not self.receive()):
+        elif health.is_unreachable(self._sock.info()) or (health.is_silent() and not self.receive()):
             self.end(LOST)
 
     # -- ending -----------------------------------------------------------------------------------
@@ -172,11 +172,11 @@ class TcpLink(Link):
                 if channel is not None:
                     self._poller.unregister(channel.fileno())
                     if orderly:
-                        Farewell(self._poller, channel, out)
+                        GracefulClose(self._poller, channel, out)
                     else:
                         channel.close()
-            if self._vitals is not None:
-                pulse_of(self._poller).leave(self)
+            if self._health is not None:
+                heartbeat_of(self._poller).leave(self)
             self._maker.ended(self)
         try:
             self.on_close(self)

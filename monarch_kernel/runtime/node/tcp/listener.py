@@ -17,10 +17,10 @@ from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.poller import EPOLLIN, Poller
 from monarch_kernel.runtime.node.tcp import greeting
 from monarch_kernel.runtime.node.tcp.addresses import join, origin, resolve, split
-from monarch_kernel.runtime.node.tcp.channel import Channel, hold, judge, let_go, speaks
+from monarch_kernel.runtime.node.tcp.channel import TlsChannel, hold, judge, let_go, speaks
 from monarch_kernel.runtime.node.tcp.heartbeat import silence_timeout
 from monarch_kernel.runtime.node.tcp.link import TcpLink
-from monarch_kernel.runtime.node.tcp.pending import Strangers, room
+from monarch_kernel.runtime.node.tcp.pending import PendingConnections, room
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Listener:
         self._on_message = on_message
         self._on_close = on_close
         self._on_link = on_link
-        self._strangers: Strangers[_Stranger] = Strangers(room())
+        self._strangers: PendingConnections[_Stranger] = PendingConnections(room())
         self._ready: deque[_Stranger] = deque()
         self._sweeping = False
         self._links: set[TcpLink] = set()
@@ -143,7 +143,7 @@ class Listener:
         """It is a stranger no more."""
         self._strangers.remove(stranger)
 
-    def welcome(self, channel: Channel, where: str, certificate: bytes, name: str, steady: bool) -> None:
+    def welcome(self, channel: TlsChannel, where: str, certificate: bytes, name: str, steady: bool) -> None:
         """A stranger has proved its key."""
         link = TcpLink(self.poller, self, self.keys, where, self._on_message, self._on_close)
         self._links.add(link)
@@ -195,7 +195,7 @@ class _Stranger:
         hold(sock)
         self._listener = listener
         self._sock: socket.socket | None = sock
-        self._channel: Channel | None = None
+        self._channel: TlsChannel | None = None
         self._reader: greeting.Reader | None = None
         self._left = 0  # what it may still say, when it was refused
         self.host = host
@@ -209,7 +209,7 @@ class _Stranger:
         self._listener.is_ready(self)
 
     def has_spoken(self) -> bool:
-        """As in ``Guest``."""
+        """As in ``PendingConnection``."""
         if self.silent and self._sock is not None:
             try:
                 self.silent = not self._sock.recv(1, socket.MSG_PEEK)
@@ -232,7 +232,7 @@ class _Stranger:
             pass
         except greeting.NoGreeting:
             self.refused(BROKEN)
-        except (greeting.Refused, EOFError):
+        except (greeting.KeyRefused, EOFError):
             self.refused(HUNG_UP)
         except OSError as e:
             self._explain(e)
@@ -257,7 +257,7 @@ class _Stranger:
         poller = self._listener.poller
         poller.unregister(sock.fileno())
         self._sock = None
-        self._channel = Channel(sock, context, server=True)
+        self._channel = TlsChannel(sock, context, server=True)
         poller.register(self._channel.fileno(), self.on_event, _ONCE)
         self._shake_hands()
 

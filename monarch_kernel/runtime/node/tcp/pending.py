@@ -22,7 +22,7 @@ def room() -> int:
     return max(_LEAST, MOST if soft == resource.RLIM_INFINITY else min(MOST, soft // 4))
 
 
-class Guest(Protocol):
+class PendingConnection(Protocol):
     """One connection."""
 
     origin: str  # what connections are counted by
@@ -33,10 +33,10 @@ class Guest(Protocol):
         ...
 
 
-G = TypeVar("G", bound=Guest)
+G = TypeVar("G", bound=PendingConnection)
 
 
-class Strangers(Generic[G]):
+class PendingConnections(Generic[G]):
     """Those that are there, the oldest first.
 
     Args:
