@@ -11,7 +11,7 @@ import pytest
 from monarch_kernel.actor import Actor, SupervisionError, endpoint, this_host, this_proc
 from monarch_kernel.errors import Death as Told
 from monarch_kernel.errors import DeathKind
-from monarch_kernel.runtime.actor.system import get_system
+from monarch_kernel.runtime.actor.process import get_system
 from tests.actor.actors import PATIENCE, Basic, started
 from tests.actor.conftest import Procs
 from tests.conftest import wait_until
