@@ -15,7 +15,7 @@ from traitlets import Type
 
 from monarch_kernel._version import __version__
 from monarch_kernel.kernel import spawn_pickling
-from monarch_kernel.kernel.debug.focus_request import answer_aside
+from monarch_kernel.kernel.debug.focus_request import answer_beside
 from monarch_kernel.kernel.debug.mux import MonarchDebugger
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.interrupts.mesh_target import running_meshes
@@ -99,7 +99,7 @@ class MonarchKernel(IPythonKernel):
                 ranks, running = getattr(getattr(self, "debugger", None), "ranks", None), self._running
                 if ranks is not None and running is not None:
                     request["content"] = session.unpack(request["content"])
-                    if answer_aside(self, idents, request, running, ranks):
+                    if answer_beside(self, idents, request, running, ranks):
                         return
                 self._arrived.add(header["msg_id"])
         await super().shell_channel_thread_main(msg)

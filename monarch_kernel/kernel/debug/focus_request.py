@@ -1,34 +1,50 @@
-"""Cells that are answered beside the one that runs: `%mesh focus`, which is of use only while that one is stopped."""
+"""`%mesh focus` where no cell can run it: beside a cell that is stopped, and in the console of a debugger."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.kernel.magics.arguments import peek
+from monarch_kernel.kernel.debug.rank_focus import FocusAnswer, focus
+from monarch_kernel.kernel.magics.arguments import Arguments, peek
 from monarch_kernel.kernel.magics.dap_magics import DapMagics
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.dap import RankSession
 
 _LINE = re.compile(r"\s*%mesh\s+focus\b(.*)\s*")
 
 
-def answer_aside(kernel: Any, idents: Any, request: dict[str, Any], running: dict[str, Any], ranks: Any) -> bool:
-    """Answer a request to run a cell at once, if it is one of these. Called on the thread that receives requests.
+def answer_typed(ranks: RankSession, text: str) -> FocusAnswer | None:
+    """Answer a line that was typed into the console of a debugger; None if it is not `%mesh focus`."""
+    line = _LINE.fullmatch(text)
+    if line is None:
+        return None
+    found = peek(DapMagics.focus, line[1])
+    if found is None:
+        return FocusAnswer(f"%mesh focus takes a rank, not {line[1].strip()!r}", refused=True)
+    return focus(ranks, found.rank, found.on)
+
+
+def answer_beside(
+    kernel: Any, idents: Any, request: dict[str, Any], running: dict[str, Any], ranks: RankSession
+) -> bool:
+    """Answer a request to run a cell at once, if it is `%mesh focus`. Called on the thread that receives requests.
 
     Args:
         kernel: the kernel.
-        idents: who has sent the request.
+        idents: the sender of the request.
         request: the request, with its content.
         running: the request whose cell runs.
         ranks: the session of the front end's debugger.
 
     Returns:
-        Whether it is answered; else it has to wait for its turn.
+        Whether it is answered; otherwise it has to wait for its turn.
     """
-    line = _LINE.fullmatch(str(request["content"].get("code", "")))
-    found = peek(DapMagics.focus, line[1]) if line is not None else None
+    found = _read(str(request["content"].get("code", "")))
     if found is None:
         return False
-    outcome, text = _focus(ranks, found.rank, found.on)
+    answer = focus(ranks, found.rank, found.on)
     session, count = kernel.session, kernel.shell.execution_count
 
     def publish(kind: str, content: dict[str, Any], parent: dict[str, Any] = request) -> None:
@@ -37,25 +53,19 @@ def answer_aside(kernel: Any, idents: Any, request: dict[str, Any], running: dic
     publish("status", {"execution_state": "busy"})
     publish("execute_input", {"code": request["content"]["code"], "execution_count": count})
     reply: dict[str, Any] = {"status": "ok", "execution_count": count, "user_expressions": {}, "payload": []}
-    if outcome:
-        publish("stream", {"name": "stdout", "text": f"{text}\n"})
-    else:
+    if answer.refused:
+        text = f"%mesh focus: {answer.text}"
         error = {"ename": "UsageError", "evalue": text, "traceback": [f"UsageError: {text}"]}
         publish("error", error)
         reply = {"status": "error", "execution_count": count, **error}
+    else:
+        publish("stream", {"name": "stdout", "text": f"{answer.text}\n"})
     session.send(kernel.shell_stream, "execute_reply", reply, request, idents)
     publish("status", {"execution_state": "idle"})
     publish("status", {"execution_state": "busy"}, running)  # which front ends show for the kernel
     return True
 
 
-def _focus(ranks: Any, rank: int | None, mesh: str | None) -> tuple[bool, str]:
-    from monarch_kernel.debugger.dap import RequestError
-    from monarch_kernel.kernel.debug.mux import stopped_text
-
-    if rank is None:
-        return True, stopped_text(ranks.state())
-    try:
-        return True, f"{ranks.focus(rank, mesh)} is shown"
-    except RequestError as error:
-        return False, f"%mesh focus: {error}"
+def _read(code: str) -> Arguments | None:
+    line = _LINE.fullmatch(code)
+    return peek(DapMagics.focus, line[1]) if line is not None else None

@@ -1,8 +1,8 @@
 """One debugger for front ends: ipykernel's, for the kernel's own threads, and the mesh debugger, for those of ranks.
 
-`MonarchDebugger` sends each request of the Debug Adapter Protocol to whom it is about, those that are about both to
-both, and puts the stops of both into one queue (`monarch_kernel.debugger.dap`). Requests to ranks run on threads of
-their own: the control channel, on which interrupts and the end of the kernel come in, never waits for a rank.
+`MonarchDebugger` sends each request of the Debug Adapter Protocol to the one that it is about, or to both, and puts the
+stops of both into one queue (`monarch_kernel.debugger.dap`). Requests to ranks run on threads of their own: the control
+channel, which carries interrupts and the end of the kernel, never waits for a rank.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ipykernel.debugger import Debugger
 
 import monarch_kernel
+from monarch_kernel.kernel.debug.focus_request import answer_typed
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.rank.plain_display import fallback_bundle
 
@@ -49,11 +50,11 @@ class MonarchDebugger(Debugger):
         self._spare: Callable[[], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads: ThreadPoolExecutor | None = None
-        # debugpy's replies are told apart by their order, so there is one question at a time.
-        self._asking = asyncio.Lock()
+        # debugpy's replies are told apart by their order, so there is one request at a time.
+        self._one_request = asyncio.Lock()
         self._order = asyncio.Lock()
-        #: What the front end has last asked for, by file: it has these breakpoints again when it comes back.
-        self._asked: dict[str, Message] = {}
+        #: The last `setBreakpoints` of the front end for each file: it has these again when it is turned on again.
+        self._breakpoint_requests: dict[str, Message] = {}
 
     def start(self) -> bool:
         """Start listening. Called on the control thread by the first ``initialize`` request."""
@@ -65,7 +66,7 @@ class MonarchDebugger(Debugger):
 
     async def attach(self, message: Message) -> Message:
         """Attach debugpy to the kernel, but not to our own threads and files: a kernel that is stopped at a breakpoint
-        must still be able to ask its ranks."""
+        must still be able to reach its ranks."""
         from monarch_kernel.debugger.rank.debugpy_tunnel import spare_runtime
 
         self._spare = spare_runtime
@@ -92,8 +93,10 @@ class MonarchDebugger(Debugger):
             async with self._order:
                 return await self._ask_both(command, message)
         ranks = self.ranks
-        if ranks is not None and command == "evaluate" and _typed(message).startswith("%mesh focus"):
-            return self._typed_focus(ranks, message)
+        if ranks is not None and command == "evaluate" and (answer := answer_typed(ranks, _typed(message))) is not None:
+            if answer.refused:
+                return _refusal(message, answer.text)
+            return _response(message, {"result": answer.text, "variablesReference": 0})
         if ranks is not None and ranks.owns(message):
             return await self._from_ranks(ranks.answer, message)
         if command.startswith("mesh/"):
@@ -104,21 +107,8 @@ class MonarchDebugger(Debugger):
         if command == "debugInfo" and ranks is not None:
             reply["body"]["stoppedThreads"] = ranks.stopped_threads
         if command == "continue" and ranks is not None and reply.get("body"):
-            reply["body"]["allThreadsContinued"] = False  # ranks that are stopped stay so
+            reply["body"]["allThreadsContinued"] = False  # stopped ranks stay stopped
         return reply
-
-    def _typed_focus(self, ranks: RankSession, message: Message) -> Message:
-        """`%mesh focus`, typed where the front end evaluates expressions: it works while a cell runs."""
-        words = _typed(message).split()[2:]
-        if not words:
-            return _response(message, {"result": stopped_text(ranks.state()), "variablesReference": 0})
-        mesh = words[2] if words[1:2] == ["--on"] and len(words) == 3 else None
-        if not words[0].isdigit() or (len(words) > 1 and mesh is None):
-            return _refusal(message, f"%mesh focus takes a rank, not {' '.join(words)!r}")
-        reply = ranks.answer({**message, "command": "mesh/focus", "arguments": {"rank": int(words[0]), "mesh": mesh}})
-        if not reply["success"]:
-            return _refusal(message, reply["message"])
-        return _response(message, {"result": f"{reply['body']['shown']} is shown", "variablesReference": 0})
 
     async def _initialize(self, message: Message) -> Message:
         message.setdefault("arguments", {}).setdefault("adapterID", "")  # without it debugpy never attaches
@@ -150,8 +140,8 @@ class MonarchDebugger(Debugger):
             self.ranks = None
             try:
                 await self._on_thread(ranks.close)
-            except Exception:  # the kernel's own debugger must end all the same
-                self.log.exception("The debugging of ranks could not be ended in order")
+            except Exception:  # the kernel's own debugger must end nevertheless
+                self.log.exception("The debugger of the ranks did not end cleanly")
             if self._threads is not None:
                 self._threads.shutdown(wait=False)
             kept = self.breakpoint_list
@@ -169,10 +159,10 @@ class MonarchDebugger(Debugger):
             return dict(await super().process_request(message))
         reply = await self._from_kernel(message)
         if command == "attach":
-            if ranks.lists_threads:  # it sets its breakpoints itself, each time
-                self._asked.clear()
+            if ranks.lists_threads:  # such a front end sets its breakpoints itself, each time
+                self._breakpoint_requests.clear()
                 self.breakpoint_list = {}
-            for asked in list(self._asked.values()):
+            for asked in list(self._breakpoint_requests.values()):
                 again = {**message, "command": "setBreakpoints", "arguments": asked}
                 await self._set_breakpoints(ranks, again, await self._from_kernel(again))
             await self._on_thread(ranks.attach)
@@ -192,7 +182,7 @@ class MonarchDebugger(Debugger):
         kernel = reply["body"]["breakpoints"] if worked else None
         made = await self._on_thread(ranks.set_breakpoints, message["arguments"], kernel)
         path = message["arguments"].get("source", {}).get("path")
-        self._asked[path] = message["arguments"]
+        self._breakpoint_requests[path] = message["arguments"]
         self.breakpoint_list[path] = [{"line": each["line"]} for each in made]
         return _response(message, {"breakpoints": made})
 
@@ -214,13 +204,13 @@ class MonarchDebugger(Debugger):
         return await asyncio.wait_for(loop.run_in_executor(self._threads, function, *args), DEADLINE)
 
     async def _forward_message(self, msg: Message) -> Message:
-        async with self._asking:
+        async with self._one_request:
             if msg.get("command") != "attach":
                 return dict(await super()._forward_message(msg))
             try:
                 return dict(await asyncio.wait_for(super()._forward_message(msg), ATTACH_DEADLINE))
             except TimeoutError:
-                # debugpy has refused; ipykernel goes on waiting for the events of a debugger that begins.
+                # debugpy has refused; ipykernel would wait on for the events of a debugger that starts.
                 refused: Message = {}
                 while not self.debugpy_client.message_queue.message_queue.empty():
                     refused = await self.debugpy_client.message_queue.get_message()
@@ -229,7 +219,7 @@ class MonarchDebugger(Debugger):
     # -- events --------------------------------------------------------------------------------------
 
     def _kernel_event(self, event: Message) -> None:
-        """debugpy's, on the control thread."""
+        """An event of debugpy's, on the control thread."""
         if event.get("event") == "thread" and self._spare is not None:
             self._spare()  # it may be one of ours
         if self.ranks is None:
@@ -249,7 +239,7 @@ class MonarchDebugger(Debugger):
 
 
 def waited_for() -> dict[str, list[int]]:
-    """The ranks for which a `%%mesh` cell waits, by mesh."""
+    """The ranks that `%%mesh` cells wait for, by mesh."""
     from monarch_kernel.kernel.cell_run import CellRun
 
     found: dict[str, list[int]] = {}
@@ -257,19 +247,6 @@ def waited_for() -> dict[str, list[int]]:
         if isinstance(target, CellRun):
             found.setdefault(target.managed.name, []).extend(target.unanswered())
     return found
-
-
-def stopped_text(state: Message, place: Callable[[str, int, str], str] | None = None) -> str:
-    """Who is stopped where, a line for each (`RankSession.state`); `place` shortens file, line and function."""
-    lines: list[str] = []
-    for mesh in state["meshes"]:
-        for rank in mesh["ranks"]:
-            for stop in rank.get("stops", ()):
-                where = (stop["file"], stop["line"], stop["name"])
-                text = place(*where) if place is not None else f"line {stop['line']} in {stop['name']}"
-                mark = "*" if stop["shown"] else " "
-                lines.append(f"{mark} mesh {mesh['name']} rank {rank['rank']}: {text} ({stop['reason']})")
-    return "\n".join(lines) or "No rank is stopped."
 
 
 def _typed(message: Message) -> str:

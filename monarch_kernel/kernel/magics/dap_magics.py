@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from monarch_kernel.kernel.debug.rank_focus import focus
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, mesh_option, ranks_option
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.notebook import Notebook
@@ -36,16 +37,10 @@ class DapMagics(Subcommands):
         ranks = getattr(getattr(kernel, "debugger", None), "ranks", None)
         if ranks is None:
             raise usage_error(found.magic, "the front end's debugger is off; turn it on with the bug button first")
-        from monarch_kernel.debugger.dap import RequestError
-        from monarch_kernel.kernel.debug.mux import stopped_text
-
-        if found.rank is None:
-            print(stopped_text(ranks.state(), self._notebook.place))
-            return
-        try:
-            print(f"{ranks.focus(found.rank, found.on)} is shown")
-        except RequestError as error:
-            raise usage_error(found.magic, str(error)) from None
+        answer = focus(ranks, found.rank, found.on, self._notebook.place)
+        if answer.refused:
+            raise usage_error(found.magic, answer.text)
+        print(answer.text)
 
     # -- %mesh debugpy ---------------------------------------------------------------------------
 

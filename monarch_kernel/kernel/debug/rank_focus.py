@@ -1,0 +1,58 @@
+"""Which rank the front end's debugger shows: what `%mesh focus` does, wherever it is typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.dap import RankSession
+
+#: Shortens a place in code: file, line, function.
+PlaceText = Callable[[str, int, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class FocusAnswer:
+    """What came of it."""
+
+    text: str
+    refused: bool = False
+
+
+def focus(ranks: RankSession, rank: int | None, mesh: str | None, place: PlaceText | None = None) -> FocusAnswer:
+    """Have another stopped rank shown.
+
+    Args:
+        ranks: the session of the front end's debugger.
+        rank: that rank; None: only say which ranks are stopped.
+        mesh: its mesh; None where only one mesh has that rank stopped.
+        place: shortens places in code.
+    """
+    from monarch_kernel.debugger.dap import RequestError
+
+    if rank is None:
+        return FocusAnswer(state_text(ranks.state(), place))
+    try:
+        return FocusAnswer(f"{ranks.focus(rank, mesh)} is shown")
+    except RequestError as error:
+        return FocusAnswer(str(error), refused=True)
+
+
+def state_text(state: Mapping[str, Any], place: PlaceText | None = None) -> str:
+    """Which ranks are stopped where, one stop a line; `*` marks the one that is shown.
+
+    Args:
+        state: what `RankSession.state` says.
+        place: shortens places in code.
+    """
+    lines: list[str] = []
+    for mesh in state["meshes"]:
+        for rank in mesh["ranks"]:
+            for stop in rank.get("stops", ()):
+                where = (stop["file"], stop["line"], stop["name"])
+                text = place(*where) if place is not None else f"line {stop['line']} in {stop['name']}"
+                mark = "*" if stop["shown"] else " "
+                lines.append(f"{mark} mesh {mesh['name']} rank {rank['rank']}: {text} ({stop['reason']})")
+    return "\n".join(lines) or "No rank is stopped."
