@@ -1,5 +1,14 @@
-"""The errors that calls on meshes raise."""
+"""Every exception of monarch_kernel that a program may meet, and what calls on meshes say of failures.
 
+This module holds names only. Those that calls do not raise are loaded at first use, as most programs never meet them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.environment import InvalidSettingError
 from monarch_kernel.protocol.faults import Fault, capture, label_files
 from monarch_kernel.protocol.refs import Death, DeathKind
 from monarch_kernel.runtime.actor.errors import (
@@ -11,16 +20,76 @@ from monarch_kernel.runtime.actor.errors import (
 )
 from monarch_kernel.runtime.mesh.shape import UnknownDimensionError
 
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.controller.viewers import DriverError
+    from monarch_kernel.debugger.model.stops import NotSteppable
+    from monarch_kernel.kernel.install import InstallError
+    from monarch_kernel.kernel.output.cell_errors import CellSyntaxError, MeshCellError, MeshCellInterrupt
+    from monarch_kernel.pool.worker import TaskInterrupted
+    from monarch_kernel.protocol.keys.guarded_files import KeyFileError, KeyFileExistsError
+    from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
+    from monarch_kernel.protocol.worker_addresses import AddressError
+    from monarch_kernel.runtime.actor.healing.report import HealError
+    from monarch_kernel.runtime.actor.kept.kept_host import KeptError
+    from monarch_kernel.runtime.transfer.backend_settings import RDMATcpFallbackWarning
+    from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError
+
 __all__ = [
     "ActorError",
+    "AddressError",
+    "CellSyntaxError",
     "Death",
     "DeathKind",
+    "DriverError",
     "Fault",
+    "HealError",
+    "InstallError",
+    "InvalidSettingError",
+    "KeptError",
+    "KeyFileError",
+    "KeyFileExistsError",
+    "MeshCellError",
+    "MeshCellInterrupt",
     "MeshFailure",
+    "NotOursError",
+    "NotPrivateError",
+    "NotSteppable",
+    "RDMAError",
+    "RDMATcpFallbackWarning",
+    "RDMATimeoutError",
     "RankFailure",
     "SupervisionError",
+    "TaskInterrupted",
     "UnknownDimensionError",
     "build_actor_error",
     "capture",
     "label_files",
 ]
+
+_LOADED_AT_FIRST_USE = {
+    "AddressError": "monarch_kernel.protocol.worker_addresses",
+    "CellSyntaxError": "monarch_kernel.kernel.output.cell_errors",
+    "DriverError": "monarch_kernel.debugger.controller.viewers",
+    "HealError": "monarch_kernel.runtime.actor.healing.report",
+    "InstallError": "monarch_kernel.kernel.install",
+    "KeptError": "monarch_kernel.runtime.actor.kept.kept_host",
+    "KeyFileError": "monarch_kernel.protocol.keys.guarded_files",
+    "KeyFileExistsError": "monarch_kernel.protocol.keys.guarded_files",
+    "MeshCellError": "monarch_kernel.kernel.output.cell_errors",
+    "MeshCellInterrupt": "monarch_kernel.kernel.output.cell_errors",
+    "NotOursError": "monarch_kernel.protocol.private_files",
+    "NotPrivateError": "monarch_kernel.protocol.private_files",
+    "NotSteppable": "monarch_kernel.debugger.model.stops",
+    "RDMAError": "monarch_kernel.runtime.transfer.errors",
+    "RDMATcpFallbackWarning": "monarch_kernel.runtime.transfer.backend_settings",
+    "RDMATimeoutError": "monarch_kernel.runtime.transfer.errors",
+    "TaskInterrupted": "monarch_kernel.pool.worker",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LOADED_AT_FIRST_USE.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(module), name)
+    return found

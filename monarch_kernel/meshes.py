@@ -2,10 +2,14 @@
 
 Those that outlive it: ``keep`` starts a host for them, ``kept`` lists them, ``attach`` finds them again, ``end_kept``
 ends them. With them, how rank sets are written and read: ``format_ranks``, ``format_points``, ``parse_ranks``.
+
+This module holds names only; ``monarch_kernel.runtime`` has the code. ``listens``, ``start_daemon``,
+``make_job_folder`` and ``remove_job_folder`` now belong to ``monarch_kernel.private_files`` and
+``monarch_kernel.workers``; they can still be imported from here.
 """
 
+from monarch_kernel.private_files import listens
 from monarch_kernel.protocol.kept_mesh import KeptInfo, KeptMesh
-from monarch_kernel.runtime.actor.hosts.daemons import make_job_folder, remove_job_folder, start_daemon
 from monarch_kernel.runtime.actor.kept.kept_host import (
     KeptError,
     KeptHost,
@@ -19,7 +23,7 @@ from monarch_kernel.runtime.actor.kept.kept_host import (
 )
 from monarch_kernel.runtime.actor.meshes.mesh_registry import get_mesh, list_proc_meshes, on_change
 from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks, parse_ranks
-from monarch_kernel.runtime.node.link import listens
+from monarch_kernel.workers import make_job_folder, remove_job_folder, start_daemon
 
 __all__ = [
     "KeptError",

@@ -16,7 +16,21 @@ PACKAGES = ("monarch_kernel", "workspace_sync")
 # The façades: what launchers, kernel, debugger, widgets, server and the user build on.
 FACADES = {
     f"monarch_kernel.{name}"
-    for name in ("actor", "config", "errors", "job", "meshes", "output", "rdma", "spmd", "tensor", "tools")
+    for name in (
+        "actor",
+        "config",
+        "errors",
+        "introspection",
+        "job",
+        "meshes",
+        "output",
+        "private_files",
+        "rdma",
+        "spmd",
+        "tensor",
+        "tools",
+        "workers",
+    )
 }
 RUNTIME = "monarch_kernel.runtime"
 PROTOCOL = "monarch_kernel.protocol"

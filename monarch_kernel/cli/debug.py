@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from monarch_kernel.tools import Controller
+    from monarch_kernel.introspection import Controller
 
 
 def add_debug_command(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_debug_command(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from monarch_kernel.tools import ask_console, controllers
+    from monarch_kernel.introspection import ask_console, controllers
 
     found = controllers()
     if options.list:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger.controller.hang import hang
+from monarch_kernel.introspection import Awaited, awaited_here
 from monarch_kernel.kernel.debug.hang_watch import HangWatch, is_worth_telling
 from monarch_kernel.kernel.output.cell_output import CellOutput
 from monarch_kernel.kernel.output.fault_text import FileLabel
@@ -23,7 +24,6 @@ from monarch_kernel.kernel.progress import PERIOD, CodeLocation, Progress
 from monarch_kernel.kernel.rank.monitor import Whereabouts
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.meshes import list_proc_meshes, on_change
-from monarch_kernel.tools import Awaited, awaited_here
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hang.verdict import Verdict

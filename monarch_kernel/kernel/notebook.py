@@ -26,7 +26,7 @@ from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.stale_classes import Outdated
 from monarch_kernel.kernel.usage_errors import nearest
 from monarch_kernel.meshes import format_points, list_proc_meshes
-from monarch_kernel.output import set_cell
+from monarch_kernel.output import set_origin
 
 #: How long the end of a cell waits for output that is on its way (seconds).
 ARRIVAL = 0.5
@@ -73,7 +73,7 @@ class Notebook:
         """IPython's `pre_run_cell`."""
         self._raw_cell = info.raw_cell or ""
         self._key = f"{RUN}-{next(_count)}"
-        set_cell(self._key)
+        set_origin(self._key)
         self._publishers[self._key] = publisher_for(self.shell)
         self._own_output.watch()
         # Some versions of IPython have counted the cell already, others count it when it has ended.

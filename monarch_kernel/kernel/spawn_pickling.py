@@ -11,7 +11,7 @@ from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
-from monarch_kernel.tools import after_import
+from monarch_kernel.introspection import after_import
 
 
 def install() -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from monarch_kernel.actor import HostMesh
-from monarch_kernel.tools import read_own_file, write_own_file
+from monarch_kernel.private_files import read_own_file, write_own_file
 
 #: Where ``Job.state`` looks for a job that was applied before.
 CACHED_PATH = ".monarch/job_state.json"

@@ -10,7 +10,8 @@ import msgspec
 
 from monarch_kernel.actor import HostMesh, attach_to_workers
 from monarch_kernel.launchers.base import Job
-from monarch_kernel.meshes import listens, make_job_folder, remove_job_folder, start_daemon
+from monarch_kernel.private_files import listens
+from monarch_kernel.workers import make_job_folder, remove_job_folder, start_daemon
 
 #: Seconds without a controller after which the hosts of a job end, if nothing else was said.
 IDLE = 12 * 3600.0

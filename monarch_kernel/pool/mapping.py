@@ -14,7 +14,7 @@ from typing import Any
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.errors import RankFailure, build_actor_error
-from monarch_kernel.output import calling_cell
+from monarch_kernel.output import calling_origin
 from monarch_kernel.pool.pool import Pool, TaskFuture, pool_of
 from monarch_kernel.pool.worker import Failed
 
@@ -83,7 +83,7 @@ class Mapping(Iterator[Any]):
         #: How many items have failed.
         self.failed = 0
         #: The cell that started it.
-        self.cell = calling_cell()
+        self.cell = calling_origin()
         self.started = time.monotonic()
         self.ended = True  # until it has begun
         self._pool = pool

@@ -20,7 +20,7 @@ from typing import Any
 from monarch_kernel.actor import ActorError, ProcMesh, SupervisionError
 from monarch_kernel.errors import build_actor_error
 from monarch_kernel.meshes import format_ranks
-from monarch_kernel.output import calling_cell, on_behalf_of
+from monarch_kernel.output import calling_origin, on_behalf_of
 from monarch_kernel.pool.worker import Control, Worker
 
 #: Tasks that take less than this on the average (seconds) are sent before the rank is free.
@@ -143,7 +143,7 @@ class Pool:
         future = TaskFuture(self, next(_numbers))
         future.title = title or future.title
         with self._lock:
-            self._queue.append(_Task(future, send, calling_cell()))
+            self._queue.append(_Task(future, send, calling_origin()))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._drive, name="monarch-pool", daemon=True)
                 self._thread.start()

@@ -24,7 +24,7 @@ from tests.debugger.debuggee import FILE, Worker, line, texts
 
 
 def kept() -> list[tuple[str, str, str]]:
-    from monarch_kernel.tools import failures
+    from monarch_kernel.introspection import failures
 
     return [(each.actor, each.endpoint, str(each.error)) for each in failures()]
 

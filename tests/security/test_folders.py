@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.meshes import KeptError, attach, end_kept, keep, kept, make_job_folder, remove_job_folder
+from monarch_kernel.meshes import KeptError, attach, end_kept, keep, kept
 from monarch_kernel.protocol.private_files import (
     LOCK,
     NotOursError,
@@ -24,6 +24,7 @@ from monarch_kernel.protocol.private_files import (
     write_own_file,
 )
 from monarch_kernel.runtime.host import cleanup
+from monarch_kernel.workers import make_job_folder, remove_job_folder
 from tests.kernel.harness import PATIENCE, Kernel
 from tests.otheruser import OtherUser
 

@@ -16,10 +16,11 @@ import pytest
 
 from monarch_kernel.actor import attach_to_workers, this_host
 from monarch_kernel.debugger.terminal import server as console
-from monarch_kernel.meshes import keep, kept, listens
+from monarch_kernel.introspection import Controller, ask_console, controllers
+from monarch_kernel.meshes import keep, kept
+from monarch_kernel.private_files import listens
 from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.host.worker_agent import _remove_dead_socket
-from monarch_kernel.tools import Controller, ask_console, controllers
 from tests.conftest import children, wait_until
 from tests.otheruser import OtherUser
 from tests.workers import PATIENCE, Start

@@ -16,7 +16,7 @@ import cloudpickle
 from monarch_kernel.actor import SupervisionError
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.errors import ActorError, Fault
-from monarch_kernel.tools import Whole, whole_of
+from monarch_kernel.introspection import Whole, whole_of
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from monarch_kernel.debugger.controller.hub_actor import hub_actor
 from monarch_kernel.debugger.events import Event, Key, RankGone, RankRanOff, RankResumed, RankStop, RankStopped
 from monarch_kernel.debugger.model.stops import Stop
 from monarch_kernel.debugger.rank.agent import DebugAgent
+from monarch_kernel.introspection import Whole, hosts_of, whole_of
 from monarch_kernel.meshes import list_proc_meshes, on_change
-from monarch_kernel.tools import Whole, hosts_of, whole_of
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel import environment
 from monarch_kernel.actor import Extent, Point
-from monarch_kernel.tools import failures, home, on_failure, running_here
+from monarch_kernel.introspection import failures, home, on_failure, running_here
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.model.stops import (

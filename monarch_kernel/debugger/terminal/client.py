@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_kernel.debugger.commands.stop_text import with_clock
-from monarch_kernel.tools import Controller
+from monarch_kernel.introspection import Controller
 
 #: How long a completion may take (seconds).
 COMPLETION = 2.0

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger.commands.console import Console
 from monarch_kernel.debugger.events import RankStopped
-from monarch_kernel.tools import is_ours, peer_of, remove_socket
+from monarch_kernel.private_files import is_ours, peer_of, remove_socket
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hub import MeshDebugger

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from monarch_kernel.introspection import call_in_wait
 from monarch_kernel.kernel.debug.prompt_session import PromptSession
 from monarch_kernel.kernel.debug.prompt_shell import PromptShell
 from monarch_kernel.kernel.debug.stop_notices import StopNotices, is_part_of, of_cell, terminal_hint
 from monarch_kernel.meshes import list_proc_meshes
-from monarch_kernel.tools import call_in_wait
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.commands.console import Console

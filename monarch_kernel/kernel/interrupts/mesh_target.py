@@ -86,8 +86,8 @@ class MeshTarget:
         """The ranks that may run something for this target: with ``cells``, those that this kernel has called."""
         if not self._cells:
             return list(self._positions)
+        from monarch_kernel.introspection import awaited_here
         from monarch_kernel.kernel.session import session
-        from monarch_kernel.tools import awaited_here
 
         managed = session().managed(self._mesh.name)
         own = () if managed is None else (managed.executor._actor, managed.monitor._actor)

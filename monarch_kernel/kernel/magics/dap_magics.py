@@ -65,7 +65,7 @@ class DapMagics(Subcommands):
             self._end_gateways([gateways[mesh.name, rank] for rank in ranks if (mesh.name, rank) in gateways])
             return
         from monarch_kernel.debugger.dap.gateway import Gateway
-        from monarch_kernel.tools import hosts_of
+        from monarch_kernel.introspection import hosts_of
 
         here = socket.gethostname()
         for rank in ranks:

@@ -9,6 +9,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel import output
 from monarch_kernel.actor import ProcMesh, SupervisionError
+from monarch_kernel.introspection import awaited_here
 from monarch_kernel.kernel.kept_meshes import kept_by_others
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
 from monarch_kernel.kernel.magics.subcommands import Subcommands
@@ -23,7 +24,6 @@ from monarch_kernel.kernel.output.mesh_tables import (
 )
 from monarch_kernel.kernel.usage_errors import usage_error
 from monarch_kernel.meshes import KeptError, held, kept_host_of
-from monarch_kernel.tools import awaited_here
 
 #: How long a question to all ranks may take before those that did not answer are left out (seconds).
 ASK_TIMEOUT = 2.0

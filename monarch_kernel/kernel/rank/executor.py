@@ -11,6 +11,7 @@ from typing import Any
 
 from monarch_kernel.actor import Actor, context, endpoint
 from monarch_kernel.errors import Fault
+from monarch_kernel.introspection import keep_failure
 from monarch_kernel.kernel import spawn_pickling
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.rank import rank_output
@@ -23,7 +24,6 @@ from monarch_kernel.kernel.rank.sent_values import pickled, short
 from monarch_kernel.kernel.rank.user_code import fault_of
 from monarch_kernel.kernel.rank.value_size import shortened, text_at_least
 from monarch_kernel.spmd import are_broken, meetings, tidy_up
-from monarch_kernel.tools import keep_failure
 
 #: A string (or bytes) that is longer than this is shown by its beginning (characters).
 TEXT_LIMIT = 100_000

@@ -13,7 +13,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from monarch_kernel.tools import after_import
+from monarch_kernel.introspection import after_import
 
 _INLINE = "module://matplotlib_inline.backend_inline"
 

@@ -8,11 +8,11 @@ import threading
 from dataclasses import dataclass
 
 from monarch_kernel.actor import Actor, context, endpoint
+from monarch_kernel.introspection import endpoints_here
 from monarch_kernel.kernel.rank.activity import Activity
 from monarch_kernel.kernel.rank.process_group import cpu_ticks
 from monarch_kernel.kernel.rank.user_code import is_foreign, where_is
 from monarch_kernel.spmd import in_process_group, release
-from monarch_kernel.tools import endpoints_here
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from monarch_kernel.errors import Fault, capture
+from monarch_kernel.introspection import failed_by_peer
 from monarch_kernel.kernel.traceback_frames import WAITING
-from monarch_kernel.tools import failed_by_peer
 
 _KERNEL = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(_KERNEL)) + os.sep

@@ -42,32 +42,32 @@ class Context:
 
 current: ContextVar[Context | None] = ContextVar("monarch_kernel_context", default=None)
 
-#: The notebook cell that the running code belongs to; None if unknown. Calls carry it along, so that output belongs to
-#: the cell that caused it, through any number of actors.
-cell: ContextVar[str | None] = ContextVar("monarch_kernel_cell", default=None)
-_latest_cell = ""
+#: What the running code runs on behalf of, such as a notebook cell; None where that is not known. Calls carry it along,
+#: so that what an actor puts out belongs to what caused it, through any number of actors.
+origin: ContextVar[str | None] = ContextVar("monarch_kernel_origin", default=None)
+_latest_origin = ""
 
 
-def set_cell(cell_id: str) -> None:
-    """From now on the calling thread or task, and all that say nothing else, run on behalf of that cell."""
-    global _latest_cell
-    _latest_cell = cell_id
-    cell.set(cell_id)
+def set_origin(name: str) -> None:
+    """From now on the calling thread or task, and all that have no origin of their own, run on behalf of ``name``."""
+    global _latest_origin
+    _latest_origin = name
+    origin.set(name)
 
 
-def calling_cell() -> str:
-    """The cell that a call made here belongs to; empty for none."""
-    return cell.get() or _latest_cell
+def calling_origin() -> str:
+    """What a call made here is made on behalf of; empty for nothing."""
+    return origin.get() or _latest_origin
 
 
 @contextmanager
-def on_behalf_of(cell_id: str) -> Generator[None]:
-    """Calls that are made in this block belong to that cell, though another one may run by now."""
-    token = cell.set(cell_id or None)
+def on_behalf_of(name: str) -> Generator[None]:
+    """Calls that are made in this block have that origin, though another cell may run by now."""
+    token = origin.set(name or None)
     try:
         yield
     finally:
-        cell.reset(token)
+        origin.reset(token)
 
 
 def context() -> Context:

@@ -32,7 +32,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from monarch_kernel.protocol import output_records
-from monarch_kernel.runtime.actor.context import cell as _cell
+from monarch_kernel.runtime.actor.context import origin as _origin
 
 __all__ = [
     "RankStream",
@@ -72,7 +72,7 @@ _libc: Any = None
 
 def current_cell() -> str:
     """The id of the cell that a write of the calling thread or task belongs to; "" for none."""
-    cell = _cell.get()
+    cell = _origin.get()
     if cell is not None:
         return cell
     inherited: str | None = getattr(threading.current_thread(), "_monarch_cell", None)
@@ -83,14 +83,14 @@ def current_cell() -> str:
 
 def set_cell(cell: str | None) -> None:
     """From now on what the calling thread (or task) writes belongs to ``cell``; None: see the module."""
-    _cell.set(cell)
+    _origin.set(cell)
 
 
 def begin_cell(cell: str) -> None:
     """``cell`` begins to run in the calling thread: plain bytes of C code belong to it from here on."""
     flush()
     _begun.append(cell)
-    _cell.set(cell)
+    _origin.set(cell)
     _put("stdout", (output_records.encode_begin(cell, "stdout"),))
     _put("stderr", (output_records.encode_begin(cell, "stderr"),))
 
@@ -100,8 +100,8 @@ def end_cell(cell: str) -> None:
     flush()
     if cell in _begun:
         _begun.remove(cell)
-    if _cell.get() == cell:
-        _cell.set(None)
+    if _origin.get() == cell:
+        _origin.set(None)
     _put("stdout", (output_records.encode_end(cell, "stdout"),))
     _put("stderr", (output_records.encode_end(cell, "stderr"),))
 
@@ -233,7 +233,7 @@ class _Pending:
         self._seen: list[str] | None = None  # the parts that were there when the flusher looked last
 
     def write(self, stream: output_records.Stream, text: str) -> None:
-        cell = _cell.get()
+        cell = _origin.get()
         if cell is None:
             cell = current_cell()
         lock = self._lock
@@ -469,7 +469,7 @@ def install() -> None:
 
 @functools.wraps(_original_start)
 def _start(self: threading.Thread) -> None:
-    cell = _cell.get()
+    cell = _origin.get()
     if cell is None:
         cell = getattr(threading.current_thread(), "_monarch_cell", None)
     if cell is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.cli.debug import choose
-from monarch_kernel.tools import Controller, controllers
+from monarch_kernel.introspection import Controller, controllers
 from tests.conftest import alive, wait_until
 
 PATIENCE = 60.0
@@ -212,7 +212,7 @@ def test_the_end_of_the_script_ends_the_terminal(script: Callable[..., subproces
 def test_a_script_that_cannot_answer_is_told_apart(script: Callable[..., subprocess.Popen[str]]) -> None:
     process = script()
     (controller,) = [one for one in controllers() if one.pid == process.pid]
-    from monarch_kernel.tools import ask_console
+    from monarch_kernel.introspection import ask_console
 
     os.kill(process.pid, signal.SIGSTOP)
     try:

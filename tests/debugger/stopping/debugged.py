@@ -13,9 +13,9 @@ from typing import Any
 from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Evaluation, Resumed, Stop, Stopped
 from monarch_kernel.debugger.rank.stopping.engine import StopEngine
+from monarch_kernel.introspection import running_here
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.rank.cell_runner import CellRunner
-from monarch_kernel.tools import running_here
 from tests.debugger.stopping import guest
 
 FILE = __file__

@@ -17,7 +17,7 @@ from monarch_kernel.debugger.model.evidence import DEAD, LATE, SILENT, STANDS, U
 from monarch_kernel.debugger.rank.hang.collect import collect
 from monarch_kernel.debugger.rank.hang.flight import C10D
 from monarch_kernel.debugger.source_locations import Place, is_user, kind_of
-from monarch_kernel.tools import StackRead, stacks_from_outside, whole_of
+from monarch_kernel.introspection import StackRead, stacks_from_outside, whole_of
 
 #: The time between the two samples (seconds).
 APART = 0.4

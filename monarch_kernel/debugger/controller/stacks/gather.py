@@ -16,7 +16,7 @@ from monarch_kernel.debugger.model.stacks import Snapshot
 from monarch_kernel.debugger.rank.stacks.motion import watch
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 from monarch_kernel.debugger.source_locations import Label
-from monarch_kernel.tools import StackRead, Whole, hosts_of, stacks_from_outside, whole_of
+from monarch_kernel.introspection import StackRead, Whole, hosts_of, stacks_from_outside, whole_of
 
 #: How long host agents may take to read the stacks of ranks that do not answer (seconds).
 OUTSIDE_TIMEOUT = 3.0

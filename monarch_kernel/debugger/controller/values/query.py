@@ -29,8 +29,8 @@ from monarch_kernel.debugger.model.readings import Reading
 from monarch_kernel.debugger.rank.values import kept_values, probe
 from monarch_kernel.debugger.rank.values.evaluation import FILE, Question
 from monarch_kernel.errors import Fault
+from monarch_kernel.introspection import Whole, whole_of
 from monarch_kernel.meshes import format_ranks
-from monarch_kernel.tools import Whole, whole_of
 
 #: How long ranks may take to evaluate the expression and to read its value, unless told otherwise (seconds).
 TIMEOUT = 30.0

@@ -30,7 +30,7 @@ from monarch_kernel.debugger.model.evidence import (
 from monarch_kernel.debugger.rank.hang.flight import C10D, SECOND, public_name, record
 from monarch_kernel.debugger.rank.process import existing_engine, rank_of
 from monarch_kernel.debugger.source_locations import Place, is_user, is_user_frame, kind_of, place_of
-from monarch_kernel.tools import (
+from monarch_kernel.introspection import (
     WAITING,
     awaited_by,
     called_method,

@@ -25,7 +25,7 @@ from monarch_kernel.debugger.rank.stacks.trimming import (
     trimmed,
 )
 from monarch_kernel.debugger.source_locations import USER, Place, is_user_frame, kind_of, source_of
-from monarch_kernel.tools import Running, endpoints_here
+from monarch_kernel.introspection import Running, endpoints_here
 
 #: Frames of one thread that are looked at; what is further out is left out.
 DEEPEST = 20_000

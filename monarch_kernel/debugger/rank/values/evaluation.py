@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.actor import Actor
-from monarch_kernel.tools import actors_here
+from monarch_kernel.introspection import actors_here
 
 #: What tracebacks call the expression.
 FILE = "<diff>"

@@ -11,7 +11,7 @@ from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import explain
 from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall
 from monarch_kernel.runtime.actor.calls.target import Target
-from monarch_kernel.runtime.actor.context import calling_cell, current
+from monarch_kernel.runtime.actor.context import calling_origin, current
 from monarch_kernel.runtime.actor.definition import EndpointSpec, tell_undeliverable
 from monarch_kernel.runtime.actor.ports.holders import GivenPort, give, pickled
 from monarch_kernel.runtime.actor.ports.port import Port
@@ -165,7 +165,7 @@ class Endpoint(Generic[R]):
         message = Call(
             mesh._actor, self._name, call._number, rank, extent.names, extent.shape, sender, buffers, None, segment
         )
-        message.cell = calling_cell()
+        message.cell = calling_origin()
         link.send(encode_header(message), body)
 
     def _cast(
@@ -212,7 +212,7 @@ class Endpoint(Generic[R]):
         message = Call(
             mesh._actor, self._name, number, 0, extent.names, extent.shape, self._sender(), buffers, reply_to
         )
-        message.cell = calling_cell()
+        message.cell = calling_origin()
         if sink is not None:
             sink.asked = message.actor, message.endpoint, message.sender
         plan = target.plan_for(system)

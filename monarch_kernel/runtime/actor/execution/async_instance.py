@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from monarch_kernel.protocol.messages import Call, StopActor
-from monarch_kernel.runtime.actor.context import Context, cell, current, shared
+from monarch_kernel.runtime.actor.context import Context, current, origin, shared
 from monarch_kernel.runtime.actor.definition import EndpointSpec
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution.instance import CLEANUP_TIMEOUT, FAILURE, ActorInstance
@@ -133,7 +133,7 @@ class AsyncActorInstance(ActorInstance):
 
     async def _handle_async(self, link: Any, message: Call, body: Any) -> BaseException | None:
         current.set(Context(self, message.rank, shared(message.labels, message.sizes), message.endpoint))
-        cell.set(message.cell or None)
+        origin.set(message.cell or None)
         endpoint = self._spec.endpoints.get(message.endpoint) or self._undecorated(message.endpoint)
         try:
             function, args, kwargs = self._prepare(link, message, endpoint, body)

@@ -34,7 +34,7 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.calls.requests import acknowledge
-from monarch_kernel.runtime.actor.context import Context, cell, current, shared
+from monarch_kernel.runtime.actor.context import Context, current, origin, shared
 from monarch_kernel.runtime.actor.definition import ActorSpec, EndpointSpec
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution import collectives, postmortem
@@ -256,7 +256,7 @@ class ActorInstance(Instance):
         """The actor's whole life; runs in its thread."""
         self._thread = threading.get_ident()
         current.set(Context(self, self.rank.rank, self.rank.extent))
-        cell.set(self._born_for)
+        origin.set(self._born_for)
         error: BaseException | None = None
         try:
             error = self._run()
@@ -344,7 +344,7 @@ class ActorInstance(Instance):
         extent = shared(message.labels, message.sizes)
         endpoint = self._spec.endpoints.get(message.endpoint)
         current.set(Context(self, message.rank, extent, message.endpoint))
-        cell.set(message.cell or None)
+        origin.set(message.cell or None)
         if endpoint is None:
             endpoint = self._undecorated(message.endpoint)
         try:

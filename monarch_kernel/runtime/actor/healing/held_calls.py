@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 
-from monarch_kernel.runtime.actor.context import calling_cell, cell
+from monarch_kernel.runtime.actor.context import calling_origin, origin
 
 
 class HeldCalls:
@@ -39,7 +39,7 @@ class HeldCalls:
             if not self._must_wait(wanted, self._kept):
                 return False
             context = copy_context()
-            context.run(cell.set, calling_cell())
+            context.run(origin.set, calling_origin())
             self._kept.append((wanted, lambda: context.run(send)))
             return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from monarch_kernel.runtime.actor.context import calling_cell, current
+from monarch_kernel.runtime.actor.context import calling_origin, current
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance
 from monarch_kernel.runtime.actor.process import get_system, started
 from monarch_kernel.runtime.actor.system import get_actor_system
@@ -57,8 +57,8 @@ def running_here() -> tuple[str, str, str]:
     """The actor, endpoint and cell that the calling thread or task runs for; "" for none."""
     here = current.get()
     if here is None:
-        return "", "", calling_cell()
-    return here.actor_instance.name, here._endpoint, calling_cell()
+        return "", "", calling_origin()
+    return here.actor_instance.name, here._endpoint, calling_origin()
 
 
 def actors_here(actor: str = "") -> dict[str, Any]:

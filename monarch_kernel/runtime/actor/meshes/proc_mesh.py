@@ -20,7 +20,7 @@ from monarch_kernel.protocol.serialize import explain
 from monarch_kernel.runtime.actor.calls.pending import ManyCall
 from monarch_kernel.runtime.actor.calls.requests import ask_agent, send_to_all
 from monarch_kernel.runtime.actor.calls.target import Target
-from monarch_kernel.runtime.actor.context import calling_cell, current
+from monarch_kernel.runtime.actor.context import calling_origin, current
 from monarch_kernel.runtime.actor.definition import check_constructor, class_label, spec_of
 from monarch_kernel.runtime.actor.errors import ActorError
 from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT, Healable, Healed
@@ -164,7 +164,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
             owner.mesh_id,
             node.ref,
             buffers,
-            calling_cell(),
+            calling_origin(),
             self._uid == target.procs[0].id,
         )
         send_to_all(system, target, message, body, call)

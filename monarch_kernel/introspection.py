@@ -1,0 +1,58 @@
+"""What runs in meshes and why it waits, for tools that look into them: a debugger, a profiler.
+
+* Meshes: ``whole_of`` finds the proc mesh that something is on, ``hosts_of`` the hosts of its ranks, and ``home`` the
+  mesh of the calling actor.
+* This process: ``endpoints_here`` and ``actors_here`` are what runs in it, ``running_here`` is what the caller runs
+  for, and ``awaited_here`` are the calls that it waits for. ``call_in_wait`` runs a function in such a wait, and
+  ``after_import`` one when a module has been imported.
+* Failures: ``failures`` are the exceptions that ended endpoints and cells of this process, kept for a while with
+  their frames; ``on_failure`` tells of new ones.
+* Collectives: ``failed_by_peer`` and ``said_first`` tell an error of a process group from what caused it.
+* Other processes: ``stacks_from_outside`` has host agents read the stacks of ranks that cannot answer.
+  ``controllers`` are those of this user on this machine, and ``ask_console`` connects to the debugger's console in
+  one.
+
+This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
+"""
+
+from monarch_kernel.protocol.messages import StackRead
+from monarch_kernel.runtime.actor.execution.collectives import WAITING, called_method, failed_by_peer, said_first
+from monarch_kernel.runtime.actor.execution.postmortem import Failure
+from monarch_kernel.runtime.actor.import_hooks import after_import
+from monarch_kernel.runtime.actor.inspection.activity import Running, actors_here, endpoints_here, running_here
+from monarch_kernel.runtime.actor.inspection.awaited_calls import Awaited, awaited_by, awaited_here, proc_here
+from monarch_kernel.runtime.actor.inspection.console_endpoint import Controller, ask_console, controllers
+from monarch_kernel.runtime.actor.inspection.external_stacks import stacks_from_outside
+from monarch_kernel.runtime.actor.inspection.failures import failures, keep_failure, on_failure
+from monarch_kernel.runtime.actor.inspection.mesh_lookup import Whole, home, hosts_of, whole_of
+from monarch_kernel.runtime.actor.inspection.wait_errands import call_in_wait
+
+__all__ = [
+    "WAITING",
+    "Awaited",
+    "Controller",
+    "Failure",
+    "Running",
+    "StackRead",
+    "Whole",
+    "actors_here",
+    "after_import",
+    "ask_console",
+    "awaited_by",
+    "awaited_here",
+    "call_in_wait",
+    "called_method",
+    "controllers",
+    "endpoints_here",
+    "failed_by_peer",
+    "failures",
+    "home",
+    "hosts_of",
+    "keep_failure",
+    "on_failure",
+    "proc_here",
+    "running_here",
+    "said_first",
+    "stacks_from_outside",
+    "whole_of",
+]

@@ -1,0 +1,20 @@
+"""Files and Unix sockets that belong to this user alone.
+
+``read_own_file`` and ``write_own_file`` refuse a file that another user could have written. ``peer_of`` and
+``is_ours`` say whose the process at the other end of a Unix socket is, ``listens`` whether any process listens there,
+and ``remove_socket`` removes one of this user.
+
+This module holds names only; ``monarch_kernel.protocol`` and ``monarch_kernel.runtime.node`` have the code.
+"""
+
+from monarch_kernel.protocol.private_files import read_own_file, remove_socket, write_own_file
+from monarch_kernel.runtime.node.link import is_ours, listens, peer_of
+
+__all__ = [
+    "is_ours",
+    "listens",
+    "peer_of",
+    "read_own_file",
+    "remove_socket",
+    "write_own_file",
+]

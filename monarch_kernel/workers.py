@@ -1,0 +1,35 @@
+"""Workers, which offer their host to controllers, and the keys with which both prove who they are.
+
+* ``attach_to_workers`` gives the hosts of workers, ``attach`` the host of one.
+* ``run_worker_loop_forever``, ``run_worker_loop_until_shutdown`` and ``start_worker_loop_forever`` make a worker of a
+  process; ``start_daemon`` starts one that outlives its starter, for launchers, and keeps its files in a folder
+  (``make_job_folder``, ``remove_job_folder``).
+* ``make_key_file`` makes a key, and ``load_keys`` reads one with its allow-list.
+
+This module holds names only; ``monarch_kernel.runtime.actor.hosts`` and ``monarch_kernel.protocol.keys`` have the
+code.
+"""
+
+from monarch_kernel.protocol.keys import KeyFileError, Keys, load_keys, make_key_file
+from monarch_kernel.runtime.actor.hosts.attachment import attach, attach_to_workers
+from monarch_kernel.runtime.actor.hosts.daemons import make_job_folder, remove_job_folder, start_daemon
+from monarch_kernel.runtime.actor.hosts.worker_process import (
+    run_worker_loop_forever,
+    run_worker_loop_until_shutdown,
+    start_worker_loop_forever,
+)
+
+__all__ = [
+    "KeyFileError",
+    "Keys",
+    "attach",
+    "attach_to_workers",
+    "load_keys",
+    "make_job_folder",
+    "make_key_file",
+    "remove_job_folder",
+    "run_worker_loop_forever",
+    "run_worker_loop_until_shutdown",
+    "start_daemon",
+    "start_worker_loop_forever",
+]
