@@ -16,6 +16,8 @@ from functools import lru_cache
 from types import FrameType
 from typing import NamedTuple
 
+from monarch_kernel.debugger.frontend import current_frontend
+
 USER, LIBRARY, RUNTIME = "user", "library", "runtime"
 
 #: Our packages; they lie beside each other.
@@ -177,23 +179,10 @@ def source_of(file: str, line: int) -> str:
 
 def shown_file(file: str, label: Label | None = None) -> str:
     """What to call a file: what `label`, else what this process's front end calls it; else its base name."""
-    named = (label or _front_end)(file)
+    named = (label or current_frontend().label)(file)
     return named or os.path.basename(file) or file
 
 
 def shown_cell(cell: str, label: Label | None = None) -> str:
     """What to call the cell on whose behalf something runs, by its identity; '' where nobody knows it any more."""
-    return (label or _front_end)(cell) or ""
-
-
-def _no_label(_file: str) -> str | None:
-    return None
-
-
-_front_end: Label = _no_label
-
-
-def label_files(label: Label | None) -> None:
-    """From now on files are called what `label` calls them, where nobody says otherwise; for a front end."""
-    global _front_end
-    _front_end = label or _no_label
+    return (label or current_frontend().label)(cell) or ""

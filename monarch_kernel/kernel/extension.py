@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
-from monarch_kernel import errors
-from monarch_kernel.debugger import source_locations
+from monarch_kernel.debugger.frontend import use_frontend
 from monarch_kernel.kernel.cell_text import is_mesh_cell
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.introspection import Introspection
@@ -24,52 +23,42 @@ _ATTRIBUTE = "_monarch_kernel_extension"
 
 
 class _Extension:
-    """What `load` has put in place."""
+    """What `load` has put in place; each part is undone by what it leaves on the stack."""
 
     def __init__(self, ip: Any) -> None:
-        self._ip = ip
-        self.notebook = Notebook(ip, session())
-        self.magics = MeshMagics(self.notebook)
-        self._end_progress = on_progress(MapProgress(self.notebook))
-        self._unsubscribe: Callable[[], None] = subscribe(self.notebook.router.on_event)
-        ip.register_magics(self.magics)
+        self.notebook = notebook = Notebook(ip, session())
+        self._undo = undo = ExitStack()
+        undo.callback(notebook.close)
+        use_frontend(notebook.frontend)
+        undo.callback(use_frontend, None)
+
+        magics = MeshMagics(notebook)
+        ip.register_magics(magics)
+        undo.callback(_unregister_magics, ip)
+        _append(undo, ip.input_transformers_cleanup, _keep_options)
+        ranks = Introspection(notebook.session, magics.addressed_by)
+        _append(undo, ip.Completer.custom_matchers, matcher(notebook, ranks))
+        undo.callback(inspecting(ip, ranks))
+
+        undo.callback(subscribe(notebook.router.on_event))
+        undo.callback(on_progress(MapProgress(notebook)))
         call_errors.install(ip)
+        undo.callback(call_errors.remove)
         formatters.install(ip)
-        for label in (source_locations.label_files, errors.label_files):
-            label(self.notebook.file_label)
-        self._events = (("pre_run_cell", self.notebook.before_cell), ("post_run_cell", self.notebook.after_cell))
-        for name, callback in self._events:
+        undo.callback(formatters.remove, ip)
+
+        for name, callback in (("pre_run_cell", notebook.before_cell), ("post_run_cell", notebook.after_cell)):
             ip.events.register(name, callback)
-        self.notebook.stops.install()
-        ip.input_transformers_cleanup.append(_keep_options)
-        ranks = Introspection(self.notebook.session, self.magics.addressed_by)
-        self._matcher = matcher(self.notebook, ranks)
-        self._stop_inspecting = inspecting(ip, ranks)
-        ip.Completer.custom_matchers.append(self._matcher)
+            undo.callback(ip.events.unregister, name, callback)
+        notebook.stops.install()
         relay = get_relay()
         if relay.notify is None:
             relay.notify = _notify
+            undo.callback(_stop_notifying)
 
     def remove(self) -> None:
         """Undo all of it. The meshes stay."""
-        self._unsubscribe()
-        self._end_progress()
-        call_errors.remove()
-        formatters.remove(self._ip)
-        self._stop_inspecting()
-        self.notebook.close()
-        for label in (source_locations.label_files, errors.label_files):
-            label(None)
-        for name, callback in self._events:
-            self._ip.events.unregister(name, callback)
-        if self._matcher in self._ip.Completer.custom_matchers:
-            self._ip.Completer.custom_matchers.remove(self._matcher)
-        if _keep_options in self._ip.input_transformers_cleanup:
-            self._ip.input_transformers_cleanup.remove(_keep_options)
-        for kind in ("line", "cell"):
-            self._ip.magics_manager.magics[kind].pop("mesh", None)
-        if get_relay().notify is _notify:
-            get_relay().notify = None
+        self._undo.close()
 
 
 def load(ip: Any) -> None:
@@ -101,3 +90,24 @@ def _keep_options(lines: list[str]) -> list[str]:
 
 def _notify(_cell: object, text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _stop_notifying() -> None:
+    if get_relay().notify is _notify:
+        get_relay().notify = None
+
+
+def _unregister_magics(ip: Any) -> None:
+    for kind in ("line", "cell"):
+        ip.magics_manager.magics[kind].pop("mesh", None)
+
+
+def _append(undo: ExitStack, hooks: list[Any], hook: Any) -> None:
+    """Append to a list of IPython's, until the stack is closed; others may have taken it out by then."""
+
+    def remove() -> None:
+        if hook in hooks:
+            hooks.remove(hook)
+
+    hooks.append(hook)
+    undo.callback(remove)

@@ -15,6 +15,7 @@ from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.kernel.call_progress import CallProgress
 from monarch_kernel.kernel.cell import Cell, check_syntax, remember_source
 from monarch_kernel.kernel.cell_text import blank_lines, ends_quietly, header_lines, is_mesh_cell
+from monarch_kernel.kernel.debug.notebook_frontend import NotebookFrontend
 from monarch_kernel.kernel.debug.stop_prompt import StopPrompt
 from monarch_kernel.kernel.output.cell_errors import CellSyntaxError
 from monarch_kernel.kernel.output.cell_output import CellOutput
@@ -49,6 +50,7 @@ class Notebook:
     def __init__(self, shell: Any, session: MeshSession) -> None:
         self.shell = shell
         self.session = session
+        self.frontend = NotebookFrontend(self)
         self.stops = StopPrompt(self)
         self.router = OutputRouter(self._ordinary_output, self._tooltip)
         self._own_output = OwnOutput(self._make_way)

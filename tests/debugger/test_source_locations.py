@@ -15,6 +15,7 @@ import pytest
 
 import monarch_kernel
 from monarch_kernel.debugger import source_locations
+from monarch_kernel.debugger.frontend import Frontend, use_frontend
 from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, USER, Place, kind_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -96,13 +97,17 @@ def test_a_place_as_text() -> None:
 
 
 def test_a_front_end_names_files() -> None:
-    source_locations.label_files(lambda file: "Cell In[9]" if file == "/x/7.py" else None)
+    class Notebook(Frontend):
+        def label(self, file: str) -> str | None:
+            return "Cell In[9]" if file == "/x/7.py" else None
+
+    use_frontend(Notebook())
     try:
         assert Place("/x/7.py", 2, "<module>").text() == "Cell In[9]:2"
         assert Place("/x/8.py", 2, "<module>").text() == "8.py:2"
         assert Place("/x/7.py", 2, "<module>").text(lambda _file: "mine") == "mine:2"
     finally:
-        source_locations.label_files(None)
+        use_frontend(None)
     assert Place("/x/7.py", 2, "<module>").text() == "7.py:2"
 
 

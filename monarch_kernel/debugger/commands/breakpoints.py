@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from monarch_kernel.debugger.commands.frontend import Frontend
 from monarch_kernel.debugger.commands.grammar import BreakLine, CommandError, read_break
 from monarch_kernel.debugger.commands.stop_text import columns, file_name
 from monarch_kernel.debugger.controller.view import DebuggerView
 from monarch_kernel.debugger.events import MeshBreakpoint
+from monarch_kernel.debugger.frontend import Frontend
 from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.meshes import format_ranks, parse_ranks
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger.commands import breakpoints
-from monarch_kernel.debugger.commands.frontend import Frontend, current_frontend
 from monarch_kernel.debugger.commands.grammar import (
     Command,
     CommandError,
@@ -38,6 +37,7 @@ from monarch_kernel.debugger.commands.stop_text import (
 )
 from monarch_kernel.debugger.controller.sets import Moved, StopSet
 from monarch_kernel.debugger.frames import frame_key, frames_of_a_stack, grouped, shown_frame
+from monarch_kernel.debugger.frontend import Frontend, current_frontend
 from monarch_kernel.meshes import format_ranks
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.debugger.commands.frontend import Frontend
 from monarch_kernel.debugger.commands.grammar import CommandError, read_count
 from monarch_kernel.debugger.commands.selection import Selection
 from monarch_kernel.debugger.commands.stop_text import (
@@ -20,6 +19,7 @@ from monarch_kernel.debugger.commands.stop_text import (
     why,
 )
 from monarch_kernel.debugger.frames import frame_key, grouped
+from monarch_kernel.debugger.frontend import Frontend
 from monarch_kernel.debugger.rank.frame_tools import local_values
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from monarch_kernel.debugger.commands.frontend import Frontend
 from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.debugger.commands.stop_text import Names
 from monarch_kernel.debugger.frames import grouped, shown_frame, user_frames
+from monarch_kernel.debugger.frontend import Frontend
 from monarch_kernel.meshes import parse_ranks
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from monarch_kernel.debugger.commands.frontend import Frontend
 from monarch_kernel.debugger.commands.grammar import CommandError
+from monarch_kernel.debugger.frontend import Frontend
 from monarch_kernel.meshes import get_mesh
 
 if TYPE_CHECKING:

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from monarch_kernel import debugger as debuggers
-from monarch_kernel.debugger.commands.frontend import use_frontend
-from monarch_kernel.kernel.debug.notebook_frontend import NotebookFrontend
 from monarch_kernel.kernel.output.cell_output import CellOutput
 
 if TYPE_CHECKING:
@@ -109,7 +107,6 @@ class StopNotices:
 
     def install(self) -> None:
         """Begin; a debugger that is there already is followed, too."""
-        use_frontend(NotebookFrontend(self._notebook))
         debuggers.on_made.append(self._follow)
         hub = sys.modules.get("monarch_kernel.debugger.controller.hub")
         debugger = hub.existing_debugger() if hub is not None else None
@@ -120,7 +117,6 @@ class StopNotices:
         """Follow no more."""
         with suppress(ValueError):
             debuggers.on_made.remove(self._follow)
-        use_frontend(None)
         with self._wake:
             self._closed = True
             self._wake.notify()

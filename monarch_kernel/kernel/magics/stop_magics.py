@@ -10,7 +10,6 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.commands import breakpoints
-from monarch_kernel.debugger.commands.frontend import current_frontend
 from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.kernel.debug.stop_notices import live
 from monarch_kernel.kernel.magics.arguments import (
@@ -61,7 +60,7 @@ class StopMagics(Subcommands):
             print(breakpoints.listing(debugger, self._notebook.file_label))
             return
         made = _refused(
-            breakpoints.arm, debugger, found.where, found.magic, current_frontend()
+            breakpoints.arm, debugger, found.where, found.magic, self._notebook.frontend
         )  # the same options as at the prompt
         self._notebook.stops.notices.setters[made.id] = self._notebook.cell_key
         print(breakpoints.armed_text(made, self._notebook.file_label))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.debugger.commands.frontend import Frontend
 from monarch_kernel.debugger.commands.grammar import CommandError
+from monarch_kernel.debugger.frontend import Frontend
 
 
 class Notebook(Frontend):

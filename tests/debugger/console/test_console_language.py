@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from monarch_kernel.debugger.commands.console import Console
-from monarch_kernel.debugger.commands.frontend import use_frontend
 from monarch_kernel.debugger.commands.grammar import (
     BREAK_OPTIONS,
     COMMANDS,
@@ -21,6 +20,7 @@ from monarch_kernel.debugger.commands.grammar import (
     split_options,
 )
 from monarch_kernel.debugger.controller.collective_timeouts import Countdown
+from monarch_kernel.debugger.frontend import use_frontend
 from tests.debugger.console.notebook import Notebook
 from tests.debugger.memory import MemoryDebugger, Rank
 

@@ -1,7 +1,7 @@
-"""What a console knows of the program around it: names of cells, the mesh in use.
+"""What is known of the program that drives the meshes: the names of its cells, the mesh in use.
 
-A notebook kernel has more to say than a script, and says it by `use`; so a terminal that is connected to a kernel
-speaks of cells, too.
+A process has one front end: that of a script, or the one that a notebook kernel has set by `use_frontend`. Tracebacks,
+stacks and consoles name files as it does, also those of a terminal that is connected to a kernel.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from monarch_kernel.debugger.commands.grammar import CommandError, Spot
 
 
 class Frontend:
-    """Those of a script. A subclass overrides what it knows better."""
+    """The front end of a script. A subclass overrides what it knows better."""
 
     def label(self, file: str) -> str | None:
-        """What to call a file, such as `Cell In[3]`; None for its base name."""
+        """What to call a file, or a cell by its identity, such as `Cell In[3]`; None for the base name of the file."""
         return None
 
     def mesh(self) -> str | None:
@@ -83,9 +83,12 @@ _current = Frontend()
 
 
 def use_frontend(frontend: Frontend | None) -> None:
-    """Give this process's consoles a front end; None for that of a script."""
+    """Set the front end of this process; None for that of a script."""
     global _current
+    from monarch_kernel import errors  # not at the top: ranks have this module, too
+
     _current = frontend or Frontend()
+    errors.label_files(None if frontend is None else frontend.label)
 
 
 def current_frontend() -> Frontend:
