@@ -33,7 +33,7 @@ def test_kept_meshes_say_which_process_holds_them() -> None:
     shown = repr(MeshList([MeshSummary("m", {}, 1, 1, kept=state) for state in told])).splitlines()
     assert [line.partition("     1      1  ")[2] for line in shown[1:]] == [
         "by this kernel",
-        "no more: its host agent died; %mesh heal starts another",
+        "no longer: its host agent died; %mesh heal starts another",
         "by process 42",
         "free for 1 min 5 s",
         "free for 1.0 s, ends in 2 h 0 min",
@@ -74,5 +74,5 @@ def test_the_status_of_a_mesh() -> None:
         "In[3]:4",
     ]
     assert lines[3].split() == ["1", "gpus=1", "dead", "13", "h", "it", "was", "killed"]
-    assert repr(MeshStatus("m", ranks, KeptState(lost=True))).startswith("mesh m: kept no more: its host agent died")
+    assert repr(MeshStatus("m", ranks, KeptState(lost=True))).startswith("mesh m: kept no longer: its host agent died")
     assert MeshStatus("m", ranks)._repr_html_().count("<tr>") == 3

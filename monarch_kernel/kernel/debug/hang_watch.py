@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 #: A verdict is shown when nothing has moved for this long (seconds).
 STILL = 10.0
-#: So long before that, ranks are looked at for the first time; what is shown is what was found twice.
+#: The first verdict is made this long before that; a verdict is shown once it was found twice (seconds).
 AHEAD = 2.0
-#: What is shown is looked at again this often, as long as nothing moves (seconds).
+#: A verdict that is shown is made again this often, as long as nothing moves (seconds).
 AGAIN = 10.0
 
 
 class HangWatch:
-    """Notices that a cell stands still, has the verdict made on a thread of its own, and says what to show. No clock.
+    """Notices that a cell stands still, has the verdict made on a thread of its own, and says what to show; no clock.
 
     Args:
         look: makes a verdict; may take seconds.
@@ -39,13 +39,13 @@ class HangWatch:
         """What to show now: a sentence, or nothing.
 
         Args:
-            seen: whatever moves when the cell does: equal to the last one if nothing has.
-            suspect: whether anything points to ranks that wait for others; nobody is asked otherwise.
+            seen: changes when the cell makes progress; equal to the last one if it has made none.
+            suspect: whether anything points to ranks that wait for others; without that, no rank is asked.
         """
         if seen != self._seen:
             self._seen, self._since, self._due = seen, now, now + STILL - AHEAD
             self.text = self._before = ""
-            self._found = []  # what is being found belongs to what was before
+            self._found = []  # a verdict on its way is about the time before
             self._looking = False
         elif self._found:
             self._take(self._found.pop(), now)
@@ -69,14 +69,14 @@ class HangWatch:
         def run() -> None:
             try:
                 found.append(self._look())
-            except Exception:  # the mesh was stopped meanwhile: the cell itself will say so
+            except Exception:  # the mesh has been stopped meanwhile, which the cell itself reports
                 found.append(None)
 
         threading.Thread(target=run, name="hang-verdict", daemon=True).start()
 
 
 def is_worth_telling(found: Verdict) -> bool:
-    """Whether somebody waits; ranks that a debugger has stopped are told of elsewhere."""
+    """Whether ranks wait for others; ranks that a debugger has stopped are shown elsewhere."""
     from monarch_kernel.debugger.controller.hang.verdict import NOTHING, PAUSED
 
     return found.kind not in (NOTHING, PAUSED)

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.commands.console import Console
     from monarch_kernel.debugger.controller.hub import MeshDebugger
 
-#: What other viewers are told of who controls the debugger.
+#: Names this viewer to the others while it controls the debugger.
 NAME = "the notebook"
 
-_HOLDS = "This cell holds the notebook: it waits for you at the prompt below. continue moves the ranks on, q leaves.\n"
+_HOLDS = (
+    "This cell holds the notebook while you are at the prompt below: continue resumes the ranks, q leaves the prompt.\n"
+)
 _HOLDS_MORTEM = (
-    "This cell holds the notebook: it waits for you at the prompt below. q leaves, and the frames stay open.\n"
+    "This cell holds the notebook while you are at the prompt below: q leaves the prompt, and the frames stay open.\n"
 )
 
 
@@ -78,7 +80,7 @@ class PromptSession:
             self._flush()
             line = self._shell.ask(self._console.prompt(), self._over)
             if line is None:
-                self._shell.write("The prompt has closed: nothing is stopped here any more.\n")
+                self._shell.write("The prompt has closed, because nothing is stopped here any more.\n")
                 return False
             if news := self._console.news():
                 self._shell.write(f"Stopped meanwhile:\n{news}\n")
@@ -90,7 +92,7 @@ class PromptSession:
 
     def _wait_for_step(self) -> None:
         self._flush()
-        self._shell.write("The step takes its time; an interrupt stops waiting for it.\n")
+        self._shell.write("The step has not finished yet; interrupt the cell to stop waiting for it.\n")
         on_thread(partial(self._debugger.wait, lambda _stops: not self._over()))
         self._written.append(f"{self._console.news()}\n")
 

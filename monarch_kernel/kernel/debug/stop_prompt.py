@@ -72,7 +72,7 @@ class StopPrompt:
         self.notices.on_settled = self._on_settled
 
     def install(self) -> None:
-        """Begin to hear of cells and stops."""
+        """Begin to follow cells and stops."""
         self._installed = True
         self.notices.install()
         self._notebook.shell.events.register("pre_run_cell", self._before_cell)
@@ -99,7 +99,7 @@ class StopPrompt:
 
     @contextmanager
     def runs(self, run: CellRun) -> Generator[None]:
-        """The cell waits for this."""
+        """While this is entered, the cell waits for `run`."""
         running = self._running
         if running is not None and threading.current_thread() is threading.main_thread():
             running.run = run
@@ -132,10 +132,10 @@ class StopPrompt:
         return running.takes_input and not running.quiet and not self._shell.debugger_is_on
 
     def _hint(self, cell: str) -> str | None:
-        """What the notice of a cell says of the way to its stopped ranks."""
+        """How to reach the stopped ranks of a cell, as its notice says."""
         running = self._running
         if self._open_in and is_part_of(cell, self._open_in):
-            return None  # the prompt says it
+            return None  # the prompt says so
         if self._opens_for(cell):
             return f"A prompt opens when the cell waits for ranks. {terminal_hint()}"
         if self._shell.debugger_is_on:
@@ -145,7 +145,7 @@ class StopPrompt:
         return "%mesh debug opens a prompt."
 
     def _is_complete(self, stops: list[RankStop]) -> bool:
-        """Whether all ranks are stopped that the cell waits for; where that is not known, all of their meshes."""
+        """Whether all ranks that the cell waits for are stopped; where that is not known, all ranks of their meshes."""
         running = self._running
         if running is not None and running.run is not None:
             stopped = {at.rank for at in of_cell(stops, running.key) if at.mesh == running.run.managed.name}
@@ -164,7 +164,7 @@ class StopPrompt:
         if running is None or self._open_in or running.quiet or self._shell.debugger_is_on:
             return
         if not running.takes_input and running.run is None:
-            return  # it can neither ask nor go on without its ranks
+            return  # it can neither ask for a line nor end before its ranks do
         if not of_cell(debugger.stops(), running.key):
             return
         loop = self._shell.awaiting_loop
@@ -183,7 +183,7 @@ class StopPrompt:
 
     def _in_wait(self, debugger: MeshDebugger, running: _RunningCell) -> None:
         if running is not self._running or self._open_in or running.quiet:
-            return  # this was for a cell that has ended
+            return  # that cell has ended
         if not of_cell(debugger.stops(), running.key):
             return
         if running.run is not None and (not running.takes_input or self._shell.cells_wait):
@@ -201,24 +201,24 @@ class StopPrompt:
             self._leave(running)
 
     def _go_on_without(self, running: _RunningCell, run: CellRun) -> None:
-        """No prompt can hold this cell, so it ends in the notebook, and goes on on its mesh."""
+        """No prompt can hold this cell, so it ends in the notebook and keeps running on its mesh."""
         running.quiet = True
-        why = "other cells wait already" if running.takes_input else "this front end takes no input"
+        why = "other cells are already waiting" if running.takes_input else "this front end takes no input"
         self._shell.write(
-            f"Ranks have stopped, and {why}: no prompt opens here, and this cell ends. It goes on on mesh "
-            f"{run.managed.name}, and its output comes here. %mesh debug in a cell of its own opens a "
+            f"Ranks have stopped, and {why}, so no prompt opens here and this cell ends. It keeps running on mesh "
+            f"{run.managed.name}, and its output still appears here. %mesh debug in a cell of its own opens a "
             f"prompt; {terminal_hint()}\n"
         )
         run.detach()
 
     def _leave(self, running: _RunningCell) -> None:
-        """The person has left the prompt: a `%%mesh` cell goes on by itself."""
+        """The person has left the prompt: a `%%mesh` cell keeps running without the notebook."""
         if running.run is None:
-            self._shell.write(f"The cell goes on waiting. {terminal_hint()}\n")
+            self._shell.write(f"The cell keeps waiting. {terminal_hint()}\n")
             return
         self._shell.write(
-            f"The cell goes on on mesh {running.run.managed.name}; its output comes here. %mesh debug opens the prompt "
-            "again.\n"
+            f"The cell keeps running on mesh {running.run.managed.name}, and its output still appears here. "
+            "%mesh debug opens the prompt again.\n"
         )
         running.run.detach()
 
@@ -263,7 +263,7 @@ class StopPrompt:
         )
         if self._talk(session, ""):
             self._shell.write(
-                "The frames stay open: %mesh debug COMMAND looks into them, %mesh debug continue closes them.\n"
+                "The frames stay open: %mesh debug COMMAND inspects them, %mesh debug continue closes them.\n"
             )
 
     def _talk(self, session: PromptSession, key: str) -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.commands.console import Console
 
 #: Said instead of opening a prompt.
-_NOT_HELD = "Other cells wait already, so no prompt opens here; {line} in a cell of its own opens it."
+_NOT_HELD = "Other cells are already waiting, so no prompt opens here; {line} in a cell of its own opens it."
 
 
 class StopMagics(Subcommands):

@@ -1,1 +1,1 @@
-"""What ranks put out, on its way into a cell: routed, folded, rendered as text and HTML, published; errors, too."""
+"""The output of ranks on its way into a cell: routed, folded, rendered as text and HTML, published; and errors."""

@@ -114,7 +114,7 @@ class MeshCellError(Exception):
             left = [failure for group in groups[_MOST_GROUPS:] for failure in group]
             lines += ["", *(f"{_label([failure])} {failure.line}" for failure in left[:_MOST_LINES])]
             if len(left) > _MOST_LINES:
-                lines.append(f"… and {len(left) - _MOST_LINES} more ranks; the exception's .failures has all")
+                lines.append(f"… and {len(left) - _MOST_LINES} more ranks; the exception's .failures lists all of them")
         if self.released:
             lines += ["", self._waited()]
         if self._note:
@@ -197,7 +197,7 @@ def _places(group: Sequence[CellFailure]) -> str:
 
 
 def _own_and_released(failures: Iterable[CellFailure]) -> tuple[list[CellFailure], list[CellFailure]]:
-    """Ranks that failed for reasons of their own, and those that did as others had; if none has one, all are own."""
+    """Ranks that failed by themselves, and those that failed because others had; without any of the first, all are."""
     everyone = list(failures)
     own = [failure for failure in everyone if not failure.of_peer]
     return (own, [failure for failure in everyone if failure.of_peer]) if own else (everyone, [])

@@ -1,7 +1,7 @@
-"""The output of ranks in one cell: filed as it comes, and shown in whole when something is new.
+"""The output of ranks in one cell: filed as it comes, and shown when something is new.
 
-Files events under one lock, quickly, and shows them under another one: a front end that is slow to take what is shown
-never keeps ranks' events from being read.
+Events are filed under one lock, quickly, and shown under another one, so a front end that is slow to take what is shown
+never holds up the events of ranks.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from monarch_kernel.kernel.output.transcript import RichView, Source, TextView, 
 
 
 class CellOutput:
-    """What ranks put out for one cell.
+    """The output of ranks for one cell.
 
     Args:
         publisher: shows it.
-        raw: line by line with a rank in front, instead of folded.
+        raw: line by line with the rank in front, instead of folded.
         expected: the ranks that will write, where that is known.
         limits: how much of one rank's output is shown.
     """
@@ -53,7 +53,7 @@ class CellOutput:
         self.tooltip: Tooltip | None = None
 
     def feed(self, source: Source, kind: str, stream: str, data: Any) -> bool:
-        """File one event; whether there is something new to show."""
+        """File one event; returns whether there is something new to show."""
         with self._lock:
             if kind == "begin":
                 self._begun.add(source)
@@ -86,7 +86,7 @@ class CellOutput:
             return True
 
     def make_way(self) -> None:
-        """The cell is about to show something of its own: what came before stands above it, the rest below."""
+        """The cell is about to show something of its own: output so far stands above it, the rest below."""
         if not self._undivided:
             return
         with self._lock:
@@ -95,7 +95,7 @@ class CellOutput:
         self.show(final=True)
 
     def abandon(self, why: str) -> bool:
-        """No more will come, as the kernel ends: `why` replaces the progress line for good. Whether there was one."""
+        """The kernel ends: `why` replaces the progress line for good. Returns whether there was one."""
         with self._lock:
             self._abandoned = bool(self._progress)
             if self._abandoned:
@@ -103,7 +103,7 @@ class CellOutput:
             return self._abandoned
 
     def progress(self, line: str) -> bool:
-        """Set the progress line; whether that changed it."""
+        """Set the progress line; returns whether that changed it."""
         with self._lock:
             if self._abandoned:
                 return False
@@ -111,7 +111,7 @@ class CellOutput:
         return changed
 
     def notice(self, text: str) -> bool:
-        """Set what stands below the progress line, until it is set to nothing; whether that changed it."""
+        """Set the notice below the progress line; "" removes it. Returns whether that changed it."""
         with self._lock:
             changed, self._notice = text != self._notice, text
         return changed
@@ -144,7 +144,7 @@ class CellOutput:
             self._publisher.write(stream, text)
 
     def show(self, *, final: bool = False) -> bool:
-        """Show what is new; whether something is held back for a moment.
+        """Show what is new; returns whether something is held back for a moment.
 
         Args:
             final: hold nothing back.

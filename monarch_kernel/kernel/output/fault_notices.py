@@ -1,7 +1,7 @@
 """Unhandled faults in a notebook: one notice, below a cell, that disturbs nothing.
 
-A script ends when a failure reaches the root of the supervision tree. A kernel goes on: whoever waited for
-the failed mesh has had an error already, and a cell that has nothing to do with it is not interrupted.
+A script ends when a failure reaches the root of the supervision tree. A kernel goes on: code that waited for the failed
+mesh has had an error already, and a cell that has nothing to do with it is not interrupted.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 class FaultNotices:
     """Collects unhandled faults, and shows them below the cell that runs, or else below the next one.
 
-    A fault that an error has told already is not told again.
+    A fault that an error has reported already is not reported again.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self._waiting: deque[MeshFailure] = deque()
-        self._told: deque[tuple[str, int]] = deque(maxlen=256)  # host and pid of dead ranks of `%%mesh` cells
+        self._reported: deque[tuple[str, int]] = deque(maxlen=256)  # host and pid of dead ranks of `%%mesh` cells
 
     def install(self) -> None:
-        """Take over the fault hook, and hear when cells begin and end."""
+        """Take over the fault hook, and learn when cells begin and end."""
         from monarch_kernel import actor
 
         actor.unhandled_fault_hook = self.add
@@ -52,7 +52,7 @@ class FaultNotices:
         error = None if result is None else result.error_in_exec
         for part in _chain(error):
             if isinstance(part, MeshCellError):
-                self._told += [(failed.host, failed.pid) for failed in part.failures if failed.death]
+                self._reported += [(failed.host, failed.pid) for failed in part.failures if failed.death]
         self._show()
 
     def _show(self) -> None:
@@ -60,14 +60,14 @@ class FaultNotices:
         while self._waiting:
             failure = self._waiting.popleft()
             death = failure.death
-            if not failure.was_raised() and (death is None or (death.host, death.pid) not in self._told):
+            if not failure.was_raised() and (death is None or (death.host, death.pid) not in self._reported):
                 failures.append(failure)
         if failures:
             publish_display_data(render(_once_each(failures)))
 
 
 def _once_each(failures: Sequence[MeshFailure]) -> list[str]:
-    """One report for each event: a process that died takes the actors of several meshes with it."""
+    """One report for each event: a process that dies takes the actors of several meshes with it."""
     events: dict[object, list[MeshFailure]] = {}
     for failure in failures:
         events.setdefault(failure.key if failure.key is not None else id(failure), []).append(failure)
@@ -91,7 +91,7 @@ def render(reports: Sequence[str]) -> dict[str, str]:
 
 
 def _folded(report: str) -> str:
-    """The first line of a report, and the others when somebody wants them."""
+    """The first line of a report, which opens the others."""
     headline, _, rest = report.partition("\n")
     if not rest:
         return f"<div>{html.escape(headline)}</div>"

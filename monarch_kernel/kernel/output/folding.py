@@ -85,13 +85,13 @@ class Folding:
         self._writers[source] = _Writer(RankLines(self._limits))
 
     def finish(self, source: Source | None = None) -> None:
-        """No more is expected of `source` (or of any) for now: what it left unfinished is a line too."""
+        """No more is expected of `source` (or of any) for now: an unfinished line becomes a line."""
         for known, writer in self._writers.items():
             if source is None or known == source:
                 self._finish_lines(known, writer)
 
     def divide(self) -> None:
-        """Something else is shown now: what ranks write from here on stands below it, and folds only with its like."""
+        """The cell shows something of its own now: later output stands below it, and folds with nothing above it."""
         self.finish()
         self._rows.divide()
 
@@ -117,7 +117,7 @@ class Folding:
         return blocks_of(self._rows.take_settled(expected, hold), rich_text=True)
 
     def cut(self) -> list[CutOutput]:
-        """What was cut, for each set of ranks of which the same was."""
+        """What was cut; ranks with the same cut together."""
         alike: dict[tuple[int, int, int, tuple[str, ...]], set[Source]] = {}
         for source, writer in self._writers.items():
             lines = writer.lines
@@ -127,7 +127,7 @@ class Folding:
         return [CutOutput(frozenset(sources), *key) for key, sources in alike.items()]
 
     def new_notices(self) -> list[Block]:
-        """The notices of what was cut, if there is more to tell than the last time."""
+        """The notices of what was cut, if that has changed since the last time."""
         cut = self.cut()
         new, self._told = cut != self._told, cut
         return notices(cut) if new else []
@@ -215,7 +215,7 @@ def notices(cut: Collection[CutOutput]) -> list[Block]:
         notice = f"… {' and '.join(left)} not shown"
         if each.lines:
             ranks = ",".join(str(rank) for rank in sorted({source.rank for source in each.sources})[:16])
-            notice += f"; %mesh logs -r {ranks} has all of the text"
+            notice += f"; %mesh logs -r {ranks} has the full text"
             if each.tail:
                 notice += "; the last lines were:"
         blocks.append(Block(each.sources, "notice", (notice,)))

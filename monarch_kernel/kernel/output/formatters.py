@@ -1,6 +1,6 @@
-"""How the runtime's own objects are shown as results of cells: tables for meshes and their values, futures that tell.
+"""How the runtime's own objects are shown as results of cells: tables for meshes and values, and futures with results.
 
-The runtime knows nothing of IPython, so that its types are registered with the shell's formatters here.
+The runtime knows nothing of IPython, so its types are registered with the shell's formatters here.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from monarch_kernel.actor import ActorMesh, Future, HostMesh, ProcMesh, ValueMes
 from monarch_kernel.display.tables import TableView, table_html
 from monarch_kernel.meshes import format_points, format_ranks
 
-#: How long a future that is the result of a cell may take to be shown with its value (seconds).
-PATIENCE = 0.3
+#: A future that is the result of a cell is shown with its value if it is done within this time (seconds).
+SOON = 0.3
 #: How many rows of a table are shown.
 MOST_ROWS = 64
 #: How much of a value is shown (characters).
@@ -44,12 +44,12 @@ def _html(table: Callable[[Any], TableView], value: Any) -> str:
 
 
 def _future(future: Future[Any], printer: Any, _cycle: bool) -> None:
-    """What came of it, if that is known soon: whoever ends a cell with a call wants to see its answer."""
-    if future.what == "recv()":  # asking for it takes the message
+    """A future, and its value or error if that is known soon: a cell that ends with a call is to show its answer."""
+    if future.what == "recv()":  # to ask for its value would take the message
         printer.text(repr(future))
         return
     try:
-        error = future.exception(PATIENCE)
+        error = future.exception(SOON)
     except TimeoutError:
         printer.text(f"{future!r} (await it, or .get() it)")
         return
@@ -83,7 +83,7 @@ def proc_mesh_table(mesh: ProcMesh) -> TableView:
     points = _points(mesh)
     try:
         states = mesh.status().get(STATUS_TIMEOUT)
-    except Exception:  # stopped, or its host does not answer: what is known here is shown
+    except Exception:  # stopped, or its host does not answer: the table has what is known here
         return _table(title, ["rank", "at"], points, "ranks")
     told = [[one.state, str(one.pid or ""), one.host, one.cause] for one in states.values()]
     rows = [[*point, *rest] for point, rest in zip(points, told, strict=True)]

@@ -33,7 +33,7 @@ class KeptState:
 
     def __str__(self) -> str:
         if self.lost:
-            return "no more: its host agent died; %mesh heal starts another"
+            return "no longer: its host agent died; %mesh heal starts another"
         if self.here:
             return "by this kernel"
         if self.holder:

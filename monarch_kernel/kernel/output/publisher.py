@@ -1,4 +1,4 @@
-"""How a cell's output reaches the user: as messages to a front end, or as text in a terminal."""
+"""How the output of a cell reaches the user: as messages to a front end, or as text in a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class Publisher(Protocol):
-    """Shows things in one cell; called from any thread, by one at a time."""
+    """Shows things in one cell; called on any thread, by one thread at a time."""
 
     #: Whether what was shown can be replaced.
     live: bool
@@ -23,7 +23,7 @@ class Publisher(Protocol):
         ...
 
     def progress(self, line: str) -> None:
-        """Show a line that is no output and will go away; only where `live` is false."""
+        """Show a line that is not output and goes away again; does nothing where `live` is true."""
         ...
 
 
@@ -39,7 +39,7 @@ class NotebookPublisher:
 
     @cached_property
     def _display(self) -> Any:
-        # Kept from the first output on: %%capture may be in place for this cell, and gone when its last comes.
+        # Kept from the first output on: %%capture may be in place for this cell, and gone when its last output comes.
         return self._shell.display_pub
 
     def show(self, key: int, data: dict[str, Any], metadata: dict[str, Any], *, update: bool) -> None:
@@ -73,7 +73,7 @@ class NotebookPublisher:
 
 
 class TerminalPublisher:
-    """Prints; what is printed stays."""
+    """Prints to the terminal; printed text stays."""
 
     live = False
 
@@ -99,7 +99,7 @@ class TerminalPublisher:
         """See `Publisher`."""
         if not sys.stderr.isatty() or not (line or self._progress):
             return
-        one = line.replace("\n", " · ")  # it is written over the one before
+        one = line.replace("\n", " · ")  # it overwrites the line before
         sys.stderr.write(f"\r\x1b[2K{one}")
         sys.stderr.flush()
         self._progress = bool(line)

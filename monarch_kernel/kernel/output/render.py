@@ -1,4 +1,4 @@
-"""What folded output and tables look like: as text for plain front ends, as HTML for notebooks. Pure."""
+"""Folded output as text, for terminals and plain front ends, and as HTML, for notebooks. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch_kernel.kernel.output.ansi import ansi_to_html, strip_ansi
 from monarch_kernel.kernel.output.transcript import Block, RichView, Source, TextView, View
 from monarch_kernel.meshes import format_ranks
 
-# Longer rank sets are cut: a label is to be read at a glance, the tooltip has the rest.
+# Longer rank sets are cut: a label is read at a glance, and the tooltip has the rest.
 _LABEL_RUNS = 6
 
 _STREAMS = {
@@ -25,7 +25,7 @@ Tooltip = Callable[[frozenset[Source]], str]
 
 
 def label(sources: Collection[Source], *, name_meshes: bool = False, limit: int | None = _LABEL_RUNS) -> str:
-    """A set of ranks in brackets, `[0-3,7]`; with their mesh's name where several meshes write."""
+    """A set of ranks in brackets, `[0-3,7]`; with the name of their mesh where several meshes write."""
     meshes: dict[str, list[int]] = {}
     for source in sources:
         meshes.setdefault(source.mesh, []).append(source.rank)

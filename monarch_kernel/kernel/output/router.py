@@ -1,8 +1,8 @@
 """Brings every rank's output to the cell that caused it, live, whatever runs meanwhile and after the cell's end.
 
-`OutputRouter.on_event` is what `monarch_kernel.output.subscribe` calls, on whichever thread polls: it only files
-the event. One thread of the router's shows what has changed, a few times a second; a cell's own thread shows
-the rest when the cell ends, so that the last state is exact.
+`monarch_kernel.output.subscribe` calls `OutputRouter.on_event` on the thread that polls, which only files the event.
+The router's own thread shows what has changed, a few times a second; the thread that runs a cell shows the rest when
+the cell ends, so the last state is exact.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class OutputRouter:
     """Files the events of all ranks with their cells, and has them shown.
 
     Args:
-        fallback: makes the output of the cell that runs (or ran last), for events that name no known cell,
-            and the key under which to keep it; None where there is no such cell.
+        fallback: finds the output of the cell that runs (or ran last), for events that name no known cell, and the
+            key under which to keep it; None where there is no such cell.
         describe: what a label's tooltip says of some ranks.
     """
 
@@ -54,7 +54,7 @@ class OutputRouter:
         return output
 
     def on_event(self, event: RankOutput) -> None:
-        """File one event of a rank. Quick; called by any thread."""
+        """File one event of a rank. Quick; may be called on any thread."""
         source = Source(event.mesh, event.rank)
         if event.kind == "begin":
             self._places[source] = event.host, event.pid
@@ -93,7 +93,7 @@ class OutputRouter:
             self._changed.notify()
 
     def abandon(self, why: str) -> None:
-        """The kernel ends: cells that still run say so, and not for ever how far they were."""
+        """The kernel ends: cells that still run say so, in place of how far they are."""
         for output in list(self._cells.values()):
             if output.abandon(why):
                 output.show()

@@ -121,7 +121,7 @@ def test_a_detached_cell_ends_and_its_output_still_comes_to_it(mesh: Kernel) -> 
     cell = ask(mesh, "%%mesh\nbreakpoint()\nprint('later', rank)")
     cell.asked()
     cell.type("detach")
-    cell.printed("The cell goes on on mesh m")
+    cell.printed("The cell keeps running on mesh m")
     assert cell.wait().status == "ok"
     assert run(mesh, "1 + 1").text == "2"
     assert "0-3" in run(mesh, "%mesh debug where").stdout
@@ -220,7 +220,7 @@ def test_with_the_front_ends_own_debugger_on_no_prompt_opens(fresh_kernel: Kerne
 def test_where_nobody_can_be_asked_a_cell_does_not_wait_for_its_stopped_ranks(mesh: Kernel) -> None:
     cell = Asking(mesh.client, SPLIT, stdin=False)
     assert cell.wait().status == "ok"
-    assert "this front end takes no input: no prompt opens here" in cell.outcome.stdout
+    assert "this front end takes no input, so no prompt opens here" in cell.outcome.stdout
     assert f"monarch-kernel debug {mesh.pid} in a terminal" in cell.outcome.stdout
     while "0-3  In[" not in ever(cell.outcome):
         cell.read()
@@ -241,11 +241,11 @@ def test_run_all_is_not_held_up_by_a_prompt(mesh: Kernel) -> None:
     last = ask(mesh, "%mesh debug print rank")
     assert mortem.wait().status == "ok"
     assert mortem.outcome.stdout.startswith(
-        "Other cells wait already, so no prompt opens here; %mesh pm -r 2 in a cell"
+        "Other cells are already waiting, so no prompt opens here; %mesh pm -r 2 in a cell"
     )
     assert "ZeroDivisionError" in mortem.outcome.stdout
     assert stopping.wait().status == "ok"
-    assert "other cells wait already: no prompt opens here" in stopping.outcome.stdout
+    assert "other cells are already waiting, so no prompt opens here" in stopping.outcome.stdout
     assert last.wait().status == "ok"
     assert last.outcome.stdout == "rank = 2\n"
     assert run(mesh, "%mesh debug continue").stdout == "2: closed.\n"
