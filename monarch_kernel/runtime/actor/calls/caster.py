@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from monarch_kernel import environment
@@ -26,6 +27,8 @@ from monarch_kernel.protocol.casts import (
 )
 from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef, encode
 from monarch_kernel.protocol.refs import lost_with
+from monarch_kernel.runtime.actor.wire_types import Body, Buffers, PeerLink, RankedMessage
+from monarch_kernel.runtime.node.poller import Timer
 
 #: Groups that are kept for further casts.
 MAX_GROUPS = 64
@@ -46,12 +49,50 @@ class CastSink(Protocol):
     relayed: frozenset[str]
 
     def on_replies(
-        self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Any], buffers: dict[int, tuple[int, ...]]
+        self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Body], buffers: dict[int, Buffers]
     ) -> None:
         """Answers of several ranks, of which it may have some already; without ``statuses`` all are OK."""
 
     def on_gone(self, rank: int, death: Death) -> None:
         """This rank will not answer any more, unless it has."""
+
+
+class CasterPoller(Protocol):
+    """What a caster needs of the poller."""
+
+    def shielded(self) -> AbstractContextManager[Any]: ...
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer: ...
+
+
+class CasterNode(Protocol):
+    """What a caster needs of the node of its process."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def ref(self) -> ProcRef: ...
+    @property
+    def poller(self) -> CasterPoller: ...
+    @property
+    def order_lock(self) -> AbstractContextManager[Any]: ...
+    @property
+    def handlers(self) -> dict[type, Callable[[Any, Any, Any], None]]: ...
+    @property
+    def on_peer_dead(self) -> list[Callable[[str, Death], None]]: ...
+    @property
+    def on_close(self) -> list[Callable[[], None]]: ...
+    @property
+    def deaths(self) -> dict[str, Death]: ...
+    @property
+    def casts_to(self) -> dict[str, int]: ...
+    @property
+    def directs_to(self) -> dict[str, int]: ...
+
+    def learn(self, ref: ProcRef) -> None: ...
+    def send(self, proc: str, message: Any, body: Any = b"") -> bool: ...
+    def revive(self, agent: str) -> None: ...
+    def cut_off(self, proc: str, death: Death) -> None: ...
 
 
 class _Host:
@@ -79,7 +120,7 @@ class _Host:
         return self if self.parent is None else self.parent.top
 
 
-class Group:
+class RankGroup:
     """Ranks of other hosts to which casts go together.
 
     Attributes:
@@ -115,7 +156,7 @@ class Group:
         self.deep: frozenset[str] = frozenset()
 
 
-class Plan:
+class CastPlan:
     """How a message gets to all ranks of a target.
 
     Attributes:
@@ -125,7 +166,7 @@ class Plan:
 
     __slots__ = ("group", "near")
 
-    def __init__(self, near: list[tuple[int, ProcRef]], group: Group) -> None:
+    def __init__(self, near: list[tuple[int, ProcRef]], group: RankGroup) -> None:
         self.near = near
         self.group = group
 
@@ -139,7 +180,7 @@ class _Record:
 
     __slots__ = ("body", "group", "message", "pending", "sink")
 
-    def __init__(self, group: Group, message: Cast, body: Any, sink: CastSink | None) -> None:
+    def __init__(self, group: RankGroup, message: Cast, body: Body, sink: CastSink | None) -> None:
         self.group = group
         self.message = message
         self.body = body
@@ -151,14 +192,12 @@ class Caster:
     """What a process keeps of its casts to other hosts.
 
     Args:
-        node: the process's. Of it are used: ``id``, ``ref``, ``handlers``, ``on_peer_dead``, ``on_close``, ``deaths``,
-            ``learn``, ``send``, ``revive``, ``cut_off``, ``order_lock``, ``casts_to``, ``directs_to``,
-            ``poller.shielded`` and ``poller.call_later``.
+        node: the node of this process.
         fanout: to how many agents this process, and each agent, sends a cast at most (more only after the loss of a
             relay); by default what the environment says.
     """
 
-    def __init__(self, node: Any, fanout: int | None = None) -> None:
+    def __init__(self, node: CasterNode, fanout: int | None = None) -> None:
         self._node = node
         self._fanout = fanout if fanout is not None else environment.CAST_FANOUT.get()
         self._lock = node.order_lock
@@ -166,13 +205,13 @@ class Caster:
         self._tops: list[_Host] = []
         self._places: deque[_Host] = deque()  # that may take more children
         self._version = 0
-        self._plans: dict[tuple[str, ...], Plan] = {}
-        self._groups: dict[int, Group] = {}  # that are installed
+        self._plans: dict[tuple[str, ...], CastPlan] = {}
+        self._groups: dict[int, RankGroup] = {}  # that are installed
         self._group_numbers = itertools.count(1)
         self._numbers = itertools.count(1)
         self._open: dict[int, _Record] = {}  # by number, which grows
         self._told: dict[str, int] = {}  # messages on their own that deep agents were told to wait for
-        self._over_timer: Any = None
+        self._over_timer: Timer | None = None
         self._lost: set[str] = set()  # agents, which may have come back
         self._cut_off: deque[tuple[str, ProcRef]] = deque()  # ranks that went with their hosts, also without the lock
         self._news: deque[tuple[CastSink, ProcRef, Members, Death | None]] = deque()  # for sinks, without the lock
@@ -183,7 +222,7 @@ class Caster:
 
     # -- groups -----------------------------------------------------------------------------------
 
-    def plan(self, procs: tuple[ProcRef, ...]) -> Plan | None:
+    def plan(self, procs: tuple[ProcRef, ...]) -> CastPlan | None:
         """How to reach these; None: each by itself. Equal targets share a plan, as long as it is kept."""
         site = self._node.ref.site
         by_agent: dict[str, list[int]] = {}
@@ -200,12 +239,12 @@ class Caster:
             if plan is None:
                 members = {agent: [(rank, key[rank]) for rank in ranks] for agent, ranks in by_agent.items()}
                 agents = {agent: procs[ranks[0]].agent_ref() for agent, ranks in by_agent.items()}
-                group = Group(agents, members)
+                group = RankGroup(agents, members)
                 near = [(rank, ref) for rank, ref in enumerate(procs) if ref.id not in group.procs]
-                plan = self._plans[key] = Plan(near, group)
+                plan = self._plans[key] = CastPlan(near, group)
             return plan
 
-    def _prepare(self, group: Group) -> None:
+    def _prepare(self, group: RankGroup) -> None:
         """See that a group has its number, that its agents are in the tree, and that it knows where."""
         if not group.number:
             group.number = next(self._group_numbers)
@@ -222,7 +261,7 @@ class Caster:
         if group.version != self._version:
             self._locate(group)
 
-    def _evict(self, keep: Group) -> None:
+    def _evict(self, keep: RankGroup) -> None:
         """Drop the group that was not used for the longest time."""
         busy = {record.group.number for record in self._open.values()} | {keep.number}
         idle = [group for number, group in self._groups.items() if number not in busy]
@@ -250,7 +289,7 @@ class Caster:
         self._version += 1
         self._node.learn(ref)
 
-    def _locate(self, group: Group) -> None:
+    def _locate(self, group: RankGroup) -> None:
         path: set[str] = set()
         tops: list[_Host] = []
         for agent in group.members:
@@ -265,7 +304,7 @@ class Caster:
         group.deep = frozenset(agent for agent in group.members if self._hosts[agent].parent is not None)
         group.version = self._version
 
-    def _branches(self, group: Group, host: _Host) -> list[CastBranch]:
+    def _branches(self, group: RankGroup, host: _Host) -> list[CastBranch]:
         """The part of the tree below an agent that leads to members, in depth-first order."""
         below: list[CastBranch] = []
         for child in host.children:
@@ -277,7 +316,7 @@ class Caster:
 
     # -- casting ----------------------------------------------------------------------------------
 
-    def cast(self, group: Group, message: Any, body: Any, sink: CastSink | None) -> None:
+    def cast(self, group: RankGroup, message: RankedMessage, body: Body, sink: CastSink | None) -> None:
         """Send a message to all members of a group.
 
         Args:
@@ -318,10 +357,10 @@ class Caster:
         if self._news:
             self._tell_news()
 
-    def _is_relay(self, group: Group, host: _Host) -> bool:
+    def _is_relay(self, group: RankGroup, host: _Host) -> bool:
         return any(child.id in group.path for child in host.children)
 
-    def _after(self, group: Group) -> dict[str, int]:
+    def _after(self, group: RankGroup) -> dict[str, int]:
         """How many messages on their own the agents that are not told directly have to wait for, where that is news."""
         told, deep = self._told, group.deep
         news = {
@@ -343,7 +382,7 @@ class Caster:
 
     # -- answers ----------------------------------------------------------------------------------
 
-    def _on_replies(self, link: Any, message: CastReplies, body: Any) -> None:
+    def _on_replies(self, link: PeerLink, message: CastReplies, body: Any) -> None:
         record = self._open.get(message.number) if message.source == self._node.id else None
         if record is None:
             return
@@ -377,7 +416,7 @@ class Caster:
 
     # -- losses -----------------------------------------------------------------------------------
 
-    def _on_lost(self, _link: Any, message: CastLost, _body: Any) -> None:
+    def _on_lost(self, _link: PeerLink, message: CastLost, _body: Body) -> None:
         """An agent cannot reach another one: from now on we do."""
         with self._lock:
             host = self._hosts.get(message.agent)

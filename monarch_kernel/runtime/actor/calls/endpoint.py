@@ -215,7 +215,7 @@ class Endpoint(Generic[R]):
         message.cell = calling_origin()
         if sink is not None:
             sink.asked = message.actor, message.endpoint, message.sender
-        plan = target.plan_for(system)
+        plan = target.plan_for(system.caster)
         near: Any = enumerate(target.procs)
         if plan is not None:
             near = plan.near

@@ -8,7 +8,7 @@ grace for the others' answers, so that one failed rank can never freeze a call.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from monarch_kernel import environment
 from monarch_kernel.protocol.casts import GONE
@@ -17,10 +17,12 @@ from monarch_kernel.protocol.messages import DEAD, OK, Death, PeersFailed, death
 from monarch_kernel.protocol.serialize import loads
 from monarch_kernel.runtime.actor.calls.target import Target, failure_of, unresponsive_text
 from monarch_kernel.runtime.actor.errors import RankFailure, build_actor_error, build_supervision_error
+from monarch_kernel.runtime.actor.wire_types import Body, Buffers, ReplyBody
 from monarch_kernel.runtime.mesh.rankset import format_points
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
+from monarch_kernel.runtime.node.poller import Timer
 
 #: How long a call over a rank that died waits for others that died with it (seconds).
 DEATH_GRACE = 0.003
@@ -52,12 +54,12 @@ class OneCall(Future[Any]):
         self._target = target
         self._rank = rank
         self._status = -1
-        self._body: Any = None
-        self._buffers: tuple[int, ...] = ()
+        self._body: ReplyBody | None = None
+        self._buffers: Buffers = ()
         self._decoded = False
         self._number = node.new_call(self)
 
-    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+    def on_reply(self, rank: int, status: int, body: ReplyBody, buffers: Buffers) -> None:
         if self._done:
             return
         self._node.calls.pop(self._number, None)
@@ -103,7 +105,7 @@ class OneCall(Future[Any]):
         if self._status == DEAD:
             death = death_of(self._body)
         else:
-            fault = decode_fault(self._body)
+            fault = decode_fault(cast("bytes", self._body))
         failure = failure_of(self._node, target, self._rank, fault, death)
         target.note_raised(failure)
         if death is not None:
@@ -137,10 +139,10 @@ class ManyCall(Future[Any]):
         self._node = node
         self._target = target
         self._left = n
-        self._bodies: list[Any] = [None] * n
+        self._bodies: list[ReplyBody] = [b""] * n
         self._statuses: list[int] = [-1] * n
-        self._buffers: list[tuple[int, ...]] = [()] * n
-        self._timer: Any = None
+        self._buffers: list[Buffers] = [()] * n
+        self._timer: Timer | None = None
         self._decoded = False
         self.asked: CallKey | None = None
         self.relayed = _NOBODY  # procs whose agents answer for them
@@ -151,7 +153,7 @@ class ManyCall(Future[Any]):
         self._target = target
 
     def on_replies(
-        self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Any], buffers: dict[int, tuple[int, ...]]
+        self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Body], buffers: dict[int, Buffers]
     ) -> None:
         """Answers that came together; without ``statuses`` all are OK."""
         if self._done:
@@ -159,7 +161,7 @@ class ManyCall(Future[Any]):
         if statuses:
             for rank, status, body in zip(ranks, statuses, bodies, strict=True):
                 if status == GONE:
-                    self.on_gone(rank, decode_death(body))
+                    self.on_gone(rank, decode_death(cast("bytes", body)))
                 else:
                     self.on_reply(rank, status, body, buffers.get(rank, ()))
             return
@@ -182,7 +184,7 @@ class ManyCall(Future[Any]):
             self._target.reported.met.add(self._target.procs[rank].id)
             self.on_reply(rank, DEAD, death, ())
 
-    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+    def on_reply(self, rank: int, status: int, body: ReplyBody, buffers: Buffers) -> None:
         if self._done or self._statuses[rank] >= 0:
             return
         self._statuses[rank] = status
@@ -263,7 +265,7 @@ class ManyCall(Future[Any]):
                 failures.append(failure_of(self._node, target, rank, None, death_of(body)))
                 target.note_raised(failures[-1])
             else:
-                failures.append(failure_of(self._node, target, rank, decode_fault(body), None))
+                failures.append(failure_of(self._node, target, rank, decode_fault(cast("bytes", body)), None))
         if dead:
             self._error = build_supervision_error(
                 self.what, target.mesh_name, target.extent, failures, values, unanswered, target.actor_class
@@ -272,10 +274,10 @@ class ManyCall(Future[Any]):
             self._error = build_actor_error(self.what, target.extent, failures, values, unanswered)
 
 
-def _load_all(bodies: Sequence[Any], buffers: Sequence[tuple[int, ...]]) -> list[Any]:
+def _load_all(bodies: Sequence[ReplyBody], buffers: Sequence[Buffers]) -> list[Any]:
     """The values of many ranks. Mostly they are alike, and then they are not read again and again."""
     values: list[Any] = []
-    last: Any = None
+    last: ReplyBody | None = None
     value: Any = None
     for body, lengths in zip(bodies, buffers, strict=True):
         if last is None or body != last:
@@ -308,12 +310,12 @@ class StreamCall(Iterator[Future[Any]]):
             element._target = target
 
     def on_replies(
-        self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Any], buffers: dict[int, tuple[int, ...]]
+        self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Body], buffers: dict[int, Buffers]
     ) -> None:
         """Answers that came together; without ``statuses`` all are OK."""
         for rank, status, body in zip(ranks, statuses or bytes(len(ranks)), bodies, strict=True):
             if status == GONE:
-                self.on_gone(rank, decode_death(body))
+                self.on_gone(rank, decode_death(cast("bytes", body)))
             else:
                 self.on_reply(rank, status, body, buffers.get(rank, ()))
 
@@ -322,7 +324,7 @@ class StreamCall(Iterator[Future[Any]]):
         self._target.reported.met.add(self._target.procs[rank].id)
         self.on_reply(rank, DEAD, death, ())
 
-    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+    def on_reply(self, rank: int, status: int, body: ReplyBody, buffers: Buffers) -> None:
         element = self._ranks[rank]
         if element.done():
             return
@@ -367,7 +369,7 @@ class _StreamElement(OneCall):
         super().__init__(node, what, target, rank)
         node.calls.pop(self._number, None)  # replies reach it through the stream
 
-    def settle(self, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+    def settle(self, status: int, body: ReplyBody, buffers: Buffers) -> None:
         OneCall.on_reply(self, self._rank, status, body, buffers)
 
 

@@ -1,26 +1,30 @@
-"""Requests to the runtime of other processes, beside the calls of endpoints: to host agents, and to all ranks."""
+"""Requests to the runtime of other processes, as opposed to calls of endpoints: to host agents, and to all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.protocol.messages import OK, ProcRef, Reply, encode
+from monarch_kernel.protocol.messages import OK, ProcRef, Reply
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps
-from monarch_kernel.runtime.actor.calls.pending import OneCall
+from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall
 from monarch_kernel.runtime.actor.calls.target import ReportedDeaths, Target
 from monarch_kernel.runtime.mesh.shape import SINGLE
 from monarch_kernel.runtime.node.node import Node
 
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.system import System
+    from monarch_kernel.runtime.actor.wire_types import Body, PeerLink, RankedMessage
 
-def acknowledge(link: Any, call: int, rank: int, value: Any = None) -> None:
-    """Answer a request to the runtime itself (not to an endpoint): it is done, with this small value."""
+
+def acknowledge(link: PeerLink, call: int, rank: int, value: Any = None) -> None:
+    """Answer a request to the runtime: it is done, with this small value."""
     link.send(encode_header(Reply(call, rank, OK)), dumps(value)[0])
 
 
 def ask_agent(node: Node, agent: ProcRef, what: str, message: Callable[..., Any], *fields: Any) -> OneCall:
-    """Send a host agent ``message(call number, *fields)``; its answer, which fails at once if the agent is dead."""
+    """Send ``message(call number, *fields)`` to a host agent; the returned call fails at once if the agent is dead."""
     target = Target(f"host agent of {agent.host}", agent.id, SINGLE, (agent,), ReportedDeaths())
     call = OneCall(node, what, target, 0)
     node.learn(agent)
@@ -29,18 +33,20 @@ def ask_agent(node: Node, agent: ProcRef, what: str, message: Callable[..., Any]
     return call
 
 
-def send_to_all(system: Any, target: Any, message: Any, body: Any = b"", sink: Any = None) -> None:
+def send_to_all(
+    system: System, target: Target, message: RankedMessage, body: Body = b"", sink: ManyCall | None = None
+) -> None:
     """Send a message to all ranks of a target; its ``rank`` differs for each.
 
     Args:
-        system: of this process.
-        target: whom (``calls.Target``).
-        message: the header; if it has a ``call``, it is that of ``sink``.
-        body: without large buffers, or with; these are sent inside the message.
-        sink: gets the answers.
+        system: the system of this process.
+        target: the ranks to send to.
+        message: the header; its ``call``, if any, is that of ``sink``.
+        body: the same for all; large buffers travel inside the message.
+        sink: the call that gets the answers.
     """
     node = system.node
-    plan = target.plan_for(system)
+    plan = target.plan_for(system.caster)
     if plan is not None:
         system.caster.cast(plan.group, message, body, sink)
     for rank, ref in enumerate(target.procs) if plan is None else plan.near:
@@ -53,4 +59,4 @@ def send_to_all(system: Any, target: Any, message: Any, body: Any = b"", sink: A
                 sink.on_peer_dead(ref.id, node.deaths[ref.id])
             continue
         message.rank = rank
-        link.send(encode(message), body)
+        link.send(encode_header(message), body)

@@ -1,8 +1,9 @@
-"""What a call addresses: the ranks of a mesh, and what errors say of those that fail."""
+"""The target of a call: the ranks of a mesh, and what errors say about those that fail."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Protocol
 
 from monarch_kernel.protocol.faults import Fault
 from monarch_kernel.protocol.messages import Death, ProcRef
@@ -10,29 +11,39 @@ from monarch_kernel.runtime.actor.errors import RankFailure
 from monarch_kernel.runtime.mesh.shape import Extent, Point
 from monarch_kernel.runtime.node.node import Node
 
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.calls.caster import Caster, CastPlan
+    from monarch_kernel.runtime.actor.definition import ActorSpec
+
 
 class ReportedDeaths:
-    """Which deaths calls of this process have met, by the keys of ``supervision.tree.Notice``.
+    """The deaths that calls of this process have met, by the keys of ``supervision.tree.Notice``.
 
     Attributes:
-        met: a pending call failed because of it; whoever waits for that call will be told.
-        raised: somebody has asked for such a call's result, and been told.
+        met: a pending call failed because of the death, and its result will raise.
+        raised: the result of such a call has raised.
     """
 
     __slots__ = ("met", "raised")
 
     def __init__(self) -> None:
-        self.met: set[Any] = set()
-        self.raised: set[Any] = set()
+        self.met: set[Hashable] = set()
+        self.raised: set[Hashable] = set()
 
 
-_UNPLANNED = object()
+class CalledMesh(Protocol):
+    """What a target needs of the actor mesh that it stands for."""
+
+    @property
+    def _spec(self) -> ActorSpec: ...
+
+    def _class_label(self) -> str: ...
 
 
 class Target:
-    """Whom a call addresses: names for errors, and the proc of each rank. Shared by all calls of a mesh handle."""
+    """The ranks that a call goes to: their procs, and names for errors. All calls of a mesh handle share it."""
 
-    __slots__ = ("_mesh", "_plan", "actor", "by_proc", "extent", "mesh_name", "procs", "reported")
+    __slots__ = ("_mesh", "_plan", "_planned", "actor", "by_proc", "extent", "mesh_name", "procs", "reported")
 
     def __init__(
         self,
@@ -41,7 +52,7 @@ class Target:
         extent: Extent,
         procs: tuple[ProcRef, ...],
         reported: ReportedDeaths,
-        mesh: Any = None,
+        mesh: CalledMesh | None = None,
     ) -> None:
         self.mesh_name = mesh_name
         self.actor = actor
@@ -51,28 +62,35 @@ class Target:
         self.by_proc: dict[str, list[int]] = {}
         for rank, ref in enumerate(procs):
             self.by_proc.setdefault(ref.id, []).append(rank)
-        self._plan: Any = _UNPLANNED
+        self._planned = False
+        self._plan: CastPlan | None = None
         self._mesh = mesh  # the actor mesh, if it is one
 
     @property
     def actor_class(self) -> str:
-        """The class of the actors, as errors name it; "" for procs."""
+        """The name of the actors' class in errors; "" for procs."""
         return "" if self._mesh is None else self._mesh._class_label()
 
-    def plan_for(self, system: Any) -> Any:
-        """Which ranks a cast reaches through host agents (``casting.Plan``); None: each is sent to by itself."""
-        if self._plan is _UNPLANNED:
-            self._plan = system.caster.plan(self.procs)
+    @property
+    def of_tool(self) -> bool:
+        """Whether the actors belong to a tool; so do procs, which only the runtime itself calls."""
+        return self._mesh is None or self._mesh._spec.tool
+
+    def plan_for(self, caster: Caster) -> CastPlan | None:
+        """Which ranks a cast reaches through host agents; None if each is sent to directly."""
+        if not self._planned:
+            self._plan = caster.plan(self.procs)
+            self._planned = True
         return self._plan
 
     def note_raised(self, failure: RankFailure) -> None:
-        """Somebody is told of this failure now."""
+        """An error that tells of this failure is being raised."""
         if failure.death is not None:
             self.reported.raised.update((failure.proc, (self.actor, failure.proc)))
 
 
 def failure_of(node: Node, target: Target, rank: int, fault: Fault | None, death: Death | None) -> RankFailure:
-    """What an error says of one failed rank."""
+    """What an error says about one failed rank."""
     ref = target.procs[rank]
     pid = node.pids.get(ref.id, 0)
     if death is not None:
@@ -82,7 +100,7 @@ def failure_of(node: Node, target: Target, rank: int, fault: Fault | None, death
 
 
 def unresponsive_text(node: Node, target: Target, ranks: list[int]) -> str:
-    """What is known of ranks that are waited for and do not respond."""
+    """What is known about awaited ranks that do not respond."""
     silent = [
         (rank, node.unresponsive[target.procs[rank].id]) for rank in ranks if target.procs[rank].id in node.unresponsive
     ]

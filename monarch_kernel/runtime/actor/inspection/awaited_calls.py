@@ -76,8 +76,9 @@ def awaited_here(without: Collection[str] = ()) -> list[Awaited]:
         if getting is None:
             getting = Counter(_futures_in_get())
         waiters = sum(len(future._callbacks or ()) + getting[id(future)] for future in futures)
-        tool = target._mesh is None or target._mesh._spec.tool
-        found.append(Awaited(call.what, _procs(target, ranks), call._number, _procs(target, asked), waiters, tool))
+        found.append(
+            Awaited(call.what, _procs(target, ranks), call._number, _procs(target, asked), waiters, target.of_tool)
+        )
     return found
 
 

@@ -1,0 +1,35 @@
+"""Types of what the actor runtime sends and receives: links, message bodies, and messages that differ by rank."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+from monarch_kernel.protocol.messages import Death
+from monarch_kernel.protocol.serialize import Apart
+
+
+class PeerLink(Protocol):
+    """A connection to another process, or to this one."""
+
+    @property
+    def peer(self) -> str:
+        """The id of the proc at the other end."""
+        ...
+
+    def send(self, header: bytes, body: Any = b"") -> None:
+        """Send a message; the body is bytes-like, or a list of bytes-like pieces."""
+        ...
+
+
+class RankedMessage(Protocol):
+    """A message that goes to all ranks of a target, with the rank of each in its header."""
+
+    rank: int
+
+
+#: The body of a message: pickled, in one piece or several, with its buffers inside or apart.
+Body: TypeAlias = bytes | bytearray | memoryview | list[Any] | Apart
+#: The body of a reply. A death that is known in this process needs no encoding.
+ReplyBody: TypeAlias = Body | Death
+#: The sizes of the out-of-band buffers of a body.
+Buffers: TypeAlias = tuple[int, ...]
