@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from monarch_kernel.protocol.messages import Call, Death, ProcRef
@@ -16,6 +16,7 @@ from monarch_kernel.runtime.actor.definition import EndpointSpec, tell_undeliver
 from monarch_kernel.runtime.actor.ports.holders import GivenPort, give, pickled
 from monarch_kernel.runtime.actor.ports.port import Port
 from monarch_kernel.runtime.actor.process import System
+from monarch_kernel.runtime.actor.wire_types import Body, Buffers, PeerLink
 from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
@@ -35,7 +36,7 @@ class CallableMesh(Protocol):
     def extent(self) -> Extent: ...
     def slice(self, **args: int | slice) -> CallableMesh: ...
     def _target(self) -> Target: ...
-    def _reach(self, ref: ProcRef) -> Any: ...
+    def _reach(self, ref: ProcRef) -> PeerLink | None: ...
 
 
 class Endpoint(Generic[R]):
@@ -53,7 +54,7 @@ class Endpoint(Generic[R]):
         self._spec = spec
         self._label = f"{mesh._name}.{name.removesuffix('!port')}"
 
-    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[int, ...], Sequence[GivenPort]]:
+    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Body, Buffers, Sequence[GivenPort]]:
         """The message's body, and the ports in it."""
         if self._spec is not None:
             self._spec.check(args, kwargs)
@@ -131,7 +132,7 @@ class Endpoint(Generic[R]):
     # -- sending ----------------------------------------------------------------------------------
 
     def _single(
-        self, rank: int, target: Target, body: Any, buffers: tuple[int, ...], ports: Sequence[GivenPort]
+        self, rank: int, target: Target, body: Body, buffers: Buffers, ports: Sequence[GivenPort]
     ) -> Future[Any]:
         mesh = self._mesh
         system = mesh._system
@@ -144,7 +145,7 @@ class Endpoint(Generic[R]):
         return call
 
     def _send_one(
-        self, call: OneCall, body: Any, buffers: tuple[int, ...], ports: Sequence[GivenPort], target: Target
+        self, call: OneCall, body: Body, buffers: Buffers, ports: Sequence[GivenPort], target: Target
     ) -> None:
         mesh = self._mesh
         node = mesh._system.node
@@ -153,7 +154,7 @@ class Endpoint(Generic[R]):
         if ports:
             give(ports, target, (rank,))
         ref = target.procs[rank]
-        link = node.links.get(ref.id)
+        link: PeerLink | None = node.links.get(ref.id)
         if link is None and (link := mesh._reach(ref)) is None:
             call.on_peer_dead(ref.id, node.deaths[ref.id])
             return
@@ -170,8 +171,8 @@ class Endpoint(Generic[R]):
 
     def _cast(
         self,
-        body: Any,
-        buffers: tuple[int, ...],
+        body: Body,
+        buffers: Buffers,
         ports: Sequence[GivenPort],
         number: int,
         sink: Any,
@@ -194,12 +195,12 @@ class Endpoint(Generic[R]):
 
     def _send_all(
         self,
-        body: Any,
-        buffers: tuple[int, ...],
+        body: Body,
+        buffers: Buffers,
         ports: Sequence[GivenPort],
         number: int,
-        sink: Any,
-        reply_to: Any,
+        sink: ManyCall | StreamCall | None,
+        reply_to: ProcRef | None,
     ) -> dict[int, Death]:
         mesh = self._mesh
         system = mesh._system
@@ -216,8 +217,10 @@ class Endpoint(Generic[R]):
         if sink is not None:
             sink.asked = message.actor, message.endpoint, message.sender
         plan = target.plan_for(system.caster)
-        near: Any = enumerate(target.procs)
-        if plan is not None:
+        near: Iterable[tuple[int, ProcRef]]
+        if plan is None:
+            near = enumerate(target.procs)
+        else:
             near = plan.near
             system.caster.cast(plan.group, message, body, sink)
         if buffers:
@@ -225,7 +228,7 @@ class Endpoint(Generic[R]):
             body, message.segment = node.pack(body, buffers, [ref.id for ref in procs if ref.id not in node.deaths])
         lost: dict[int, Death] = {}
         for rank, ref in near:
-            link = links.get(ref.id)
+            link: PeerLink | None = links.get(ref.id)
             if link is None and (link := mesh._reach(ref)) is None:
                 lost[rank] = node.deaths[ref.id]
                 if sink is not None:

@@ -14,7 +14,7 @@ from monarch_kernel.runtime.mesh.shape import SINGLE
 from monarch_kernel.runtime.node.node import Node
 
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.actor.system import System
+    from monarch_kernel.runtime.actor.process import System
     from monarch_kernel.runtime.actor.wire_types import Body, PeerLink, RankedMessage
 
 

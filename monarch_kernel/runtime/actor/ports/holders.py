@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -28,7 +28,7 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.protocol.serialize import dumps, is_plain
 from monarch_kernel.runtime.actor.context import current, shared
 from monarch_kernel.runtime.actor.process import get_system
-from monarch_kernel.runtime.mesh.shape import Extent
+from monarch_kernel.runtime.actor.wire_types import Body, Buffers, PeerLink
 from monarch_kernel.runtime.supervision.senders import Sender, Senders
 
 if TYPE_CHECKING:
@@ -36,13 +36,23 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.process import System
 
 
+class PortHolder(Protocol):
+    """An actor of this process that has a port."""
+
+    _system: System
+    mesh_id: str
+
+
 class GivenPort(Protocol):
-    """A port, as the account of who has it needs it."""
+    """What this module needs of a port."""
 
     _ref: ProcRef
     _number: int
     _rank: int
-    _holder: Any
+    _holder: PortHolder | None
+
+
+T = TypeVar("T")
 
 
 class _Met(threading.local):
@@ -53,7 +63,7 @@ class _Met(threading.local):
 _met = _Met()
 
 
-def pickled(value: Any) -> tuple[Any, tuple[int, ...], Sequence[GivenPort]]:
+def pickled(value: Any) -> tuple[Body, Buffers, Sequence[GivenPort]]:
     """``serialize.dumps`` for a message to somebody known, and the ports in it: ``give`` them before it is sent."""
     if is_plain(value):  # as mostly
         return pickle.dumps(value, 5), (), ()
@@ -102,7 +112,7 @@ def _tell(ports: Iterable[GivenPort], news: PortGiven) -> None:
             system.node.send(ref.id, message)
 
 
-def arrived(value: Callable[[], Any]) -> tuple[Any, list[GivenPort]]:
+def arrived(value: Callable[[], T]) -> tuple[T, list[GivenPort]]:
     """What unpickling gives, and the ports in it, which are not the running actor's."""
     outer = _met.arrived
     _met.arrived = ports = []
@@ -140,6 +150,17 @@ def leave(system: System, actor: str, ports: Iterable[GivenPort], death: Death) 
             told = encode_death(death)
         body = death if receiver.id == system.node.id else told
         system.node.send(receiver.id, PortLeft(port._number, port._rank, actor), body)
+
+
+class PortHolding(Protocol):
+    """What was given away and may have to fail: the receiver of a port, or an answer that a rank left to others."""
+
+    def senders(self) -> Senders | None:
+        """The holders of the port; None if it cannot be received from any more."""
+        ...
+
+    def nobody_left(self) -> None:
+        """All holders are gone."""
 
 
 class NobodyLeft(Exception):
@@ -180,7 +201,7 @@ class PortHolders:
 
     def __init__(self, system: System) -> None:
         self.node = system.node
-        self._given: dict[tuple[int, int], Any] = {}  # by call and rank, what was given away: receivers and answers
+        self._given: dict[tuple[int, int], PortHolding] = {}  # by call and rank
         self._prune_at = 64
         self._lock = threading.Lock()  # news comes from the thread that polls, and from those that send to themselves
         self.node.handlers[PortGiven] = self.on_given
@@ -194,7 +215,7 @@ class PortHolders:
         if senders is not None and (known := senders()) is not None:
             known.given_to_unknown()
 
-    def on_given(self, _link: Any, message: PortGiven, _body: Any) -> None:
+    def on_given(self, _link: PeerLink | None, message: PortGiven, _body: Body | None) -> None:
         """A port of this process goes to somebody."""
         sink: Any = self.node.calls.get(message.call)
         if sink is None:
@@ -212,7 +233,7 @@ class PortHolders:
         if not message.procs:
             senders.given_to_unknown()
             return
-        extent: Extent = shared(message.labels, message.sizes)
+        extent = shared(message.labels, message.sizes)
         with self._lock:
             senders.given(
                 Sender(ref, message.actor, message.mesh, rank, extent)
@@ -242,14 +263,14 @@ class PortHolders:
                     del self._given[key]
             self._prune_at = max(64, 2 * len(self._given))
 
-    def _on_left(self, link: Any, message: PortLeft, body: Any) -> None:
+    def _on_left(self, link: PeerLink, message: PortLeft, body: Any) -> None:
         entry = self._given.get((message.call, message.rank))
         if entry is None:
             return
         if body:
             self._ended(entry, link.peer, death_of(body), message.actor)
             return
-        senders: Senders | None = entry.senders()
+        senders = entry.senders()
         if senders is None:
             return
         with self._lock:
@@ -263,8 +284,8 @@ class PortHolders:
         for entry in entries:
             self._ended(entry, proc, death)
 
-    def _ended(self, entry: Any, proc: str, death: Death, actor: str | None = None) -> None:
-        senders: Senders | None = entry.senders()
+    def _ended(self, entry: PortHolding, proc: str, death: Death, actor: str | None = None) -> None:
+        senders = entry.senders()
         if senders is None:
             return
         far = self.node.routes.far

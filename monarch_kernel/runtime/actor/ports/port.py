@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from monarch_kernel.protocol.faults import capture, encode_fault
 from monarch_kernel.protocol.messages import (
@@ -15,8 +15,9 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.runtime.actor.definition import tell_undeliverable
-from monarch_kernel.runtime.actor.ports.holders import came, give, let_go, met, pickled
+from monarch_kernel.runtime.actor.ports.holders import PortHolder, came, give, let_go, met, pickled
 from monarch_kernel.runtime.actor.process import get_system
+from monarch_kernel.runtime.actor.wire_types import Body, Buffers
 
 R = TypeVar("R")
 
@@ -38,7 +39,7 @@ class Port(Generic[R]):
         self._ref = ref
         self._number = number
         self._rank = rank
-        self._holder: Any = None  # the actor that it came to in a message
+        self._holder: PortHolder | None = None  # the actor that it came to in a message
 
     def send(self, value: R) -> None:
         """Send a value; it is what the receiver's next ``recv()`` gives."""
@@ -51,7 +52,7 @@ class Port(Generic[R]):
         """Send an exception; the receiver's next ``recv()`` raises it."""
         self._send(ERROR, encode_fault(capture(error)), ())
 
-    def _send(self, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+    def _send(self, status: int, body: Body, buffers: Buffers) -> None:
         node = get_system().node
         node.learn(self._ref)
         if self._ref.id == node.id:
@@ -80,6 +81,13 @@ class Port(Generic[R]):
         return f"<Port to {self._ref.id}#{self._number}>"
 
 
+class Answering(Protocol):
+    """An actor that owes answers through reply ports."""
+
+    @property
+    def open_ports(self) -> set[ReplyPort[Any]]: ...
+
+
 class ReplyPort(Port[R]):
     """The port that an endpoint with an explicit response port gets: it takes one answer for one call.
 
@@ -87,7 +95,7 @@ class ReplyPort(Port[R]):
     asked.
     """
 
-    def __init__(self, ref: ProcRef, number: int, rank: int, instance: Any = None) -> None:
+    def __init__(self, ref: ProcRef, number: int, rank: int, instance: Answering | None = None) -> None:
         super().__init__(ref, number, rank)
         self._instance = instance
         self._used = False
@@ -100,7 +108,7 @@ class ReplyPort(Port[R]):
             self.return_undeliverable = False  # it may have been the caller's end that ended the actor
             self._send(DEAD, get_system().node.death_body(self._ref.id, death), ())
 
-    def _send(self, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+    def _send(self, status: int, body: Body, buffers: Buffers) -> None:
         if self._used:
             raise RuntimeError("this port takes a single reply, and it was sent already")
         self._used = True

@@ -20,12 +20,14 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.serialize import loads
 from monarch_kernel.runtime.actor.calls.target import Target, failure_of
-from monarch_kernel.runtime.actor.errors import SupervisionError, build_port_error
+from monarch_kernel.runtime.actor.errors import RankFailure, SupervisionError, build_port_error
 from monarch_kernel.runtime.actor.ports.holders import NobodyLeft
 from monarch_kernel.runtime.actor.ports.port import Port, R
 from monarch_kernel.runtime.actor.process import get_system
+from monarch_kernel.runtime.actor.wire_types import Buffers, ReplyBody
+from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.node.future import Future
-from monarch_kernel.runtime.supervision.senders import Senders
+from monarch_kernel.runtime.supervision.senders import Sender, Senders
 
 
 class _Inlet:
@@ -36,7 +38,7 @@ class _Inlet:
     def __init__(self, receiver: PortReceiver[Any]) -> None:
         self._receiver = weakref.ref(receiver)
 
-    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+    def on_reply(self, rank: int, status: int, body: ReplyBody, buffers: Buffers) -> None:
         receiver = self._receiver()
         if receiver is not None:
             receiver.on_reply(rank, status, body, buffers)
@@ -57,7 +59,7 @@ class _Inlet:
 
 
 #: Rank, status, body, buffers.
-_Item = tuple[int, int, Any, tuple[int, ...]]
+_Item = tuple[int, int, ReplyBody, Buffers]
 
 
 class PortReceiver(Generic[R]):
@@ -81,11 +83,12 @@ class PortReceiver(Generic[R]):
         self._values: deque[_Item] = deque()  # that nothing waits for yet
         self._waiting: deque[weakref.ref[_Received]] = deque()  # in the order in which they were first waited for
 
-    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+    def on_reply(self, rank: int, status: int, body: ReplyBody, buffers: Buffers) -> None:
         if self._once:
             self._node.end_call(self._number)
         with self._lock:
-            self._values.append((rank, status, body if buffers or type(body) is Death else bytes(body), buffers))
+            kept = bytes(body) if not buffers and isinstance(body, bytes | bytearray | memoryview) else body
+            self._values.append((rank, status, kept, buffers))
         self._hand_out()
 
     def recv(self) -> Future[R]:
@@ -152,7 +155,8 @@ class PortReceiver(Generic[R]):
 
     def _error(self, gone: NobodyLeft) -> SupervisionError:
         """What a ``recv`` raises when nobody is left."""
-        groups: list[dict[int, Any]] = []  # by mesh; ranks of several slices of one may have the same number
+        # By mesh, and by slice: ranks of several slices of one mesh may have the same number.
+        groups: list[dict[int, tuple[Sender, Death]]] = []
         for sender, death in gone.lost:
             for group in groups:
                 other = next(iter(group.values()))[0]
@@ -161,7 +165,7 @@ class PortReceiver(Generic[R]):
             else:
                 groups.append(group := {})
             group[sender.rank] = (sender, death)
-        told: list[Any] = []
+        told: list[tuple[str, Extent, list[RankFailure]]] = []
         for group in groups:
             some = next(iter(group.values()))[0]
             refs = [group[rank][0].proc if rank in group else some.proc for rank in range(some.extent.nelements)]
