@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import Actor, ActorError, Channel, SupervisionError, current_rank, endpoint
-from monarch_kernel.runtime.actor.calls import pending as calls
 from tests.actor.actors import PATIENCE, Basic
 from tests.actor.conftest import Procs
 from tests.deaths import Mortal
@@ -149,7 +148,7 @@ def test_coordinates_are_those_of_the_slice(procs: Procs) -> None:
 
 
 def test_a_failed_rank_never_freezes_a_call(procs: Procs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "ERROR_GRACE", 0.05)
+    monkeypatch.setenv("MONARCH_KERNEL_ERROR_GRACE", "0.05")
 
     class Mixed(Actor):
         @endpoint
