@@ -1,8 +1,8 @@
 """The numbers by which a front end names what belongs to ranks: threads, frames, and values that have children.
 
-One count for all of them, from `BASE` on, so that none is ever taken for one of the kernel's own debugger, which begins
-at 1 and counts slowly. No number is used twice: a front end may ask for what is long over, and must not be given
-something else.
+All are counted together, from `BASE` on, so that none is ever taken for one of the kernel's own debugger, which begins
+at 1 and counts slowly. No number is used twice: a front end may ask for something that is long over, and must not be
+given something else.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-BASE = 1_000_000
+from monarch_kernel.debugger.events import Key
 
-StopKey = tuple[str, int, int]
-"""A stop: mesh, rank, `Stop.id` (see `RankStop.key`)."""
+BASE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class RankThread:
 class FrameOf:
     """A frame of a stop; index 0 is the innermost."""
 
-    key: StopKey
+    key: Key
     index: int
 
 
@@ -39,19 +38,23 @@ class ValueOf:
 
     Attributes:
         key: the stop.
-        ref: what the rank calls it (`Variable.ref`).
+        ref: the rank's own number for it (`Variable.ref`).
         indexed: how many of its children have an index; they come first.
         scope: it is a scope, so its children are variables.
     """
 
-    key: StopKey
+    key: Key
     ref: int
     indexed: int = 0
     scope: bool = False
 
 
-class Ids:
-    """The table of them all. Not thread-safe: `RankSession` holds its lock."""
+Named = RankThread | FrameOf | ValueOf
+"""What a number may stand for."""
+
+
+class IdTable:
+    """All these numbers. Not thread-safe: `StopTable` holds its lock."""
 
     def __init__(self) -> None:
         self._count = itertools.count(BASE)
@@ -59,7 +62,7 @@ class Ids:
         self._seats: dict[tuple[str, int], dict[int, int]] = {}
         self._frame_ids: dict[FrameOf, int] = {}
         self._value_ids: dict[ValueOf, int] = {}
-        self._things: dict[int, RankThread | FrameOf | ValueOf] = {}
+        self._named: dict[int, Named] = {}
 
     def thread(self, mesh: str, rank: int, ident: int | None = None) -> int:
         """The id of a thread; it stays the same from stop to stop.
@@ -76,32 +79,32 @@ class Ids:
         thread = RankThread(mesh, rank, seat)
         return self._threads.get(thread) or self._threads.setdefault(thread, self._new(thread))
 
-    def frame(self, key: StopKey, index: int) -> int:
+    def frame(self, key: Key, index: int) -> int:
         """The id of a frame."""
         frame = FrameOf(key, index)
         return self._frame_ids.get(frame) or self._frame_ids.setdefault(frame, self._new(frame))
 
-    def value(self, key: StopKey, ref: int, indexed: int = 0, scope: bool = False) -> int:
+    def value(self, key: Key, ref: int, indexed: int = 0, scope: bool = False) -> int:
         """The id of a value's children; 0 where it has none."""
         if not ref:
             return 0
         value = ValueOf(key, ref, indexed, scope)
         return self._value_ids.get(value) or self._value_ids.setdefault(value, self._new(value))
 
-    def thing(self, number: object) -> RankThread | FrameOf | ValueOf | None:
-        """What a number stands for; None if that is over, or was never given out here."""
-        return self._things.get(number) if isinstance(number, int) else None
+    def named(self, number: object) -> Named | None:
+        """What a number stands for; None if that is over, or the number was never given out."""
+        return self._named.get(number) if isinstance(number, int) else None
 
-    def renew_frames(self, key: StopKey) -> None:
-        """Name the frames of a stop anew when they are next asked for; the old ids hold, too."""
+    def renew_frames(self, key: Key) -> None:
+        """Give the frames of a stop new ids when they are next asked for; the old ids stay valid."""
         self._frame_ids = {frame: number for frame, number in self._frame_ids.items() if frame.key != key}
 
-    def forget_stop(self, key: StopKey) -> None:
+    def forget_stop(self, key: Key) -> None:
         """The stop is over: so are its frames and values."""
         self.renew_frames(key)
         self._value_ids = {value: number for value, number in self._value_ids.items() if value.key != key}
-        self._things = {
-            number: thing for number, thing in self._things.items() if isinstance(thing, RankThread) or thing.key != key
+        self._named = {
+            number: named for number, named in self._named.items() if isinstance(named, RankThread) or named.key != key
         }
 
     def forget_rank(self, mesh: str, rank: int) -> list[int]:
@@ -110,10 +113,10 @@ class Ids:
         self._threads = {thread: number for thread, number in self._threads.items() if number not in gone}
         self._seats.pop((mesh, rank), None)
         for number in gone:
-            del self._things[number]
+            del self._named[number]
         return gone
 
-    def _new(self, thing: RankThread | FrameOf | ValueOf) -> int:
+    def _new(self, named: Named) -> int:
         number = next(self._count)
-        self._things[number] = thing
+        self._named[number] = named
         return number

@@ -1,24 +1,22 @@
-"""Which stopped thread a front end looks at, and which wait for their turn.
+"""Which stopped thread a front end shows, and which wait for their turn.
 
 JupyterLab shows one thread, the one that the last `stopped` event named; it has no list of threads, and takes a
-`continued` event of whichever thread for the end of the one it shows. So it is told of one stop at a time, and the
-others wait here. A front end with a list of threads (VS Code) is told of every stop at once, and keeps its focus unless
+`continued` event of any thread for the end of the one it shows. So it is told of one stop at a time, and the others
+wait here. A front end with a list of threads (VS Code) is told of every stop at once, and keeps its focus unless it is
 told otherwise.
 
-The kernel's own threads and those of ranks stand in one queue. Pure: events in, events out.
+The kernel's own threads and those of ranks share one queue. Pure: events in, events out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-Event = dict[str, Any]
-"""A DAP event: `event` and `body`."""
+from monarch_kernel.debugger.dap.messages import Body, Event
 
 
-class ShownStop:
-    """The queue of stopped threads, by thread id.
+class StopQueue:
+    """The stopped threads by their ids: the one that is shown, and those that wait for their turn.
 
     Args:
         lists_threads: the front end has a list of threads.
@@ -29,8 +27,8 @@ class ShownStop:
         self.shown: int | None = None
         """The thread shown, which is stopped."""
         self.moving: int | None = None
-        """The thread that was shown, makes a step now, and will be shown again."""
-        self._stopped: dict[int, dict[str, Any]] = {}
+        """The thread that was shown and makes a step now; it will be shown again."""
+        self._stopped: dict[int, Body] = {}
 
     def __contains__(self, thread: int) -> bool:
         return thread in self._stopped
@@ -40,7 +38,7 @@ class ShownStop:
         """The stopped threads: the shown one first, then those that wait, in the order in which they stopped."""
         return sorted(self._stopped, key=lambda thread: thread != self.shown)
 
-    def stopped(self, thread: int, body: dict[str, Any]) -> list[Event]:
+    def stopped(self, thread: int, body: Body) -> list[Event]:
         """A thread has stopped; `body` is that of its `stopped` event."""
         self._stopped[thread] = {**body, "threadId": thread, "allThreadsStopped": False}
         returns = self.moving == thread
@@ -52,7 +50,7 @@ class ShownStop:
         return []
 
     def resumed(self, thread: int) -> list[Event]:
-        """A thread runs on."""
+        """A thread runs again."""
         if self._stopped.pop(thread, None) is None:
             return []
         if self.shown != thread:
@@ -64,7 +62,7 @@ class ShownStop:
         return [_continued(thread), *self._next()]
 
     def withdraw(self, threads: Iterable[int]) -> None:
-        """These threads, which are not shown, are about to run on together with the one that is: none gets its turn."""
+        """These threads are about to run together with the one that is shown: none of them gets its turn."""
         for thread in threads:
             if thread != self.shown:
                 self._stopped.pop(thread, None)
@@ -79,7 +77,7 @@ class ShownStop:
         return events
 
     def step(self, thread: int) -> None:
-        """The thread is about to step; it keeps the focus, if it has it."""
+        """The thread is about to step; it keeps the focus if it has it."""
         if self.shown == thread:
             self.moving = thread
 
@@ -88,7 +86,7 @@ class ShownStop:
         self.moving = None
 
     def overdue(self) -> list[Event]:
-        """The step takes long (a collective that waits for the other ranks, say): show another thread meanwhile."""
+        """The step takes long (in a collective that waits for other ranks, say): show another thread meanwhile."""
         thread, self.moving = self.moving, None
         if thread is None or thread in self._stopped:
             return []
@@ -100,7 +98,7 @@ class ShownStop:
         return self._show(thread)
 
     def show_again(self) -> list[Event]:
-        """Tell a front end that has just come about the stops there are."""
+        """Tell a front end that has just connected of all stops."""
         events: list[Event] = []
         if self.shown is not None:
             events += self._show(self.shown)
@@ -119,7 +117,7 @@ class ShownStop:
         waiting = next(iter(self._stopped), None)
         if waiting is None:
             return []
-        if self.lists_threads:  # it chooses by itself
+        if self.lists_threads:  # the front end chooses
             self.shown = waiting
             return []
         return self._show(waiting)

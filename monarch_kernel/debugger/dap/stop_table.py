@@ -1,48 +1,247 @@
-"""Who is stopped, what a front end calls them, and which of them it is shown."""
+"""The stopped ranks as a front end knows them: by which numbers it names them, and which one it is shown."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NotRequired, Protocol, TypedDict
 
-from monarch_kernel.debugger.dap.id_table import FrameOf, Ids, RankThread, StopKey, ValueOf
-from monarch_kernel.debugger.dap.stop_queue import Event, ShownStop
-from monarch_kernel.debugger.dap.translate import RequestError
-from monarch_kernel.debugger.events import RankStop
+from monarch_kernel.actor import Extent
+from monarch_kernel.debugger.dap.id_table import FrameOf, IdTable, RankThread, ValueOf
+from monarch_kernel.debugger.dap.messages import Arguments, Body, Event, RequestError
+from monarch_kernel.debugger.dap.stop_queue import StopQueue
+from monarch_kernel.debugger.dap.translate import stopped_body
+from monarch_kernel.debugger.events import Key, RankStop
 from monarch_kernel.debugger.frames import frames_of_an_ide
 
 #: Meshes of more ranks than this are listed with their stopped ranks only.
 MOST_THREADS = 64
+#: How long a step may take before another stopped thread is shown (seconds).
+STEP_PATIENCE = 1.0
+
+_OVER = "that rank is not stopped there any more"
 
 
-class RankTable:
-    """The stops of all ranks as a front end knows them. `RankSession` fills it; its lock guards all of it.
+class DebuggedMesh(Protocol):
+    """What is asked of a proc mesh."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def extent(self) -> Extent: ...
+
+    def __len__(self) -> int: ...
+
+    def dead(self) -> dict[int, str]: ...
+
+
+class StopState(TypedDict):
+    """A stop in `DebugState`."""
+
+    thread: int
+    reason: str
+    text: str
+    since: float
+    shown: bool
+    file: str
+    line: int
+    name: str
+
+
+class RankState(TypedDict):
+    """A rank in `DebugState`; `state` is "stopped", "running" or "dead"."""
+
+    rank: int
+    point: dict[str, int]
+    state: str
+    cause: NotRequired[str]
+    stops: NotRequired[list[StopState]]
+
+
+class MeshState(TypedDict):
+    """A mesh in `DebugState`."""
+
+    name: str
+    ranks: list[RankState]
+
+
+class DebugState(TypedDict):
+    """What all ranks are doing, as the request `mesh/state` is answered."""
+
+    meshes: list[MeshState]
+
+
+class StopTable:
+    """The stops of all ranks, and the threads of the kernel itself that are stopped. Any thread may use it.
 
     Args:
         publish: takes an event; called on any thread, one at a time, and must not block.
+        later: calls a function after so many seconds.
         meshes: the proc meshes there are.
     """
 
-    def __init__(self, publish: Callable[[Event], None], meshes: Callable[[], Iterable[Any]]) -> None:
+    def __init__(
+        self,
+        publish: Callable[[Event], None],
+        later: Callable[[float, Callable[[], None]], object],
+        meshes: Callable[[], Iterable[DebuggedMesh]],
+    ) -> None:
         self._publish = publish
+        self._later = later
         self._meshes = meshes
         self._lock = threading.RLock()
-        self._ids = Ids()
-        self._queue = ShownStop()
-        self._at: dict[StopKey, RankStop] = {}
-        self._thread_of: dict[StopKey, int] = {}
+        self._ids = IdTable()
+        self._queue = StopQueue()
+        self._at: dict[Key, RankStop] = {}
+        self._thread_of: dict[Key, int] = {}
+        self._kernel_threads: set[int] = set()
+        self._steps = 0
+        self._step_from: Key | None = None  # of a rank: where the last step began
 
     def _send(self, events: Iterable[Event]) -> None:
         for event in events:
             self._publish({"type": "event", "seq": 0, **event})
 
+    @property
+    def lists_threads(self) -> bool:
+        """Whether the front end shows more than one thread."""
+        return self._queue.lists_threads
+
+    @lists_threads.setter
+    def lists_threads(self, lists: bool) -> None:
+        with self._lock:
+            self._queue.lists_threads = lists
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def stopped(self, at: RankStop) -> None:
+        """A rank has stopped."""
+        with self._lock:
+            if at.key in self._at:
+                return
+            ident = at.stop.thread or -at.stop.id  # a post mortem has no thread; its number tells it from others
+            thread = self._ids.thread(at.mesh, at.rank, ident)
+            self._at[at.key] = at
+            self._thread_of[at.key] = thread
+            self._send(self._queue.stopped(thread, stopped_body(at)))
+
+    def resumed(self, key: Key) -> None:
+        """A stop is over."""
+        with self._lock:
+            thread = self._thread_of.pop(key, None)
+            if thread is None:
+                return
+            del self._at[key]
+            self._ids.forget_stop(key)
+            if thread not in self._thread_of.values():  # otherwise it has stopped again already
+                self._send(self._queue.resumed(thread))
+
+    def ran_off(self, key: Key) -> None:
+        """A step that began at this stop has ended without another stop: its thread gives up its turn."""
+        with self._lock:
+            if key == self._step_from:
+                self._send(self._queue.overdue())
+
+    def rank_gone(self, mesh: str, rank: int) -> None:
+        """A rank has died."""
+        with self._lock:
+            for key in [key for key in self._at if key[:2] == (mesh, rank)]:
+                self.resumed(key)
+            for thread in self._ids.forget_rank(mesh, rank):
+                self._send(self._queue.gone(thread))
+
+    def kernel_event(self, event: Event) -> None:
+        """An event of the kernel's own debugger, on its way to the front end."""
+        body: Body = event.get("body") or {}
+        with self._lock:
+            if event.get("event") == "stopped" and "threadId" in body:
+                self._kernel_threads.add(body["threadId"])
+                self._send(self._queue.stopped(body["threadId"], body))
+            elif event.get("event") == "continued":
+                everyone = body.get("allThreadsContinued", True)
+                over = self._kernel_threads if everyone else self._kernel_threads & {body.get("threadId")}
+                self._kernel_threads = self._kernel_threads - over
+                for thread in sorted(over):
+                    self._send(self._queue.resumed(thread))
+            else:
+                self._publish(event)
+
+    def kernel_steps(self) -> None:
+        """The kernel's own debugger is about to make a step."""
+        with self._lock:
+            if self._queue.shown in self._kernel_threads:
+                self._begin_step(self._queue.shown)
+
+    def show_again(self) -> bool:
+        """Tell the front end again of the stops there are; whether one of them is shown."""
+        with self._lock:
+            self._send(self._queue.show_again())
+            return self._queue.shown is not None
+
     # -- what a request is about -------------------------------------------------------------------
 
-    def _thread(self, arguments: Mapping[str, Any]) -> StopKey | None:
-        """The stop that a request with a `threadId` is about."""
+    def names_stop(self, arguments: Arguments) -> bool:
+        """Whether the `threadId` of a request names a stopped rank."""
+        with self._lock:
+            return self._key_of(arguments) is not None
+
+    def names_frame(self, arguments: Arguments) -> bool:
+        """Whether the `frameId` of a request names a frame of a rank."""
+        with self._lock:
+            return self._frame_of(arguments) is not None
+
+    def stop_at(self, arguments: Arguments) -> RankStop:
+        """The stop that a request with a `threadId` is about. Raises RequestError if it is over."""
+        with self._lock:
+            at = self._at.get(key) if (key := self._key_of(arguments)) is not None else None
+        if at is None:
+            raise RequestError(_OVER)
+        return at
+
+    def stop_of(self, key: Key) -> RankStop:
+        """The stop of that key. Raises RequestError if it is over."""
+        with self._lock:
+            at = self._at.get(key)
+        if at is None:
+            raise RequestError(_OVER)
+        return at
+
+    def thread_named(self, number: object) -> RankThread | None:
+        """The thread of a rank that a number names, stopped or not."""
+        with self._lock:
+            named = self._ids.named(number)
+        return named if isinstance(named, RankThread) else None
+
+    def frame_at(self, arguments: Arguments) -> FrameOf:
+        """The frame that a request with a `frameId` is about. Raises RequestError if its stop is over."""
+        with self._lock:
+            frame = self._frame_of(arguments)
+        if frame is None:
+            raise RequestError(_OVER)
+        return frame
+
+    def value_at(self, arguments: Arguments) -> ValueOf:
+        """The value that a request with a `variablesReference` is about. Raises RequestError if its stop is over."""
+        with self._lock:
+            value = self._ids.named(arguments.get("variablesReference"))
+        if not isinstance(value, ValueOf):
+            raise RequestError("that value is gone: its rank runs again")
+        return value
+
+    def stop_with_file(self, path: str) -> RankStop | None:
+        """A stop that has a frame in this file."""
+        with self._lock:
+            return next((at for at in self._at.values() if any(frame.file == path for frame in at.stop.frames)), None)
+
+    @property
+    def shows_stop(self) -> bool:
+        """Whether the front end is shown a stopped thread."""
+        return self._queue.shown is not None
+
+    def _key_of(self, arguments: Arguments) -> Key | None:
         asked = arguments.get("threadId")
-        if isinstance(self._ids.thing(asked), RankThread):
+        if isinstance(self._ids.named(asked), RankThread):
             known = self._queue.lists_threads or int(asked or 0) in self._queue
             thread = asked if known else self._queue.shown
         elif self._queue.lists_threads:
@@ -52,45 +251,101 @@ class RankTable:
             thread = self._queue.shown
         return next((key for key, number in self._thread_of.items() if number == thread), None)
 
-    def _frame(self, arguments: Mapping[str, Any]) -> FrameOf | None:
+    def _frame_of(self, arguments: Arguments) -> FrameOf | None:
         number = arguments.get("frameId")
-        frame = self._ids.thing(number)
+        frame = self._ids.named(number)
         if isinstance(frame, FrameOf):
             return frame
-        if number is None and self._shown_key() is not None:
-            return FrameOf(self._shown_key() or ("", 0, 0), 0)
-        return None
+        shown = self._shown_key() if number is None else None
+        return FrameOf(shown, 0) if shown is not None else None
 
-    def _shown_key(self) -> StopKey | None:
+    def _shown_key(self) -> Key | None:
         return next((key for key, number in self._thread_of.items() if number == self._queue.shown), None)
 
-    def _stop(self, key: StopKey | None) -> RankStop:
+    # -- numbers -----------------------------------------------------------------------------------
+
+    def frame_ids(self, at: RankStop, indices: Sequence[int]) -> list[int]:
+        """The ids of frames of a stop."""
         with self._lock:
-            at = self._at.get(key) if key is not None else None
-        if at is None:
-            raise RequestError("that rank is not stopped there any more")
-        return at
+            return [self._ids.frame(at.key, index) for index in indices]
 
-    def _wanted_frame(self, arguments: Mapping[str, Any]) -> FrameOf:
+    def value_id(self, key: Key, ref: int, indexed: int = 0, scope: bool = False) -> int:
+        """The id of a value of a stop; 0 where it has no children."""
         with self._lock:
-            frame = self._frame(arguments)
-        if frame is None:
-            raise RequestError("that rank is not stopped there any more")
-        return frame
+            return self._ids.value(key, ref, indexed, scope)
 
-    def _wanted_value(self, arguments: Mapping[str, Any]) -> ValueOf:
+    def renew_frames(self, key: Key) -> None:
+        """Give the frames of a stop new ids: JupyterLab only looks into frames that it has not seen before."""
         with self._lock:
-            value = self._ids.thing(arguments.get("variablesReference"))
-        if not isinstance(value, ValueOf):
-            raise RequestError("that value is no longer there: its rank has gone on")
-        return value
+            self._ids.renew_frames(key)
 
-    # -- which rank is shown ---------------------------------------------------------------------------
+    # -- going on ----------------------------------------------------------------------------------
 
-    def focus(self, rank: int, mesh: str | None = None) -> str:
-        """Have the front end show a stopped rank; gives its name.
+    def begin_move(self, arguments: Arguments, how: str) -> list[RankStop]:
+        """The stops that go on with a request; they keep or give up their turn as it says.
 
         Args:
+            arguments: those of the request.
+            how: as `MeshDebugger.resume` has it.
+
+        Raises:
+            RequestError: the stop is over, or cannot be stepped.
+        """
+        with self._lock:
+            at = self.stop_at(arguments)
+            if how == "continue":
+                stops = self._together(at)
+            elif at.stop.steppable:
+                stops = [at]
+                self._step_from = at.key
+                self._begin_step(self._thread_of[at.key])
+            else:
+                raise RequestError("these frames have ended with an error: they can be looked at, or continued")
+            self._queue.withdraw(self._thread_of[each.key] for each in stops if each is not at)
+        return stops
+
+    def move_refused(self, stops: Iterable[RankStop]) -> None:
+        """The debugger has not let them go on: show those again that are still stopped."""
+        with self._lock:
+            self._queue.hold()
+            for at in stops:
+                if at.key in self._at and self._thread_of[at.key] not in self._queue:
+                    self._send(self._queue.stopped(self._thread_of[at.key], stopped_body(at)))
+
+    def keep_turn(self, stops: Iterable[RankStop]) -> None:
+        """These stops are about to make a step: the one that is shown, if it is among them, keeps its turn."""
+        with self._lock:
+            shown = self._shown_key()
+            if self._queue.shown is not None and any(at.key == shown for at in stops):
+                self._begin_step(self._queue.shown)
+
+    def _together(self, at: RankStop) -> list[RankStop]:
+        """The stops that Continue means: where one thread is shown, those of all ranks of its mesh."""
+        if self._queue.lists_threads or not at.stop.thread:
+            return [at]
+        return [each for each in self._at.values() if each.mesh == at.mesh and each.stop.thread]
+
+    def _begin_step(self, thread: int | None) -> None:
+        if thread is None:
+            return
+        self._queue.step(thread)
+        self._steps += 1
+        number = self._steps
+
+        def overdue() -> None:
+            with self._lock:
+                if number == self._steps:
+                    self._send(self._queue.overdue())
+
+        self._later(STEP_PATIENCE, overdue)
+
+    # -- which rank is shown -----------------------------------------------------------------------
+
+    def focus(self, rank: int, mesh: str | None = None) -> str:
+        """Have the front end show a stopped rank; returns its name.
+
+        Args:
+            rank: the rank; of several threads of it, the next after the one that is shown.
             mesh: the name of its mesh; None where one mesh alone has such a rank stopped.
 
         Raises:
@@ -101,11 +356,10 @@ class RankTable:
             found = [at for at in stopped if at.rank == rank]
             if not found:
                 ranks = ", ".join(str(at.rank) for at in sorted(stopped, key=lambda at: at.rank)) or "none"
-                raise RequestError(f"rank {rank} is not stopped, so it cannot be shown; stopped are: {ranks}")
+                raise RequestError(f"rank {rank} is not stopped, so it cannot be shown; stopped ranks: {ranks}")
             if len({at.mesh for at in found}) > 1:
                 meshes = " and ".join(sorted({at.mesh for at in found}))
                 raise RequestError(f"rank {rank} is stopped on {meshes}; say which mesh")
-            # Of several threads of a rank, the next after the one that is shown.
             threads = [self._thread_of[at.key] for at in found]
             shown = self._queue.shown
             at = threads.index(shown) + 1 if shown is not None and shown in threads else 0
@@ -113,16 +367,16 @@ class RankTable:
             self._send(self._queue.focus(threads[at % len(found)]))
             return self._rank_name(found[0].mesh, rank)
 
-    # -- all ranks -------------------------------------------------------------------------------------
+    # -- all ranks ---------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """All ranks: `meshes`, each with its `name` and `ranks`; a rank's `state` is "stopped", "running" or "dead"."""
+    def state(self) -> DebugState:
+        """What all ranks of all meshes are doing."""
         with self._lock:
             shown = self._shown_key()
             by_rank: dict[tuple[str, int], list[RankStop]] = {}
             for at in self._at.values():
                 by_rank.setdefault((at.mesh, at.rank), []).append(at)
-            meshes: list[dict[str, Any]] = []
+            meshes: list[MeshState] = []
             for mesh in self._meshes():
                 dead = mesh.dead()
                 ranks = [
@@ -133,30 +387,30 @@ class RankTable:
             return {"meshes": meshes}
 
     def _rank_state(
-        self, mesh: Any, rank: int, stops: list[RankStop], shown: StopKey | None, cause: str | None
-    ) -> dict[str, Any]:
-        told: dict[str, Any] = {"rank": rank, "point": dict(mesh.extent.point(rank).items()), "state": "running"}
+        self, mesh: DebuggedMesh, rank: int, stops: Sequence[RankStop], shown: Key | None, cause: str | None
+    ) -> RankState:
+        state: RankState = {"rank": rank, "point": dict(mesh.extent.point(rank).items()), "state": "running"}
         if cause is not None:
-            return {**told, "state": "dead", "cause": cause}
-        if stops:
-            told["state"] = "stopped"
-            told["stops"] = [
-                {
-                    "thread": self._thread_of[at.key],
-                    "reason": at.stop.reason,
-                    "text": at.stop.text,
-                    "since": at.stop.since,
-                    "shown": at.key == shown,
-                    "file": (frame := frames_of_an_ide(at.stop.frames)[0]).file,
-                    "line": frame.line,
-                    "name": frame.name,
-                }
-                for at in stops
-                if at.stop.frames
-            ]
-        return told
+            state["state"], state["cause"] = "dead", cause
+        elif stops:
+            state["state"] = "stopped"
+            state["stops"] = [self._stop_state(at, shown) for at in stops if at.stop.frames]
+        return state
 
-    def threads(self) -> list[dict[str, Any]]:
+    def _stop_state(self, at: RankStop, shown: Key | None) -> StopState:
+        frame = frames_of_an_ide(at.stop.frames)[0]
+        return {
+            "thread": self._thread_of[at.key],
+            "reason": at.stop.reason,
+            "text": at.stop.text,
+            "since": at.stop.since,
+            "shown": at.key == shown,
+            "file": frame.file,
+            "line": frame.line,
+            "name": frame.name,
+        }
+
+    def threads(self) -> list[Body]:
         """The ranks as threads: those that are stopped, by where they are, and the others."""
         with self._lock:
             found: dict[int, str] = {}
@@ -180,10 +434,15 @@ class RankTable:
             threads = self._queue.threads
             return threads if self._queue.lists_threads else threads[:1]
 
+    def frame_prefix(self, at: RankStop) -> str:
+        """What comes before the names of a stop's frames: its rank, where the front end has no list of threads."""
+        return "" if self._queue.lists_threads else f"[{self._rank_name(at.mesh, at.rank)}] "
+
     def _thread_name(self, mesh: str, rank: int, point: Mapping[str, int]) -> str:
         at = ", ".join(f"{label}={place}" for label, place in point.items())
         return self._rank_name(mesh, rank) + (f" ({at})" if at else "")
 
     def _rank_name(self, mesh: str, rank: int) -> str:
-        several = len({each.name for each in self._meshes()} | {key[0] for key in self._at}) > 1
+        with self._lock:
+            several = len({each.name for each in self._meshes()} | {key[0] for key in self._at}) > 1
         return f"{mesh} rank {rank}" if several else f"rank {rank}"

@@ -1,12 +1,13 @@
-"""Between the words of the Debug Adapter Protocol and those of the mesh debugger. Pure functions."""
+"""Between the terms of the Debug Adapter Protocol and those of the mesh debugger. Pure functions."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NotRequired, TypedDict
 
+from monarch_kernel.debugger.dap.messages import Arguments, Body, RequestError
 from monarch_kernel.debugger.events import MeshBreakpoint, RankStop
 from monarch_kernel.debugger.model.stops import Evaluation, Frame, Variable
 from monarch_kernel.debugger.source_locations import LIBRARY, kind_of
@@ -16,39 +17,27 @@ REASONS = {"breakpoint()": "breakpoint", "post mortem": "exception"}
 #: The requests by which a stopped thread goes on, as `MeshDebugger.resume` has them.
 MOVES = {"continue": "continue", "next": "next", "stepIn": "step", "stepOut": "out"}
 
-# Names that every module has, and what a debugger or a shell leaves there.
+# Names that every module has, and those that a debugger or a shell leaves there.
 _HIDDEN = re.compile(r"__\w+__|_+|_i+|_i?\d+|_[oid]h")
 _HITS = re.compile(r"\s*(?P<op>==?|>=?)?\s*(?P<count>\d+)\s*")
 
-#: What a front end is given where a request fails: it reads the body without looking whether there is one.
-EMPTY: dict[str, dict[str, Any]] = {
-    "threads": {"threads": []},
-    "stackTrace": {"stackFrames": [], "totalFrames": 0},
-    "scopes": {"scopes": []},
-    "variables": {"variables": []},
-    "evaluate": {"result": "", "variablesReference": 0},
-    "setBreakpoints": {"breakpoints": []},
-    "setVariable": {"value": ""},
-    "setExpression": {"value": ""},
-    "completions": {"targets": []},
-    "source": {"content": ""},
-    "modules": {"modules": [], "totalModules": 0},
-    "inspectVariables": {"variables": []},
-    "richInspectVariables": {"data": {}, "metadata": {}},
-}
+
+class BreakpointLine(TypedDict):
+    """A breakpoint as `MeshDebugger.replace` takes it."""
+
+    line: int
+    condition: NotRequired[str]
+    log: NotRequired[str]
+    hits: NotRequired[int]
 
 
-class RequestError(Exception):
-    """A request cannot be answered; the sentence says why."""
-
-
-def breakpoint_of(asked: Mapping[str, Any]) -> dict[str, Any]:
+def breakpoint_of(asked: Arguments) -> BreakpointLine:
     """One of `setBreakpoints`' as `MeshDebugger.replace` takes it; `hitCondition` is a number, `>= N` or `> N`.
 
     Raises:
         RequestError: the hit condition is something else.
     """
-    wanted: dict[str, Any] = {"line": int(asked["line"])}
+    wanted: BreakpointLine = {"line": int(asked["line"])}
     if asked.get("condition"):
         wanted["condition"] = str(asked["condition"])
     if asked.get("logMessage"):
@@ -61,14 +50,12 @@ def breakpoint_of(asked: Mapping[str, Any]) -> dict[str, Any]:
     return wanted
 
 
-def breakpoint_reply(
-    kernel: Mapping[str, Any] | None, ranks: MeshBreakpoint | str, asked: Mapping[str, Any]
-) -> dict[str, Any]:
+def breakpoint_reply(kernel: Mapping[str, object] | None, ranks: MeshBreakpoint | str, asked: Arguments) -> Body:
     """What became of a breakpoint, in the kernel and on ranks.
 
     Args:
-        kernel: what the kernel's own debugger said of it.
-        ranks: what the mesh debugger made of it, or why it did not.
+        kernel: the reply of the kernel's own debugger.
+        ranks: the breakpoint of the mesh debugger, or why there is none.
         asked: what was asked for.
     """
     reply = dict(kernel) if kernel is not None else {"verified": False, "line": asked["line"]}
@@ -87,21 +74,21 @@ def breakpoint_reply(
     return reply
 
 
-def _joined(reply: Mapping[str, Any], said: Sequence[str]) -> str:
+def _joined(reply: Body, said: Sequence[str]) -> str:
     return "; ".join([each for each in (str(reply.get("message") or ""), *said) if each])
 
 
-def stopped_body(at: RankStop) -> dict[str, Any]:
-    """The body of the `stopped` event; the thread is for whoever sends it to add."""
-    body: dict[str, Any] = {"reason": REASONS.get(at.stop.reason, at.stop.reason)}
+def stopped_body(at: RankStop) -> Body:
+    """The body of the `stopped` event; `StopQueue` adds the thread."""
+    body: Body = {"reason": REASONS.get(at.stop.reason, at.stop.reason)}
     if at.stop.text:
         body["description"] = body["text"] = at.stop.text
     return body
 
 
-def frame_reply(frame: Frame, number: int, prefix: str) -> dict[str, Any]:
+def frame_reply(frame: Frame, number: int, prefix: str) -> Body:
     """One of `stackTrace`'s frames."""
-    reply: dict[str, Any] = {
+    reply: Body = {
         "id": number,
         "name": f"{prefix}{frame.name}",
         "line": frame.line,
@@ -115,13 +102,13 @@ def frame_reply(frame: Frame, number: int, prefix: str) -> dict[str, Any]:
 
 
 def is_shown(variable: str) -> bool:
-    """Whether a variable of a scope is worth a line."""
+    """Whether a variable of a scope is shown: not names like `__name__`, nor those of a shell's history."""
     return _HIDDEN.fullmatch(variable) is None
 
 
-def value_reply(value: Variable, number: int, variable: bool = False) -> dict[str, Any]:
+def value_reply(value: Variable, number: int, variable: bool = False) -> Body:
     """One of `variables`' variables; `variable` says that its name is an expression of the frame."""
-    reply: dict[str, Any] = {
+    reply: Body = {
         "name": value.name,
         "value": value.value,
         "type": value.type,
@@ -132,31 +119,14 @@ def value_reply(value: Variable, number: int, variable: bool = False) -> dict[st
     return _counted(reply, value.named, value.indexed)
 
 
-def evaluation_reply(found: Evaluation, number: int) -> dict[str, Any]:
+def evaluation_reply(found: Evaluation, number: int) -> Body:
     """The body of the reply to `evaluate`."""
-    reply: dict[str, Any] = {"result": found.text, "type": found.type, "variablesReference": number}
+    reply: Body = {"result": found.text, "type": found.type, "variablesReference": number}
     return _counted(reply, found.named, found.indexed)
 
 
-def _counted(reply: dict[str, Any], named: int, indexed: int) -> dict[str, Any]:
+def _counted(reply: Body, named: int, indexed: int) -> Body:
     if indexed:
         reply["indexedVariables"] = indexed
         reply["namedVariables"] = named
     return reply
-
-
-def response(request: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """A reply that says that it worked."""
-    return {**_reply(request), "success": True, "body": dict(body)}
-
-
-def refusal(request: Mapping[str, Any], why: str) -> dict[str, Any]:
-    """A reply that says that it did not, with a body that every front end can read."""
-    body = dict(EMPTY.get(str(request.get("command")), {}))
-    body["error"] = {"id": 1, "format": why.replace("{", "{{").replace("}", "}}"), "showUser": True}
-    return {**_reply(request), "success": False, "message": why, "body": body}
-
-
-def _reply(request: Mapping[str, Any]) -> dict[str, Any]:
-    seq = request.get("seq", 0)
-    return {"type": "response", "seq": seq, "request_seq": seq, "command": str(request.get("command", ""))}

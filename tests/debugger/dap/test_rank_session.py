@@ -271,7 +271,7 @@ def test_a_request_about_what_is_over_is_refused_and_never_goes_to_the_kernel(la
         reply = lab.ask(command, **arguments)
         assert reply["success"] is False
         assert reply["body"][empty] == []
-        assert "gone on" in reply["message"] or "not stopped there any more" in reply["message"]
+        assert "runs again" in reply["message"] or "not stopped there any more" in reply["message"]
 
 
 def test_somebody_elses_wheel_is_respected(lab: Desk) -> None:
@@ -313,7 +313,7 @@ def test_the_focus_switches_between_ranks(lab: Desk) -> None:
     lab.body("mesh/focus", rank=0)
     assert lab.events() == [("stopped", first)]
     reply = lab.ask("mesh/focus", rank=3)
-    assert reply["message"] == "rank 3 is not stopped, so it cannot be shown; stopped are: 0, 1, 2"
+    assert reply["message"] == "rank 3 is not stopped, so it cannot be shown; stopped ranks: 0, 1, 2"
 
 
 def test_the_focus_goes_through_the_threads_of_a_rank(lab: Desk) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from monarch_kernel.debugger.dap.stop_queue import ShownStop
+from monarch_kernel.debugger.dap.stop_queue import StopQueue
 
 A, B, C, KERNEL = 1_000_000, 1_000_001, 1_000_002, 1
 
 
-def stop(queue: ShownStop, thread: int) -> list[tuple[str, int]]:
+def stop(queue: StopQueue, thread: int) -> list[tuple[str, int]]:
     return brief(queue.stopped(thread, {"reason": "breakpoint"}))
 
 
@@ -18,7 +18,7 @@ def brief(events: list[dict[str, Any]]) -> list[tuple[str, int]]:
 
 
 def test_one_stop_is_shown_and_the_others_wait_for_their_turn() -> None:
-    queue = ShownStop()
+    queue = StopQueue()
     assert stop(queue, A) == [("stopped", A)]
     assert stop(queue, B) == []
     assert stop(queue, KERNEL) == []
@@ -30,14 +30,14 @@ def test_one_stop_is_shown_and_the_others_wait_for_their_turn() -> None:
 
 
 def test_a_thread_that_goes_on_without_being_shown_leaves_in_silence() -> None:
-    queue = ShownStop()
+    queue = StopQueue()
     stop(queue, A), stop(queue, B)
     assert queue.resumed(B) == []  # JupyterLab would clear what it shows of A
     assert brief(queue.resumed(A)) == [("continued", A)]
 
 
 def test_a_step_keeps_the_focus() -> None:
-    queue = ShownStop()
+    queue = StopQueue()
     stop(queue, A), stop(queue, B)
     queue.step(A)
     assert queue.resumed(A) == []
@@ -47,7 +47,7 @@ def test_a_step_keeps_the_focus() -> None:
 
 
 def test_a_step_that_takes_long_gives_the_focus_away_and_gets_in_line() -> None:
-    queue = ShownStop()
+    queue = StopQueue()
     stop(queue, A), stop(queue, B)
     queue.step(A)
     queue.resumed(A)
@@ -58,7 +58,7 @@ def test_a_step_that_takes_long_gives_the_focus_away_and_gets_in_line() -> None:
 
 
 def test_a_step_that_takes_long_with_nobody_else_stopped_is_shown_when_it_ends() -> None:
-    queue = ShownStop()
+    queue = StopQueue()
     stop(queue, A)
     queue.step(A)
     queue.resumed(A)
@@ -67,7 +67,7 @@ def test_a_step_that_takes_long_with_nobody_else_stopped_is_shown_when_it_ends()
 
 
 def test_a_step_that_has_ended_in_time_is_not_overdue() -> None:
-    queue = ShownStop()
+    queue = StopQueue()
     stop(queue, A)
     queue.step(A)
     queue.resumed(A)
@@ -76,7 +76,7 @@ def test_a_step_that_has_ended_in_time_is_not_overdue() -> None:
 
 
 def test_a_step_of_a_thread_that_is_not_shown_takes_no_focus() -> None:
-    queue = ShownStop()
+    queue = StopQueue()
     stop(queue, A), stop(queue, B)
     queue.step(B)
     queue.resumed(B)
@@ -85,7 +85,7 @@ def test_a_step_of_a_thread_that_is_not_shown_takes_no_focus() -> None:
 
 
 def test_a_refused_step_changes_nothing() -> None:
-    queue = ShownStop()
+    queue = StopQueue()
     stop(queue, A), stop(queue, B)
     queue.step(A)
     queue.hold()
@@ -93,7 +93,7 @@ def test_a_refused_step_changes_nothing() -> None:
 
 
 def test_the_focus_goes_where_it_is_sent() -> None:
-    queue = ShownStop()
+    queue = StopQueue()
     stop(queue, A), stop(queue, B), stop(queue, C)
     assert brief(queue.focus(C)) == [("stopped", C)]
     assert queue.threads == [C, A, B]
@@ -101,7 +101,7 @@ def test_the_focus_goes_where_it_is_sent() -> None:
 
 
 def test_a_dead_thread_is_over() -> None:
-    queue = ShownStop()
+    queue = StopQueue()
     stop(queue, A), stop(queue, B)
     assert brief(queue.gone(A)) == [("continued", A), ("stopped", B)]
     queue.step(B)
@@ -112,14 +112,14 @@ def test_a_dead_thread_is_over() -> None:
 
 
 def test_a_front_end_that_was_reloaded_is_shown_the_same_stop() -> None:
-    queue = ShownStop()
+    queue = StopQueue()
     assert queue.show_again() == []
     stop(queue, A), stop(queue, B)
     assert brief(queue.show_again()) == [("stopped", A)]
 
 
 def test_a_front_end_with_a_list_of_threads_hears_of_every_stop_and_keeps_its_focus() -> None:
-    queue = ShownStop(lists_threads=True)
+    queue = StopQueue(lists_threads=True)
     (first,) = queue.stopped(A, {"reason": "breakpoint", "allThreadsStopped": True})
     assert first["body"] == {"reason": "breakpoint", "threadId": A, "allThreadsStopped": False}
     (second,) = queue.stopped(B, {"reason": "breakpoint"})

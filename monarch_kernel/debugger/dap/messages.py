@@ -1,0 +1,60 @@
+"""Messages of the Debug Adapter Protocol as JSON has them, and the replies that every request can have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Arguments = Mapping[str, Any]
+"""The arguments of a request, as its command defines them; what a front end sends is checked where it is used."""
+Body = dict[str, Any]
+"""The body of a reply or an event, as its command or name defines it."""
+Request = Mapping[str, Any]
+"""A request: `command`, `seq` and `arguments`."""
+Response = dict[str, Any]
+"""A reply: `success`, `body`, and what names the request."""
+Event = dict[str, Any]
+"""An event: `event` and `body`."""
+
+#: What a front end is given where a request fails: it reads the body without looking whether there is one.
+_EMPTY: dict[str, Body] = {
+    "threads": {"threads": []},
+    "stackTrace": {"stackFrames": [], "totalFrames": 0},
+    "scopes": {"scopes": []},
+    "variables": {"variables": []},
+    "evaluate": {"result": "", "variablesReference": 0},
+    "setBreakpoints": {"breakpoints": []},
+    "setVariable": {"value": ""},
+    "setExpression": {"value": ""},
+    "completions": {"targets": []},
+    "source": {"content": ""},
+    "modules": {"modules": [], "totalModules": 0},
+    "inspectVariables": {"variables": []},
+    "richInspectVariables": {"data": {}, "metadata": {}},
+}
+
+
+class RequestError(Exception):
+    """A request cannot be answered; the sentence says why."""
+
+
+def arguments_of(request: Request) -> Arguments:
+    """The arguments of a request; none where it has none."""
+    return request.get("arguments") or {}
+
+
+def response(request: Request, body: Mapping[str, Any]) -> Response:
+    """A reply to a request that has succeeded."""
+    return {**_reply(request), "success": True, "body": dict(body)}
+
+
+def refusal(request: Request, why: str) -> Response:
+    """A reply to a request that has failed, with a body that every front end can read."""
+    body = dict(_EMPTY.get(str(request.get("command")), {}))
+    body["error"] = {"id": 1, "format": why.replace("{", "{{").replace("}", "}}"), "showUser": True}
+    return {**_reply(request), "success": False, "message": why, "body": body}
+
+
+def _reply(request: Request) -> Response:
+    seq = request.get("seq", 0)
+    return {"type": "response", "seq": seq, "request_seq": seq, "command": str(request.get("command", ""))}
