@@ -6,11 +6,11 @@ from typing import Any
 
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.transfer import backend_settings
-from monarch_kernel.runtime.transfer.backends.interface import kinds
 from monarch_kernel.runtime.transfer.engine import deadline_in, engine
 from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.handle import Handle, Op, decode_handle, encode_handle
 from monarch_kernel.runtime.transfer.memory import memory_of
+from monarch_kernel.runtime.transfer.registry import backend_types
 
 
 class RDMABuffer:
@@ -196,7 +196,7 @@ def get_rdma_backend() -> str:
     Within a host there are better ways; ``RDMABuffer.backend`` tells which one reaches a buffer.
     """
     only = backend_settings.forced()
-    names = {backend.name for backend in kinds() if backend.available()}
+    names = {backend.name for backend in backend_types() if backend.available()}
     if only is None and backend_settings.tcp_fallback() is False:
         names.discard("tcp")
     for name in ("ibverbs", "tcp") if only is None else (only,):
@@ -212,4 +212,4 @@ def is_rdma_available() -> bool:
 
 def is_ibverbs_available() -> bool:
     """Whether transfers can go through an RDMA device of this host."""
-    return any(backend.name == "ibverbs" and backend.available() for backend in kinds())
+    return any(backend.name == "ibverbs" and backend.available() for backend in backend_types())

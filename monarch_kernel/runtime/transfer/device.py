@@ -8,14 +8,10 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch_kernel.runtime.transfer.memory import Layout, Memory
 from monarch_kernel.runtime.transfer.memory_copy import SCRATCH, copy, scratch, steps
-
-if TYPE_CHECKING:
-    from monarch_kernel.runtime.transfer.backends.interface import Backend
-    from monarch_kernel.runtime.transfer.handle import Op
 
 _local = threading.local()
 
@@ -71,20 +67,6 @@ def move(to: Memory, to_at: int, of: Memory, of_at: int, size: int) -> None:
             address = ctypes.addressof(staging(n))
             gather(of, of_at + done, n, address)
             scatter(to, to_at + done, n, address)
-
-
-def staged(backend: Backend, op: Op, deadline: float | None) -> None:
-    """Do a transfer from or to local memory of a GPU by a backend that knows only the CPU's."""
-    for lo in range(0, op.size, SCRATCH):
-        size = min(SCRATCH, op.size - lo)
-        between = staging(size)
-        address = ctypes.addressof(between)
-        if op.write:
-            gather(op.memory, lo, size, address)
-        part = type(op)(op.write, op.handle, op.offset + lo, Memory(Layout(address, (), size), between), size)
-        backend.move(part, deadline)
-        if not op.write:
-            scatter(op.memory, lo, size, address)
 
 
 def staging(size: int) -> Any:

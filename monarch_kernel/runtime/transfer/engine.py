@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel import environment
@@ -22,20 +21,25 @@ from monarch_kernel.protocol.messages import BufferAtomic, BufferDrop, BufferOff
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.transfer import backend_settings, device, hugepages
-from monarch_kernel.runtime.transfer.backends.interface import Backend, kinds
-from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
+from monarch_kernel.runtime.transfer.backends.interface import Backend
+from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Layout, Memory
 from monarch_kernel.runtime.transfer.node_provider import current_node
 from monarch_kernel.runtime.transfer.owner_service import UNFIT, Service
-from monarch_kernel.runtime.transfer.registration_table import Gone, Peer, Table, machine, start_of
-from monarch_kernel.runtime.transfer.requests import Ask, Obituary
+from monarch_kernel.runtime.transfer.registration import Registration
+from monarch_kernel.runtime.transfer.registration_table import Peer, Table, machine, start_of
+from monarch_kernel.runtime.transfer.registry import make_backends, why_no_verbs
+from monarch_kernel.runtime.transfer.requests import OwnerRequest, await_death, death_text
+from monarch_kernel.runtime.transfer.staged_transfer import staged
 from monarch_kernel.runtime.transfer.thread_pool import Pool
 
 #: How long an error waits for the cause of the owner's death (seconds).
 CAUSE_WAIT = 0.5
 #: How often it is looked whether the last transfers from and to a dropped buffer have ended (seconds).
 DROP_POLL = 0.002
+#: With more registrations than this, none is searched for.
+SEARCHED = 256
 #: How often pending requests are looked over for deadlines that have passed (seconds).
 SWEEP = 0.25
 
@@ -44,30 +48,7 @@ _DROPPED = "the buffer was dropped"
 _NOTHING = Memory(Layout(0, (), 0), None)
 
 
-@dataclass(slots=True)
-class Registration:
-    """Memory of this process that others may reach."""
-
-    memory: Memory
-    slot: int
-    users: int = 0  # transfers of this process that are under way
-    dropped: Future[None] | None = None
-
-    def within(self, offset: int, size: int, *, write: bool = False) -> Layout:
-        """Its layout, if these bytes are within it and may be read (or written): others' requests may be wrong.
-
-        Raises:
-            RDMAError: they are not, or may not.
-        """
-        layout = self.memory.layout
-        if offset < 0 or size < 0 or offset + size > layout.nbytes:
-            raise RDMAError(f"bytes {offset} to {offset + size} are not within its {layout.nbytes} bytes")
-        if write and self.memory.why_readonly:
-            raise RDMAError(self.memory.why_readonly)
-        return layout
-
-
-class Engine:
+class TransferEngine:
     """This process's registrations and transfers."""
 
     def __init__(self, node: Node) -> None:
@@ -84,13 +65,11 @@ class Engine:
         self._registered: dict[int, Registration] = {}
         self._peers: dict[tuple[int, int], Peer] = {}
         self._guard = threading.Lock()
-        self._asks: set[Ask] = set()
+        self._asks: set[OwnerRequest] = set()
         self._sweeping = False
         self._warned = False
         self._closed = False
-        # Protocols have no constructors; all of ours take the engine.
-        makers: list[Any] = [kind for kind in kinds() if kind.available()]
-        self.backends: list[Backend] = [make(self) for make in makers]
+        self.backends: list[Backend] = make_backends(self)
         Service(self)
         node.on_peer_dead.append(self._on_peer_dead)
         node.on_close.append(self.close)
@@ -195,6 +174,18 @@ class Engine:
             registration.memory = _NOTHING
             registration.dropped._resolve(None)
 
+    def registration_around(self, layout: Layout) -> int:
+        """The key of a registration that all of ``layout`` lies in; 0 if there is none, or too many to search."""
+        registered = self._registered.copy()
+        if len(registered) > SEARCHED:
+            return 0
+        low, high = layout.span()
+        for key, registration in registered.items():
+            first, last = registration.memory.layout.span()
+            if first <= low and high <= last and registration.dropped is None:
+                return key
+        return 0
+
     # -- choosing a backend ------------------------------------------------------------------------
 
     def peer(self, handle: Handle) -> Peer:
@@ -244,7 +235,7 @@ class Engine:
         if found:
             return
         if only is not None and not reasons:
-            reasons.append(f"{only}: {no_verbs() if only == 'ibverbs' else 'not available here'}")
+            reasons.append(f"{only}: {why_no_verbs() if only == 'ibverbs' else 'not available here'}")
         setting = f" (forced by {environment.RDMA_BACKEND.name} or configure())" if only is not None else ""
         raise RDMAError(f"no way from here to a buffer of {handle.who}: {'; '.join(reasons)}{setting}", handle.owner.id)
 
@@ -299,7 +290,7 @@ class Engine:
                     self._warn_of_tcp(op.handle, unfit)
                 try:
                     if op.memory.device and not backend.devices:
-                        device.staged(backend, op, deadline)
+                        staged(backend, op, deadline)
                     else:
                         backend.move(op, deadline)
                     return
@@ -323,7 +314,7 @@ class Engine:
         why = next((reason for reason in unfit if reason.startswith("ibverbs: ")), "")
         verbs = next((backend for backend in self.backends if backend.name == "ibverbs"), None)
         if not why:
-            why = f"ibverbs: {verbs.bars(handle) if verbs is not None else no_verbs()}"
+            why = f"ibverbs: {verbs.bars(handle) if verbs is not None else why_no_verbs()}"
         warnings.warn(
             f"RDMA buffers of {handle.owner.host} are moved by TCP, as nothing faster is there ({why}). Accept that by "
             "configure(allow_tcp_fallback=True), or rule it out by configure(allow_tcp_fallback=False); docs/rdma.md "
@@ -343,22 +334,8 @@ class Engine:
 
     def died(self, handle: Handle, what: str) -> RDMAError:
         """What a transfer from or to a dead process raises; waits a moment for the cause."""
-        node = self.node
-        death = node.deaths.get(handle.owner.id)
-        if death is None and not node.poller.in_leader():
-            obituary = Obituary(node, handle.owner)
-            try:
-                death = obituary.get(CAUSE_WAIT)
-            except TimeoutError:
-                pass
-            finally:
-                obituary.end()
-        return RDMAError(self.obituary(handle, what, death), handle.owner.id)
-
-    def obituary(self, handle: Handle, what: str, death: Death | None) -> str:
-        """The sentence for it."""
-        cause = f": {death.cause}" if death is not None and death.cause else ""
-        return f"{what} failed: the buffer's owner, {handle.who}, is gone{cause}"
+        death = await_death(self.node, handle.owner, CAUSE_WAIT)
+        return RDMAError(death_text(handle, what, death), handle.owner.id)
 
     # -- asking owners ---------------------------------------------------------------------------------
 
@@ -368,11 +345,11 @@ class Engine:
         message: Callable[[int], tuple[Any, Any]],
         what: str,
         deadline: float | None,
-    ) -> Ask:
+    ) -> OwnerRequest:
         """Send the owner a message (header and body, for a call number); a Future of the answer's body and buffers."""
         node = self.node
         node.learn(handle.owner)
-        ask = Ask(self, handle, what, deadline)
+        ask = OwnerRequest(node, handle, what, deadline, self._asks.discard)
         header, body = message(ask.number)
         if not node.send(handle.owner.id, header, body):
             ask.on_peer_dead(handle.owner.id, node.deaths[handle.owner.id])
@@ -397,10 +374,6 @@ class Engine:
         if answer[:1] == UNFIT:
             raise Unfit(answer[1:].decode())
         return answer[1:]
-
-    def answered(self, ask: Ask) -> None:
-        """Called by an ask when it has its answer."""
-        self._asks.discard(ask)
 
     def _sweep(self) -> None:
         now = time.monotonic()
@@ -467,7 +440,9 @@ class Engine:
 class _Batch:
     """Transfers with several owners at once; the first failure is the batch's, but only when all have ended."""
 
-    def __init__(self, engine: Engine, done: Future[None], groups: list[list[Op]], deadline: float | None) -> None:
+    def __init__(
+        self, engine: TransferEngine, done: Future[None], groups: list[list[Op]], deadline: float | None
+    ) -> None:
         self._engine = engine
         self._done = done
         self._deadline = deadline
@@ -502,11 +477,11 @@ def deadline_in(timeout: float | None) -> float | None:
     return None if timeout is None else time.monotonic() + timeout
 
 
-_engine: Engine | None = None
+_engine: TransferEngine | None = None
 _guard = threading.Lock()
 
 
-def engine() -> Engine:
+def engine() -> TransferEngine:
     """This process's engine."""
     global _engine
     node = current_node()
@@ -517,12 +492,5 @@ def engine() -> Engine:
         if _engine is None or _engine.node is not node:
             if _engine is not None:
                 _engine.close()
-            _engine = Engine(node)
+            _engine = TransferEngine(node)
         return _engine
-
-
-def no_verbs() -> str:
-    """Why there is no verbs backend here."""
-    from monarch_kernel.runtime.transfer.verbs.backend import why_not
-
-    return why_not() or "not available here"

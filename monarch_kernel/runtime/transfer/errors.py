@@ -21,3 +21,7 @@ class RDMATimeoutError(RDMAError, TimeoutError):
 
 class Unfit(Exception):
     """A backend finds out that it cannot serve this pair of processes; the next best takes over."""
+
+
+class Gone(Exception):
+    """The process that owns the buffer no longer exists."""

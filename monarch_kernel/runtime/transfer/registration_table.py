@@ -16,6 +16,8 @@ import select
 import struct
 import threading
 
+from monarch_kernel.runtime.transfer.errors import Gone
+
 _WORD = struct.Struct("=Q")
 _FLOCK = struct.Struct("hhqqi4x")
 #: Most registrations of one process. The table is sparse: untouched words take no memory.
@@ -73,10 +75,6 @@ class Table:
         self._words[: self._used * _WORD.size] = bytes(self._used * _WORD.size)
         self._words.close()
         os.close(self.fd)
-
-
-class Gone(Exception):
-    """The process is not there (any more)."""
 
 
 class Peer:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from monarch_kernel.protocol.messages import OK, Death, ProcRef
 from monarch_kernel.runtime.node.future import Future
@@ -11,26 +12,30 @@ from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError
 from monarch_kernel.runtime.transfer.handle import Handle
 
-if TYPE_CHECKING:
-    from monarch_kernel.runtime.transfer.engine import Engine
 
+class OwnerRequest(Future[Any]):
+    """The answer of a buffer's owner to one message: its body and its buffers' lengths.
 
-class Ask(Future[Any]):
-    """The answer to one message: its body and its buffers' lengths."""
+    Args:
+        ended: called with this request when it has its answer, or will get none.
+    """
 
-    __slots__ = ("_begun", "_engine", "_handle", "deadline", "number")
+    __slots__ = ("_begun", "_ended", "_handle", "_node", "deadline", "number")
 
-    def __init__(self, engine: Engine, handle: Handle, what: str, deadline: float | None) -> None:
-        super().__init__(engine.node.poller, what)
-        self._engine = engine
+    def __init__(
+        self, node: Node, handle: Handle, what: str, deadline: float | None, ended: Callable[[OwnerRequest], None]
+    ) -> None:
+        super().__init__(node.poller, what)
+        self._node = node
         self._handle = handle
+        self._ended = ended
         self._begun = time.monotonic()
         self.deadline = deadline
-        self.number = engine.node.new_call(self)
+        self.number = node.new_call(self)
 
     def _end(self) -> None:
-        self._engine.node.end_call(self.number)
-        self._engine.answered(self)
+        self._node.end_call(self.number)
+        self._ended(self)
 
     def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
         self._end()
@@ -42,7 +47,7 @@ class Ask(Future[Any]):
     def on_peer_dead(self, proc: str, death: Death) -> None:
         if proc == self._handle.owner.id:
             self._end()
-            self._reject(RDMAError(self._engine.obituary(self._handle, self.what, death), proc))
+            self._reject(RDMAError(death_text(self._handle, self.what, death), proc))
 
     def expire(self) -> None:
         """The deadline has passed."""
@@ -53,8 +58,31 @@ class Ask(Future[Any]):
         )
 
 
-class Obituary(Future[Death]):
-    """Why a proc died, as soon as its agent says so."""
+def death_text(handle: Handle, what: str, death: Death | None) -> str:
+    """Why a transfer failed whose buffer's owner is dead."""
+    cause = f": {death.cause}" if death is not None and death.cause else ""
+    return f"{what} failed: the buffer's owner, {handle.who}, is gone{cause}"
+
+
+def await_death(node: Node, proc: ProcRef, seconds: float) -> Death | None:
+    """How a proc died, which its host agent may take a moment to report; None if nothing is known in time.
+
+    The thread that polls does not wait.
+    """
+    death = node.deaths.get(proc.id)
+    if death is None and not node.poller.in_leader():
+        notice = _DeathNotice(node, proc)
+        try:
+            return notice.get(seconds)
+        except TimeoutError:
+            pass
+        finally:
+            notice.end()
+    return death
+
+
+class _DeathNotice(Future[Death]):
+    """How a proc died, as soon as its host agent reports it."""
 
     __slots__ = ("_node", "_number", "_proc")
 

@@ -12,19 +12,16 @@ import errno
 import os
 import time
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch_kernel import environment
-from monarch_kernel.runtime.transfer.backends.interface import Simple
-from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
+from monarch_kernel.runtime.transfer.backends.interface import Engine, Simple
+from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Layout
 from monarch_kernel.runtime.transfer.memory_copy import copy, scratch, steps
-from monarch_kernel.runtime.transfer.registration_table import Gone, Peer
+from monarch_kernel.runtime.transfer.registration_table import Peer
 from monarch_kernel.runtime.transfer.thread_pool import Share
-
-if TYPE_CHECKING:
-    from monarch_kernel.runtime.transfer.engine import Engine
 
 #: Copies smaller than twice this are not shared; larger ones are cut into pieces of between this and PIECE_MAX: more
 #: of them than threads, as one thread may be slower, but few, as the GIL has to be had again after each.

@@ -12,17 +12,13 @@ import pickle
 import sys
 import threading
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch_kernel.runtime.transfer import device
-from monarch_kernel.runtime.transfer.backends.interface import Simple
-from monarch_kernel.runtime.transfer.errors import RDMAError, Unfit
+from monarch_kernel.runtime.transfer.backends.interface import Engine, Simple
+from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Memory, memory_of
-from monarch_kernel.runtime.transfer.registration_table import Gone
-
-if TYPE_CHECKING:
-    from monarch_kernel.runtime.transfer.engine import Engine
 
 #: How often it is looked whether buffers that are mapped here were dropped (seconds).
 SWEEP = 5.0

@@ -1,11 +1,81 @@
-"""What a way of moving bytes has to offer, and which ways there are. All have the same semantics: see the tests."""
+"""The interface between the transfer engine and its backends: what a backend offers, and what it may ask for.
+
+All backends have the same semantics: tests/transfer/test_conformance.py runs each of them.
+"""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from typing import Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
+from monarch_kernel.runtime.node.node import Node
+from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.handle import Handle, Op
+from monarch_kernel.runtime.transfer.memory import Layout
+from monarch_kernel.runtime.transfer.registration import Registration
+from monarch_kernel.runtime.transfer.registration_table import Peer
+from monarch_kernel.runtime.transfer.requests import OwnerRequest
+from monarch_kernel.runtime.transfer.thread_pool import Pool
+
+
+class Engine(Protocol):
+    """What a backend may ask of the engine it belongs to.
+
+    Attributes:
+        node: this process's node.
+        work: threads for transfers that this process begins.
+        serve: threads for what other processes ask of this one.
+    """
+
+    node: Node
+    work: Pool
+    serve: Pool
+
+    def held(self, key: int, what: Any = "") -> AbstractContextManager[Registration]:
+        """A registration of this process, which is not let go meanwhile; ``what`` names the use in the error.
+
+        Raises:
+            RDMAError: the buffer was dropped.
+        """
+        ...
+
+    def registration_around(self, layout: Layout) -> int:
+        """The key of a registration that all of ``layout`` lies in; 0 for none."""
+        ...
+
+    def elsewhere(self, handle: Handle) -> str:
+        """Why this process cannot share memory with the buffer's owner; empty if it can."""
+        ...
+
+    def peer(self, handle: Handle) -> Peer:
+        """The owner's process, which is of this machine.
+
+        Raises:
+            Gone: it has ended.
+            OSError: it may not be looked into.
+        """
+        ...
+
+    def dropped(self, op: Op) -> RDMAError:
+        """What a transfer of a dropped buffer raises."""
+        ...
+
+    def ask(
+        self, handle: Handle, message: Callable[[int], tuple[Any, Any]], what: str, deadline: float | None
+    ) -> OwnerRequest:
+        """Send the owner a message (header and body, for a call number); a Future of the answer's body and buffers."""
+        ...
+
+    def offer(self, handle: Handle, backend: str, request: bytes, deadline: float | None) -> bytes:
+        """Have the owner's backend of that name do its part for a buffer (``Backend.offer``). Blocks.
+
+        Raises:
+            Unfit: it is not possible there; says why.
+            RDMAError: the buffer was dropped, or its owner is dead.
+            RDMATimeoutError: no answer before the deadline.
+        """
+        ...
 
 
 class Backend(Protocol):
@@ -90,19 +160,3 @@ class Simple:
 
     def close(self) -> None:
         """There is nothing to give back."""
-
-
-def kinds() -> list[type[Backend]]:
-    """Every backend that this installation has, best first."""
-    from monarch_kernel.runtime.transfer.backends.cma import Cma
-    from monarch_kernel.runtime.transfer.backends.cuda_ipc import CudaIpc
-    from monarch_kernel.runtime.transfer.backends.local import Local
-    from monarch_kernel.runtime.transfer.backends.segment import Segment
-    from monarch_kernel.runtime.transfer.tcp.backend import Tcp
-
-    found: list[type[Backend]] = [Local, CudaIpc, Cma, Segment]
-    if find_spec("pyverbs") is not None:
-        from monarch_kernel.runtime.transfer.verbs.backend import Verbs
-
-        found.append(Verbs)
-    return [*found, Tcp]

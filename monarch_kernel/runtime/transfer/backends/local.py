@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from monarch_kernel.runtime.transfer import device
-from monarch_kernel.runtime.transfer.backends.interface import Simple
+from monarch_kernel.runtime.transfer.backends.interface import Engine, Simple
 from monarch_kernel.runtime.transfer.handle import Handle, Op
-
-if TYPE_CHECKING:
-    from monarch_kernel.runtime.transfer.engine import Engine
 
 
 class Local(Simple):

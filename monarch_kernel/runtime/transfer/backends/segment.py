@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch_kernel.protocol.messages import BufferRead, BufferWrite
 from monarch_kernel.protocol.serialize import Apart
 from monarch_kernel.runtime.transfer import device
-from monarch_kernel.runtime.transfer.backends.interface import Simple
+from monarch_kernel.runtime.transfer.backends.interface import Engine, Simple
 from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Layout, Memory, address_of
 from monarch_kernel.runtime.transfer.memory_copy import copy, scratch
-
-if TYPE_CHECKING:
-    from monarch_kernel.runtime.transfer.engine import Engine
 
 #: A message's worth of bytes, and how many messages are under way at once.
 CHUNK = 8 << 20

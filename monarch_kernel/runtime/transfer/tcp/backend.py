@@ -15,15 +15,14 @@ import socket
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from monarch_kernel import environment
 from monarch_kernel.runtime.transfer import backend_settings
-from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
+from monarch_kernel.runtime.transfer.backends.interface import Engine
+from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
-from monarch_kernel.runtime.transfer.registration_table import Gone
 from monarch_kernel.runtime.transfer.tcp.connection import (
     Sealed,
     Wire,
@@ -35,9 +34,6 @@ from monarch_kernel.runtime.transfer.tcp.connection import (
 )
 from monarch_kernel.runtime.transfer.tcp.rendezvous import CONNECT, LOOPBACK, Door, dial, host_of
 from monarch_kernel.runtime.transfer.thread_pool import Pool, Share
-
-if TYPE_CHECKING:
-    from monarch_kernel.runtime.transfer.engine import Engine
 
 log = logging.getLogger(__name__)
 

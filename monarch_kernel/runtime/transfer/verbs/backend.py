@@ -18,14 +18,12 @@ import threading
 import time
 import weakref
 import zlib
-from typing import TYPE_CHECKING
 
 from monarch_kernel import environment
-from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
+from monarch_kernel.runtime.transfer.backends.interface import Engine
+from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
-from monarch_kernel.runtime.transfer.memory import Memory
-from monarch_kernel.runtime.transfer.registration_table import Gone
-from monarch_kernel.runtime.transfer.requests import Obituary
+from monarch_kernel.runtime.transfer.requests import await_death
 from monarch_kernel.runtime.transfer.verbs.card import Card, pyverbs
 from monarch_kernel.runtime.transfer.verbs.ports import Gid, Port, decode_request, encode, found, pair
 from monarch_kernel.runtime.transfer.verbs.queue_pairs import Failed
@@ -33,9 +31,6 @@ from monarch_kernel.runtime.transfer.verbs.regions import SMALL, Regions
 from monarch_kernel.runtime.transfer.verbs.responder import Owned
 from monarch_kernel.runtime.transfer.verbs.route import Route
 from monarch_kernel.runtime.transfer.verbs.transfer import Transfer
-
-if TYPE_CHECKING:
-    from monarch_kernel.runtime.transfer.engine import Engine
 
 #: So long it is not tried again what turned out to be impossible (seconds): devices and networks come and go.
 BARRED_FOR = 300.0
@@ -111,7 +106,7 @@ class Verbs:
             raise Unfit("the owner has to be asked first, which the calling thread must not wait for")
         routes = [self._route(op.handle, card, regions) for card, regions in self._chosen()]
         try:
-            Transfer(op, deadline, routes, lambda: self._closed, self._within_own).run()
+            Transfer(op, deadline, routes, lambda: self._closed, self._engine.registration_around).run()
         except Unfit as e:
             self._bar(op.handle, str(e), any(route.works for route in routes))
             raise
@@ -125,18 +120,6 @@ class Verbs:
         known = self._chosen_by.get(os.environ.get(_DEVICE))
         route = self._routes.get((handle.owner.id, known[0][0].name)) if known else None
         return route is not None and route.ready(handle.key)
-
-    def _within_own(self, memory: Memory) -> int:
-        """The registration of this process's own that memory is within, 0 if it is in none (or it would take long)."""
-        registered = self._engine._registered.copy()
-        if len(registered) > 256:
-            return 0
-        low, high = memory.layout.span()
-        for key, registration in registered.items():
-            first, last = registration.memory.layout.span()
-            if first <= low and high <= last and registration.dropped is None:
-                return key
-        return 0
 
     def _bar(self, handle: Handle, why: str, reached: bool) -> None:
         if len(self._barred) > 4096:
@@ -183,16 +166,7 @@ class Verbs:
         return RDMAError(f"{op} failed: the card {why}", owner)
 
     def _is_dead(self, handle: Handle) -> bool:
-        deaths = self._engine.node.deaths
-        if handle.owner.id not in deaths and not self._engine.node.poller.in_leader():
-            obituary = Obituary(self._engine.node, handle.owner)
-            try:
-                obituary.get(CAUSE_WAIT)
-            except TimeoutError:
-                pass
-            finally:
-                obituary.end()
-        return handle.owner.id in deaths
+        return await_death(self._engine.node, handle.owner, CAUSE_WAIT) is not None
 
     # -- the owner's part --------------------------------------------------------------------------
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from monarch_kernel.runtime.transfer.errors import RDMATimeoutError, Unfit
+from monarch_kernel.runtime.transfer.errors import Gone, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
-from monarch_kernel.runtime.transfer.registration_table import Gone
 from monarch_kernel.runtime.transfer.verbs.card import Card
 from monarch_kernel.runtime.transfer.verbs.ports import Request, decode_answer, encode
 from monarch_kernel.runtime.transfer.verbs.queue_pairs import Lane

@@ -8,11 +8,10 @@ from contextlib import ExitStack
 
 from monarch_kernel import environment
 from monarch_kernel.runtime.transfer.device import gather, scatter
-from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError, Unfit
+from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Op
-from monarch_kernel.runtime.transfer.memory import Layout, Memory
+from monarch_kernel.runtime.transfer.memory import Layout
 from monarch_kernel.runtime.transfer.memory_copy import copy, steps
-from monarch_kernel.runtime.transfer.registration_table import Gone
 from monarch_kernel.runtime.transfer.verbs.queue_pairs import Keys, Lane, drive, works
 from monarch_kernel.runtime.transfer.verbs.regions import SMALL, STAGE, Room
 from monarch_kernel.runtime.transfer.verbs.route import Route
@@ -43,7 +42,7 @@ class Transfer:
         deadline: float | None,
         routes: list[Route],
         closing: Callable[[], bool],
-        buffer: Callable[[Memory], int],
+        buffer: Callable[[Layout], int],
     ) -> None:
         self._op = op
         self._deadline = deadline
@@ -73,7 +72,7 @@ class Transfer:
         most = -(-op.size // PIECE)
         routes = self._routes[:most]
         each = max(1, min(environment.RDMA_QUEUE_PAIRS.get(), most) // len(routes)) if most > 1 else 1
-        buffer = self._buffer(op.memory)
+        buffer = self._buffer(op.memory.layout)
         with ExitStack() as stack:
             try:
                 # Given back last: no card may know a lane that is in use, and not the memory.

@@ -1,0 +1,32 @@
+"""Memory of this process that others may reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.runtime.transfer.errors import RDMAError
+from monarch_kernel.runtime.transfer.memory import Layout, Memory
+
+
+@dataclass(slots=True)
+class Registration:
+    """Memory of this process that others may reach."""
+
+    memory: Memory
+    slot: int
+    users: int = 0  # transfers of this process that are under way
+    dropped: Future[None] | None = None
+
+    def within(self, offset: int, size: int, *, write: bool = False) -> Layout:
+        """Its layout, if these bytes are within it and may be read (or written): others' requests may be wrong.
+
+        Raises:
+            RDMAError: they are not, or may not.
+        """
+        layout = self.memory.layout
+        if offset < 0 or size < 0 or offset + size > layout.nbytes:
+            raise RDMAError(f"bytes {offset} to {offset + size} are not within its {layout.nbytes} bytes")
+        if write and self.memory.why_readonly:
+            raise RDMAError(self.memory.why_readonly)
+        return layout

@@ -1,0 +1,36 @@
+"""Which backends this installation has, best first. A new one is added here, and to ``environment.BACKENDS``."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+from monarch_kernel.runtime.transfer.backends.cma import Cma
+from monarch_kernel.runtime.transfer.backends.cuda_ipc import CudaIpc
+from monarch_kernel.runtime.transfer.backends.interface import Backend, Engine
+from monarch_kernel.runtime.transfer.backends.local import Local
+from monarch_kernel.runtime.transfer.backends.segment import Segment
+from monarch_kernel.runtime.transfer.tcp.backend import Tcp
+
+
+def backend_types() -> list[type[Backend]]:
+    """Every backend that this installation has, best first."""
+    found: list[type[Backend]] = [Local, CudaIpc, Cma, Segment]
+    if find_spec("pyverbs") is not None:
+        from monarch_kernel.runtime.transfer.verbs.backend import Verbs
+
+        found.append(Verbs)
+    return [*found, Tcp]
+
+
+def make_backends(engine: Engine) -> list[Backend]:
+    """The backends that this process can use, best first, for its engine."""
+    kinds: list[Any] = [kind for kind in backend_types() if kind.available()]  # Any: a Protocol has no constructor
+    return [kind(engine) for kind in kinds]
+
+
+def why_no_verbs() -> str:
+    """Why there is no verbs backend here."""
+    from monarch_kernel.runtime.transfer.verbs.backend import why_not
+
+    return why_not() or "not available here"
