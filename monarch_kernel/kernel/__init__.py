@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def current_mesh() -> ProcMesh:
-    """The proc mesh that `%%mesh` cells run on, to spawn actors on it; `monarch_kernel.get_mesh` finds others by name.
+    """The proc mesh that `%%mesh` cells run on, for spawning actors. `monarch_kernel.get_mesh` finds others by name.
 
     Raises:
         LookupError: no mesh is in use.

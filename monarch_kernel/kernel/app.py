@@ -24,27 +24,27 @@ class MonarchKernelApp(IPKernelApp):
     classes = [*IPKernelApp.classes, MonarchKernel]  # noqa: RUF012 - traitlets reads it from the class
 
     prefer_installed_monarch = Bool(
-        False, help="Let `import monarch` give an installed torchmonarch, if there is one."
+        False, help="Let `import monarch` find an installed torchmonarch, if there is one."
     ).tag(config=True)
 
     def init_kernel(self) -> None:
-        """Make the kernel object; from here on ``import monarch`` finds this package."""
+        """Make the kernel object. From here on, ``import monarch`` finds this package."""
         monarch_kernel.enable_monarch_imports(prefer_installed=self.prefer_installed_monarch)
         super().init_kernel()
 
     def init_extensions(self) -> None:
         """Load the magics like any extension, so that ``%load_ext`` and ``%reload_ext`` know about them."""
-        # Not among IPython's own: those may fail, and a kernel without its magics must not start.
+        # Not left to IPython, which goes on when an extension fails: a kernel without its magics must not start.
         assert self.shell is not None
         self.shell.extension_manager.load_extension("monarch_kernel")
         super().init_extensions()
 
 
 def launch(argv: Sequence[str] | None = None) -> None:
-    """Run the kernel until it is told to end.
+    """Run the kernel until it is told to shut down.
 
     Args:
-        argv: ipykernel's arguments, such as ``-f CONNECTION_FILE``; those of the process by default.
+        argv: ipykernel's arguments, such as ``-f CONNECTION_FILE``; by default those of the process.
     """
     options: dict[str, Any] = {} if argv is None else {"argv": list(argv)}
     MonarchKernelApp.launch_instance(**options)

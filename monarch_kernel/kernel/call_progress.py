@@ -1,7 +1,7 @@
-"""The line below an ordinary cell that waits for calls of actors, and the verdict when nothing moves.
+"""The progress line below an ordinary cell that waits for calls of actors, and the verdict when nothing moves.
 
-One thread, which starts with the first mesh, looks at the cells that run, a few times a second. Of a short cell its
-start is noted, and nothing more.
+One thread, which starts with the first mesh, checks running cells a few times a second. A short cell costs no more than
+a note of its start.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from monarch_kernel.actor import ProcMesh
+from monarch_kernel.actor import Future, ProcMesh
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.introspection import Awaited, awaited_here
 from monarch_kernel.kernel.debug.hang_watch import HangWatch, is_worth_telling
@@ -28,13 +28,13 @@ from monarch_kernel.meshes import list_proc_meshes, on_change
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hang.verdict import Verdict
 
-#: How often cells that run are looked at (seconds).
+#: How often running cells are checked (seconds).
 TICK = 0.25
-#: ... and not again before this many times as long as that took: thousands of calls may be pending.
+#: The pause after a check is at least this many times its duration, as thousands of calls may be pending.
 SHARE = 20.0
-#: A call is shown when it has been pending for so long, so that a loop of short ones shows nothing (seconds).
+#: A call is shown once it has been pending for this long, so that a loop of short calls shows nothing (seconds).
 LONG = 0.5
-#: Ranks that have not said where they are are asked again after this long (seconds).
+#: Ranks whose location is still outstanding are asked again after this long (seconds).
 UNANSWERED = 5.0
 
 _MOST = 3
@@ -44,18 +44,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """One cell that runs.
+    """One running cell.
 
     Attributes:
-        key: of the cell.
-        began: when it did.
-        before: how many waiters each call had when it began: of tasks of earlier cells, for instance.
-        first: when each call was seen first.
-        output: where its line stands; None while it has had none.
+        key: its key.
+        began: when it began.
+        before: the number of waiters of each call at its beginning, such as tasks of earlier cells.
+        first: when each call was first seen.
+        output: shows its line; None until there is one.
         watch: notices that nothing moves.
         concerned: the meshes whose ranks it waits for.
-        ended: its line is not to be set any more.
-        lock: held while the line is set, and when the cell ends.
+        ended: whether it has ended; its line must not be set any more.
+        lock: guards the line against the end of the cell.
     """
 
     key: str
@@ -73,10 +73,10 @@ class CallProgress:
     """Shows what cells wait for.
 
     Args:
-        router: has output shown.
-        output_of: where the output of a cell is shown.
-        session: knows the meshes whose ranks can say where they are.
-        file_label: what a file of user code is called, where that is not its path.
+        router: schedules updates of outputs.
+        output_of: gives the output of a cell.
+        session: the meshes; only those that run cells can say where their ranks are.
+        file_label: names a file of user code; None for its path.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class CallProgress:
     ) -> None:
         self._router = router
         self._output_of = output_of
-        self._places = _Places(session, file_label)
-        self._cells: dict[int, _Waiting] = {}  # by the thread that runs it: subshells run cells, too
+        self._locations = _EndpointLocations(session, file_label)
+        self._cells: dict[int, _Waiting] = {}  # by thread, since subshells run cells, too
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._asleep = False
@@ -97,7 +97,7 @@ class CallProgress:
         self._unsubscribe = on_change(self._start)
 
     def begin(self, key: str) -> None:
-        """This thread begins to run a cell."""
+        """Note that this thread begins a cell."""
         self.end()
         before = {call.number: call.waiters for call in awaited_here()}
         with self._changed:
@@ -110,14 +110,14 @@ class CallProgress:
             self._start()
 
     def _start(self) -> None:
-        """There are meshes, so a cell may wait for actors."""
+        """Start the thread; called once there are meshes."""
         with self._changed:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="monarch-call-progress", daemon=True)
                 self._thread.start()
 
     def end(self) -> None:
-        """The cell of this thread has ended, in whatever way: its line goes."""
+        """Note that the cell of this thread has ended, and remove its line."""
         cell = self._cells.pop(threading.get_ident(), None)
         if cell is None:
             return
@@ -127,7 +127,7 @@ class CallProgress:
             cell.output.show()
 
     def close(self) -> None:
-        """Show no more."""
+        """Stop."""
         self._unsubscribe()
         with self._changed:
             self._closed = True
@@ -151,7 +151,7 @@ class CallProgress:
                 if now - cell.began >= LONG:
                     try:
                         self._look(cell, now)
-                    except Exception:  # a mesh that is stopped at this moment; the cell goes on
+                    except Exception:  # a mesh may be stopped at this moment; the cell goes on
                         log.debug("what a cell waits for could not be shown", exc_info=True)
             pause = max(TICK, SHARE * (time.monotonic() - now))
 
@@ -185,14 +185,14 @@ class CallProgress:
             if found is not None:
                 of_mesh[name] = found[0]
             alike.setdefault((call.what, name), []).append(call)
-        self._places.ask(of_mesh, now)
+        self._locations.ask(of_mesh, now)
         said: list[str] = []
         for (what, name), some in list(alike.items())[:_MOST]:
             known = {proc: rank for proc, (mesh, rank) in places.items() if mesh is of_mesh.get(name)}
             progress = _progress(some, known, cell.began)
             if name:
                 progress.silent = of_mesh[name].unresponsive()
-                progress.at(self._places.of(name, what))
+                progress.at(self._locations.of(name, what))
             several = sum(other == what for other, _ in alike) > 1 and name
             if line := progress.line(now):
                 said.append(f"{what}{f' on {name}' if several else ''}: {line}")
@@ -214,12 +214,12 @@ def _procs(mesh: ProcMesh) -> tuple[str, ...]:
 
 
 def _progress(calls: Sequence[Awaited], ranks: Mapping[str, int], began: float) -> Progress:
-    """How far calls of one endpoint are.
+    """The progress of the calls of one endpoint.
 
     Args:
-        calls: those that are pending.
-        ranks: of the procs; procs of a mesh that was not spawned here are counted.
-        began: when the cell did.
+        calls: the pending calls.
+        ranks: the ranks of the procs. Procs of a mesh that was spawned elsewhere are numbered in order.
+        began: when the cell began.
     """
     asked = {proc: ranks.get(proc, at) for call in calls for at, proc in enumerate(call.asked)}
     waiting = {proc for call in calls for proc in call.procs}
@@ -231,7 +231,7 @@ def _progress(calls: Sequence[Awaited], ranks: Mapping[str, int], began: float) 
 
 
 def _verdict(meshes: Sequence[ProcMesh]) -> Verdict:
-    """Why the first of these meshes in which ranks wait for others does not go on."""
+    """The verdict on the first of these meshes in which ranks wait for others."""
     for mesh in meshes[:-1]:
         found = hang(mesh)
         if is_worth_telling(found):
@@ -239,22 +239,22 @@ def _verdict(meshes: Sequence[ProcMesh]) -> Verdict:
     return hang(meshes[-1])
 
 
-class _Places:
-    """Where the ranks of meshes are in endpoints; only those that run cells can be asked.
+class _EndpointLocations:
+    """Where ranks are in their endpoints. Only meshes that run cells can be asked.
 
     Args:
         session: the meshes.
-        file_label: what a file of user code is called.
+        file_label: names a file of user code.
     """
 
     def __init__(self, session: MeshSession, file_label: FileLabel) -> None:
         self._session = session
         self._file_label = file_label
-        self._asked: dict[str, tuple[float, list[Any]]] = {}
+        self._asked: dict[str, tuple[float, list[Future[Whereabouts | None]]]] = {}
         self._found: dict[str, list[Whereabouts]] = {}
 
     def ask(self, names: Iterable[str], now: float) -> None:
-        """Note what these meshes have answered, and ask them again, once a second."""
+        """Collect what these meshes have answered, and ask them again, at most once a second."""
         for name in names:
             when, slots = self._asked.get(name, (0.0, []))
             late = not all(slot.done() for slot in slots)
@@ -266,7 +266,7 @@ class _Places:
             self._asked[name] = now, list(managed.monitor.where.stream())
 
     def of(self, name: str, what: str) -> Mapping[int, CodeLocation | None]:
-        """Where ranks of a mesh are that run this endpoint."""
+        """Where those ranks of a mesh are that run this endpoint."""
         found: dict[int, CodeLocation | None] = {}
         for told in self._found.get(name, ()):
             if told.endpoint == what:

@@ -1,4 +1,4 @@
-"""A cell as it travels from the notebook to ranks."""
+"""The cell that the notebook sends to ranks, and what both sides do with its source."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Cell:
     """A cell as it travels to ranks.
 
     Attributes:
-        id: whom its output belongs to.
-        source: Python source; its line numbers are those of `raw`.
-        filename: what tracebacks and breakpoints call it.
-        raw: the whole cell as the user wrote it, magic line included.
-        quiet: do not show the last expression (the cell ends in a semicolon).
+        id: the key that routes its output.
+        source: Python source, with the line numbers of `raw`.
+        filename: its name in tracebacks and breakpoints.
+        raw: the cell as the user wrote it, magic line included.
+        quiet: whether to hide the last expression (the cell ends in a semicolon).
     """
 
     id: str
@@ -27,7 +27,7 @@ class Cell:
 
 
 def remember_source(filename: str, source: str) -> None:
-    """Let tracebacks, `inspect` and debuggers of this process find the source of a cell."""
+    """Register the source of a cell, so that tracebacks, `inspect` and debuggers of this process find it."""
     lines = source.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
@@ -35,5 +35,5 @@ def remember_source(filename: str, source: str) -> None:
 
 
 def check_syntax(source: str, filename: str) -> None:
-    """Raise SyntaxError if ranks could not compile this."""
+    """Raise SyntaxError if this source would not compile on a rank."""
     compile(source, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)

@@ -1,4 +1,4 @@
-"""One cell on its way: sent to ranks, waited for, interrupted if need be, and what came of it."""
+"""One run of a cell on ranks: send it, wait for it, interrupt it, and collect its result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from monarch_kernel.actor import ActorError, ActorMesh, SupervisionError, ValueMesh
+from monarch_kernel.actor import ActorError, ActorMesh, Future, SupervisionError, ValueMesh
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.errors import capture
 from monarch_kernel.kernel.cell import Cell
@@ -26,26 +26,26 @@ from monarch_kernel.kernel.rank.executor import CellExecutor, CellReply
 from monarch_kernel.kernel.rank.monitor import Interrupted, Whereabouts
 from monarch_kernel.meshes import kept_host_of
 
-#: How often a wait looks up to show progress (seconds).
+#: How often the wait updates the progress line (seconds).
 TICK = 0.1
-#: How long output that a rank has written may take to arrive after its answer (seconds).
+#: How long to wait for output that a rank wrote before its reply (seconds).
 OUTPUT_GRACE = 5.0
 #: The same for a rank that died.
 DEATH_GRACE = 0.25
-#: How many times in a row ranks must be seen waiting before somebody asks for whom; they are asked once a second.
+#: After this many samples in a row that show a rank waiting (one a second), the hang is analysed.
 STUCK = 3
 
 
 class CellRun:
-    """A cell that runs on some ranks of a mesh. Made and started by the magic; waited for on one thread.
+    """A cell that runs on some ranks of a mesh. The magic makes and starts it; one thread waits for it.
 
     Args:
         managed: the mesh.
-        ranks: the ranks chosen, sorted.
+        ranks: the chosen ranks, sorted.
         cell: what to run.
-        output: where its output is shown.
-        router: who has it shown.
-        file_label: what tracebacks call a file, where that is not its path.
+        output: shows its output.
+        router: schedules updates of the output.
+        file_label: names a file in tracebacks; None for its path.
     """
 
     def __init__(
@@ -70,24 +70,24 @@ class CellRun:
         self._started = time.monotonic()
         self._progress = Progress(self.ranks, self._started)
         self._hang = HangWatch(lambda: hang(managed.procs), self._started)
-        self._sample: deque[Any] = deque()
+        self._samples: deque[Future[Whereabouts | None]] = deque()
         self._stuck: dict[int, int] = {}
         self._broken = False
         self._meetings: set[int] = set()
-        self._pending: deque[tuple[MeshPart[ActorMesh[CellExecutor]], Any]] = deque()
+        self._pending: deque[tuple[MeshPart[ActorMesh[CellExecutor]], Future[CellReply]]] = deque()
         self._note_text = ""
         self._held = HeldInterrupts()
-        self._asked: deque[Any] = deque()  # what interrupts have found
+        self._interrupts: deque[Future[Interrupted]] = deque()
         self._begun: set[int] = set()
         self._dropped: set[int] = set()
 
     # -- the wait ------------------------------------------------------------------------------
 
     def start(self, then_wait: bool = True) -> None:
-        """Send the cell. An interrupt meanwhile would leave it sent to some ranks only, so `wait` gets it.
+        """Send the cell. Interrupts are held until `wait`, so that the cell is never sent to only some of the ranks.
 
         Args:
-            then_wait: `wait` is called next, on this thread; interrupts are held until it can deal with them.
+            then_wait: this thread calls `wait` next; interrupts stay held until then.
         """
         self._held.hold()
         try:
@@ -104,8 +104,7 @@ class CellRun:
         """Wait until every rank has finished, failed or died, showing progress.
 
         Args:
-            pressed: called for each KeyboardInterrupt; it does not end the wait, since the ranks that it
-                stops answer.
+            pressed: called for each KeyboardInterrupt. The wait goes on, since interrupted ranks still reply.
         """
         finished = self.detached = False
         presses = 0
@@ -123,11 +122,11 @@ class CellRun:
 
     @property
     def waiting(self) -> set[int]:
-        """The ranks on which it has not ended."""
+        """The ranks on which the cell has not ended."""
         return set(self._progress.waiting)
 
     def detach(self) -> None:
-        """Have `wait` return before the end; whoever called it sees `detached`, and has another thread wait on."""
+        """Make `wait` return early. Its caller then sees `detached`, and lets another thread wait."""
         self.detached = True
 
     def _step(self) -> bool:
@@ -150,9 +149,11 @@ class CellRun:
         self._output.show(final=True)
         return True
 
-    def _settle(self, part: MeshPart[ActorMesh[CellExecutor]], slot: Any, error: BaseException | None) -> None:
+    def _settle(
+        self, part: MeshPart[ActorMesh[CellExecutor]], slot: Future[CellReply], error: BaseException | None
+    ) -> None:
         if error is None:
-            reply: CellReply = slot.get()
+            reply = slot.get()
             if reply.rank in self._dropped:
                 return
             self._broken |= reply.broken
@@ -180,38 +181,38 @@ class CellRun:
         first = not self.failures
         self.failures[failed.rank] = failed
         self._progress.fail(failed.rank, "released" if failed.of_peer and not first else failed.line)
-        if first:  # nobody will ever join the others in a collective
+        if first:  # the other ranks would wait for this one in their next collective
             for part in self.managed.monitors(sorted(self._progress.waiting)):
                 part.mesh.release_cell.stream(self.cell.id, (failed.rank,))
 
     def _tick(self) -> None:
         now = time.monotonic()
-        while self._sample and self._sample[0].done():
-            self._note(self._sample.popleft())
-        while self._asked and self._asked[0].done():
-            self._note_interrupted(self._asked.popleft())
+        while self._samples and self._samples[0].done():
+            self._note(self._samples.popleft())
+        while self._interrupts and self._interrupts[0].done():
+            self._note_interrupted(self._interrupts.popleft())
         if self._progress.is_due(now):
-            self._sample = deque(self.managed.monitor.where.stream())
+            self._samples = deque(self.managed.monitor.where.stream())
         self._progress.silent = self.managed.procs.unresponsive()
         line = self._progress.line(now)
         if line and self.interrupted:
-            line += " · interrupted; once more within 2 s kills what does not answer"
+            line += " · interrupted; interrupt again within 2 s to kill ranks that do not respond"
         if line and (said := self._why_still(now)):
             line += f"\n{said}"
         if self._output.progress(line):
             self._router.touch(self._output)
 
     def _why_still(self, now: float) -> str:
-        """Who waits for whom, once nothing has moved for a while."""
+        """The verdict on a hang, once nothing has moved for a while."""
         dist = self.managed.options is not None and self.managed.options.dist
         waits = any(self._stuck.get(rank, 0) >= STUCK for rank in self._progress.waiting)
         return self._hang.tick(self._progress.standing(), bool(dist or waits or self._progress.silent), now)
 
-    def _note(self, slot: Any) -> None:
+    def _note(self, slot: Future[Whereabouts | None]) -> None:
         if slot.exception() is not None:
             return
-        told: Whereabouts | None = slot.get()
-        if told is None or told.endpoint:  # actors have threads of their own
+        told = slot.get()
+        if told is None or told.endpoint:  # an actor, on a thread of its own
             return
         if told.cell != self.cell.id:
             if not self._has_begun(told.rank):
@@ -224,11 +225,11 @@ class CellRun:
             self._progress.at({told.rank: CodeLocation(name, told.line, told.function)})
             self._stuck[told.rank] = self._stuck.get(told.rank, 0) + 1 if told.waits else 0
 
-    def _note_interrupted(self, slot: Any) -> None:
-        """An interrupt has come to a rank: where the cell had not begun, it is over."""
+    def _note_interrupted(self, slot: Future[Interrupted]) -> None:
+        """Handle a rank's reply to an interrupt: a cell that had not begun there is dropped."""
         if slot.exception() is not None:
             return
-        told: Interrupted = slot.get()
+        told = slot.get()
         if told.begun:
             self._begun.add(told.rank)
         elif told.rank in self._progress.waiting:
@@ -241,28 +242,32 @@ class CellRun:
         return rank in self._begun or self._output.has_begun(Source(self.managed.name, rank))
 
     def _rejoin(self) -> str:
-        """After a process group was broken: make a new one where there was one of ours. What to say about it."""
+        """Replace a process group that an error has broken, if `%mesh up --dist` made it.
+
+        Returns:
+            What to tell the user.
+        """
         managed = self.managed
         try:
             managed.rejoin()
         except (ActorError, SupervisionError, TimeoutError):
-            return f"The process group was ended and could not be made again; %mesh heal {managed.name} makes it again."
+            return f"The process group was shut down and could not be recreated; %mesh heal {managed.name} retries."
         if managed.options is None or not managed.options.dist:
-            return "The process group was ended: call init_process_group() again, and wrap models in it again."
+            return "The process group was shut down: call init_process_group() again, then wrap models again."
         return (
-            "The process group was ended, and there is a new one; models wrapped in DistributedDataParallel or "
-            "fully_shard must be wrapped again."
+            "The process group was shut down and replaced by a new one; wrap models in DistributedDataParallel or "
+            "fully_shard again."
         )
 
     def _remark(self) -> str:
-        if not self.managed.is_alive:  # stopped meanwhile, on purpose
+        if not self.managed.is_alive:  # stopped on purpose while the cell ran
             return ""
         if any(failed.fault is None for failed in self.failures.values()):
-            return f"%mesh heal {self.managed.name} puts fresh ones in their places."
+            return f"%mesh heal {self.managed.name} replaces them."
         return self._rejoin() if self._broken or (self.failures and len(self._meetings) > 1) else ""
 
     def _drain(self) -> None:
-        """Wait for the output that ranks wrote before they answered."""
+        """Wait for the output that ranks wrote before they replied."""
         name = self.managed.name
         alive = [Source(name, rank) for rank in self.ranks if not self._is_dead(rank) and rank not in self._dropped]
         dead = [Source(name, rank) for rank in self.ranks if self._is_dead(rank)]
@@ -285,10 +290,10 @@ class CellRun:
     def _whereabouts(self, rank: int) -> tuple[str, int]:
         return self._router.whereabouts(Source(self.managed.name, rank))
 
-    # -- what came of it -------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------
 
     def error(self) -> MeshCellError | None:
-        """The error that tells of all ranks that failed, if any did."""
+        """The error for all ranks that failed, or None."""
         if not self.failures:
             return None
         failures = [self.failures[rank] for rank in sorted(self.failures)]
@@ -306,7 +311,7 @@ class CellRun:
         )
 
     def value(self) -> ValueMesh[Any] | None:
-        """The values of the cell's last expression; None if it has none, or it is None everywhere."""
+        """The values of the cell's last expression; None if there is none, or all of them are None."""
         replies = [self.replies[rank] for rank in self.ranks]
         if not any(reply.has_value for reply in replies):
             return None
@@ -316,14 +321,14 @@ class CellRun:
         return ValueMesh(self.managed.shape(self.ranks), values)
 
     def show_error(self, error: MeshCellError) -> None:
-        """Show the error in the cell's output, for a cell that nobody waits for."""
+        """Show the error in the cell's output, for a cell in the background."""
         self._output.show_text("stderr", "\n".join(error._render_traceback_()) + "\n")
 
     # -- as a target of interrupts ---------------------------------------------------------------
 
     @property
     def outlives_kernel(self) -> bool:
-        """Whether it goes on when this kernel has ended."""
+        """Whether the cell goes on after this kernel has ended."""
         return kept_host_of(self.managed.procs) is not None
 
     def describe(self) -> str:
@@ -334,19 +339,19 @@ class CellRun:
         """See `InterruptTarget`."""
         self.interrupted = True
         for part in self.managed.monitors(sorted(self._progress.waiting)):
-            self._asked += part.mesh.interrupt_cell.stream(self.cell.id)
-        return self._asked
+            self._interrupts += part.mesh.interrupt_cell.stream(self.cell.id)
+        return self._interrupts
 
     def drop(self, ranks: Iterable[int]) -> None:
-        """Have it not begin on those of `ranks` where it has not; what already runs is the caller's to interrupt."""
+        """Cancel the cell on those of `ranks` where it has not begun. The caller interrupts what already runs."""
         waiting = sorted(self.waiting & set(ranks))
         if waiting:
             self.interrupted = True
         for part in self.managed.monitors(waiting):
-            self._asked += part.mesh.drop_cell.stream(self.cell.id)
+            self._interrupts += part.mesh.drop_cell.stream(self.cell.id)
 
     def unanswered(self) -> Iterable[int]:
-        """See `InterruptTarget`. A rank that has not begun runs something else, which is not to be killed."""
+        """See `InterruptTarget`. A rank that has not begun the cell runs something else, which must survive."""
         return sorted(rank for rank in self._progress.waiting if self._has_begun(rank))
 
     def kill(self, ranks: Sequence[int]) -> object:

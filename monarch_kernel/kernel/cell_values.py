@@ -1,4 +1,4 @@
-"""The values of cells, as their ranks have sent them."""
+"""The values of cells, as ranks send them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch_kernel.kernel.rank.executor import CellReply
 
 
 class Unsent:
-    """Stands for a value that stayed on its rank, because it is too large or cannot be pickled."""
+    """Stands for a value that stays on its rank, because it is too large or cannot be pickled."""
 
     def __init__(self, shown: str, why: str) -> None:
         self.shown = shown

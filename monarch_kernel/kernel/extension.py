@@ -1,4 +1,4 @@
-"""Puts `%mesh` into an IPython shell, and takes it out again: our kernel, a plain ipykernel, or a terminal."""
+"""Installs `%mesh` in an IPython shell, and removes it: in this kernel, in a plain ipykernel, or in a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ATTRIBUTE = "_monarch_kernel_extension"
 
 
 class _Extension:
-    """What `load` has put in place; each part is undone by what it leaves on the stack."""
+    """Everything that `load` installs. Each part leaves its undo on a stack."""
 
     def __init__(self, ip: Any) -> None:
         self.notebook = notebook = Notebook(ip, session())
@@ -57,25 +57,25 @@ class _Extension:
             undo.callback(_stop_notifying)
 
     def remove(self) -> None:
-        """Undo all of it. The meshes stay."""
+        """Undo everything. The meshes stay."""
         self._undo.close()
 
 
 def load(ip: Any) -> None:
-    """Register the magics, their completion and the routing of output; a second call does nothing."""
+    """Install the magics, their completion and the routing of output. A second call does nothing."""
     if getattr(ip, _ATTRIBUTE, None) is None:
         setattr(ip, _ATTRIBUTE, _Extension(ip))
 
 
 def kernel_ends(ip: Any) -> None:
-    """Have the cells that still run on ranks say that their kernel ended."""
+    """Mark cells that still run on ranks: their kernel has ended."""
     extension: _Extension | None = getattr(ip, _ATTRIBUTE, None)
     if extension is not None:
         extension.notebook.router.abandon("the kernel ended before this cell did")
 
 
 def unload(ip: Any) -> None:
-    """Take out what `load` put in."""
+    """Undo `load`."""
     extension: _Extension | None = getattr(ip, _ATTRIBUTE, None)
     if extension is not None:
         extension.remove()
@@ -83,7 +83,10 @@ def unload(ip: Any) -> None:
 
 
 def _keep_options(lines: list[str]) -> list[str]:
-    """An input transformer: IPython refuses a cell magic without a body before that has seen its options."""
+    """An input transformer: give a `%%mesh` line without a body an empty one.
+
+    IPython refuses a cell magic without a body before the magic sees its options, such as `--help`.
+    """
     alone = len(lines) == 1 and lines[0].startswith("%") and is_mesh_cell(lines[0])
     return [*(line.rstrip("\n") + "\n" for line in lines), "\n"] if alone else lines
 
@@ -103,7 +106,7 @@ def _unregister_magics(ip: Any) -> None:
 
 
 def _append(undo: ExitStack, hooks: list[Any], hook: Any) -> None:
-    """Append to a list of IPython's, until the stack is closed; others may have taken it out by then."""
+    """Append a hook to a list of IPython's. The undo tolerates that it has been removed meanwhile."""
 
     def remove() -> None:
         if hook in hooks:

@@ -1,4 +1,4 @@
-"""Installing and removing the kernelspec, so that Jupyter finds the kernel in this environment's Python."""
+"""Installs and removes the kernelspec, through which Jupyter finds the kernel of this environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SPEC = "kernel.json"
 
 
 class InstallError(Exception):
-    """The kernelspec could not be written or removed; the message says why and what to do."""
+    """The kernelspec cannot be written or removed. The message says why, and what to do."""
 
 
 def _resources() -> Traversable:
@@ -25,7 +25,7 @@ def _resources() -> Traversable:
 
 
 def kernel_spec(display_name: str = DISPLAY_NAME) -> dict[str, Any]:
-    """The contents of ``kernel.json`` for this Python, by its absolute path."""
+    """The contents of ``kernel.json``, with the absolute path of this Python."""
     spec: dict[str, Any] = json.loads(_resources().joinpath("kernel.json").read_text("utf-8"))
     spec["argv"][0] = sys.executable
     spec["display_name"] = display_name
@@ -38,19 +38,19 @@ def install(
     """Write the kernelspec where Jupyter looks for it.
 
     Args:
-        user: for the current user only.
-        prefix: in ``PREFIX/share/jupyter``, such as an environment's ``sys.prefix``.
+        user: install for the current user only.
+        prefix: install in ``PREFIX/share/jupyter``, such as an environment's ``sys.prefix``.
         name: the kernelspec's name; several environments can each have one.
-        display_name: what launchers show; by default the kernel's own, with ``name`` if that is another.
+        display_name: the name in launchers; by default the kernel's own, followed by a custom ``name``.
 
     Returns:
-        The folder it lies in.
+        Its folder.
     """
     from jupyter_client.kernelspec import KernelSpecManager
 
     if display_name is None:
         display_name = DISPLAY_NAME if name == KERNEL_NAME else f"{DISPLAY_NAME} [{name}]"
-    # Jupyter would remove the whole folder that it finds there, whatever is in it.
+    # Jupyter would remove the whole folder, whatever is in it.
     _remove(_folder(user, prefix, name))
     with tempfile.TemporaryDirectory() as folder, as_file(_resources()) as resources:
         staged = Path(folder, KERNEL_NAME)
@@ -71,24 +71,24 @@ def install(
 
 
 def uninstall(user: bool = False, prefix: str | None = None, name: str = KERNEL_NAME) -> Path:
-    """Remove a kernelspec that ``install`` wrote, given the same place.
+    """Remove a kernelspec that ``install`` wrote with the same arguments.
 
     Returns:
-        The folder that was removed.
+        The removed folder.
     """
     from jupyter_client.kernelspec import KernelSpecManager
 
     folder = _folder(user, prefix, name)
     if not (folder / _SPEC).is_file():
         known = KernelSpecManager().find_kernel_specs().get(name)
-        hint = f" One lies in {known}." if known else ""
+        hint = f" There is one in {known}." if known else ""
         raise InstallError(f"There is no kernelspec '{name}' in {folder.parent}.{hint}")
     _remove(folder)
     return folder
 
 
 def _folder(user: bool, prefix: str | None, name: str) -> Path:
-    """Where a kernelspec of that name is, or would be."""
+    """The folder of a kernelspec of that name, whether it exists or not."""
     from jupyter_core.paths import SYSTEM_JUPYTER_PATH, jupyter_data_dir
 
     if user:
@@ -101,10 +101,10 @@ def _folder(user: bool, prefix: str | None, name: str) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a kernelspec that ``install`` wrote, if there is one: the files that it writes, and no others.
+    """Remove a kernelspec that ``install`` wrote, if there is one, and only the files that ``install`` writes.
 
     Raises:
-        InstallError: it is another kernel's, holds other files, or cannot be removed.
+        InstallError: the folder belongs to another kernel, holds other files, or cannot be removed.
     """
     spec = folder / _SPEC
     if not folder.exists():
@@ -115,14 +115,16 @@ def _remove(folder: Path) -> None:
         ours = False
     if not ours:
         raise InstallError(
-            f"{folder} is not a kernelspec of monarch_kernel, so it stays: choose another name (--name)."
+            f"{folder} is not a kernelspec of monarch_kernel, so it is left alone; choose another name (--name)."
         )
     written = {_SPEC, *(entry.name for entry in _resources().iterdir())}
     left = sorted(entry.name for entry in folder.iterdir() if entry.name not in written)
     if left:
-        raise InstallError(f"{folder} holds other files ({', '.join(left)}), so it stays: move them away first.")
+        raise InstallError(
+            f"{folder} holds other files ({', '.join(left)}), so it is left alone; move them away first."
+        )
     try:
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == _SPEC):  # what proves it ours goes last
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == _SPEC):  # what marks it as ours goes last
             entry.unlink()
         folder.rmdir()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Meshes that outlive kernels: which there are, taking one over, and letting go of it."""
+"""Kept meshes, which outlive kernels: list them, attach to one, detach from it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from monarch_kernel.meshes import KeptError, KeptHost, KeptInfo, end_kept, held,
 
 
 def kept_by_others() -> list[KeptInfo]:
-    """The kept meshes of this user that this notebook does not hold.
+    """The kept meshes of this user that are not attached to this notebook.
 
     Raises:
-        KeptError: the folder that they would be in is another user's.
+        KeptError: their folder belongs to another user.
     """
     here = {host.name for host in held()}
     return [info for info in kept() if info.name not in here]
@@ -32,10 +32,10 @@ def is_kept(name: str, command: str) -> bool:
 
 
 def attach(session: MeshSession, name: str, force: bool = False) -> KeptHost:
-    """Take over a kept mesh, and use it."""
+    """Attach to a kept mesh, and use it."""
     label = os.path.basename(os.path.abspath(name)) if os.sep in name else name
     if label in session.proc_meshes():
-        raise UsageError(f"%mesh attach: there is a mesh {label!r} here already; end or detach it first")
+        raise UsageError(f"%mesh attach: there is a mesh {label!r} here already; stop or detach it first")
     try:
         host = meshes.attach(name, force)
     except (KeptError, ValueError) as error:
@@ -49,34 +49,38 @@ def attach(session: MeshSession, name: str, force: bool = False) -> KeptHost:
 
 
 def detach(session: MeshSession, name: str | None) -> str:
-    """Let go of a kept mesh, without ending it.
+    """Detach from a kept mesh, which goes on.
 
     Returns:
-        One line that says what was let go.
+        One line for the user.
     """
     procs = session.find(name, "%mesh detach")
     host = kept_host_of(procs)
     if host is None:
         raise UsageError(
-            f"%mesh detach: mesh {procs.name} would end with this kernel; only what %mesh up --keep has started "
-            "can be let go"
+            f"%mesh detach: mesh {procs.name} ends with this kernel; only a mesh that was started with "
+            "%mesh up --keep can be detached"
         )
     names = [mesh.name for mesh in host.proc_meshes]
     host.detach()
     for each in names:
         session.let_go(each)
     limit = f" within {_hours(host.idle)}" if host.idle else ""
-    return f"mesh {host.name}: let go; %mesh attach {host.name} finds it again{limit}"
+    return f"mesh {host.name}: detached; %mesh attach {host.name} takes it back{limit}"
 
 
 def end_elsewhere(name: str, force: bool) -> str:
-    """End a kept mesh that this notebook does not hold; what was stopped, in one line."""
+    """Stop a kept mesh that is not attached to this notebook.
+
+    Returns:
+        One line for the user.
+    """
     try:
         info = end_kept(name, force)
     except KeptError as error:
-        raise UsageError(f"%mesh down: {error}; --force ends it nevertheless") from None
+        raise UsageError(f"%mesh down: {error}; --force stops it anyway") from None
     count = sum(mesh.alive for mesh in info.meshes)
-    return f"mesh {name}: {count} rank{'s' * (count != 1)} stopped; no kernel here had it"
+    return f"mesh {name}: {count} rank{'s' * (count != 1)} stopped; it was not attached to this notebook"
 
 
 def _hint(error: str) -> str:

@@ -1,4 +1,4 @@
-"""The kernel: ipykernel's, with interrupts that reach ranks, faults that wait their turn, and a clean end."""
+"""The kernel: ipykernel's, with interrupts that reach ranks, faults shown between cells, and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from monarch_kernel.kernel.interrupts.sigint_watch import SigintWatch
 from monarch_kernel.kernel.output.fault_notices import FaultNotices
 from monarch_kernel.kernel.shell import MonarchShell
 
-#: How long the end of the kernel waits for meshes to stop (seconds). jupyter_client kills the kernel after
-#: five; whatever is left then is ended by the host agent, which sees its controller go.
+#: How long the shutdown waits for meshes to stop (seconds). jupyter_client kills the kernel after five; the host agent,
+#: which then sees its controller go, ends what is left.
 SHUTDOWN_DEADLINE = 3.0
 
 
@@ -50,8 +50,8 @@ class MonarchKernel(IPythonKernel):
         self._watch = SigintWatch(self._sigint)
         self.shell.sigint = self._sigint
         self.faults = FaultNotices(self.shell)
-        self._running: dict[str, Any] | None = None  # the request whose cell runs
-        self._arrived: set[str] = set()  # requests to run cells that have not begun
+        self._running: dict[str, Any] | None = None  # the execute request that runs
+        self._arrived: set[str] = set()  # ids of execute requests that have not begun
         self._debug_requests: set[asyncio.Task[None]] = set()
 
     @property
@@ -71,27 +71,27 @@ class MonarchKernel(IPythonKernel):
     # -- interrupts -----------------------------------------------------------------------------------
 
     def _install_sigint(self) -> None:
-        # Again before and after each request: user code may have put a handler of its own there.
+        # Repeated before and after each request, since user code may have installed its own handler.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._sigint)
             self._watch.install()
 
     def pre_handler_hook(self) -> None:
-        """Called before each message that the shell handles, on the thread that handles it."""
+        """Called before the shell handles a message, on the same thread."""
         if threading.current_thread() is threading.main_thread():
             self._install_sigint()
             self._sigint.begin()
 
     def post_handler_hook(self) -> None:
-        """Called after it."""
+        """Called after the shell has handled a message."""
         if threading.current_thread() is threading.main_thread():
             self._sigint.end()
             self._install_sigint()
 
     async def shell_channel_thread_main(self, msg: Any) -> None:
-        """Pass a message on to the thread that handles it; called on the thread that receives them."""
+        """Pass a message on to the thread that handles it. Called on the thread that receives messages."""
         session: Any = self.session
-        with suppress(Exception):  # what is wrong with it is found out, and said, further on
+        with suppress(Exception):  # an invalid message is reported where it is handled
             idents, frames = session.feed_identities(msg, copy=False)
             request = session.deserialize(frames, content=False, copy=False)
             header = request["header"]
@@ -105,14 +105,14 @@ class MonarchKernel(IPythonKernel):
         await super().shell_channel_thread_main(msg)
 
     def set_parent(self, ident: Any, parent: dict[str, Any], channel: str = "shell") -> None:
-        """Called when a message is handled, or thrown away."""
+        """Called when a message is handled or discarded."""
         super().set_parent(ident, parent, channel)
         if channel == "shell":
             self._arrived.discard(parent.get("header", {}).get("msg_id", ""))
 
     @property
     def cells_wait(self) -> bool:
-        """Whether cells have been sent that wait for the one that runs, as with "Run All"."""
+        """Whether further cells are queued behind the running one, as after "Run All"."""
         return bool(self._arrived)
 
     async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
@@ -128,25 +128,25 @@ class MonarchKernel(IPythonKernel):
                 self._running = None
 
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Any:
-        # ipykernel's own does not wake the event loop, so an idle await goes on until something else does.
+        # ipykernel's own does not wake the event loop, so an idle await would go on until something else wakes it.
         return self._sigint.awaiting(future)
 
     def _notify_cell(self, cell: object, text: str) -> None:
-        """Print a sentence below the cell that it concerns. Called on the relay's thread."""
+        """Print a sentence below the cell that it concerns. Called on the thread of the relay."""
         tokens = self.shell.set_thread_parent(cell) if isinstance(cell, dict) else ()
         try:
             print(text, file=sys.stderr, flush=True)
         finally:
             self.shell.reset_thread_parent(tokens)
 
-    # -- questions ------------------------------------------------------------------------------------
+    # -- history ------------------------------------------------------------------------------------
 
     def do_history(self, hist_access_type: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Answer a request for input history."""
         reply: dict[str, Any] = super().do_history(hist_access_type, *args, **kwargs)
         manager = self.shell.history_manager
         if hist_access_type == "range" and manager is not None:
-            # IPython calls the current session 0 in ranges, but by its number everywhere else.
+            # In ranges, IPython calls the current session 0; everywhere else it uses the number.
             current = manager.session_number
             reply["history"] = [(entry[0] or current, *entry[1:]) for entry in reply["history"]]
         return reply
@@ -154,9 +154,9 @@ class MonarchKernel(IPythonKernel):
     # -- debugger -------------------------------------------------------------------------------------
 
     async def debug_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Have a debug request answered. One that may wait for ranks does not keep others from this channel."""
+        """Answer a debug request. One that may wait for ranks does not block the channel."""
         answered = super().debug_request(stream, ident, parent)
-        debugger = getattr(self, "debugger", None)  # there is none where debugpy cannot be imported
+        debugger = getattr(self, "debugger", None)  # None where debugpy cannot be imported
         if debugger is None or not debugger.may_wait(parent["content"]):
             await answered
             return
@@ -165,7 +165,7 @@ class MonarchKernel(IPythonKernel):
         task.add_done_callback(self._debug_requests.discard)
 
     async def do_debug_request(self, msg: dict[str, Any]) -> dict[str, Any]:
-        """Answer the debugger's front end, which waits for ever when an exception ate the reply."""
+        """Answer the debugger's front end, which would wait forever if an exception swallowed the reply."""
         from monarch_kernel.debugger.dap import refusal
 
         try:
@@ -174,15 +174,15 @@ class MonarchKernel(IPythonKernel):
             self.log.exception("The debug request %r failed", msg.get("command"))
             return refusal(msg, f"{type(error).__name__}: {error}")
 
-    # -- end ------------------------------------------------------------------------------------------
+    # -- shutdown ------------------------------------------------------------------------------------------
 
     async def shutdown_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """End the kernel."""
+        """Shut the kernel down."""
         self.interrupts.ending.set()
         await super().shutdown_request(stream, ident, parent)
 
     async def _at_shutdown(self) -> None:
-        """Called on the control thread when a front end ends or restarts the kernel."""
+        """Called on the control thread when a front end shuts the kernel down or restarts it."""
         extension = sys.modules.get("monarch_kernel.kernel.extension")
         if extension is not None:
             extension.kernel_ends(self.shell)
@@ -191,7 +191,7 @@ class MonarchKernel(IPythonKernel):
 
 
 async def stop_runtime(log: logging.Logger, deadline: float = SHUTDOWN_DEADLINE) -> None:
-    """End this process's meshes and host agents, if it ever made any, within ``deadline`` seconds."""
+    """Stop the meshes and host agents of this process, if there are any, within ``deadline`` seconds."""
     actor = sys.modules.get("monarch_kernel.actor")
     if actor is None:
         return
@@ -202,13 +202,13 @@ async def stop_runtime(log: logging.Logger, deadline: float = SHUTDOWN_DEADLINE)
         try:
             actor.shutdown_context().get(timeout=deadline)
         except Exception:
-            log.exception("The meshes of this kernel could not be stopped in order")
+            log.exception("The meshes of this kernel could not be stopped")
         finally:
-            with suppress(RuntimeError):  # nobody waits any more, and the loop is closed
+            with suppress(RuntimeError):  # the wait has timed out, and the loop is closed
                 loop.call_soon_threadsafe(done.set)
 
     threading.Thread(target=stop, name="monarch-shutdown", daemon=True).start()
     try:
         await asyncio.wait_for(done.wait(), deadline)
     except TimeoutError:
-        log.warning("The meshes of this kernel did not stop in %.0f s; they end with it", deadline)
+        log.warning("The meshes of this kernel did not stop within %.0f s; they end with its process", deadline)

@@ -1,4 +1,4 @@
-"""A proc mesh with the actors that run cells on it."""
+"""A proc mesh that runs cells: its processes, and the kernel's two actors on each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from monarch_kernel.kernel.rank.executor import CellExecutor
 from monarch_kernel.kernel.rank.monitor import Monitor
 from monarch_kernel.meshes import kept_host_of, list_proc_meshes
 
-#: How long ranks may take to come up, to meet, and to end (seconds); importing torch on a busy machine takes its time.
+#: How long ranks may take to start, to meet and to stop (seconds). Importing torch on a busy machine is slow.
 UP_TIMEOUT = 300.0
 
 
 @dataclass(frozen=True)
 class UpOptions:
-    """What `%mesh up` was told, to be told again by `%mesh restart`."""
+    """The arguments of `%mesh up`, which `%mesh restart` uses again."""
 
     name: str
     dims: dict[str, int]
@@ -34,8 +34,8 @@ class ManagedMesh:
 
     Args:
         procs: the mesh.
-        options: how it was started; None if the user's code did that.
-        actors: the actors that are there already, on a mesh that has outlived another kernel.
+        options: how `%mesh up` started it; None if user code did.
+        actors: the actors that an earlier kernel has spawned on it, if any.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class ManagedMesh:
         executor, monitor = actors or (procs.spawn("cells", CellExecutor), procs.spawn("monitor", Monitor))
         self.executor: ActorMesh[CellExecutor] = executor
         self.monitor: ActorMesh[Monitor] = monitor
-        # Dimensions flattened away, for rank sets that are no box.
+        # In one dimension, for sets of ranks that no slice of the original dimensions holds.
         self._flat: ActorMesh[CellExecutor] = self.executor.flatten("ranks")
         self._flat_monitor: ActorMesh[Monitor] = self.monitor.flatten("ranks")
         self._flat_procs: ProcMesh = procs.flatten("ranks")
 
     def get_ready(self) -> None:
-        """Wait for the ranks, and give them what `torch.distributed` needs: its environment, or a process group."""
+        """Wait for the ranks, and set up `torch.distributed`: its environment, and a process group if one is wanted."""
         self.executor.initialized.get(UP_TIMEOUT)
         self.join()
 
     def join(self) -> None:
-        """Have all ranks meet: at a new place, in a new process group if the mesh is to have one."""
+        """Set up a new rendezvous of all ranks, and a new process group if the mesh has one."""
         dist = self.options.dist if self.options is not None else ""
         local = "hosts" not in self.extent
         first = self._flat.slice(ranks=0)
@@ -72,18 +72,18 @@ class ManagedMesh:
         self.executor.set_up.call(meet, threads).get(UP_TIMEOUT)
 
     def rejoin(self) -> None:
-        """Have all ranks leave the process group that they are in, whoever made it, and meet anew."""
+        """Make all ranks leave their process group, whether it is ours or the user's, and set up a new rendezvous."""
         self.executor.leave_group.call().get(UP_TIMEOUT)
         self.join()
 
     def describe(self) -> str:
-        """Its size and shape in a few words: `4 ranks (gpus=4)`."""
+        """Its size and shape, short: `4 ranks (gpus=4)`."""
         count = self.extent.nelements
         sizes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
         return f"{count} rank{'s' * (count != 1)}" + (f" ({sizes})" if sizes else "")
 
     def shape(self, ranks: Sequence[int]) -> Extent:
-        """The shape of values from these ranks: that of the slice they form, or flat if they form none."""
+        """The shape of values from these ranks: that of their slice, or one dimension if they form no slice."""
         box = boxed(ranks, self.extent)
         if box is None:
             return Extent(("ranks",), (len(ranks),))
@@ -91,17 +91,17 @@ class ManagedMesh:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not been stopped, by whomever."""
+        """Whether the mesh has not been stopped."""
         return any(mesh is self.procs for mesh in list_proc_meshes())
 
-    # -- chosen ranks, sorted, in few slices -----------------------------------------------------
+    # -- some ranks, sorted, as few slices -----------------------------------------------------
 
     def executors(self, ranks: Sequence[int]) -> list[MeshPart[ActorMesh[CellExecutor]]]:
         """The actors that run cells."""
         return parts(self.executor, self._flat, self.extent, ranks)
 
     def monitors(self, ranks: Sequence[int]) -> list[MeshPart[ActorMesh[Monitor]]]:
-        """The actors that say where their ranks are."""
+        """The actors that report where their ranks are."""
         return parts(self.monitor, self._flat_monitor, self.extent, ranks)
 
     def procs_at(self, ranks: Sequence[int]) -> list[MeshPart[ProcMesh]]:
@@ -109,18 +109,18 @@ class ManagedMesh:
         return parts(self.procs, self._flat_procs, self.extent, ranks)
 
 
-# -- kept meshes: what the next kernel finds ----------------------------------------------------------
+# -- kept meshes ----------------------------------------------------------
 
 
 def remember(managed: ManagedMesh) -> None:
-    """Keep what the next kernel needs to run cells on this mesh, if that is to be."""
+    """On a kept mesh, store what the next kernel needs to run cells."""
     host = kept_host_of(managed.procs)
     if host is not None:
         host.note(f"cells:{managed.name}", (managed.options, managed.executor, managed.monitor))
 
 
 def recall(procs: ProcMesh) -> ManagedMesh | None:
-    """A mesh on which an earlier kernel has run cells."""
+    """What an earlier kernel has stored with `remember`, or None."""
     host = kept_host_of(procs)
     found = None if host is None else host.noted(f"cells:{procs.name}")
     if found is None:

@@ -1,4 +1,4 @@
-"""The line below a cell that waits for a map over the ranks of a mesh: how far it is, and how long it may take."""
+"""The progress line of a map over the ranks of a mesh, with an estimate of the time left."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class MapProgress:
         self._notebook = notebook
 
     def __call__(self, mapping: Mapping) -> None:
-        """Show how far a map is, or, when it has ended, nothing."""
+        """Show the progress of a map, or nothing once it has ended."""
         output = self._notebook.output_of(mapping.cell)
         if output is not None and output.progress(line(mapping, time.monotonic())):
             self._notebook.router.touch(output)
 
 
 def line(mapping: Mapping, now: float) -> str:
-    """What to say of a map at this moment."""
+    """The progress line of a map."""
     passed = now - mapping.started
     if mapping.ended or passed < QUIET:
         return ""

@@ -1,4 +1,4 @@
-"""A cell that the notebook does not wait for: it goes on in the background, and this is what the user has of it."""
+"""Cells in the background, and the handle that a user has of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 
 
 class MeshCell:
-    """A cell that was started with `--no-wait`: look whether it is done, or wait for it."""
+    """The handle of a cell that runs in the background, such as one started with `--no-wait`."""
 
     def __init__(self, run: CellRun, done: threading.Event) -> None:
         self._run = run
@@ -22,9 +22,9 @@ class MeshCell:
         return self._done.is_set()
 
     def result(self, timeout: float | None = None) -> ValueMesh[Any] | None:
-        """Wait for the cell: its value, or its error."""
+        """Wait for the cell; return its value, or raise its error."""
         if not self._done.wait(timeout):
-            raise TimeoutError(f"the cell still runs on mesh {self._run.managed.name} after {timeout} s")
+            raise TimeoutError(f"the cell is still running on mesh {self._run.managed.name} after {timeout} s")
         error = self._run.error()
         if error is not None:
             raise error
@@ -33,7 +33,7 @@ class MeshCell:
     get = result
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the cell on all ranks where it still runs."""
+        """Raise KeyboardInterrupt in the cell on all ranks that still run it."""
         self._run.interrupt()
 
     def __repr__(self) -> str:
@@ -42,14 +42,14 @@ class MeshCell:
 
 
 def run_in_background(run: CellRun) -> MeshCell:
-    """Start a cell for which the cell of the notebook does not wait."""
+    """Start a cell; the notebook does not wait for it."""
     get_relay().add(run, background=True)
     run.start(then_wait=False)
     return wait_in_background(run)
 
 
 def wait_in_background(run: CellRun) -> MeshCell:
-    """Wait for a cell on a thread of its own; the cell of the notebook is over."""
+    """Wait for a running cell on a separate thread, so that the notebook goes on."""
     relay = get_relay()
     done = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Meshes come and go: what `%mesh up`, `down`, `restart`, `heal` and `interrupt` do, and what they say of it."""
+"""What `%mesh up`, `down`, `restart`, `heal` and `interrupt` do. Each returns what to print."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monarch_kernel.kernel.mesh_parts import parts
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.meshes import KeptError, format_ranks, keep, kept_host_of
 
-#: How long ranks may take to say what an interrupt has stopped (seconds).
+#: How long ranks may take to report what an interrupt has stopped (seconds).
 INTERRUPT_TIMEOUT = 2.0
 
 
@@ -25,14 +25,14 @@ def up(session: MeshSession, options: UpOptions) -> str:
     """Start a mesh and use it.
 
     Returns:
-        One line that says what there is now.
+        One line for the user.
     """
     started = time.monotonic()
     taken = session.proc_meshes().get(options.name)
     if taken is not None:
         raise UsageError(
             f"%mesh up: there is a mesh {options.name!r} already ({len(taken)} ranks); --reuse takes it as it is, "
-            f"--replace ends it first; or give another name"
+            f"--replace stops it first; or give another name"
         )
     preload = options.preload
     if options.dist and "torch" not in preload:
@@ -72,13 +72,13 @@ def up(session: MeshSession, options: UpOptions) -> str:
 
 
 def reuse(session: MeshSession, options: UpOptions) -> str | None:
-    """Use the mesh of that name, a kept one that no kernel holds included; None if there is none.
+    """Use the existing mesh of that name, including a kept one that no kernel is attached to.
 
     Returns:
-        One line that says what is used.
+        One line for the user; None if there is no such mesh.
 
     Raises:
-        UsageError: there is one, and it is another kind of mesh.
+        UsageError: the mesh differs from the one that was asked for.
     """
     name = options.name
     if name not in session.proc_meshes():
@@ -89,8 +89,8 @@ def reuse(session: MeshSession, options: UpOptions) -> str | None:
     differs = _differences(managed, options)
     if differs:
         raise UsageError(
-            f"%mesh up: mesh {name!r} is there, but {'; '.join(differs)}; --replace ends it and starts the one you "
-            "ask for"
+            f"%mesh up: mesh {name!r} exists, but {'; '.join(differs)}; --replace stops it and starts the one you "
+            "asked for"
         )
     session.choose(name)
     dead = sorted(deaths_of(managed.procs))
@@ -99,23 +99,23 @@ def reuse(session: MeshSession, options: UpOptions) -> str | None:
 
 
 def make_room(session: MeshSession, options: UpOptions) -> str:
-    """End the mesh of that name, if there is one.
+    """Stop the mesh of that name, if there is one.
 
     Returns:
-        One line that says what was ended; empty if nothing was.
+        One line for the user; empty if there was no such mesh.
     """
     kept_one = options.keep and any(info.name == options.name for info in kept_by_others())
     return down(session, options.name) if kept_one or options.name in session.proc_meshes() else ""
 
 
 def down(session: MeshSession, name: str | None, force: bool = False) -> str:
-    """Stop a mesh; the newest of those left is in use then.
+    """Stop a mesh. The newest remaining mesh is then in use.
 
     Args:
-        force: also a kept mesh that another kernel holds.
+        force: also stop a kept mesh that another kernel is attached to.
 
     Returns:
-        One line that says what was stopped.
+        One line for the user.
     """
     if name is not None and name not in session.proc_meshes() and is_kept(name, "%mesh down"):
         return end_elsewhere(name, force)
@@ -137,18 +137,18 @@ def restart(session: MeshSession, name: str | None) -> str:
     managed = session.managed(found.name)
     if managed is None or managed.options is None:
         raise UsageError(
-            f"%mesh restart: mesh {found.name!r} was not started by %mesh up, so how to start it is not known; "
-            "start it again the way it was"
+            f"%mesh restart: mesh {found.name!r} was not started by %mesh up, so its options are not known; "
+            "start it again the way it was started"
         )
     down(session, found.name)
     return up(session, managed.options)
 
 
 def heal(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str:
-    """Replace what died among these ranks; all ranks then meet anew, as at the start.
+    """Replace the dead ones of these ranks, then set up a new rendezvous of all ranks.
 
     Returns:
-        What was done, in a few lines.
+        A few lines for the user.
     """
     managed = session.managed(mesh.name)
     host = kept_host_of(mesh)
@@ -164,17 +164,17 @@ def heal(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str:
     except MeshFailure as error:
         rest = "heal all of them" if len(ranks) < len(mesh) else "try it again"
         raise UsageError(f"%mesh heal: more ranks of mesh {mesh.name} are dead: {error.reason}; {rest}") from None
-    told = [str(healed) for healed in done if healed] or [f"mesh {mesh.name}: all its ranks are well"]
+    told = [str(healed) for healed in done if healed] or [f"mesh {mesh.name}: all ranks are alive"]
     if not was_kept:
-        told.append(f"  the host agent of mesh {mesh.name} had died, too: a new one keeps it from now on")
+        told.append(f"  the host agent of mesh {mesh.name} had died, too; a new one keeps it from now on")
     return "\n".join(told)
 
 
 def interrupt(mesh: ProcMesh, ranks: Sequence[int]) -> str:
-    """Raise KeyboardInterrupt in whatever runs on these ranks.
+    """Raise KeyboardInterrupt in the cells and endpoints that run on these ranks.
 
     Returns:
-        What was interrupted where, in one line.
+        One line for the user.
     """
     asked = [(part, part.mesh.interrupt()) for part in parts(mesh, mesh.flatten("ranks"), mesh.extent, ranks)]
     deadline = time.monotonic() + INTERRUPT_TIMEOUT
@@ -186,21 +186,21 @@ def interrupt(mesh: ProcMesh, ranks: Sequence[int]) -> str:
         except TimeoutError:
             silent += part.ranks
             continue
-        except SupervisionError as error:  # the dead run nothing; the others have been told
+        except SupervisionError as error:  # dead ranks run nothing; the others have been interrupted
             names = {part.ranks[rank]: found for rank, found in error.values.items()}
         for rank, found in names.items():
             for name in found:
                 stopped.setdefault("a cell" if name == "cells.run" else name, []).append(rank)
     told = [f"{what} on {_ranks(who)}" for what, who in stopped.items()]
-    text = f"mesh {mesh.name}: interrupted {', '.join(told)}" if told else f"mesh {mesh.name}: nothing runs there"
+    text = f"mesh {mesh.name}: interrupted {', '.join(told)}" if told else f"mesh {mesh.name}: nothing is running there"
     if silent:
         who = _ranks(silent)
-        text += f"; no answer from {who} within {INTERRUPT_TIMEOUT:g} s, %mesh stacks shows where its code is"
+        text += f"; no answer from {who} within {INTERRUPT_TIMEOUT:g} s; %mesh stacks shows what it is doing"
     return text
 
 
 def deaths_of(procs: ProcMesh) -> dict[int, str]:
-    """Which ranks of a mesh are dead, and why."""
+    """The dead ranks of a mesh, and why they died."""
     states = procs.status().get(UP_TIMEOUT)
     return {
         rank: states.get(rank).cause
@@ -210,7 +210,7 @@ def deaths_of(procs: ProcMesh) -> dict[int, str]:
 
 
 def _differences(managed: ManagedMesh, options: UpOptions) -> list[str]:
-    """How a mesh differs from the one that was asked for, in the words of `%mesh up`."""
+    """How a mesh differs from the one that was asked for, in terms of the options of `%mesh up`."""
     found: list[str] = []
     if dict(managed.extent) != options.dims:
         asked = ", ".join(f"{label}={size}" for label, size in options.dims.items())
@@ -230,7 +230,7 @@ def _differences(managed: ManagedMesh, options: UpOptions) -> list[str]:
 
 
 def _join_debugger(procs: ProcMesh) -> None:
-    """Breakpoints that hold everywhere hold on a new mesh before the first cell runs there."""
+    """Set the breakpoints for all meshes on a new one, before the first cell runs there."""
     hub = sys.modules.get("monarch_kernel.debugger.controller.hub")
     debugger = hub.existing_debugger() if hub is not None else None
     if debugger is not None:

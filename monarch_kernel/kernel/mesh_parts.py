@@ -1,4 +1,4 @@
-"""Chosen ranks of a mesh as few slices, each of which one call addresses. Pure but for the slicing."""
+"""Splits a set of ranks into few slices of their mesh, each of which takes one call."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from monarch_kernel.actor import Extent
 
 
 class Sliceable(Protocol):
-    """A mesh of procs or actors."""
+    """A mesh of procs or of actors."""
 
     def slice(self, **within: Any) -> Any:
-        """The mesh of some of its ranks."""
+        """The mesh of the ranks within these coordinates."""
         ...
 
 
@@ -23,20 +23,20 @@ Sliced = TypeVar("Sliced", bound=Sliceable)
 
 @dataclass(frozen=True, slots=True)
 class MeshPart(Generic[Sliced]):
-    """A slice of a mesh, and the ranks in it, in its order, as the whole mesh numbers them."""
+    """A slice of a mesh, and its ranks in order, numbered as in the whole mesh."""
 
     mesh: Sliced
     ranks: tuple[int, ...]
 
 
 def parts(whole: Sliced, flat: Sliced, extent: Extent, ranks: Sequence[int]) -> list[MeshPart[Sliced]]:
-    """The slices that hold `ranks` and no others.
+    """Slices that together hold exactly these ranks.
 
     Args:
         whole: the mesh.
-        flat: the mesh in one dimension, `ranks`.
-        extent: of the mesh.
-        ranks: sorted.
+        flat: the same mesh in one dimension, `ranks`.
+        extent: the extent of the mesh.
+        ranks: the ranks, sorted.
     """
     chosen = tuple(ranks)
     if not chosen:
@@ -51,7 +51,7 @@ def parts(whole: Sliced, flat: Sliced, extent: Extent, ranks: Sequence[int]) -> 
 
 
 def boxed(ranks: Sequence[int], extent: Extent) -> dict[str, slice] | None:
-    """`ranks` (sorted) as slices of every dimension; None if they do not form such a box."""
+    """`ranks` (sorted) as a slice of each dimension; None if they form no box."""
     slices: dict[str, slice] = {}
     count = 1
     for label, size, stride in zip(extent.names, extent.shape, extent.strides, strict=True):
@@ -65,7 +65,7 @@ def boxed(ranks: Sequence[int], extent: Extent) -> dict[str, slice] | None:
 
 
 def runs(ranks: Sequence[int]) -> list[slice]:
-    """`ranks` (sorted) as slices of a flat mesh, few of them."""
+    """`ranks` (sorted) as few slices of a mesh of one dimension."""
     found: list[slice] = []
     at = 0
     while at < len(ranks):

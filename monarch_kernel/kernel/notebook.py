@@ -1,4 +1,4 @@
-"""What `%mesh` needs of the IPython it is loaded in: the cell that runs, its text, and where output goes."""
+"""The notebook as the magics see it: the running cell, its text, and where output goes."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from monarch_kernel.kernel.output.router import OutputRouter
 from monarch_kernel.kernel.output.stream_watch import OwnOutput
 from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.session import MeshSession
-from monarch_kernel.kernel.stale_classes import Outdated
+from monarch_kernel.kernel.stale_classes import StaleClasses
 from monarch_kernel.kernel.usage_errors import nearest
 from monarch_kernel.meshes import format_points, list_proc_meshes
 from monarch_kernel.output import set_origin
 
-#: How long the end of a cell waits for output that is on its way (seconds).
+#: How long the end of a cell waits for output in transit (seconds).
 ARRIVAL = 0.5
 
 _MOST_CELLS = 500
 
 _count = itertools.count(1)
-#: Cells of this kernel: ranks that have outlived another one still have cells of that.
+#: The prefix of the keys of this kernel's cells. Kept ranks may still run cells of an earlier kernel.
 RUN = f"cell-{os.urandom(3).hex()}"
 
 
 class Notebook:
-    """One IPython shell as the magics see it.
+    """One IPython shell, with what the magics need of it.
 
     Args:
         shell: the shell.
@@ -56,17 +56,17 @@ class Notebook:
         self._own_output = OwnOutput(self._make_way)
         self._calls = CallProgress(self.router, self._replaceable, session, self.file_label)
         self._raw_cell = ""
-        self._outdated = Outdated(shell.user_ns)
-        # Where the output of each ordinary cell goes, should actors that it called put out something.
+        self._stale = StaleClasses(shell.user_ns)
+        # Where the output of actors goes that each ordinary cell has called.
         self._publishers: OrderedDict[str, Publisher] = OrderedDict()
-        self._numbers: dict[str, int] = {}  # of the same cells, as In[...] has them
+        self._numbers: dict[str, int] = {}  # the number of each of these cells, as in In[...]
         self._key = ""
-        self.last_cell: tuple[str, str] | None = None  # file and text of the latest `%%mesh` cell
-        self._foreign: list[str] = []  # cells of another kernel whose output goes to the cell that runs
+        self.last_cell: tuple[str, str] | None = None  # the file and the text of the latest `%%mesh` cell
+        self._foreign: list[str] = []  # cells of an earlier kernel, whose output goes to the running cell
 
     @property
     def colours(self) -> bool:
-        """Whether errors may be coloured."""
+        """Whether errors may use colours."""
         return str(getattr(self.shell, "colors", "")).lower() != "nocolor"
 
     # -- events of the shell -------------------------------------------------------------------
@@ -78,7 +78,7 @@ class Notebook:
         set_origin(self._key)
         self._publishers[self._key] = publisher_for(self.shell)
         self._own_output.watch()
-        # Some versions of IPython have counted the cell already, others count it when it has ended.
+        # Some versions of IPython count a cell before this event, others at its end.
         self._numbers[self._key] = min(self.shell.execution_count, len(self.shell.history_manager.input_hist_parsed))
         while len(self._publishers) > _MOST_CELLS:
             self._numbers.pop(self._publishers.popitem(last=False)[0], None)
@@ -86,12 +86,12 @@ class Notebook:
             self._calls.begin(self._key)
 
     def after_cell(self, _result: Any) -> None:
-        """IPython's `post_run_cell`: what actors printed during an ordinary cell is shown before it ends."""
+        """IPython's `post_run_cell`: show what actors have printed during an ordinary cell before it ends."""
         self._calls.end()
         self.stops.after_cell()
-        if not is_mesh_cell(self._raw_cell):  # those wait for the end of their own output
+        if not is_mesh_cell(self._raw_cell):  # these have waited for their own output
             _let_output_arrive()
-            for notice in self._outdated.notices(self._raw_cell):
+            for notice in self._stale.notices(self._raw_cell):
                 print(notice)
         for key in (*self._foreign, self._key):
             output = self.router.get(key)
@@ -101,7 +101,7 @@ class Notebook:
         self._own_output.stop()
 
     def close(self) -> None:
-        """Let go of the shell."""
+        """Detach from the shell."""
         self._own_output.stop()
         self._calls.close()
         self.stops.close()
@@ -115,16 +115,16 @@ class Notebook:
     # -- cells ---------------------------------------------------------------------------------
 
     def make_cell(self, body: str) -> Cell:
-        """The body of a `%%mesh` cell as ranks are to run it.
+        """Make the cell that ranks run of the body of a `%%mesh` cell.
 
         Raises:
-            CellSyntaxError: it is no Python.
+            CellSyntaxError: the body is not valid Python.
         """
         raw = self._raw_cell if body and self._raw_cell.endswith(body.rstrip("\n")) else ""
         raw = raw or self._containing(body)
         header = header_lines(raw, body)
         transformed = self.shell.transform_cell(body)
-        dropped = blank_lines(body) - blank_lines(transformed)  # IPython does, unless its debugger is on
+        dropped = blank_lines(body) - blank_lines(transformed)  # by IPython, unless its debugger is on
         source = "\n" * (header + dropped) + transformed
         compiler = self.shell.compile
         number = self._numbers.get(self._key, self.shell.execution_count)
@@ -139,7 +139,7 @@ class Notebook:
         return Cell(f"{self._key}.{next(_count)}", source, filename, raw, ends_quietly(transformed))
 
     def _containing(self, body: str) -> str:
-        """A cell with this body, where the text of the whole cell is not known (it was run by a program)."""
+        """The whole cell around this body. It is not known where a program has run the cell."""
         raw = self._raw_cell
         return raw if body.strip() and body.strip() in raw else f"%%mesh\n{body}"
 
@@ -147,7 +147,7 @@ class Notebook:
         """The file and the text of the cell with this execution number.
 
         Raises:
-            CommandError: it has not run in this session.
+            CommandError: no such cell has run in this session.
         """
         history = self.shell.history_manager
         texts: list[str] = history.input_hist_raw if history is not None else []
@@ -161,7 +161,7 @@ class Notebook:
         return lines
 
     def file_label(self, file: str) -> str | None:
-        """What IPython calls the file of a cell, or a cell by its identity: `Cell In[3]`."""
+        """IPython's name for the file of a cell, or for a cell by its key: `Cell In[3]`; None for other files."""
         if file.startswith(RUN):
             number = self._numbers.get(file.partition(".")[0])
             return None if number is None else f"Cell In[{number}]"
@@ -171,33 +171,35 @@ class Notebook:
     # -- output --------------------------------------------------------------------------------
 
     def output(self, *, raw: bool = False, expected: Any = ()) -> CellOutput:
-        """An output area in the cell that runs now."""
+        """A new output area in the running cell."""
         return CellOutput(publisher_for(self.shell), raw=raw, expected=expected)
 
     @property
     def cell_key(self) -> str:
-        """Names the cell that runs, or ran last; what ranks do for it has this, or this and a dot, at its beginning."""
+        """The key of the running cell, or of the last one; ids of its runs on ranks begin with this key and a dot."""
         return self._key
 
     def output_of(self, cell: str) -> CellOutput | None:
-        """Where the output of a cell is shown; None for one that this notebook does not know."""
+        """The output area of a cell; None for a cell that this notebook does not know."""
         output = self.router.get(cell)
         if output is None and cell in self._publishers:
             output = self.router.open(cell, CellOutput(self._publishers[cell]))
         return output
 
     def _replaceable(self, cell: str) -> CellOutput | None:
-        """Where a line can stand in a cell that vanishes again: not in a terminal, where it would overwrite what the
-        cell itself prints, and not where `%%capture` keeps all that is displayed.
+        """The output area of a cell if it can show a line and remove it later.
+
+        A terminal cannot, since the line would overwrite what the cell prints; nor can a cell under `%%capture`, which
+        keeps everything that is displayed.
         """
         publisher = self._publishers.get(cell)
         captured = getattr(self.shell.display_pub, "session", None) is None
         return None if publisher is None or not publisher.live or captured else self.output_of(cell)
 
     def _ordinary_output(self, cell: str) -> tuple[str, CellOutput] | None:
-        """Where output goes that is no `%%mesh` cell's: to the cell that called the actor, else to the latest."""
+        """The output area for output of an ordinary cell: the one that called the actor, else the latest."""
         if cell and not cell.startswith(RUN) and cell not in self._publishers and self._key in self._publishers:
-            self._publishers[cell] = self._publishers[self._key]  # of a kernel before: all of it goes to one place
+            self._publishers[cell] = self._publishers[self._key]  # of an earlier kernel: all of it goes to one cell
             self._foreign.append(cell)
         key = cell if cell in self._publishers else self._key
         publisher = self._publishers.get(key)
@@ -221,7 +223,7 @@ class Notebook:
         return "\n".join(lines)
 
     def keep(self, value: Any) -> None:
-        """Make `value` the cell's: `_` and `Out[n]`. It is not shown, since the ranks have shown their own."""
+        """Make `value` the result of the cell, `_` and `Out[n]`, without showing it: the ranks have shown theirs."""
         if value is not None:
             self.shell.displayhook.update_user_ns(value)
 
@@ -238,7 +240,7 @@ class Notebook:
             ) from None
 
     def place(self, file: str, line: int, function: str) -> str:
-        """A place in code, short."""
+        """A location in code, short."""
         label = self.file_label(file)
         if label is None and os.path.basename(os.path.dirname(file)).startswith("ipykernel_"):
             return f"line {line} of a cell of an earlier kernel"
@@ -247,13 +249,13 @@ class Notebook:
 
 
 def _let_output_arrive() -> None:
-    """Wait until what ranks wrote before they answered this cell is here.
+    """Wait for the output that ranks wrote before they replied to this cell.
 
-    It comes through the host agents, while answers come directly; an answer of the agents comes after it.
+    Output comes through the host agents, replies come directly. The agents answer after they have passed the output on.
     """
     deadline = time.monotonic() + ARRIVAL
-    # One rank of each mesh is enough to ask its agent, and costs the agent little.
+    # Asking about one rank of each mesh reaches its agent, and costs the agent little.
     asked = [mesh.slice(**mesh.extent.point(0)).status() for mesh in list_proc_meshes()]
     for answer in asked:
-        with suppress(Exception):  # an agent that is gone or stuck must not keep the cell from ending
+        with suppress(Exception):  # a dead or stuck agent must not keep the cell from ending
             answer.get(max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""How far a cell is that takes long: which ranks are done, and where the others are; as data, and in one line. Pure."""
+"""The progress of a long cell, as data and as one line: which ranks are done, and where the others are. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch_kernel.meshes import format_ranks
 
 #: A cell shows no progress before this many seconds.
 QUIET = 1.0
-#: Where ranks are is asked this often (seconds).
+#: Ranks are asked this often where they are (seconds).
 PERIOD = 1.0
 
 _MOST_LOCATIONS = 3
@@ -33,16 +33,16 @@ class CodeLocation:
 
 @dataclass(frozen=True, slots=True)
 class ProgressReport:
-    """How far a cell is. Ranks are sorted.
+    """The progress of a cell. Ranks are sorted.
 
     Attributes:
         total: how many ranks it runs on.
         done: how many of them have finished.
-        waiting: the ranks that have begun and not ended.
-        locations: where some of these are.
-        failed: ranks that failed, by the exception in one line.
-        queued: ranks that have not begun, by what they still run.
-        silent: ranks that live but do not respond, by the reason.
+        waiting: the ranks that run it.
+        locations: the ranks at each known location.
+        failed: the failed ranks of each exception, in one line.
+        queued: the ranks that have not begun, by what they still run.
+        silent: the ranks that are alive but do not respond, by the reason.
     """
 
     total: int
@@ -55,7 +55,7 @@ class ProgressReport:
 
 
 class Progress:
-    """Which ranks of a cell are done, failed or still running, and when to say so.
+    """Which ranks of a cell are done, failed or still running, and when to show that.
 
     Args:
         ranks: the ranks that the cell runs on.
@@ -65,7 +65,7 @@ class Progress:
     def __init__(self, ranks: Iterable[int], now: float) -> None:
         self.total = 0
         self.waiting: set[int] = set()
-        #: Ranks that live but do not respond, and why.
+        #: Ranks that are alive but do not respond, and why.
         self.silent: dict[int, str] = {}
         self.failed: dict[int, str] = {}
         #: Ranks that still run something else, and what.
@@ -78,18 +78,18 @@ class Progress:
             self.total += 1
 
     def done(self, rank: int) -> None:
-        """`rank` finished."""
+        """Note that `rank` has finished."""
         self.waiting.discard(rank)
         self.queued.pop(rank, None)
         self._locations.pop(rank, None)
 
     def fail(self, rank: int, why: str) -> None:
-        """`rank` failed; `why` is the exception in one line."""
+        """Note that `rank` has failed; `why` is the exception in one line."""
         self.done(rank)
         self.failed[rank] = why
 
     def at(self, locations: Mapping[int, CodeLocation | None]) -> None:
-        """Where ranks were a moment ago; None for one that could not tell."""
+        """Note where ranks were a moment ago; None where that is unknown."""
         for rank, location in locations.items():
             if location is None:
                 self._locations.pop(rank, None)
@@ -98,23 +98,23 @@ class Progress:
                 self._locations[rank] = location
 
     def behind(self, rank: int, what: str) -> None:
-        """`rank` has not begun: it still runs `what`."""
+        """Note that `rank` has not begun, since it still runs `what`."""
         if rank in self.waiting:
             self.queued[rank] = what
 
     def standing(self) -> object:
-        """What changes when the cell goes on: which ranks are done, which have failed, and where the others are."""
+        """A value that changes when the cell makes progress."""
         return frozenset(self.waiting), frozenset(self.failed), frozenset(self._locations.items())
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time to ask where the ranks are."""
+        """Whether to ask the ranks now where they are."""
         if now - self._started < QUIET or now - self._asked < PERIOD or not self.waiting:
             return False
         self._asked = now
         return True
 
     def report(self, now: float) -> ProgressReport | None:
-        """How far the cell is; None while there is nothing to say."""
+        """The progress so far; None while there is nothing to show."""
         if now - self._started < QUIET or not self.waiting:
             return None
         return ProgressReport(
@@ -128,7 +128,7 @@ class Progress:
         )
 
     def line(self, now: float) -> str:
-        """The line to show, empty while there is nothing to say."""
+        """The line to show; empty while there is nothing to show."""
         report = self.report(now)
         return "" if report is None else progress_text(report)
 

@@ -1,4 +1,4 @@
-"""The meshes that `%mesh` knows: made by it, or by the user's own code and then taken into use."""
+"""The meshes of a notebook: those that `%mesh up` has started, and those of user code."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class MeshSession:
     # -- what there is -------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """The names of all meshes of this controller, oldest first."""
+        """The names of all meshes of this process, oldest first."""
         return list(self.proc_meshes())
 
     def proc_meshes(self) -> dict[str, ProcMesh]:
-        """All meshes of this controller by name; of two with one name, the newer."""
+        """All meshes of this process by name; of two with the same name, the newer."""
         self._forget_stopped()
         return {mesh.name: mesh for mesh in list_proc_meshes()}
 
     def managed(self, name: str) -> ManagedMesh | None:
-        """The mesh of that name if cells have been run on it or `%mesh up` made it."""
+        """The mesh of that name if it runs cells: `%mesh up` has started it, or a cell has run on it."""
         self._forget_stopped()
         return self._managed.get(name)
 
     @property
     def current(self) -> str | None:
-        """The name of the mesh in use; the only one there is, where none was chosen."""
+        """The name of the mesh in use: the one that was chosen, or the only one."""
         names = self.names()
         if self._current not in names:
             self._current = None
@@ -50,10 +50,10 @@ class MeshSession:
         return self.proc_meshes()[name]
 
     def get(self, name: str | None, command: str) -> ManagedMesh:
-        """The mesh of that name, or the one in use; made fit to run cells if it is not yet.
+        """The mesh of that name, or the one in use; prepared for cells if it is not yet.
 
         Raises:
-            UsageError: there is none; says which there are.
+            UsageError: there is none; the message says which there are.
         """
         wanted = name or self.current
         found = self.find(wanted, command)
@@ -83,34 +83,34 @@ class MeshSession:
         raise UsageError(f"{command}: there is no mesh {wanted!r}{nearest(wanted, meshes)}; there are {known}")
 
     def _check_not_lost(self, name: str | None, command: str) -> None:
-        """Say so if this was a kept mesh that another process has now."""
+        """Raise UsageError if this was a kept mesh that another process has taken over."""
         for lost, why in taken_over().items():
             if name in (None, lost):
                 raise UsageError(f"{command}: {why}; %mesh attach {lost} --force takes it back")
 
     def use(self, name: str, command: str = "%mesh use") -> ManagedMesh:
-        """Have cells run on that mesh from now on."""
+        """Run the following cells on that mesh."""
         managed = self.get(name, command)
         self.choose(managed.name)
         return managed
 
-    # -- told by what changes it -----------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------
 
     def adopt(self, managed: ManagedMesh) -> None:
-        """A mesh on which cells can run."""
+        """Add a mesh that runs cells."""
         self._managed[managed.name] = managed
 
     def choose(self, name: str) -> None:
-        """The mesh of that name is in use from now on."""
+        """Use the mesh of that name from now on."""
         self._current = name
 
     @property
     def chosen(self) -> str | None:
-        """The mesh that was last chosen, if any was."""
+        """The mesh that was chosen last, if any."""
         return self._current
 
     def let_go(self, name: str) -> None:
-        """A mesh is not this notebook's any more; the newest of those left is in use then."""
+        """Forget a mesh. If it was in use, the newest remaining mesh is used next."""
         self._managed.pop(name, None)
         if self._current == name:
             names = self.names()
@@ -119,7 +119,7 @@ class MeshSession:
     def _forget_stopped(self) -> None:
         for name, managed in list(self._managed.items()):
             if not managed.is_alive:
-                self._managed.pop(name, None)  # several threads look
+                self._managed.pop(name, None)  # other threads do this, too
 
 
 _session: MeshSession | None = None

@@ -1,4 +1,4 @@
-"""The kernel's shell: IPython's, with interrupts that always end in KeyboardInterrupt."""
+"""The shell of the kernel: IPython's, in which an interrupt always ends in KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch_kernel.kernel.traceback_frames import cut
 
 
 class MonarchShell(ZMQInteractiveShell):
-    """``ZMQInteractiveShell`` that tells the SIGINT handler when the user's code runs."""
+    """A ``ZMQInteractiveShell`` that tells the SIGINT handler when user code runs."""
 
     sigint: SigintHandler
 
@@ -24,12 +24,12 @@ class MonarchShell(ZMQInteractiveShell):
             return super().run_cell(*args, **kwargs)
 
     async def run_cell_async(self, raw_cell: str, *args: Any, **kwargs: Any) -> Any:
-        """Run a cell that may await. An exception that left it would lose the reply, so none does."""
+        """Run a cell that may await. No exception leaves this method, since it would lose the reply."""
         try:
             with self.sigint.interruptible():
                 result = await super().run_cell_async(raw_cell, *args, **kwargs)
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
-            # It hit IPython's own code, around the user's.
+            # It hit IPython's own code, around user code.
             self.showtraceback()
             result = ExecutionResult(ExecutionInfo(raw_cell, False, False, True, None))
             result.error_in_exec = error
@@ -38,12 +38,12 @@ class MonarchShell(ZMQInteractiveShell):
         return result
 
     def user_expressions(self, expressions: dict[str, str]) -> Any:
-        """Evaluate what the front end asked for after the cell; this is the user's code too."""
+        """Evaluate the expressions that the front end sent with the cell; they are user code, too."""
         with self.sigint.interruptible():
             return super().user_expressions(expressions)
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Show an error; the cancellation of an awaiting cell by Ctrl-C is shown as what it is."""
+        """Show an error. A cell that was cancelled by Ctrl-C while it awaited shows KeyboardInterrupt."""
         _, value, tb = exc_tuple or sys.exc_info()
         if self._is_interrupt(value) or type(value) is KeyboardInterrupt:
             exc_tuple = (KeyboardInterrupt, KeyboardInterrupt(), cut(tb, interrupt=True))

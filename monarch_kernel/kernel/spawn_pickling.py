@@ -1,7 +1,7 @@
-"""Classes and functions of cells in processes that `multiprocessing` spawns, such as a DataLoader's workers.
+"""Makes classes and functions of cells work in processes that `multiprocessing` spawns, such as DataLoader workers.
 
-A spawned process has no cells, so that what comes from them cannot be found there by its name. While a process is being
-spawned, it is pickled by value; in the child it takes its place in `__main__`, where later pickles find it by name.
+A spawned process has no cells, so it cannot find their classes and functions by name. While a process is being spawned,
+they are pickled by value. The child puts them into its `__main__`, where later pickles find them by name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from monarch_kernel.introspection import after_import
 
 
 def install() -> None:
-    """Prepare `multiprocessing`, as soon as this process imports it."""
+    """Patch the pickler of `multiprocessing` as soon as this process imports it."""
     after_import("multiprocessing.context", _prepare)
 
 
@@ -26,7 +26,7 @@ def _prepare(_context: Any) -> None:
     def reducer_override(_pickler: Any, value: Any) -> Any:
         if not isinstance(value, type | FunctionType) or value.__module__ != "__main__":
             return NotImplemented
-        if getattr(get_spawning_popen(), "method", "fork") == "fork":  # a queue, or a child that has all of ours
+        if getattr(get_spawning_popen(), "method", "fork") == "fork":  # a queue, or a forked child, which has the cells
             return NotImplemented
         import cloudpickle
 
@@ -36,7 +36,7 @@ def _prepare(_context: Any) -> None:
 
 
 def restore(pickled: bytes) -> Any:
-    """In the child: the class or function, which is in its `__main__` from now on."""
+    """In the child: load the class or function, and put it into `__main__`."""
     from multiprocessing.reduction import ForkingPickler
 
     import cloudpickle
@@ -50,12 +50,12 @@ def restore(pickled: bytes) -> Any:
 
 
 def _by_name(_pickler: Any, value: Any) -> Any:
-    """In the child: what came with the classes and functions above is the parent's own again when it goes back."""
+    """In the child: pickle restored classes and functions by name, so that the parent gets its own back."""
     if not isinstance(value, type | FunctionType) or value.__module__ != "__main__" or "<" in value.__qualname__:
         return NotImplemented
     return find, (value.__qualname__,)
 
 
 def find(qualname: str) -> Any:
-    """The class or function of `__main__`."""
+    """Find a class or function in `__main__`."""
     return attrgetter(qualname)(sys.modules["__main__"])

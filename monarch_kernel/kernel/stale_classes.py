@@ -1,4 +1,4 @@
-"""Tells once that actors still run a class that a cell has defined anew: they go on with the one they were made of."""
+"""Warns once about actors whose class a cell has redefined: they go on with the old definition."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from monarch_kernel.actor import ActorMesh
 
 
-class Outdated:
-    """Looks at the actor meshes that a cell names.
+class StaleClasses:
+    """Checks the actor meshes that a cell names.
 
     Args:
-        names: the notebook's variables.
+        names: the variables of the notebook.
     """
 
     def __init__(self, names: dict[str, Any]) -> None:
@@ -20,7 +20,7 @@ class Outdated:
         self._told: set[tuple[str, int]] = set()
 
     def notices(self, cell: str) -> list[str]:
-        """What to say below this cell, whose text is given."""
+        """The warnings to print below a cell with this text."""
         said: list[str] = []
         for name in dict.fromkeys(re.findall(r"[A-Za-z_]\w*", cell)):
             mesh = self._names.get(name)
@@ -34,13 +34,13 @@ class Outdated:
                 self._told.add((mesh._actor, id(new)))
                 said.append(
                     f"{name}: these actors run the class {old.__qualname__} as it was when they were spawned; spawn "
-                    "them again to run the new one."
+                    "them again to use the new definition."
                 )
         return said
 
 
 def _differ(old: type, new: type) -> bool:
-    """Whether two classes of one name are of different code; running the same cell again makes no such."""
+    """Whether the code of two classes of one name differs. Running a cell again unchanged makes no difference."""
     return old is not new and old.__module__ == new.__module__ == "__main__" and _code(old) != _code(new)
 
 

@@ -1,4 +1,4 @@
-"""Frames that a traceback is shown without: of our own package, and of what merely waits when an interrupt comes."""
+"""Hides frames of a traceback: those of this package, and those of code that only waits when an interrupt arrives."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import selectors
 from types import TracebackType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-#: Files below which an interrupt finds code that waits, and nobody looks for a bug.
+#: Files whose frames are hidden where an interrupt has hit code that waits.
 WAITING = (os.path.dirname(asyncio.__file__) + os.sep, selectors.__file__)
-# debugpy, with the pydevd that it brings, traces the kernel when JupyterLab's debugger is on.
+# debugpy and its pydevd trace the kernel while the debugger of JupyterLab is on.
 _DEBUGGERS = (f"{os.sep}debugpy{os.sep}", f"{os.sep}pydevd", f"{os.sep}bdb.py", f"{os.sep}pdb.py")
 
 
 def cut(traceback: TracebackType | None, *, interrupt: bool = False) -> TracebackType | None:
-    """The traceback up to the last frame that is not this package's; all of it if every frame is.
+    """The traceback up to the last frame outside this package; all of it if there is none.
 
     Args:
-        interrupt: it is of a KeyboardInterrupt: also without what waited, or traced, at its end.
+        interrupt: the traceback is of a KeyboardInterrupt; also hide frames at its end that wait or trace.
     """
     frames: list[TracebackType] = []
     while traceback is not None:

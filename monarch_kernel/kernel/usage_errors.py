@@ -1,4 +1,4 @@
-"""`UsageError`s of the magics: one sentence each, with what would be right."""
+"""Usage errors of the magics: one sentence each, which says what would be right."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from IPython.core.error import UsageError
 
 
 def usage_error(command: str, message: str) -> UsageError:
-    """The error of one command, as one sentence with where to read on."""
+    """A usage error of a command."""
     return UsageError(f"{command}: {message}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean X?)`, or nothing where nothing is near."""
+    """` (did you mean X?)`, or an empty string where no known word is similar."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {near[0]}?)" if near else ""

@@ -180,7 +180,7 @@ def test_two_kernels_do_not_hold_one_mesh(start_kernel: Callable[..., Kernel]) -
     assert "5" in str(second.ok("%%mesh\nx").displays)
     first.ok("%mesh attach m --force")  # and back, which the ranks must allow
     assert "5" in str(first.ok("%%mesh\nx").displays)
-    assert first.ok("%mesh detach m").stdout.startswith("mesh m: let go")
+    assert first.ok("%mesh detach m").stdout.startswith("mesh m: detached")
     second.ok("%mesh attach m")
     assert "5" in str(second.ok("%%mesh\nx").displays)
     second.ok("%mesh detach")

@@ -67,7 +67,7 @@ def test_what_is_not_ours_is_neither_replaced_nor_removed(tmp_path: Path, capsys
     (other / "kernel.json").write_text('{"argv": ["python", "-m", "ipykernel"]}')
     for command in ("install", "uninstall"):
         assert main([command, "--prefix", str(tmp_path), "--name", "python3"]) == 1
-        assert "python3 is not a kernelspec of monarch_kernel, so it stays" in capsys.readouterr().err
+        assert "python3 is not a kernelspec of monarch_kernel, so it is left alone" in capsys.readouterr().err
     assert (other / "kernel.json").exists()
     assert main(["install", "--prefix", str(tmp_path)]) == 0
     ours = tmp_path / "share/jupyter/kernels/monarch"
@@ -75,7 +75,7 @@ def test_what_is_not_ours_is_neither_replaced_nor_removed(tmp_path: Path, capsys
     capsys.readouterr()
     for command in ("install", "uninstall"):
         assert main([command, "--prefix", str(tmp_path)]) == 1
-        assert "monarch holds other files (notes.txt), so it stays" in capsys.readouterr().err
+        assert "monarch holds other files (notes.txt), so it is left alone" in capsys.readouterr().err
     assert (ours / "notes.txt").exists() and (ours / "kernel.json").exists()
 
 

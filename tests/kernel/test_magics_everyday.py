@@ -42,7 +42,7 @@ def test_run_all_again_reuses_or_replaces_the_mesh(mesh: Kernel) -> None:
 
 
 def test_interrupt_by_name(mesh: Kernel, bell: Bell) -> None:
-    assert mesh.ok("%mesh interrupt").stdout == "mesh m: nothing runs there\n"
+    assert mesh.ok("%mesh interrupt").stdout == "mesh m: nothing is running there\n"
     mesh.ok(bell.code())
     mesh.ok("%mesh push ring")
     first = mesh.send("%%mesh -a\nimport time\nring()\ntime.sleep(120)")

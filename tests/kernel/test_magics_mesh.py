@@ -182,7 +182,7 @@ def test_a_dead_rank_is_named_and_nothing_it_wrote_is_lost(fresh: Kernel) -> Non
     healed = fresh.ok("%mesh heal").stdout
     assert "1 healed" in healed and "rank 2" in healed and "SIGKILL" in healed
     assert text(fresh.ok("%%mesh\n'kept' in globals(), world_size")) == "[0-1,3] (True, 4)\n[2]     (False, 4)"
-    assert "all its ranks are well" in fresh.ok("%mesh heal").stdout
+    assert "all ranks are alive" in fresh.ok("%mesh heal").stdout
 
 
 def test_a_stopped_rank_is_told_of_and_goes_on(fresh: Kernel) -> None:

@@ -1,4 +1,4 @@
-"""Interrupts that come while a cell is being sent to its ranks."""
+"""Holds interrupts back while a cell is being sent to its ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class HeldInterrupts:
-    """From `hold` to `release`, SIGINT only is noted; `deliver` then does with it what would have been done."""
+    """Between `hold` and `release`, SIGINT is only recorded; `deliver` then passes it to its handler."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[int, FrameType | None]] = []
@@ -17,19 +17,19 @@ class HeldInterrupts:
         self._holds = False
 
     def hold(self) -> None:
-        """Note interrupts from now on; without effect outside the main thread, where none arrive."""
+        """Record interrupts from now on. No effect outside the main thread, where none arrive."""
         if threading.current_thread() is threading.main_thread():
             self._holds = True
             self._handler = signal.signal(signal.SIGINT, lambda number, frame: self._noted.append((number, frame)))
 
     def release(self) -> None:
-        """Back to the handler that was in place. May be called again."""
+        """Restore the previous handler. May be called again."""
         if self._holds:
             self._holds = False
             signal.signal(signal.SIGINT, self._handler)
 
     def deliver(self) -> None:
-        """Hand the oldest noted interrupt to the handler that was in place; it may raise KeyboardInterrupt."""
+        """Pass the oldest recorded interrupt to the previous handler, which may raise KeyboardInterrupt."""
         if self._noted:
             noted = self._noted.pop(0)
             if callable(self._handler):

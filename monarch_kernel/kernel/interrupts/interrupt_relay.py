@@ -1,7 +1,7 @@
-"""Carries interrupts from the kernel to ranks, on a thread of its own: a signal handler must do next to nothing.
+"""Forwards interrupts from the kernel to ranks, on a separate thread, since a signal handler must do next to nothing.
 
-jupyter_client signals the kernel's process group. Ranks and host agents live in sessions of their own, so an interrupt
-reaches them only because it is forwarded here, on purpose.
+jupyter_client signals the process group of the kernel. Ranks and host agents have their own sessions, so an interrupt
+reaches them only because it is forwarded here.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from monarch_kernel.kernel.interrupts.interrupt_target import InterruptTarget
 from monarch_kernel.kernel.interrupts.press_logic import Escalate, Forward, PressLogic
 from monarch_kernel.meshes import format_ranks
 
-#: jupyter_client interrupts a kernel before it ends it. What outlives the kernel is not to stop for that, so there an
-#: interrupt waits for so long whether the end follows (seconds), in several looks: each takes longer where the
-#: machine has no time for this process, and the end is heard as late then.
+#: jupyter_client interrupts a kernel before it shuts it down, which must not stop what outlives the kernel. So for such
+#: targets an interrupt first waits this long for a shutdown (seconds), in several steps: on a busy machine each step
+#: takes longer, and so does the news of the shutdown.
 END_GRACE = 0.25
 END_LOOKS = 25
 
 
 class InterruptRelay:
-    """Carries interrupts from the kernel to ranks.
+    """Forwards interrupts from the kernel to ranks.
 
     Args:
-        notify: called with the cell and one sentence, when ranks were killed or could not be reached.
-        default_targets: what a press concerns when no target is active, such as the meshes whose endpoints a
-            plain cell calls.
-        clock: seconds that only grow.
+        notify: called with the cell and a sentence when ranks were killed or could not be reached.
+        default_targets: what a press concerns while no target is active, such as the meshes whose endpoints an
+            ordinary cell calls.
+        clock: a monotonic clock, in seconds.
         sleep: waits that many seconds.
     """
 
@@ -46,7 +46,7 @@ class InterruptRelay:
         self._clock = clock
         self._sleep = sleep
         self.logic = PressLogic()
-        # Replaced, never changed: the signal handler takes a reference and is done.
+        # Replaced, never changed in place: the signal handler only takes a reference.
         self._targets: tuple[InterruptTarget, ...] = ()
         self._background: tuple[InterruptTarget, ...] = ()
         self._concerned: tuple[InterruptTarget, ...] = ()
@@ -57,19 +57,18 @@ class InterruptRelay:
         ] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.ending = threading.Event()
-        """The kernel ends: what outlives it is let alone."""
+        """Set when the kernel shuts down: what outlives it is not interrupted."""
         self.connected = False
-        """Whether SIGINT leads here. Elsewhere (a plain ipykernel), who catches KeyboardInterrupt presses."""
+        """Whether SIGINT leads here. In a plain ipykernel, the code that catches KeyboardInterrupt calls `press`."""
 
     # -- what a press concerns -------------------------------------------------------------------
 
     def add(self, target: InterruptTarget, background: bool = False) -> None:
-        """Let presses concern ``target`` until ``remove``.
+        """Make presses concern ``target`` until ``remove``.
 
         Args:
             target: what runs on ranks.
-            background: it was started by a cell that has ended, so only a press while the kernel is idle
-                concerns it.
+            background: its cell has ended, so only a press while the kernel is idle concerns it.
         """
         self.start()
         with self._lock:
@@ -79,7 +78,7 @@ class InterruptRelay:
                 self._targets = (*self._targets, target)
 
     def remove(self, target: InterruptTarget) -> None:
-        """End what ``add`` began; unknown targets are ignored."""
+        """Undo ``add``. Unknown targets are ignored."""
         with self._lock:
             self._targets = tuple(t for t in self._targets if t is not target)
             self._background = tuple(t for t in self._background if t is not target)
@@ -95,22 +94,22 @@ class InterruptRelay:
 
     @property
     def targets(self) -> tuple[InterruptTarget, ...]:
-        """What a press concerns now, of what was added."""
+        """The added targets that a press concerns now."""
         return self._targets
 
     @property
     def background(self) -> tuple[InterruptTarget, ...]:
-        """What goes on though the cells that started it have ended."""
+        """The targets whose cells have ended."""
         return self._background
 
     # -- presses -----------------------------------------------------------------------------------
 
     def press(self, cell: object = None, idle: bool = False) -> None:
-        """Somebody wants this to stop. Quick and reentrant: safe in a signal handler.
+        """Handle a press of Ctrl-C or the stop button. Quick and reentrant: safe in a signal handler.
 
         Args:
-            cell: the cell that runs, as ``notify`` wants it.
-            idle: no cell runs.
+            cell: the running cell, for ``notify``.
+            idle: whether no cell runs.
         """
         targets = self._targets
         if idle and not targets:
@@ -118,7 +117,7 @@ class InterruptRelay:
         self._presses.put((self._clock(), cell, targets, idle))
 
     def start(self) -> None:
-        """Start the thread that does the work; presses made earlier are not lost."""
+        """Start the thread. Earlier presses are not lost."""
         if self._thread is not None and self._thread.is_alive():
             return
         with self._lock:
@@ -127,14 +126,18 @@ class InterruptRelay:
                 self._thread.start()
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until all presses so far have been dealt with; whether they were in time."""
+        """Wait until all presses so far are handled.
+
+        Returns:
+            Whether they were handled within the timeout.
+        """
         self.start()
         done = threading.Event()
         self._presses.put(done)
         return done.wait(timeout)
 
     def stop(self) -> None:
-        """End the thread, after the presses so far; a later ``start`` begins again."""
+        """Stop the thread after the presses so far. ``start`` may be called again."""
         thread = self._thread
         if thread is not None and thread.is_alive():
             self._presses.put(None)
@@ -181,7 +184,7 @@ class InterruptRelay:
                     continue
                 target.kill(ranks)
             except Exception as error:
-                self._tell(action.cell, f"What hangs in {target.describe()} could not be killed: {error}")
+                self._tell(action.cell, f"Hanging ranks of {target.describe()} could not be killed: {error}")
             else:
                 which = f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks)}"
                 self._tell(action.cell, f"Killed {which} of {target.describe()}: no answer to the interrupt.")
@@ -193,7 +196,7 @@ class InterruptRelay:
 
 
 def _outlives(target: InterruptTarget) -> bool:
-    """Whether it goes on when the kernel has ended."""
+    """Whether a target goes on after the kernel has ended."""
     return bool(getattr(target, "outlives_kernel", False))
 
 
@@ -201,7 +204,7 @@ _relay: InterruptRelay | None = None
 
 
 def get_relay() -> InterruptRelay:
-    """This process's relay, made when first asked for. ``MonarchKernel`` connects it to SIGINT."""
+    """The relay of this process, made on first use. ``MonarchKernel`` connects it to SIGINT."""
     global _relay
     if _relay is None:
         _relay = InterruptRelay()

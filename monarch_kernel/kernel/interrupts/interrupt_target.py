@@ -1,4 +1,4 @@
-"""What an interrupt concerns."""
+"""What an interrupt acts on."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 class InterruptTarget(Protocol):
-    """Something running on ranks that a press concerns. All methods are called on the relay's thread."""
+    """Something that runs on ranks and can be interrupted. The relay calls all methods on its thread."""
 
     def describe(self) -> str:
-        """Name it in a sentence: ``mesh 'trainers'``."""
+        """Its name in a sentence: ``mesh 'trainers'``."""
         ...
 
     def interrupt(self) -> object:
-        """Ask what runs there to stop, without waiting for it."""
+        """Interrupt what runs there, without waiting."""
         ...
 
     def unanswered(self) -> Iterable[int]:
@@ -22,5 +22,5 @@ class InterruptTarget(Protocol):
         ...
 
     def kill(self, ranks: Sequence[int]) -> object:
-        """End these ranks' processes; raise if that cannot be done."""
+        """Kill the processes of these ranks; raise if that fails."""
         ...

@@ -1,4 +1,4 @@
-"""What an interrupt concerns when a plain cell calls endpoints: every proc mesh of this kernel."""
+"""Proc meshes as interrupt targets, for ordinary cells that call endpoints."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from monarch_kernel.actor import ProcMesh
 
-#: Ranks that do not say within this time what still runs there count as hung (seconds).
+#: Ranks that do not report within this time what still runs there count as hung (seconds).
 PROBE_TIMEOUT = 0.5
-#: How long to wait until ranks are gone that were killed, before saying so (seconds).
+#: How long to wait for killed ranks to be gone (seconds).
 KILL_TIMEOUT = 5.0
 
 
 class MeshTarget:
     """A proc mesh, or a slice of one, as an interrupt target. Only ranks that run an endpoint react.
 
-    Ranks are always those of the mesh as spawned, so that a slice's are named as everywhere else.
+    Ranks are numbered as in the mesh that was spawned, also those of a slice.
 
     Args:
         mesh: the procs.
-        pending: gives the ranks that have not answered, when whoever called them knows it. Without it
-            the ranks are asked.
-        cells: how the ids of the notebook cells begin whose calls this concerns; "" for all that runs there.
+        pending: gives the ranks that have not answered, where the caller knows them. Otherwise the ranks are asked.
+        cells: the prefix of the keys of the cells whose calls are interrupted; "" for everything that runs there.
     """
 
     def __init__(self, mesh: ProcMesh, pending: Callable[[], Iterable[int]] | None = None, cells: str = "") -> None:
@@ -37,7 +36,7 @@ class MeshTarget:
 
     @property
     def outlives_kernel(self) -> bool:
-        """Whether it goes on when this kernel has ended."""
+        """Whether the mesh goes on after this kernel has ended."""
         from monarch_kernel.meshes import kept_host_of
 
         return kept_host_of(self._mesh) is not None
@@ -52,7 +51,7 @@ class MeshTarget:
         return self._asked
 
     def unanswered(self) -> Iterable[int]:
-        """The ranks where something that was interrupted still runs, and those that do not reply at all.
+        """The ranks on which interrupted code still runs, and those that do not reply.
 
         Asking again is a second interrupt for what still runs.
         """
@@ -78,12 +77,12 @@ class MeshTarget:
             return everyone
         try:
             stopped = self._asked.get()
-        except Exception:  # ranks died meanwhile; the others are asked again
+        except Exception:  # some ranks have died; the others are asked again
             return everyone
         return [rank for rank, position in self._positions.items() if stopped.get(position)]
 
     def _awaited(self) -> list[int]:
-        """The ranks that may run something for this target: with ``cells``, those that this kernel has called."""
+        """The ranks that may run something for this target; with ``cells``, those that this kernel has called."""
         if not self._cells:
             return list(self._positions)
         from monarch_kernel.introspection import awaited_here
@@ -110,7 +109,7 @@ class MeshTarget:
 
 
 def running_meshes() -> list[MeshTarget]:
-    """A target for each proc mesh of this process, for what cells of this kernel run there; none before the runtime."""
+    """A target for each proc mesh of this process, for the calls of this kernel's cells."""
     meshes = sys.modules.get("monarch_kernel.meshes")
     notebook = sys.modules.get("monarch_kernel.kernel.notebook")
     if meshes is None:

@@ -1,4 +1,4 @@
-"""Which press of Ctrl-C means what. Pure; time comes in as an argument."""
+"""What a press of Ctrl-C or the stop button means. Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from monarch_kernel.kernel.interrupts.interrupt_target import InterruptTarget
 
-#: A second press this soon after the first kills what did not answer (seconds).
+#: A second press within this time after the first kills ranks that have not responded (seconds).
 ESCALATION_WINDOW = 2.0
-#: Ranks get this long to answer, so that a double click does not kill healthy ones (seconds).
+#: Ranks have this long to respond, so that a double click does not kill healthy ones (seconds).
 ANSWER_GRACE = 0.3
 
 
@@ -22,18 +22,18 @@ class Forward:
 
 @dataclass(frozen=True)
 class Escalate:
-    """Kill what did not answer the first press, but not before ``not_before``."""
+    """Kill the ranks that have not responded to the first press, but not before ``not_before``."""
 
     cell: object
     not_before: float
 
 
 class PressLogic:
-    """Tells a first press from a second one.
+    """Tells first presses from second ones.
 
     Args:
-        window: a press this soon after the first, for the same cell or for none, is a second one.
-        grace: how long after the first press a rank may take to answer.
+        window: a press within this time after the first, for the same cell or for none, is a second one.
+        grace: how long a rank may take to respond to the first press.
     """
 
     def __init__(self, window: float = ESCALATION_WINDOW, grace: float = ANSWER_GRACE) -> None:
@@ -44,14 +44,14 @@ class PressLogic:
     def press(
         self, now: float, cell: object, targets: tuple[InterruptTarget, ...] = (), idle: bool = False
     ) -> Forward | Escalate | None:
-        """What this press asks for.
+        """What to do about a press.
 
         Args:
             now: when it came.
-            cell: the cell that ran then: the same object for all presses during it.
-            targets: what was active then.
-            idle: no cell ran. Such a press concerns the cell that the first press ended, or whatever still
-                runs on ranks in the background; with neither it means nothing.
+            cell: the cell that ran then; the same object for all presses during it.
+            targets: the active targets.
+            idle: no cell ran. The press then concerns the cell that the first press has ended, or what runs on ranks
+                in the background. Without either it has no effect.
         """
         first = self._first
         if first is not None and now - first[0] <= self.window and (idle or first[1] is cell):

@@ -1,4 +1,4 @@
-"""The Python handler of SIGINT in the kernel: what Ctrl-C does to the kernel's own code."""
+"""The kernel's handler of SIGINT: forwards the press to the ranks, and stops the running cell."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from typing import Any
 import monarch_kernel
 from monarch_kernel.kernel.interrupts.interrupt_relay import InterruptRelay
 
-#: Whose tasks are never the user's: Ctrl-C must not raise in them.
+#: Packages whose tasks are not user code: Ctrl-C must not raise in them.
 _MACHINERY = frozenset({"ipykernel", "tornado", "zmq", "jupyter_client"})
 
 _PACKAGE = os.path.dirname(monarch_kernel.__file__)
-#: Where messages are sent and received.
+#: The code that sends and receives messages.
 _MESSAGES = os.path.join(_PACKAGE, "runtime", "node", "")
-#: What runs inside of a wait, and may be left by an exception: the debugger's prompt.
+#: The debugger's prompt, which runs inside a wait and may be left by an exception.
 _PROMPT = tuple(os.path.join(_PACKAGE, "kernel", "debug", name) for name in ("stop_prompt", "prompt_"))
 
 
 class SigintHandler:
-    """The kernel's SIGINT handler: forwards the press, and stops the kernel's own code in the right way.
+    """Forwards a press, and stops the code of the kernel in the way that its state allows.
 
-    A request that computes gets KeyboardInterrupt where it stands. A cell that awaits is cancelled through
-    its event loop, which must be woken for it. Between a cell's end and its reply the press is
-    recorded only, since an exception there would lose the reply and leave the front end waiting. When
-    the kernel is idle nothing of it is interrupted. An exception in the middle of sending a message could cut it
-    in two, so then the handler is run again when that is done.
+    A cell that computes gets KeyboardInterrupt where it is. A cell that awaits is cancelled through its event loop,
+    which must be woken. Between the end of a cell and its reply the press is only recorded, since an exception would
+    lose the reply and leave the front end waiting. An idle kernel is not interrupted. An exception while a message is
+    being sent could cut the message in two, so the handler then runs again later.
     """
 
     def __init__(self, relay: InterruptRelay) -> None:
@@ -47,15 +46,15 @@ class SigintHandler:
         self._cancelled = False
         # Between the handler and the watch: lock-free, as a handler may interrupt itself.
         self.handled: queue.SimpleQueue[float] = queue.SimpleQueue()
-        """When the handler has forwarded a press: one entry for each."""
+        """When the handler has forwarded each press."""
         self.forwarded: deque[None] = deque()
-        """One entry for each press that was forwarded for the handler, which has yet to run."""
+        """An entry for each press that the watch has forwarded before the handler could run."""
         self.retry: Callable[[], None] | None = None
-        """Has the handler run again very soon, for the same press."""
+        """Makes the handler run again very soon, for the same press."""
         self.retrying = False
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        __tracebackhide__ = True  # IPython then shows the user's code and not this
+        __tracebackhide__ = True  # so that IPython shows user code instead of this
         if os.getpid() != self._pid:  # a forked child (multiprocessing) that inherited the handler
             raise KeyboardInterrupt
         if self.forwarded:
@@ -76,7 +75,7 @@ class SigintHandler:
             raise KeyboardInterrupt
 
     def press(self) -> None:
-        """Forward a press to what runs now."""
+        """Forward a press to the targets that run now."""
         self.relay.press(self._cell, idle=not self._busy)
 
     def _stop_awaiting(self, future: asyncio.Future[Any], loop: asyncio.AbstractEventLoop) -> None:
@@ -87,16 +86,16 @@ class SigintHandler:
         # Plain call_soon does not wake a loop that sleeps.
         loop.call_soon_threadsafe(future.cancel)
         if running is not None and running is not future and not _is_machinery(running):
-            # A task of the cell's computes or blocks. KeyboardInterrupt in it would end the event loop.
+            # A task of the cell computes or blocks. KeyboardInterrupt in it would end the event loop.
             raise asyncio.CancelledError("KeyboardInterrupt")
 
-    # -- told by the kernel what the main thread does -----------------------------------------------
+    # -- state of the main thread, set by the kernel -----------------------------------------------
 
-    # Subshells run cells on threads of their own, which signals never reach: they change nothing here.
+    # Subshells run cells on other threads, which signals never reach: they change nothing here.
 
     @contextmanager
     def request(self, cell: object) -> Generator[None]:
-        """A cell's request is being handled: protected, except inside ``interruptible``."""
+        """While the request of a cell is handled: protected, except inside ``interruptible``."""
         if not in_main_thread():
             yield
             return
@@ -109,7 +108,7 @@ class SigintHandler:
 
     @contextmanager
     def interruptible(self) -> Generator[None]:
-        """The cell's own code runs. A press that came since the request began counts here."""
+        """While user code runs. A press since the beginning of the request takes effect here."""
         if not in_main_thread():
             yield
             return
@@ -124,7 +123,7 @@ class SigintHandler:
 
     @contextmanager
     def awaiting(self, future: asyncio.Future[Any]) -> Generator[None]:
-        """The cell is this task of the running event loop."""
+        """While the cell is this task of the running event loop."""
         self._awaiting = (future, asyncio.get_running_loop())
         try:
             yield
@@ -133,45 +132,45 @@ class SigintHandler:
 
     @property
     def busy(self) -> bool:
-        """Whether the main thread handles a request."""
+        """Whether the main thread is handling a request."""
         return self._busy
 
     @property
     def awaiting_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop in which the cell awaits something, if it does."""
+        """The event loop in which the cell awaits, if it does."""
         awaiting = self._awaiting
         return None if awaiting is None else awaiting[1]
 
     @property
     def cancelled(self) -> bool:
-        """Whether the current cell was cancelled by an interrupt, so its CancelledError is one."""
+        """Whether an interrupt has cancelled the current cell, so that its CancelledError means KeyboardInterrupt."""
         return self._cancelled
 
     def begin(self) -> None:
-        """The main thread begins to handle a request."""
+        """Note that the main thread begins to handle a request."""
         self.forwarded.clear()
-        self.retrying = False  # that was for the last request
+        self.retrying = False  # it was for the last request
         self._busy = True
 
     def end(self) -> None:
-        """The main thread has handled it."""
+        """Note that the main thread has handled the request."""
         self._busy = False
         self._awaiting = None
 
 
 def _sends_or_receives(frame: FrameType | None) -> bool:
-    """Whether this code was called by the runtime's message handling. (Its waits call the handler without a frame.)"""
+    """Whether message handling of the runtime has called this code. (Its waits call the handler without a frame.)"""
     while frame is not None:
         if frame.f_code.co_filename.startswith(_MESSAGES):
             return True
         if frame.f_code.co_filename.startswith(_PROMPT):
-            return False  # a wait has called it, and is between two messages
+            return False  # called by a wait, which is between two messages
         frame = frame.f_back
     return False
 
 
 def in_main_thread() -> bool:
-    """Whether this is the thread on which signals are handled."""
+    """Whether this is the thread that handles signals."""
     return threading.current_thread() is threading.main_thread()
 
 

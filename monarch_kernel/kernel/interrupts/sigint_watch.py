@@ -1,8 +1,8 @@
-"""Sees to it that no SIGINT is lost where the Python handler cannot run.
+"""Makes sure that no SIGINT is lost while the Python handler cannot run.
 
-Python runs a signal handler in the main thread, between two bytecodes, so there are times when it does not run: the
-main thread is inside native code, or has gone to sleep in a system call just after it last looked, or the system gave
-the signal to another thread. And an exception that it raises inside a destructor or a fork hook is printed and dropped.
+Python runs a signal handler in the main thread, between two bytecodes. It does not run while the main thread is inside
+native code, or when it has gone to sleep in a system call just after the last check, or when the system has given the
+signal to another thread. And Python prints and drops an exception from a destructor or a fork hook.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any
 
 from monarch_kernel.kernel.interrupts.sigint_handler import SigintHandler, in_main_thread
 
-#: A handler that has not run after this time is helped (seconds).
+#: The main thread is woken if the handler has not run after this time (seconds).
 NUDGE_AFTER = 0.05
-#: And after this time more the press is forwarded without it: the main thread is inside native code (seconds).
+#: After this much longer, the press is forwarded without the handler: the main thread is inside native code (seconds).
 STUCK_AFTER = 0.2
-#: The kernel's own code is stopped this much later when it could not be at once (seconds).
+#: The delay before the handler runs again for a press (seconds).
 RETRY_AFTER = 0.005
-#: Presses handled longer ago came while another had the wakeup pipe; they are not the one we read of (seconds).
+#: Presses handled longer ago arrived while other code owned the wakeup pipe, and are ignored (seconds).
 STALE_AFTER = 1.0
-#: Wakes the main thread from a system call. Any signal does; this one means nothing to anybody else.
+#: Wakes the main thread from a system call. Any signal does; this one has no other meaning.
 NUDGE = signal.SIGRTMAX - 4
 
 
 class SigintWatch:
-    """Sees to it that each SIGINT is handled, and that the ranks hear of it even if the kernel cannot.
+    """Makes sure that each SIGINT is handled, and forwarded to ranks even if the kernel cannot.
 
     The interpreter's C handler writes each signal's number to a pipe at once, in whichever thread it runs. A
     thread reads it, and helps the Python handler along if that does not run soon.
@@ -47,7 +47,7 @@ class SigintWatch:
         self._unraisable: Callable[[Any], object] = sys.unraisablehook
 
     def install(self) -> None:
-        """Start watching; in the main thread. Again is allowed, and needed when others use the same means."""
+        """Start the watch, in the main thread. Called again when other code may have taken the wakeup pipe."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="monarch-sigint", daemon=True)
             self._thread.start()
@@ -55,11 +55,11 @@ class SigintWatch:
             self._unraisable, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
             signal.signal(NUDGE, self._on_nudge)
         before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        if before not in (-1, self._write):  # an event loop of the user's, which needs it more
+        if before not in (-1, self._write):  # an event loop of user code, which needs it more
             signal.set_wakeup_fd(before)
 
     def _leave_in_child(self) -> None:
-        # A child's signals are not ours: without this they would arrive in our pipe.
+        # Without this, the signals of a child would arrive in our pipe.
         signal.set_wakeup_fd(-1)
 
     def _run(self) -> None:
@@ -72,7 +72,7 @@ class SigintWatch:
                     self._nudge()
 
     def _follow(self) -> None:
-        """One SIGINT has come: wait for the handler, and do its work if it cannot."""
+        """Wait for the handler after a SIGINT, and forward the press if the handler does not run."""
         came = time.monotonic()
         if self._was_handled(came, NUDGE_AFTER):
             return
@@ -81,13 +81,13 @@ class SigintWatch:
             return
         handler = self._handler
         handler.forwarded.append(None)
-        if self._was_handled(came, 0):  # it ran just before it could see that
+        if self._was_handled(came, 0):  # the handler ran before it could see the entry
             handler.forwarded.clear()
         else:
             handler.press()
 
     def _was_handled(self, came: float, seconds: float) -> bool:
-        """Whether the handler runs within this time, or ran just before we read of the signal."""
+        """Whether the handler runs within this time, or ran just before the signal was read from the pipe."""
         end = time.monotonic() + seconds
         while True:
             try:
@@ -98,7 +98,7 @@ class SigintWatch:
                 return True
 
     def _is_ours(self) -> bool:
-        # The runtime puts a handler before ours while it waits. One of the user's decides for itself.
+        # The runtime installs a handler before ours while it waits. A handler of user code decides for itself.
         current = signal.getsignal(signal.SIGINT)
         return current is self._handler or getattr(current, "__module__", "").startswith("monarch_kernel.")
 
@@ -110,15 +110,15 @@ class SigintWatch:
 
     def _on_nudge(self, signum: int, frame: FrameType | None) -> None:
         if not self._handler.retrying:
-            return  # the interrupted system call was all that was wanted
+            return  # waking the system call was enough
         self._handler.retrying = False
-        self._handler.forwarded.append(None)  # this press has been
+        self._handler.forwarded.append(None)  # the press is already forwarded
         current = signal.getsignal(signal.SIGINT)
         if callable(current):
             current(signal.SIGINT, frame)
 
     def _on_unraisable(self, unraisable: Any) -> None:
-        """Python drops an exception that nobody can catch. The user's wish to stop is not such."""
+        """Retry a KeyboardInterrupt that Python drops because no code can catch it."""
         dropped = unraisable.exc_type is KeyboardInterrupt and in_main_thread()
         if not dropped or not self._handler.busy:
             self._unraisable(unraisable)
@@ -126,6 +126,6 @@ class SigintWatch:
         self.again()
 
     def again(self) -> None:
-        """Run the handler once more for a press that has been forwarded; safe in a signal handler."""
+        """Run the handler again for a press that is already forwarded. Safe in a signal handler."""
         self._handler.retrying = True
         os.write(self._write, b"\0")

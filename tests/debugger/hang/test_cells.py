@@ -38,7 +38,7 @@ def test_a_cell_that_stands_still_says_by_itself_who_is_to_blame(mesh: Kernel) -
     assert "Rank 2 skipped broadcast" in said.text, said
     mesh.control("delete_subshell_request", {"subshell_id": subshell})
     mesh.interrupt()
-    cell.until(lambda out: "once more within 2 s" in ever(out))
+    cell.until(lambda out: "interrupt again within 2 s" in ever(out))
     mesh.interrupt()
     assert cell.wait().status == "error"
     assert "killed" in cell.outcome.evalue + cell.outcome.traceback
