@@ -28,7 +28,7 @@ import cloudpickle
 from bench import fleet
 from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_host
 from monarch_kernel.debug import diff, get_debugger, stacks
-from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Frame, Stop
+from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Stop, StopFrame
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 from monarch_kernel.protocol.messages import OK, Call, Create, Introduce, Reply, Routed, Watch, encode
 from monarch_kernel.protocol.serialize import dumps, loads
@@ -122,7 +122,9 @@ class SimulatedRank(fleet.Rank):
 
     def _stop(self, link: Link, at: Breakpoint) -> None:
         self._stops += 1
-        frames = tuple(Frame(k, f"function_{k}", at.file, at.line + k, k < 8, "some(code, here)") for k in range(20))
+        frames = tuple(
+            StopFrame(k, f"function_{k}", at.file, at.line + k, k < 8, "some(code, here)") for k in range(20)
+        )
         stop = Stop(
             self._stops, "breakpoint", "", at.id, 1, "MainThread", frames, "worker", "circle", "", time.time(), True
         )

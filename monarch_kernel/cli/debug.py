@@ -38,9 +38,9 @@ def _run(options: argparse.Namespace) -> int:
     except (LookupError, ConnectionError) as error:
         print(f"monarch-kernel debug: {error.args[0]}", file=sys.stderr)
         return 1
-    from monarch_kernel.debugger.terminal.client import Terminal
+    from monarch_kernel.debugger.terminal.client import TerminalClient
 
-    terminal = Terminal(sock, chosen)
+    terminal = TerminalClient(sock, chosen)
     try:
         return terminal.execute(options.command) if options.command else terminal.talk()
     finally:

@@ -1,7 +1,10 @@
 """The mesh debugger: stop, see and compare every rank. ``monarch_kernel.debug`` has its public names.
 
-In a rank nothing of this is loaded before it is asked something, or comes to a ``breakpoint()``; and then only the
-parts that it needs.
+* ``rank``: what runs in ranks, from the debug agent to the stop engine. A rank loads nothing of it before a query or a
+  ``breakpoint()``, and then only the parts that it needs.
+* ``controller``: what runs in the controller: breakpoints, stops and viewers, queries, and what is made of answers.
+* ``commands``: what a prompt, magics and a terminal share. ``terminal`` and ``dap`` serve terminals and IDEs.
+* ``model``, ``events``, ``frames``, ``source_locations``: what both sides know.
 """
 
 from __future__ import annotations
@@ -12,24 +15,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hub import MeshDebugger
 
-#: Called with the debugger of this process when somebody has made one, by whichever thread that was.
+#: Called with the debugger of this process once it is made, on the thread that has made it.
 on_made: list[Callable[[MeshDebugger], object]] = []
 
 
 def get_debugger() -> MeshDebugger:
-    """The debugger of this controller; made by the first who asks."""
+    """The debugger of this controller; made by the first call."""
     from monarch_kernel.debugger.controller import hub
 
     return hub.get_debugger()
 
 
 def existing_debugger() -> MeshDebugger | None:
-    """The debugger of this controller, if anybody has asked for it."""
+    """The debugger of this controller; None if there is none yet."""
     from monarch_kernel.debugger.controller import hub
 
     return hub.existing_debugger()
 
 
 def select(mesh: Any = None, ranks: Any = None) -> Any:
-    """The ranks of a mesh (None: of all) that are stopped, as a set that is stepped together (`sets.StopSet`)."""
+    """The stopped ranks of a mesh (None: of all), as a set that is stepped together (`sets.StopSet`)."""
     return get_debugger().select(mesh, ranks)

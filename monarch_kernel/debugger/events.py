@@ -1,4 +1,4 @@
-"""What a viewer of the debugger is told."""
+"""The events that viewers of the debugger receive, and the stops and breakpoints in them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RankResumed:
 
 @dataclass(frozen=True, slots=True)
 class RankRanOff:
-    """A step has ended without another stop: the user's code has returned. ``key`` is the stop that it began at."""
+    """A step has ended without another stop: user code has returned. ``key`` is the stop at which the step began."""
 
     key: Key
 
@@ -84,8 +84,8 @@ class MeshBreakpoint:
         mesh: the name of the mesh; None: all meshes, later ones too.
         ranks: which of them; None: all.
         spec: where, and when.
-        owner: who has set it; "" for a person.
-        bound: what became of it, by mesh and rank, as far as ranks have answered.
+        owner: the viewer that has set it; "" for a person.
+        bound: its state in ranks, by mesh and rank, as far as ranks have answered.
     """
 
     id: int
@@ -96,5 +96,5 @@ class MeshBreakpoint:
     bound: dict[tuple[str, int], Bound] = field(default_factory=dict[tuple[str, int], Bound])
 
     def holds_on(self, mesh: str, rank: int) -> bool:
-        """Whether that rank is to have it."""
+        """Whether it holds on that rank."""
         return self.mesh in (None, mesh) and (self.ranks is None or rank in self.ranks)

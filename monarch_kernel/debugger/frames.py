@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from monarch_kernel.debugger.events import RankStop
-from monarch_kernel.debugger.model.stops import Frame
+from monarch_kernel.debugger.model.stops import StopFrame
 from monarch_kernel.debugger.source_locations import RUNTIME, kind_of
 
 FrameKey = tuple[str, int, str]
 """File, line and function of a frame: what frames of different ranks at the same place have in common."""
 
 
-def user_frames(frames: Sequence[Frame]) -> list[Frame]:
+def user_frames(frames: Sequence[StopFrame]) -> list[StopFrame]:
     """The frames of user code, innermost first: those that `up` and `down` go through. All frames if there are none."""
     return [frame for frame in frames if frame.user] or list(frames)
 
 
-def shown_frame(frames: Sequence[Frame], up: int = 0) -> Frame | None:
+def shown_frame(frames: Sequence[StopFrame], up: int = 0) -> StopFrame | None:
     """The frame at which a stop is shown; None if it has no frames.
 
     Args:
@@ -32,13 +32,13 @@ def shown_frame(frames: Sequence[Frame], up: int = 0) -> Frame | None:
     return found[min(up, len(found) - 1)] if found else None
 
 
-def frames_of_a_stack(frames: Sequence[Frame]) -> list[Frame]:
+def frames_of_a_stack(frames: Sequence[StopFrame]) -> list[StopFrame]:
     """What a stack in text shows: where the thread stands, and its user code. All frames if there is no user code."""
     found = [frame for frame in frames if frame.user or frame.index == 0]
     return found if any(frame.user for frame in found) else list(frames)
 
 
-def frames_of_an_ide(frames: Sequence[Frame]) -> list[Frame]:
+def frames_of_an_ide(frames: Sequence[StopFrame]) -> list[StopFrame]:
     """What an IDE shows: also the libraries in between, which it dims, but neither our own frames nor those further out
     than the outermost user code. All frames if there is no user code."""
     outermost = max((at for at, frame in enumerate(frames) if frame.user), default=-1)
@@ -46,7 +46,7 @@ def frames_of_an_ide(frames: Sequence[Frame]) -> list[Frame]:
     return found or list(frames)
 
 
-def frame_key(frame: Frame | None) -> FrameKey:
+def frame_key(frame: StopFrame | None) -> FrameKey:
     """Equal for frames of different ranks that are at the same place."""
     return (frame.file, frame.line, frame.name) if frame is not None else ("", 0, "")
 

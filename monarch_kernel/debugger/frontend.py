@@ -21,7 +21,7 @@ class Frontend:
         return None
 
     def mesh(self) -> str | None:
-        """The name of the mesh that is used where none is named; None if it is not clear which, or there is none."""
+        """The name of the mesh in use, for commands that name none; None if there are none or several."""
         from monarch_kernel.meshes import list_proc_meshes
 
         names = {mesh.name for mesh in list_proc_meshes()}
@@ -36,7 +36,7 @@ class Frontend:
         raise CommandError("this program has no cells; give the path of a file")
 
     def lines(self, file: str) -> list[str]:
-        """The source of a file, as far as this process can have it."""
+        """The source of a file; empty if this process has no access to it."""
         return [line.rstrip("\n") for line in linecache.getlines(file)]
 
     def extent(self, mesh: str) -> Any:
@@ -53,7 +53,12 @@ class Frontend:
             raise CommandError(str(error)) from None
 
     def file(self, spot: Spot, shown: str, command: str) -> tuple[str, int]:
-        """The file and line of a place, `shown` being the file that a bare line is in.
+        """The file and line of a place.
+
+        Args:
+            spot: the place as a person has written it.
+            shown: the file of a line without a file.
+            command: how errors call the command.
 
         Raises:
             CommandError: there is no such cell or line.
@@ -71,7 +76,7 @@ class Frontend:
             return shown, spot.line
         path = os.path.abspath(os.path.expanduser(spot.file))
         if not os.path.exists(path):
-            return spot.file, spot.line  # on the ranks' hosts it may be; they compare the ends of paths
+            return spot.file, spot.line  # it may exist on the ranks' hosts, which compare the ends of paths
         lines = linecache.getlines(path)
         if spot.line > len(lines):
             count = f"{len(lines)} line{'s' * (len(lines) != 1)}"

@@ -1,8 +1,8 @@
-"""Where code is: places in files, and whose code that is: the user's, a library's, or our own.
+"""Places in code, and whose code it is: the user's, a library's, or our own.
 
-The user's is whatever neither belongs to this package nor lies where Python and its packages are installed: cells,
-scripts, projects that are used from their folder. What a path says is the same on every host, so that frames that were
-read on another one, or by another program, are told apart alike. Needs the standard library only.
+User code is what neither belongs to our packages nor lies where Python and its packages are installed: cells, scripts,
+projects that are used from their folder. The path alone decides, so that frames of another host, and frames that
+another program has read, are classified alike. Standard library only.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _INSTALLED = (os.path.dirname(os.path.abspath(os.__file__)) + os.sep, os.path.di
 _FOLDERS = r"[/\\](?:site-packages|dist-packages|lib(?:64)?[/\\]python3\.?\d*)[/\\]"
 _ANY_INSTALLED = re.compile(_FOLDERS)
 _OURS_INSTALLED = re.compile(rf"{_FOLDERS}(?:{'|'.join(PACKAGES)})[/\\]")
-# Code without a file of its own that is Python's: `<frozen importlib._bootstrap>`. A `<string>` may be anybody's.
+# Code of Python that has no file: `<frozen importlib._bootstrap>`. A `<string>` may be user code.
 _PYTHONS = ("<frozen ", "<attrs ", "<template>", "<__array_function__")
 
-# How a rank's process begins: whose code that is cannot be seen from the name of its file.
+# The outermost frame of a rank's process; the name of its file does not tell that it is ours.
 _START = ("<string>", "<module>")
 
-#: What a file is called, such as `Cell In[3]` for the file of a cell; None for the file's own name. The same for the
-#: identity of a cell (what calls carry along).
+#: The name to show for a file, such as `Cell In[3]` for the file of a cell; None: the file's own name. Also takes the
+#: identity of a cell, which calls carry along.
 Label = Callable[[str], str | None]
 
 
@@ -54,8 +54,8 @@ class Place(NamedTuple):
 
     Attributes:
         file: as the code object names it.
-        line: 1 is the first; 0 where it is not known.
-        name: the function, as `co_qualname` has it (`Model.forward`); `<module>` outside of any.
+        line: from 1 on; 0 if it is not known.
+        name: the function's `co_qualname` (`Model.forward`); `<module>` outside of any function.
         kind: `USER`, `LIBRARY` or `RUNTIME` (ours).
     """
 
@@ -66,7 +66,7 @@ class Place(NamedTuple):
 
     @property
     def user(self) -> bool:
-        """Whether it is the user's code."""
+        """Whether it is user code."""
         return self.kind == USER
 
     def where(self, label: Label | None = None) -> str:
@@ -110,24 +110,24 @@ def is_debugger(file: str) -> bool:
 
 
 def is_user(file: str) -> bool:
-    """Whether a file has the user's code."""
+    """Whether a file is user code."""
     return kind_of(file) == USER
 
 
 def same_file(asked: str, loaded: str) -> bool:
-    """Whether a file that somebody names is the one that code was loaded from.
+    """Whether a file, as a person names it, is the one that code was loaded from.
 
     A workspace may lie elsewhere on a rank's host: a path that does not exist there matches a file of the same base
-    name (`matching_parts` tells how well).
+    name (`matching_parts` says how well).
     """
     return matching_parts(asked, loaded) > 0
 
 
 @lru_cache(maxsize=4096)
 def matching_parts(asked: str, loaded: str) -> int:
-    """How many components of two paths are the same from their ends; 0 if they are not the same file.
+    """How many components two paths share, counted from their ends; 0 if they are different files.
 
-    The best match is the same file as such; then comes the one with the most components in common.
+    The same file matches best; then comes the one with the most shared components.
     """
     if asked == loaded:
         return _SAME
@@ -148,7 +148,7 @@ _SAME = 1000
 
 
 def is_user_frame(frame: FrameType) -> bool:
-    """Whether a frame runs the user's code (and is not the very start of a process)."""
+    """Whether a frame runs user code, and is not the outermost frame of a process."""
     code = frame.f_code
     return kind_of(code.co_filename) == USER and (code.co_filename, code.co_name) != _START
 
@@ -160,29 +160,29 @@ def place_of(frame: FrameType) -> Place:
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame with the user's code, from `frame` outwards; None if there is none."""
+    """The innermost frame of user code, from `frame` outward; None if there is none."""
     while frame is not None and not is_user_frame(frame):
         frame = frame.f_back
     return frame
 
 
 def user_place(thread: int) -> Place | None:
-    """Where the user's code is in a thread (by its identifier) of this process; None if none runs there."""
+    """Where user code is in a thread (by its identifier) of this process; None if none runs there."""
     frame = user_frame(sys._current_frames().get(thread))
     return None if frame is None else place_of(frame)
 
 
 def source_of(file: str, line: int) -> str:
-    """A line of source without its indentation; '' where it is not known. Cells are found as tracebacks find them."""
+    """A line of source without its indentation; '' if it is not known. Cells are found as tracebacks find them."""
     return linecache.getline(file, line).strip() if line > 0 else ""
 
 
 def shown_file(file: str, label: Label | None = None) -> str:
-    """What to call a file: what `label`, else what this process's front end calls it; else its base name."""
+    """The name to show for a file: from `label`, else from this process's front end, else its base name."""
     named = (label or current_frontend().label)(file)
     return named or os.path.basename(file) or file
 
 
 def shown_cell(cell: str, label: Label | None = None) -> str:
-    """What to call the cell on whose behalf something runs, by its identity; '' where nobody knows it any more."""
+    """The name to show for a cell, by its identity; '' if it is no longer known."""
     return (label or current_frontend().label)(cell) or ""

@@ -12,16 +12,16 @@ from monarch_kernel.debugger.controller.collective_timeouts import Countdown
 from monarch_kernel.debugger.controller.view import DebuggerView
 from monarch_kernel.debugger.controller.viewers import Viewer, Viewers
 from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankResumed, RankStop, RankStopped
-from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Evaluation, Frame, Stop, Variable
+from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Evaluation, Stop, StopFrame, Variable
 
 CELL = "/tmp/ipykernel_1/42.py"
 _PACKAGES = "/opt/lib/python3.11/site-packages"
 FRAMES = (
-    Frame(0, "work", CELL, 3, True, "y = x + 1"),
-    Frame(1, "Sequential.forward", f"{_PACKAGES}/torch/nn/container.py", 217, False, ""),
-    Frame(2, "<module>", CELL, 6, True, "work(rank)"),
-    Frame(3, "CellRunner.run", f"{_PACKAGES}/monarch_kernel/kernel/rank/cell_runner.py", 90, False, ""),
-    Frame(4, "Thread.run", "/usr/lib/python3.11/threading.py", 982, False, ""),
+    StopFrame(0, "work", CELL, 3, True, "y = x + 1"),
+    StopFrame(1, "Sequential.forward", f"{_PACKAGES}/torch/nn/container.py", 217, False, ""),
+    StopFrame(2, "<module>", CELL, 6, True, "work(rank)"),
+    StopFrame(3, "CellRunner.run", f"{_PACKAGES}/monarch_kernel/kernel/rank/cell_runner.py", 90, False, ""),
+    StopFrame(4, "Thread.run", "/usr/lib/python3.11/threading.py", 982, False, ""),
 )
 
 
@@ -67,9 +67,9 @@ class Rank:
         """Its stop, as it is now."""
         line = self.lines[self.at]
         frames = (
-            Frame(0, "step", "/src/train.py", line, True, f"line {line}"),
-            Frame(1, "call", "/lib/site-packages/lib.py", 7, False, "f()"),
-            Frame(2, "main", "/src/train.py", 90, True, "step(x)"),
+            StopFrame(0, "step", "/src/train.py", line, True, f"line {line}"),
+            StopFrame(1, "call", "/lib/site-packages/lib.py", 7, False, "f()"),
+            StopFrame(2, "main", "/src/train.py", 90, True, "step(x)"),
         )
         reason = "post mortem" if self.error else "breakpoint" if self.at == 0 else "step"
         stop = Stop(
@@ -86,10 +86,10 @@ def stop_of(
     reason: Any = "breakpoint",
     text: str = "",
     line: int = 3,
-    frames: tuple[Frame, ...] | None = None,
+    frames: tuple[StopFrame, ...] | None = None,
 ) -> Stop:
     """A stop in `work`, or with these frames."""
-    frames = frames or (Frame(0, "work", CELL, line, True, ""), *FRAMES[1:])
+    frames = frames or (StopFrame(0, "work", CELL, line, True, ""), *FRAMES[1:])
     steppable = reason not in ("exception", "post mortem")
     return Stop(number, reason, text, 1, thread, "MainThread", frames, "cells", "run", "cell-1", 0.0, steppable)
 

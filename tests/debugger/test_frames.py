@@ -9,21 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.debugger.commands.console import Console
-from monarch_kernel.debugger.commands.selection import Selection
+from monarch_kernel.debugger.commands.selection import StopSelection
 from monarch_kernel.debugger.controller.sets import StopSet
 from monarch_kernel.debugger.frames import frames_of_a_stack, frames_of_an_ide, shown_frame, user_frames
 from monarch_kernel.debugger.frontend import Frontend
-from monarch_kernel.debugger.model.stops import Frame
+from monarch_kernel.debugger.model.stops import StopFrame
 from tests.debugger.memory import FRAMES, MemoryDebugger
 
 LIBRARY = "/opt/lib/python3.11/site-packages/numpy/core.py"
 
 
-def frames(*lines: tuple[str, int, bool]) -> tuple[Frame, ...]:
-    return tuple(Frame(at, "f", file, line, user, "") for at, (file, line, user) in enumerate(lines))
+def frames(*lines: tuple[str, int, bool]) -> tuple[StopFrame, ...]:
+    return tuple(StopFrame(at, "f", file, line, user, "") for at, (file, line, user) in enumerate(lines))
 
 
-def in_library(line: int, user_line: int = 3) -> tuple[Frame, ...]:
+def in_library(line: int, user_line: int = 3) -> tuple[StopFrame, ...]:
     """Stopped in a library that line `user_line` of `train.py` has called."""
     return frames((LIBRARY, line, False), ("/src/train.py", user_line, True))
 
@@ -46,7 +46,7 @@ def test_a_stack_and_an_ide_show_what_is_between() -> None:
 
 def groups(debugger: MemoryDebugger) -> tuple[list[list[int]], list[list[int]]]:
     """The groups of ranks at a prompt, and those of a set."""
-    at_prompt = [[at.rank for at in group] for group in Selection(debugger, Frontend()).groups()]
+    at_prompt = [[at.rank for at in group] for group in StopSelection(debugger, Frontend()).groups()]
     of_set = [[at.rank for at in group.stops] for group in StopSet(debugger, debugger.stops()).groups]
     return at_prompt, of_set
 

@@ -275,13 +275,13 @@ def test_endpoints_that_run_side_by_side(procs: Any, debugger: MeshDebugger) -> 
     assert [answer.get(PATIENCE) for answer in answers] == ["A", "B"]
 
 
-def test_one_drives(procs: Any, debugger: MeshDebugger) -> None:
+def test_one_viewer_has_control(procs: Any, debugger: MeshDebugger) -> None:
     mesh = procs(1)
     asked = mesh.spawn("worker", Worker).stop_here.call()
     stops = stopped(debugger, 1).stops
     one, two = debugger.viewer("cell 3"), debugger.viewer("a terminal")
     one.drive()
-    with pytest.raises(DriverError, match="cell 3 drives"):
+    with pytest.raises(DriverError, match="cell 3 controls"):
         debugger.resume(stops, viewer=two)
     assert debugger.stops()
     one.close()
@@ -303,6 +303,6 @@ def test_what_makes_no_sense_is_refused(procs: Any, debugger: MeshDebugger) -> N
         debugger.break_at(FILE, 1, mesh="nowhere")
     with pytest.raises(ValueError, match="no breakpoint 99"):
         debugger.clear(99)
-    with pytest.raises(ValueError, match="is not how a stop goes on"):
+    with pytest.raises(ValueError, match="is not a way to continue"):
         debugger.resume([], "sideways")
     assert debugger.breakpoints() == []

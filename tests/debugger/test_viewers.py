@@ -1,4 +1,4 @@
-"""Several look on, one drives."""
+"""Several viewers watch, one has control."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import pytest
 from monarch_kernel.debugger.controller.viewers import DriverError, Viewers
 
 
-def test_the_first_that_steers_drives() -> None:
+def test_the_first_to_act_takes_control() -> None:
     viewers = Viewers()
     one, two = viewers.open("cell 3"), viewers.open("a terminal")
     assert not one.is_driver
     viewers.check(two)
     assert two.is_driver
-    with pytest.raises(DriverError, match="a terminal drives"):
+    with pytest.raises(DriverError, match="a terminal controls"):
         viewers.check(one)
     viewers.check(None)  # the program itself always may
 
 
-def test_a_lost_viewer_leaves_the_wheel() -> None:
+def test_a_lost_viewer_gives_up_control() -> None:
     viewers = Viewers()
     with viewers.open("a browser") as lost:
         lost.drive()

@@ -1,7 +1,7 @@
-"""One person at one console: which stopped ranks are chosen, and what each command does with them.
+"""A console: which stopped ranks are chosen, and what each command does with them.
 
 A `Console` knows nothing of terminals or notebooks: lines go in, text comes out. Commands act on a *set* of stops: all
-that are stopped, chosen ranks, or one of the groups into which a step has split them.
+of them, those of chosen ranks, or one of the groups into which a step has split them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.debugger.commands import breakpoints
+from monarch_kernel.debugger.commands import breakpoint_commands
 from monarch_kernel.debugger.commands.grammar import (
     Command,
     CommandError,
@@ -23,10 +23,10 @@ from monarch_kernel.debugger.commands.grammar import (
     read_command,
     read_count,
 )
-from monarch_kernel.debugger.commands.inspection import Looking
-from monarch_kernel.debugger.commands.selection import Selection, Thread, thread_of
+from monarch_kernel.debugger.commands.inspection import InspectionCommands
+from monarch_kernel.debugger.commands.selection import StopSelection, Thread, thread_of
 from monarch_kernel.debugger.commands.stop_text import (
-    Names,
+    RankNames,
     clock,
     columns,
     place,
@@ -53,13 +53,14 @@ PAUSE_TIMEOUT = 2.0
 ASK_AGAIN = 5.0
 
 
-class Console(Looking):
+class Console(InspectionCommands):
     """Executes commands, one at a time.
 
     Args:
         debugger: the `MeshDebugger` of this process.
-        write: is given text to show, whole lines.
-        name: who this is among the debugger's viewers: what others are told when it drives.
+        write: called with text to show, in whole lines.
+        name: what other viewers are told when this console has control.
+        frontend: knows cells and the mesh in use; the one of this process by default.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Console(Looking):
         self.name = name
         self._write = write
         self._opened: Viewer | None = None
-        self._set = Selection(debugger, self._frontend)
+        self._set = StopSelection(debugger, self._frontend)
         self._clock: tuple[float, frozenset[Any], Countdown | None] = (0.0, frozenset(), None)
         #: Whether the last command was a step that some ranks have not ended yet.
         self.is_stepping = False
@@ -85,18 +86,18 @@ class Console(Looking):
         self._lock = threading.RLock()
 
     def close(self) -> None:
-        """Let somebody else drive. Ranks that are stopped stay so; another command makes it a viewer again."""
+        """Give up control. Stopped ranks stay stopped; the next command makes this console a viewer again."""
         viewer, self._opened = self._opened, None
         if viewer is not None:
             viewer.close()
 
     def release(self) -> None:
-        """Let go of the post mortems that this console has opened."""
+        """Close the post mortems that this console has opened."""
         mine, self._mortem = self._mortem, set()
         self.debugger.resume([at for at in self.debugger.stops() if at.key in mine])
 
     def take_over(self, other: Console) -> None:
-        """Go on where another console leaves: with the ranks that it has chosen, and what it has opened."""
+        """Go on where another console leaves: with the ranks that it has chosen and the post mortems it has opened."""
         self.release()
         self._set = other._set
         self._mortem, other._mortem = other._mortem, set()
@@ -110,7 +111,7 @@ class Console(Looking):
     # -- lines -----------------------------------------------------------------------------------
 
     def run(self, line: str) -> bool:
-        """Execute one line; whether it was a wish to leave. What goes wrong is written, not raised."""
+        """Execute one line; True if it asks to leave the prompt. What goes wrong is written, not raised."""
         with self._lock:
             command, rest = read_command(line)
             if not line.strip():
@@ -122,10 +123,10 @@ class Console(Looking):
             self.is_stepping = False
             try:
                 return self._execute(command, rest)
-            except (CommandError, RuntimeError) as error:  # RuntimeErrors: somebody else drives, it cannot be stepped
+            except (CommandError, RuntimeError) as error:  # RuntimeError: another viewer has control, or it cannot step
                 self._say(_sentence(error))
             except KeyError:
-                self._say("That stop is over: the rank has run on or died.")
+                self._say("That stop is over: the rank has continued or died.")
             return False
 
     def _execute(self, command: Command | None, rest: str) -> bool:
@@ -146,7 +147,7 @@ class Console(Looking):
         return True
 
     def complete(self, before: str) -> list[str]:
-        """What could stand where a line ends now: commands, options, variables of the frame."""
+        """The words that may complete a line: commands, options, variables of the frame."""
         word = before.rpartition(" ")[2]
         if " " not in before and complete(before):
             return complete(before)
@@ -154,21 +155,21 @@ class Console(Looking):
         return complete(before, self._variables(stops[0]) if stops and not word.startswith("-") else ())
 
     def _variables(self, at: Any) -> list[str]:
-        """The names in the frame that is looked at; none where the rank does not tell."""
+        """The names in the current frame; none if the rank does not answer."""
         try:
             scopes = self.debugger.scopes(at.key, self._set.index(at.stop))
             return [one.name for one in self.debugger.variables(at.key, scopes[0].ref)] if scopes else []
-        except (LookupError, RuntimeError):  # it ran on, died or is stuck: no reason to disturb whoever types
+        except (LookupError, RuntimeError):  # it continued, died or is stuck: typing goes on without completions
             return []
 
     # -- the prompt ------------------------------------------------------------------------------
 
     def prompt(self) -> str:
-        """What stands in front of the next line: the chosen ranks, and the time that a collective leaves them."""
+        """The prompt: the chosen ranks, and the time until a collective that waits for them gives up."""
         return with_clock(*self.prompt_parts())
 
     def prompt_parts(self) -> tuple[str, float | None]:
-        """The same without that time, and the time, for who lets it run; see `with_clock`."""
+        """The prompt without that time, and the time, for callers that let it run; see `with_clock`."""
         stops = self._set.chosen()
         if not stops:
             return "(mesh) ", None
@@ -183,7 +184,7 @@ class Console(Looking):
         return f"({text}) ", None if left is None else left.left
 
     def countdown(self) -> Countdown | None:
-        """The first timeout of a collective in which other ranks wait for the chosen ones, as it is now."""
+        """The timeout of the collective that gives up first, of those that wait for the chosen ranks."""
         stops = self._set.chosen()
         keys = frozenset(at.key for at in stops)
         now = time.monotonic()
@@ -195,7 +196,7 @@ class Console(Looking):
         return None if known is None else replace(known, left=max(0.0, known.left - (time.monotonic() - at)))
 
     def announce(self) -> None:
-        """Write who is stopped where."""
+        """Write which ranks are stopped, and where."""
         groups = self._set.groups()
         if groups:
             self._say(self._stopped(groups, numbered=True))
@@ -205,11 +206,11 @@ class Console(Looking):
             self._say(f"{who} wait in {left.what} for stopped ranks, and give up in {clock(left.left)}.")
 
     def has_news(self) -> bool:
-        """Whether there are stops that nothing here has told of yet."""
+        """Whether there are stops that this console has not announced."""
         return bool(self._untold())
 
     def news(self) -> str:
-        """What to say of them; "" if there are none."""
+        """The announcement of those stops; "" if there are none."""
         new = self._untold()
         return self._stopped(grouped(new)) if new else ""
 
@@ -217,7 +218,7 @@ class Console(Looking):
         return [at for at in self.debugger.stops() if at.stop.thread and at.key not in self._told]
 
     def _stopped(self, groups: Sequence[Sequence[Any]], *, numbered: bool = False) -> str:
-        """Who is stopped where; it counts as told."""
+        """Which ranks are stopped, and where; they count as announced."""
         self._told = {at.key for at in self.debugger.stops() if at.key in self._told}
         self._told |= {at.key for group in groups for at in group}
         return stopped_text(groups, self._label, numbered=numbered)
@@ -225,7 +226,7 @@ class Console(Looking):
     # -- the set ---------------------------------------------------------------------------------
 
     def run_on(self, mesh: str | None, ranks: Sequence[int] | None, line: str) -> None:
-        """Execute one line for these ranks only (None: any), whatever is chosen, which stays so."""
+        """Execute one line for these ranks only (None: any). The chosen set stays as it is."""
         threads = {
             (at.mesh, at.rank, None)
             for at in self._set.all()
@@ -233,7 +234,7 @@ class Console(Looking):
         }
         if not threads:
             who = f"{format_ranks(ranks, limit=6)} of " if ranks is not None else ""
-            self._say(f"None of {who}{mesh or 'all meshes'} is stopped; groups shows who is.")
+            self._say(f"None of {who}{mesh or 'all meshes'} is stopped; groups shows which ranks are.")
             return
         with self._only(threads):
             self.run(line)
@@ -241,7 +242,7 @@ class Console(Looking):
     @contextmanager
     def _only(self, threads: Iterable[Thread]) -> Generator[None]:
         with self._lock:
-            kept, self._set = self._set, Selection(self.debugger, self._frontend)
+            kept, self._set = self._set, StopSelection(self.debugger, self._frontend)
             self._set.choose(threads)
             try:
                 yield
@@ -312,7 +313,7 @@ class Console(Looking):
         rows = [("mesh", "actor", "endpoint", "ranks", "where", "why")]
         for group in groups:
             stop = group[0].stop
-            names = Names(self._set.all()).stops(group).rpartition(f"{group[0].mesh} ")[2]
+            names = RankNames(self._set.all()).stops(group).rpartition(f"{group[0].mesh} ")[2]
             rows.append((group[0].mesh, stop.actor, stop.endpoint, names, where(stop), why(stop)))
         widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
         for row in rows:
@@ -324,7 +325,7 @@ class Console(Looking):
             raise CommandError("attach: write attach NAME RANK, with the name of a mesh or of an actor mesh.")
         found = self._set.named(name.strip(), {int(number)})
         if not found:
-            raise CommandError(f"Rank {number} of {name.strip()} is not stopped; list shows who is.")
+            raise CommandError(f"Rank {number} of {name.strip()} is not stopped; list shows which ranks are.")
         self._set.choose((thread_of(at) for at in found), attached=True)
         self.announce()
 
@@ -332,11 +333,11 @@ class Console(Looking):
         name, text, line = read_cast(rest)
         stops = self._set.named(name)
         if not stops:
-            raise CommandError(f"No rank of {name} is stopped; list shows who is.")
+            raise CommandError(f"No rank of {name} is stopped; list shows which ranks are.")
         ranks = set(self._set.ranks(stops[0].mesh, text or "*"))
         chosen = [at for at in stops if at.rank in ranks]
         if not chosen:
-            raise CommandError(f"None of these ranks of {name} is stopped; list shows who is.")
+            raise CommandError(f"None of these ranks of {name} is stopped; list shows which ranks are.")
         command, argument = read_command(line)
         if command is not None and command.name in ("cast", "attach", "detach", "quit"):
             raise CommandError(f"cast: {command.name} is no command for ranks.")
@@ -362,24 +363,24 @@ class Console(Looking):
 
     def _do_continue(self, rest: str) -> None:
         stops = self._set.need()
-        names = Names(stops)
+        names = RankNames(stops)
         who = names.stops(stops)
         self.debugger.resume(stops, "continue", viewer=self._viewer)
         keys = {at.key for at in stops}
-        # Ranks say that they go on a moment after they were told to.
+        # Ranks confirm a moment after they were told.
         self.debugger.wait(lambda now: not any(at.key in keys for at in now), timeout=PAUSE_TIMEOUT)
         self._set.narrow(None)
         if any(at.stop.thread for at in stops):
             self._say(f"{who} {_runs_on(stops)}.")
         else:
-            self._set.choose(None)  # those that had failed are not meant when something stops later
+            self._set.choose(None)  # a rank that stops later is another stop than the failure that was open
             self._say(f"{who}: closed.")
 
     def _advance(self, how: str, line: int = 0) -> None:
         stops = self._set.need()
         rigid = [at for at in stops if not at.stop.steppable]
         if rigid:
-            who = Names(stops).stops(rigid)
+            who = RankNames(stops).stops(rigid)
             raise CommandError(f"{who}: the frames of an error have ended and cannot be stepped; continue closes them.")
         before = len(grouped(stops))
         threads = {thread_of(at) for at in stops}
@@ -390,7 +391,7 @@ class Console(Looking):
         self._tell(threads, moved, split=before == 1)
 
     def _tell(self, threads: set[Thread], moved: Moved, split: bool) -> None:
-        """Say where a step has led, and choose the first group if it has split the set."""
+        """Show where a step has led, and choose the first group if it has split the set."""
         groups = grouped(self._set.of(threads))
         meshes = {mesh for mesh, _rank, _thread in threads}
         if moved.ended:
@@ -420,14 +421,14 @@ class Console(Looking):
             self._say(self._stopped(grouped(new)))
         missing = wanted - {at.rank for at in stops}
         if missing:
-            self._say(f"{format_ranks(missing)} will stop at the next line of Python of the user's.")
+            self._say(f"{format_ranks(missing)} will stop at the next line of user code.")
 
     def _do_pm(self, rest: str) -> None:
         mesh = self._set.mesh()
         self.post_mortem(mesh, self._set.ranks(mesh, rest) if rest else None)
 
     def post_mortem(self, mesh: str, ranks: Sequence[int] | None) -> bool:
-        """Open the last exceptions of ranks, and choose them; whether there were any."""
+        """Open the last exceptions of ranks, and choose them; False if there were none."""
         self.release()
         opened = self.debugger.post_mortem(mesh, ranks)
         self._mortem = {at.key for at in opened}
@@ -436,7 +437,7 @@ class Console(Looking):
             self._say(f"There is no exception to look at on {'these ranks of ' * (ranks is not None)}mesh {mesh}.")
             return False
         self._set.choose({thread_of(at) for at in stops})
-        names = Names(stops)
+        names = RankNames(stops)
         rows: list[tuple[str, str]] = []
 
         def alike(at: RankStop) -> Hashable:
@@ -452,24 +453,24 @@ class Console(Looking):
 
     def _do_break(self, rest: str) -> None:
         if not rest:
-            self._say(breakpoints.listing(self.debugger, self._label))
+            self._say(breakpoint_commands.listing(self.debugger, self._label))
             return
         stops = self._set.chosen()
         frame = self._set.frame(stops[0].stop) if stops else None
         shown = frame.file if frame is not None else ""
-        made = breakpoints.arm(self.debugger, rest, "break", self._frontend, shown)
-        self._say(breakpoints.armed_text(made, self._label))
+        made = breakpoint_commands.arm(self.debugger, rest, "break", self._frontend, shown)
+        self._say(breakpoint_commands.armed_text(made, self._label))
 
     def _do_clear(self, rest: str) -> None:
-        self._say(breakpoints.clear(self.debugger, rest, "clear"))
+        self._say(breakpoint_commands.clear(self.debugger, rest, "clear"))
 
-    # -- who drives -------------------------------------------------------------------------------
+    # -- control -----------------------------------------------------------------------------------
 
     def _do_drive(self, rest: str) -> None:
         if rest not in ("", "--force", "-f"):
-            raise CommandError("drive: --force is all that may follow.")
+            raise CommandError("drive: only --force may follow.")
         self._viewer.drive(force=bool(rest))
-        self._say("This console drives.")
+        self._say("This console controls the debugger.")
 
     def _do_help(self, rest: str) -> None:
         self._say(help_of(rest))

@@ -1,4 +1,4 @@
-"""Reading the lines that people type: commands, options that take expressions, places in files and cells. Pure."""
+"""The grammar of what people type: commands, options that take expressions, places in files and cells. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 class CommandError(ValueError):
-    """A command that cannot be carried out, in one sentence for the person who typed it."""
+    """A command cannot be carried out; the message is one sentence for the person at the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class Command:
 
     Attributes:
         name: its full name.
-        aliases: what else calls it.
-        usage: what follows it.
+        aliases: its other names.
+        usage: its arguments, as the help shows them.
         help: what it does, in one line.
-        steps: it moves stopped threads on; an empty line then repeats it.
+        steps: it moves stopped threads; an empty line repeats it.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("where", ("w", "bt"), "[all]", "the stack of the ranks in the set; all: with runtime and library frames"),
     Command("up", ("u",), "[N]", "look at the caller's frame"),
-    Command("down", ("d",), "[N]", "back towards the innermost frame"),
+    Command("down", ("d",), "[N]", "back toward the innermost frame"),
     Command("print", ("p", "pp"), "EXPR", "evaluate on every rank of the set; identical answers stand together"),
     Command("locals", (), "[NAME ...]", "the local variables of the frame"),
     Command("source", ("l", "ll"), "[N]", "the source around the current line"),
@@ -43,25 +43,25 @@ COMMANDS: tuple[Command, ...] = (
     Command("step", ("s",), "", "to the next line, into calls", steps=True),
     Command("out", ("return", "r", "finish"), "", "until this function has returned", steps=True),
     Command("until", ("unt",), "[LINE]", "until a line below this one, or LINE, is reached", steps=True),
-    Command("continue", ("c", "cont"), "", "let the set run on"),
+    Command("continue", ("c", "cont"), "", "let the set run"),
     Command("pause", (), "[RANKS]", "stop running ranks at their next line"),
-    Command("groups", ("g",), "", "who is stopped where"),
-    Command("group", (), "N", "go on with one group of those"),
+    Command("groups", ("g",), "", "which ranks are stopped where"),
+    Command("group", (), "N", "choose one of those groups"),
     Command("ranks", ("rank",), "RANKS", "choose ranks: 0-3,7, 0:8:2, hosts=1, or 3.12 for one of a rank's stops"),
     Command("mesh", (), "NAME", "choose a mesh, where several have stopped ranks"),
-    Command("all", (), "", "choose all that are stopped"),
+    Command("all", (), "", "choose all stopped ranks"),
     Command("break", ("b",), "[FILE_OR_CELL:LINE | LINE] [OPTIONS]", "set a breakpoint, or list them; see help break"),
     Command("clear", ("cl",), "[N ... | all]", "remove breakpoints"),
     Command("pm", (), "[RANKS]", "open the frames of the last exception of ranks"),
     Command("diff", (), "EXPR", "compare a value over the set: tensors, modules and containers, without moving them"),
     Command("stacks", (), "[RANKS]", "what all ranks of the mesh are doing, stopped or not"),
-    Command("hang", (), "", "why the mesh does not go on"),
-    Command("list", (), "", "all stopped ranks; in front of one attached rank, its source"),
+    Command("hang", (), "", "why the mesh makes no progress"),
+    Command("list", (), "", "all stopped ranks; the source, if one rank is attached"),
     Command("attach", (), "NAME RANK", "choose one rank, by the name of a mesh or an actor mesh"),
-    Command("detach", (), "", "leave that rank; else leave the prompt, and ranks as they are"),
+    Command("detach", (), "", "leave the attached rank; without one, leave the prompt"),
     Command("cast", (), "NAME ranks(RANKS) COMMAND", "one command on these ranks, with its output"),
-    Command("drive", (), "[--force]", "be the one who moves ranks on; --force takes it from somebody else"),
-    Command("quit", ("q", "exit"), "", "leave; ranks that are stopped stay so"),
+    Command("drive", (), "[--force]", "take control of stopped ranks; --force takes it from another viewer"),
+    Command("quit", ("q", "exit"), "", "leave the prompt; stopped ranks stay stopped"),
     Command("help", ("h", "?"), "[COMMAND]", "this list, or more about one command"),
 )
 
@@ -86,8 +86,8 @@ break --on-error [TYPE]  where an endpoint or a cell fails with that exception; 
 def read_command(line: str) -> tuple[Command | None, str]:
     """The command at the beginning of a line, and what follows it.
 
-    As in pdb, whatever begins with no command is Python, and so are assignments to a command's name: then the first is
-    None, and the second is the source. `!SOURCE` is always Python. `rank` is Python unless ranks follow it.
+    As in pdb, a line that begins with no command is Python, and so is an assignment to the name of a command: the first
+    is then None, and the second is the source. `!SOURCE` is always Python. `rank` is Python unless ranks follow it.
     """
     text = line.strip()
     if text.startswith("!"):
@@ -98,7 +98,7 @@ def read_command(line: str) -> tuple[Command | None, str]:
         return None, text
     rest = text[match.end() :]
     if match[0] == "rank" and not _SOME_RANKS.match(rest):
-        return None, text  # the variable that every rank has
+        return None, text  # a variable that many programs have
     if (rest and not rest[0].isspace()) or re.match(r"\s*(?:[-+*/%&|^@]|//|\*\*|<<|>>)?=(?!=)", rest):
         return None, text  # print(x), next.y, list = 3
     return command, rest.strip()
@@ -131,7 +131,7 @@ def help_of(name: str) -> str:
 
 
 def complete(before: str, names: Iterable[str] = ()) -> list[str]:
-    """The words that could stand where the line `before` ends: commands first, then `names`."""
+    """The words that may complete the line `before`: commands first, then `names`."""
     words = before.split(" ")
     word = words[-1]
     if len(words) == 1:
@@ -161,7 +161,7 @@ BREAK_OPTIONS: Mapping[str, str] = {
 
 
 def split_options(line: str, known: Mapping[str, str], command: str) -> tuple[str, dict[str, str]]:
-    """Take a line apart: what stands before its options, and each option's value.
+    """Split a line into the text before its options, and the value of each option.
 
     Expressions may be written as they are (`--if x["a"] > 3 --hits 2`), or in quotes as in a shell.
 
@@ -200,7 +200,7 @@ def split_options(line: str, known: Mapping[str, str], command: str) -> tuple[st
 
 
 def _word_starts(line: str) -> list[int]:
-    """Where words begin, outside of quotes and brackets."""
+    """The positions at which words begin, outside of quotes and brackets."""
     starts: list[int] = []
     quote, depth = "", 0
     for at, char in enumerate(line):
@@ -239,8 +239,8 @@ class Spot:
     """A place as people write it.
 
     Attributes:
-        file: a path; "" where it is a cell or the file that is shown.
-        cell: the execution number of a cell; 0 for the last `%%mesh` cell; None where it is no cell.
+        file: a path; "" for a cell or the file that is shown.
+        cell: the execution number of a cell; 0 for the last `%%mesh` cell; None for a file.
         line: 1-based.
     """
 

@@ -1,4 +1,4 @@
-"""The commands of a console that look, and change nothing: stacks, frames, values, source, reports over meshes."""
+"""The commands of a console that change nothing: stacks, frames, values, source, reports over meshes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger.commands.grammar import CommandError, read_count
-from monarch_kernel.debugger.commands.selection import Selection
+from monarch_kernel.debugger.commands.selection import StopSelection
 from monarch_kernel.debugger.commands.stop_text import (
-    Names,
+    RankNames,
     answers,
     columns,
     place,
@@ -31,12 +31,12 @@ TIMEOUT = 5.0
 AROUND = 5
 
 
-class Looking:
-    """Mixed into `Console`."""
+class InspectionCommands:
+    """These commands; `Console` derives from it."""
 
     debugger: DebuggerView
     _frontend: Frontend
-    _set: Selection
+    _set: StopSelection
     _write: Callable[[str], object]
 
     def _say(self, text: str) -> None:
@@ -50,7 +50,7 @@ class Looking:
             raise CommandError(f"where: there is nothing called {rest!r}; where all shows every frame.")
         stops = self._set.need()
         groups = grouped(stops, lambda at: (at.mesh, why(at.stop), *map(frame_key, at.stop.frames)))
-        names = Names(stops)
+        names = RankNames(stops)
         rows: list[tuple[str, str]] = []
         for group in groups:
             stop = group[0].stop
@@ -59,7 +59,7 @@ class Looking:
         self._show(rows, stops)
 
     def _show(self, rows: list[tuple[str, str]], stops: Sequence[Any]) -> None:
-        """Write texts with their ranks in front; one rank's alone."""
+        """Write texts with their ranks in front; without ranks if there is one stop."""
         self._say(rows[0][1] if len(stops) == 1 and rows else columns(rows))
 
     def _do_up(self, rest: str) -> None:
@@ -78,7 +78,7 @@ class Looking:
         self._show_frame(stops)
 
     def _show_frame(self, stops: Sequence[Any]) -> None:
-        names = Names(stops)
+        names = RankNames(stops)
         rows: list[tuple[str, str]] = []
         for group in grouped(stops, lambda at: (at.mesh, frame_key(self._set.frame(at.stop)))):
             frame = self._set.frame(group[0].stop)
@@ -90,7 +90,7 @@ class Looking:
     def _do_source(self, rest: str) -> None:
         around = read_count(rest, "source", AROUND)
         stops = self._set.need()
-        names = Names(stops)
+        names = RankNames(stops)
         rows: list[tuple[str, str]] = []
         for group in grouped(stops, lambda at: (at.mesh, frame_key(self._set.frame(at.stop)))):
             frame = self._set.frame(group[0].stop)
@@ -125,11 +125,11 @@ class Looking:
                 texts[at.key] = f"{front}{answer.text}"
         if not texts:
             return
-        self._say(next(iter(texts.values())) if len(stops) == 1 else answers(texts, Names(stops)))
+        self._say(next(iter(texts.values())) if len(stops) == 1 else answers(texts, RankNames(stops)))
 
     def _do_locals(self, rest: str) -> None:
         stops = self._set.need()
-        names = Names(stops)
+        names = RankNames(stops)
         found: dict[Any, dict[str, str]] = {}
         wanted = tuple(rest.replace(",", " ").split())
         for index, some in self._set.by_index(stops).items():
@@ -166,7 +166,7 @@ class Looking:
 
     def _do_hang(self, rest: str) -> None:
         if rest:
-            raise CommandError(f"hang: it takes no arguments, and looks at the whole mesh, not at {rest!r}.")
+            raise CommandError(f"hang: it takes no arguments (not {rest!r}); it is about the whole mesh.")
         from monarch_kernel.debugger.controller.hang import hang
 
         self._say(str(hang(self.debugger.mesh(self._set.mesh()))))

@@ -1,4 +1,4 @@
-"""Which of the stopped ranks a console's commands are for, and at which frame of theirs it looks."""
+"""The stopped ranks that a console's commands act on, and the frame that it shows of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from monarch_kernel.debugger.commands.grammar import CommandError
-from monarch_kernel.debugger.commands.stop_text import Names
+from monarch_kernel.debugger.commands.stop_text import RankNames
 from monarch_kernel.debugger.frames import grouped, shown_frame, user_frames
 from monarch_kernel.debugger.frontend import Frontend
 from monarch_kernel.meshes import parse_ranks
@@ -14,23 +14,23 @@ from monarch_kernel.meshes import parse_ranks
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.view import DebuggerView
     from monarch_kernel.debugger.events import RankStop
-    from monarch_kernel.debugger.model.stops import Frame, Stop
+    from monarch_kernel.debugger.model.stops import Stop, StopFrame
 
 Thread = tuple[str, int, int | None]
-"""A mesh, a rank, and one thread of it (None: all). What a set of stops is known by when they have moved on."""
+"""A mesh, a rank, and one thread of it (None: all). It names the same stops after a step, which gives them new keys."""
 
 
 def thread_of(at: RankStop) -> Thread:
-    """The thread that a stop is in; every post mortem counts as one of its own."""
+    """The thread of a stop; each post mortem counts as a thread of its own."""
     return (at.mesh, at.rank, at.stop.thread or -at.stop.id)
 
 
-class Selection:
-    """A *scope*, which is all that are stopped or what a person has chosen, and perhaps one group of that.
+class StopSelection:
+    """A *scope* (all stops, or those that a person has chosen), and perhaps one group of it.
 
     Attributes:
         attached: the scope is one rank that was chosen by `attach`.
-        level: how many of the user's frames out from the innermost one are looked at.
+        level: which frame is shown: how many frames of user code out from the innermost one.
     """
 
     def __init__(self, debugger: DebuggerView, frontend: Frontend) -> None:
@@ -44,7 +44,7 @@ class Selection:
     # -- choosing ----------------------------------------------------------------------------------
 
     def choose(self, threads: Iterable[Thread] | None, attached: bool = False) -> None:
-        """Make these the scope; None: all that are stopped."""
+        """Make these the scope; None: all stops."""
         self._scope = None if threads is None else set(threads)
         self._group, self.attached, self.level = None, attached, 0
 
@@ -67,7 +67,7 @@ class Selection:
     def of(self, threads: set[Thread] | None) -> list[RankStop]:
         """The stops of these threads."""
         stops = self.all()
-        if threads is None:  # what has ended is chosen by `pm`, and stands beside nothing that lives
+        if threads is None:  # post mortems are shown only if nothing that runs is stopped
             return [at for at in stops if at.stop.thread] or stops
         return [at for at in stops if (at.mesh, at.rank, None) in threads or thread_of(at) in threads]
 
@@ -76,15 +76,15 @@ class Selection:
         return self.of(self._scope)
 
     def chosen(self) -> list[RankStop]:
-        """The stops that commands are for."""
+        """The stops that commands act on."""
         stops = self.scope()
         if self._group is None:
             return stops
-        # Without any left, the group has run on: what else there is of the scope.
+        # If none of the group is left, it has continued: fall back to the rest of the scope.
         return [at for at in stops if thread_of(at) in self._group] or stops
 
     def need(self) -> list[RankStop]:
-        """The same; at least one.
+        """The same, and at least one.
 
         Raises:
             CommandError: nothing that is chosen is stopped.
@@ -95,7 +95,7 @@ class Selection:
         others = self.all()
         if not others:
             raise CommandError("No rank is stopped; break sets a breakpoint, pause stops ranks where they are.")
-        who = Names(others).stops(others)
+        who = RankNames(others).stops(others)
         raise CommandError(f"None of the chosen ranks is stopped; {who} are, and all chooses them.")
 
     def groups(self) -> list[list[RankStop]]:
@@ -108,8 +108,8 @@ class Selection:
         found = [at for at in stops if at.mesh == name] or [at for at in stops if at.stop.actor == name]
         return [at for at in found if ranks is None or at.rank in ranks]
 
-    def frame(self, stop: Stop) -> Frame | None:
-        """The frame of a stop that is looked at; None where it has none."""
+    def frame(self, stop: Stop) -> StopFrame | None:
+        """The frame that is shown of a stop; None if it has none."""
         return shown_frame(stop.frames, self.level)
 
     def index(self, stop: Stop) -> int:
@@ -118,7 +118,7 @@ class Selection:
         return 0 if frame is None else frame.index
 
     def by_index(self, stops: Sequence[RankStop]) -> dict[int, list[RankStop]]:
-        """These stops by the index of the frame that is looked at."""
+        """These stops by the index of the frame that is shown."""
         found: dict[int, list[RankStop]] = {}
         for at in stops:
             found.setdefault(self.index(at.stop), []).append(at)

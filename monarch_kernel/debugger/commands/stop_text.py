@@ -1,4 +1,4 @@
-"""What the console prints: stopped ranks in groups, stacks, and answers that are alike. Pure."""
+"""The text of a console: stopped ranks in groups, stacks, and answers, with equal ones together. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from monarch_kernel.debugger.events import Key, RankStop
 from monarch_kernel.debugger.frames import frames_of_a_stack, shown_frame
-from monarch_kernel.debugger.model.stops import Frame, Stop
+from monarch_kernel.debugger.model.stops import Stop, StopFrame
 from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.meshes import format_ranks
 
@@ -22,19 +22,19 @@ def file_name(file: str, label: Label | None = None) -> str:
     return file.replace("\\", "/").rpartition("/")[2] or file
 
 
-def place(frame: Frame, label: Label | None = None) -> str:
+def place(frame: StopFrame, label: Label | None = None) -> str:
     """Where a frame is: `train.py:12 in Model.forward`."""
     where = f"{file_name(frame.file, label)}:{frame.line}"
     return where if frame.name in ("", "<module>") else f"{where} in {frame.name}"
 
 
-def source_line(frame: Frame) -> str:
-    """The text of a frame's line; where the rank has none (the cell was run here only), what this process knows."""
+def source_line(frame: StopFrame) -> str:
+    """The text of a frame's line: the rank's; if it has none (the cell ran here only), this process's."""
     return frame.source or linecache.getline(frame.file, frame.line).strip()
 
 
 def why(stop: Stop) -> str:
-    """The reason of a stop in a few words; "" after a step."""
+    """The reason of a stop in a few words; "" after a step that returned nothing."""
     text = stop.text.split("\n", 1)[0]
     if stop.reason == "step":
         return text
@@ -48,9 +48,11 @@ def why(stop: Stop) -> str:
     return f"{stop.reason}: {text}" if text else stop.reason
 
 
-class Names:
-    """How ranks are named among some stops: with their mesh where there are several, and with the stop's number where a
-    rank has several."""
+class RankNames:
+    """How the ranks of some stops are named.
+
+    The mesh is named if there are several, and the stop's number if its rank has several stops.
+    """
 
     def __init__(self, stops: Iterable[RankStop]) -> None:
         stops = list(stops)
@@ -79,7 +81,7 @@ class Names:
         return self.of(at.key for at in stops)
 
 
-def answers(values: Mapping[Key, str], names: Names) -> str:
+def answers(values: Mapping[Key, str], names: RankNames) -> str:
     """Identical answers together, each with its ranks in front, the largest group first: `0-2,4  loss = 0.31`."""
     alike: dict[str, list[Key]] = {}
     for key in sorted(values):
@@ -100,8 +102,8 @@ def columns(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def stopped_text(groups: Sequence[Sequence[RankStop]], label: Label | None = None, *, numbered: bool = False) -> str:
-    """Who is stopped where, a group after the other, with the line of source."""
-    names = Names(at for group in groups for at in group)
+    """Which ranks are stopped where, group by group, with the line of source."""
+    names = RankNames(at for group in groups for at in group)
     rows: list[tuple[str, str]] = []
     for number, group in enumerate(groups, 1):
         stop = group[0].stop
@@ -130,7 +132,7 @@ def stack_text(stop: Stop, current: int, label: Label | None = None, *, everythi
     return "\n".join(lines)
 
 
-def source_text(frame: Frame, lines: Sequence[str], around: int) -> str:
+def source_text(frame: StopFrame, lines: Sequence[str], around: int) -> str:
     """The lines around a frame's own, numbered; `->` marks that."""
     first = max(1, frame.line - around)
     last = min(len(lines), frame.line + around)
@@ -142,7 +144,7 @@ def source_text(frame: Frame, lines: Sequence[str], around: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A time that is left: `4:12`, `0:07`."""
+    """Remaining time: `4:12`, `0:07`."""
     left = max(0, int(seconds))
     hours, left = divmod(left, 3600)
     minutes, seconds_left = divmod(left, 60)
@@ -150,5 +152,5 @@ def clock(seconds: float) -> str:
 
 
 def with_clock(prompt: str, left: float | None) -> str:
-    """A prompt with the time that is left in it: `(m 0-3, 4:12 left) `."""
+    """A prompt with the remaining time in it: `(m 0-3, 4:12 left) `."""
     return prompt if left is None else f"{prompt.rstrip().removesuffix(')')}, {clock(left)} left) "

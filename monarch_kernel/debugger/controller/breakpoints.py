@@ -43,7 +43,7 @@ class Breakpoints:
     """The breakpoints of a debugger. Any thread may use it; it is guarded by the registry's lock.
 
     Args:
-        registry: the meshes; it tells of their ranks from now on (`registry.Listener`).
+        registry: the meshes; it tells of their ranks from now on (`registry.StopListener`).
     """
 
     def __init__(self, registry: StopRegistry) -> None:
@@ -178,7 +178,7 @@ class Breakpoints:
     def _of(self, watched: WatchedMesh) -> _OfMesh:
         return self._meshes.setdefault(watched.whole.uid, _OfMesh())
 
-    # -- what the registry tells (see `registry.Listener`) -------------------------------------------
+    # -- what the registry tells (see `registry.StopListener`) -------------------------------------------
 
     def on_agent(self, watched: WatchedMesh, rank: int) -> None:
         """Arm the rank."""

@@ -1,7 +1,7 @@
-"""How long the other ranks will wait for ranks that are stopped: the timeout of the process groups they are in.
+"""How long other ranks will wait for stopped ones: the timeouts of their process groups.
 
-A rank that is stopped keeps the others waiting in their collectives, and these give up after a while (gloo: 30 minutes
-by default, NCCL: 10), which ends the run.
+A stopped rank keeps others waiting in their collectives, which give up after a while (gloo: 30 minutes by default,
+NCCL: 10) and end the run.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from monarch_kernel.debugger.rank.collective_wait import waiting_here
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.view import DebuggerView
 
-#: How long ranks may take to say what they wait for (seconds).
+#: How long ranks may take to answer what they wait for (seconds).
 ASK_TIMEOUT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Countdown:
-    """What runs out while ranks are stopped.
+    """A timeout that runs while ranks are stopped.
 
     Attributes:
-        left: seconds, at least; who waits may have begun later than the first stop.
+        left: the least remaining time (seconds); the wait may have begun after the first stop.
         limit: the timeout (seconds).
         mesh: its name.
-        ranks: who waits.
-        what: what they are in, such as `all_reduce`.
+        ranks: the ranks that wait.
+        what: the collective, such as `all_reduce`.
     """
 
     left: float
@@ -41,7 +41,7 @@ class Countdown:
 
 
 def countdown(debugger: DebuggerView, stops: Sequence[RankStop]) -> Countdown | None:
-    """The first timeout that would end what these stops keep waiting; None where nobody waits, or nobody answers."""
+    """The first timeout of collectives that wait for these stops; None if no rank waits, or none answers."""
     from monarch_kernel.debugger.controller.query import ask
 
     found: list[Countdown] = []

@@ -20,7 +20,7 @@ from monarch_kernel.debugger.controller.registry import StopRegistry, WatchedMes
 from monarch_kernel.debugger.controller.sets import StopSet
 from monarch_kernel.debugger.controller.viewers import DriverError, Viewer, Viewers
 from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankStop
-from monarch_kernel.debugger.model.stops import Breakpoint, Evaluation, Frame, Variable
+from monarch_kernel.debugger.model.stops import Breakpoint, Evaluation, StopFrame, Variable
 from monarch_kernel.debugger.rank import process
 
 HOWS = ("continue", "next", "step", "out", "until")
@@ -34,7 +34,7 @@ class MeshDebugger:
     Attributes:
         registry: the meshes that are watched, and their stops.
         breakpoint_table: the breakpoints.
-        viewers: who looks on.
+        viewers: those that watch, and the one that has control.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class MeshDebugger:
     # -- meshes ----------------------------------------------------------------------------------
 
     def watch(self, mesh: Any) -> str:
-        """Put agents on a mesh, if there are none; does not wait for them. Gives the name that the mesh has here."""
+        """Put agents on a mesh, if it has none, without waiting for them; returns the name that it has here."""
         return self.registry.watch(mesh).name
 
     def mesh(self, name: str) -> ProcMesh:
@@ -84,18 +84,18 @@ class MeshDebugger:
         log: str = "",
         owner: str = "",
     ) -> MeshBreakpoint:
-        """Stop ranks at a line; see `model.stops.Breakpoint` for what the words mean.
+        """Stop ranks at a line; see `model.stops.Breakpoint` for the conditions.
 
         Args:
             mesh: a proc mesh or its name; None: all meshes of this controller, later ones too.
             ranks: of the mesh as spawned; None: all.
-            owner: who sets it.
+            owner: the viewer that sets it; "" for a person.
 
         Returns:
-            The breakpoint, with what the ranks that have answered in time made of it.
+            The breakpoint, with its state in the ranks that have answered in time.
 
         Raises:
-            ValueError: an expression is none, the mesh or a rank is not there, or the line is not a line.
+            ValueError: the line or an expression is invalid, or there is no such mesh or rank.
         """
         spec = Breakpoint(0, file, line, condition, hits, first, differs, log=log)
         check(spec)
@@ -107,7 +107,7 @@ class MeshDebugger:
         """Stop ranks where an endpoint or a cell ends with an exception.
 
         Args:
-            error: the name of its class, or of one that it derives from; "*" for any.
+            error: the name of the exception's class, or of one that it derives from; "*" for any.
         """
         return self.breakpoint_table.add(Breakpoint(0, error=error), mesh, ranks, owner)
 
@@ -124,21 +124,21 @@ class MeshDebugger:
         return self.breakpoint_table.all()
 
     def clear(self, number: int | None = None, owner: str | None = None) -> int:
-        """Remove a breakpoint, or all of an owner (None: everybody's); how many that were.
+        """Remove a breakpoint, or all of an owner (None: of all owners); returns how many.
 
         Raises:
-            ValueError: there is none of that number.
+            ValueError: there is no breakpoint of that number.
         """
         return self.breakpoint_table.clear(number, owner)
 
     # -- stops -----------------------------------------------------------------------------------
 
     def stops(self, mesh: Any = None) -> list[RankStop]:
-        """What is stopped, by mesh and rank."""
+        """All stops, of one mesh or of all, by mesh and rank."""
         return self.registry.stops(mesh)
 
     def wait(self, predicate: Callable[[list[RankStop]], bool] = bool, timeout: float | None = None) -> list[RankStop]:
-        """Wait until ``predicate(stops())`` holds; gives the stops, whether it does or the time is over."""
+        """Wait until ``predicate(stops())`` holds or the time is over; returns the stops."""
         stops: list[RankStop] = []
 
         def holds() -> bool:
@@ -150,34 +150,34 @@ class MeshDebugger:
         return stops
 
     def countdown(self, stops: Iterable[RankStop]) -> Countdown | None:
-        """When the collectives in which other ranks wait for these stops give up; asks them (up to half a second)."""
+        """The first timeout of collectives in which other ranks wait for these stops; asks them, for up to 0.5 s."""
         return countdown(self, list(stops))
 
     def pause(self, mesh: Any = None, ranks: Iterable[int] | None = None, viewer: Viewer | None = None) -> None:
-        """Have ranks stop at the next line of the user's code that they come to."""
+        """Stop ranks at their next line of user code."""
         self.viewers.check(viewer)
         self._quickly(mesh, ranks, process.pause)
 
     def resume(
         self, stops: Iterable[RankStop], how: str = "continue", line: int = 0, viewer: Viewer | None = None
     ) -> None:
-        """Let stopped ranks go on, all at the same time.
+        """Let stopped ranks continue, all at the same time.
 
         Args:
             how: "continue", "next", "step" (into calls), "out", or "until" a ``line``.
 
         Raises:
-            DriverError: somebody else drives.
-            ValueError: that is not how one goes on.
+            DriverError: another viewer has control.
+            ValueError: ``how`` is none of these.
         """
         if how not in HOWS:
-            raise ValueError(f"{how!r} is not how a stop goes on: use one of {', '.join(HOWS)}")
+            raise ValueError(f"{how!r} is not a way to continue: use one of {', '.join(HOWS)}")
         self.viewers.check(viewer)
         for watched, ids, ranks in self._addressed(stops):
             answers = self._ask(watched, ranks, QUICK, process.resume, ids, how, line)
             for rank, done in answers.values.items():
                 for stop in self._ids_of(ids, rank) - set(done):
-                    self.registry.on_resumed(watched.whole.uid, rank, stop, how)  # it was over, and nobody had said so
+                    self.registry.on_resumed(watched.whole.uid, rank, stop, how)  # it was over, and its event was lost
 
     def evaluate(
         self, stops: Iterable[RankStop], source: str, frame: int = 0, timeout: float = 5.0
@@ -191,7 +191,7 @@ class MeshDebugger:
     def call(
         self, stops: Iterable[RankStop], function: Callable[[Any], Any], frame: int = 0, timeout: float = 5.0
     ) -> dict[Key, Any]:
-        """``function(frame)`` in each stop, in its own thread; an exception is in the place of a value."""
+        """``function(frame)`` in each stop, in its own thread; what it raises stands in place of a value."""
         return self._each(stops, timeout, process.call, frame, function)
 
     def _each(self, stops: Iterable[RankStop], timeout: float, function: Any, *args: Any) -> dict[Key, Any]:
@@ -223,7 +223,7 @@ class MeshDebugger:
         self.viewers.check(viewer)
         return self._one(key, process.set_variable, ref, name, expression)
 
-    def frames(self, key: Key) -> tuple[Frame, ...]:
+    def frames(self, key: Key) -> tuple[StopFrame, ...]:
         """The frames of a stop, innermost first. Raises LookupError if the stop is over."""
         return self.stop_of(key).stop.frames
 
@@ -243,7 +243,7 @@ class MeshDebugger:
         raise LookupError(f"rank {at.rank} of mesh {watched.name}: {why}")
 
     def post_mortem(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankStop]:
-        """Open what ranks have kept of their last failures; each becomes a stop that can be looked into, and left."""
+        """Open the frames that ranks have kept of their last failures; each becomes a stop, which "continue" closes."""
         found: list[RankStop] = []
         for watched, answers in self._quickly(mesh, ranks, process.post_mortem):
             for rank, (pid, stops) in answers.values.items():
@@ -278,7 +278,7 @@ class MeshDebugger:
         return ask_agents(watched.agents, watched.whole, function, *args, ranks=ranks, timeout=timeout)
 
     def _addressed(self, stops: Iterable[RankStop]) -> list[tuple[WatchedMesh, process.Ids, list[int]]]:
-        """The meshes of these stops, with each rank's ids (one number if it is the same for all), and the ranks."""
+        """The meshes of these stops, each with the stops' ids (one number if it is the same for all) and ranks."""
         by_mesh: dict[str, dict[int, list[int]]] = {}
         for at in stops:
             by_mesh.setdefault(at.mesh, {}).setdefault(at.rank, []).append(at.stop.id)
@@ -297,13 +297,13 @@ class MeshDebugger:
     # -- viewers -------------------------------------------------------------------------------------
 
     def viewer(self, name: str) -> Viewer:
-        """Be one of those who look on; the first one that steers drives."""
+        """A new viewer; the first one to act takes control."""
         return self.viewers.open(name)
 
     def select(
         self, mesh: Any = None, ranks: Iterable[int] | None = None, keys: Iterable[Key] | None = None
     ) -> StopSet:
-        """Stopped ranks as a set that is stepped together (`sets.StopSet`)."""
+        """Stopped ranks, as a set that is stepped together (`sets.StopSet`)."""
         wanted = None if keys is None else set(keys)
         of = None if ranks is None else set(ranks)
         stops = [
@@ -317,7 +317,7 @@ _lock = threading.Lock()
 
 
 def get_debugger() -> MeshDebugger:
-    """The debugger of this controller; made by the first who asks."""
+    """The debugger of this controller; made by the first call."""
     global _debugger
     with _lock:
         if _debugger is not None:
@@ -329,12 +329,12 @@ def get_debugger() -> MeshDebugger:
 
 
 def existing_debugger() -> MeshDebugger | None:
-    """The debugger of this controller, if anybody has asked for it."""
+    """The debugger of this controller; None if there is none yet."""
     return _debugger
 
 
 def forget_debugger() -> None:
-    """The runtime ends, and with it everything that was watched."""
+    """The runtime ends, and the debugger with it."""
     global _debugger
     with _lock:
         debugger, _debugger = _debugger, None

@@ -1,4 +1,4 @@
-"""The actor in the controller that ranks tell of their stops. Ranks load it, too, to call it: it must stay light."""
+"""The actor in the controller that receives the stops of ranks. Ranks load this module to call it, so it is light."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 #: The name of the actor; one in each controller.
 ACTOR = "debug_hub"
-#: How long it may take to make it (seconds).
+#: How long spawning it may take (seconds).
 TIMEOUT = 30.0
 
 
 class DebugHub(Actor):
-    """Hears of stops. Lives in the controller, on a thread of its own."""
+    """Receives stops. Runs in the controller, on a thread of its own."""
 
     __tool__ = True
 
@@ -42,23 +42,23 @@ class DebugHub(Actor):
 
     @endpoint
     def resumed(self, uid: str, rank: int, stop: int, how: str) -> None:
-        """A rank goes on."""
+        """A rank has continued."""
         _debugger().registry.on_resumed(uid, rank, stop, how)
 
     @endpoint
     def changed(self) -> None:
-        """Meshes were made or stopped, or ranks have died."""
+        """Meshes were made or stopped, or ranks have died or were replaced."""
         _debugger().registry.on_meshes_changed()
 
     @endpoint(explicit_response_port=True)
     def vote(self, port: Any, uid: str, rank: int, number: int, hit: int, value: str) -> None:
-        """A rank has come to a breakpoint on which all decide; it is answered when they have."""
+        """A rank has come to a breakpoint on which the ranks vote; the answer comes with the decision."""
         self._ports[uid, number, hit, rank] = port
         self._answer(uid, number, hit, _debugger().breakpoint_table.on_vote(uid, rank, number, hit, value))
 
     @endpoint
     def decide(self, uid: str, number: int, hit: int) -> None:
-        """A rank has waited long enough for the others."""
+        """A rank has waited long enough for the votes of the others."""
         self._answer(uid, number, hit, _debugger().breakpoint_table.on_decide(uid, number, hit))
 
     def _answer(self, uid: str, number: int, hit: int, decided: dict[int, bool]) -> None:
@@ -69,15 +69,15 @@ class DebugHub(Actor):
 
     @endpoint(explicit_response_port=True)
     def hold(self, port: Any) -> None:
-        """Never answered: a rank learns by it that this process has ended."""
+        """Never answered: the call fails when this process ends, which is how a stopped rank notices."""
         self._held.append(port)
 
     def __supervise__(self, _failure: Any) -> bool:
-        """Agents end with their ranks, whose owners are told."""
+        """Agents end with their ranks; the owners of those hear of it."""
         return True
 
     def __cleanup__(self, _error: BaseException | None) -> None:
-        """The runtime ends, and with it everything that was watched."""
+        """The runtime ends, and the debugger with it."""
         from monarch_kernel.debugger.controller.hub import forget_debugger
 
         forget_debugger()
@@ -90,5 +90,5 @@ def _debugger() -> MeshDebugger:
 
 
 def hub_actor() -> Any:
-    """The actor of the job's controller that hears of stops, from any process of the job."""
+    """The hub actor of the job's controller, from any process of the job."""
     return get_or_spawn_controller(ACTOR, DebugHub).get(TIMEOUT)

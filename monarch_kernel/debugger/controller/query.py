@@ -1,7 +1,7 @@
-"""Questions to all ranks of a mesh, with one deadline for all of them.
+"""Queries: one function, called in all ranks of a mesh, with one deadline for all answers.
 
-The first question to a mesh puts an agent on it (`agent.DebugAgent`). A rank that is dead, stopped, or does not let go
-of the interpreter is told apart from those that answered; nobody waits for it.
+The first query puts agents on the mesh (`rank.agent.DebugAgent`). Ranks that are dead, stopped, or hold the interpreter
+lock are reported apart from those that have answered, and do not delay them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from monarch_kernel.introspection import Whole, whole_of
 
 @dataclass(slots=True)
 class Answers:
-    """What the ranks that were asked have said; ranks are those of the mesh that was asked.
+    """The answers to a query; ranks are numbered as in the mesh that was asked.
 
     Attributes:
         values: what `function` returned.
         errors: what it raised, as a traceback of the rank or a sentence.
-        late: who has not answered in time.
-        dead: who is dead, and why.
+        late: the ranks that have not answered in time.
+        dead: the ranks that are dead, and why.
     """
 
     values: dict[int, Any] = field(default_factory=dict[int, Any])
@@ -36,7 +36,7 @@ class Answers:
     dead: dict[int, str] = field(default_factory=dict[int, str])
 
     def error_of(self, rank: int) -> str:
-        """What a rank has raised, in one line; "" if it has not."""
+        """What a rank has raised, in one line; "" if nothing."""
         fault = self.errors.get(rank, "")
         return fault if isinstance(fault, str) else fault.summary
 
@@ -75,11 +75,11 @@ def ask_agents(
     ranks: Iterable[int] | None = None,
     timeout: float = 1.0,
 ) -> Answers:
-    """The same, of a mesh whose agents are known already (`registry.WatchedMesh`).
+    """The same, for a mesh whose agents are known (`registry.WatchedMesh`).
 
     Args:
-        agents: of the whole mesh.
-        whole: that mesh, and the part of it that is asked.
+        agents: of all its ranks.
+        whole: the mesh, and which of its ranks `ranks` are numbered in.
     """
     deadline = time.monotonic() + timeout
     chosen = chosen_ranks(ranks, len(whole.ranks))
@@ -105,7 +105,7 @@ def ask_agents(
                     waiting.discard(rank)
                     answers.errors[back[rank]] = failure.fault or str(error)
             except TimeoutError:
-                break  # they come in order of completion: nobody else has answered either
+                break  # answers come in the order of completion, so there are no others
             else:
                 waiting.discard(rank)
                 answers.values[back[rank]] = value
@@ -125,7 +125,7 @@ def chosen_ranks(ranks: Iterable[int] | None, size: int) -> list[int]:
 
 
 def _parts(agents: Any, size: int, ranks: Sequence[int]) -> list[tuple[Any, Sequence[int]]]:
-    """Slices of the agents that are these ranks (sorted), each with its ranks."""
+    """The agents of these ranks (sorted), as slices, each with its ranks."""
     if not ranks:
         return []
     if len(ranks) == size:

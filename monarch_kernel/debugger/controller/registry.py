@@ -48,7 +48,7 @@ class WatchedMesh:
         return len(self.whole.procs)
 
 
-class Listener(Protocol):
+class StopListener(Protocol):
     """What hears of processes and stops before the viewers do: `breakpoints.Breakpoints`."""
 
     def on_agent(self, watched: WatchedMesh, rank: int) -> None:
@@ -77,7 +77,7 @@ class StopRegistry:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.listener: Listener | None = None
+        self.listener: StopListener | None = None
         self._changed = threading.Condition(self.lock)
         self._watched: dict[str, WatchedMesh] = {}
         self._subscribers: list[Callable[[Event], None]] = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel.debugger.controller.viewers import Viewer
 from monarch_kernel.debugger.events import Event, Key, RankGone, RankRanOff, RankStop, RankStopped
 from monarch_kernel.debugger.frames import FrameKey, frame_key, grouped, shown_frame, user_frames
-from monarch_kernel.debugger.model.stops import Evaluation, Frame
+from monarch_kernel.debugger.model.stops import Evaluation, StopFrame
 from monarch_kernel.meshes import format_ranks
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ class StopGroup:
         return tuple(sorted({at.rank for at in self.stops}))
 
     @property
-    def frame(self) -> Frame:
+    def frame(self) -> StopFrame:
         """Their innermost frame of the user's."""
-        return shown_frame(self.stops[0].stop.frames) or Frame(0, "", "", 0, False, "")
+        return shown_frame(self.stops[0].stop.frames) or StopFrame(0, "", "", 0, False, "")
 
     def __str__(self) -> str:
         file, line, name = self.place

@@ -1,8 +1,8 @@
-"""Who looks at stopped ranks, and which one of them drives.
+"""The viewers of stopped ranks, and which of them controls the debugger.
 
-Any number of viewers may look on. One steers: the first that wants to, until it closes, lets go, or another takes over
-by force. A viewer that is lost (a browser that was reloaded, a terminal that was closed) is closed by whoever serves
-it, and leaves stopped what is stopped.
+Any number of viewers may watch. One has control: the first that asks for it, until it closes, detaches, or another
+viewer takes over by force. When a viewer is lost (a browser is reloaded, a terminal is closed), the code that serves it
+closes it; stopped ranks stay stopped, and any viewer may take control.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import threading
 
 
 class DriverError(RuntimeError):
-    """Somebody else drives."""
+    """Another viewer controls the debugger."""
 
 
 class Viewer:
-    """One who looks on; made by `MeshDebugger.viewer`. Usable as a context manager, which closes it."""
+    """A viewer of a debugger; made by `MeshDebugger.viewer`. As a context manager, it closes at the end."""
 
     def __init__(self, viewers: Viewers, name: str) -> None:
         self._viewers = viewers
@@ -23,19 +23,19 @@ class Viewer:
 
     @property
     def is_driver(self) -> bool:
-        """Whether this one steers."""
+        """Whether this viewer has control."""
         return self._viewers.driver is self
 
     def drive(self, force: bool = False) -> None:
-        """Steer from now on.
+        """Take control.
 
         Raises:
-            DriverError: another viewer does, and ``force`` is not given.
+            DriverError: another viewer has it, and ``force`` is not given.
         """
         self._viewers.take(self, force)
 
     def close(self) -> None:
-        """Look on no more; what is stopped stays so."""
+        """Stop watching, and give up control. Stopped ranks stay stopped."""
         self._viewers.close(self)
 
     def __enter__(self) -> Viewer:
@@ -61,7 +61,7 @@ class Viewers:
         return viewer
 
     def names(self) -> list[str]:
-        """Who looks on."""
+        """The names of all viewers."""
         with self._lock:
             return [viewer.name for viewer in self._open]
 
@@ -71,12 +71,16 @@ class Viewers:
             driver = self.driver
             if driver is not None and driver is not viewer and not force:
                 raise DriverError(
-                    f"{driver.name} drives the debugger: look on, have it let go (detach), or take over with force"
+                    f"{driver.name} controls the debugger: watch, ask it to detach, or take over with force"
                 )
             self.driver = viewer
 
     def check(self, viewer: Viewer | None) -> None:
-        """Before anything is steered: the viewer takes the wheel if nobody has it. None is the program itself."""
+        """Give control to a viewer that is about to use it, if it is free. None is the program itself: always allowed.
+
+        Raises:
+            DriverError: another viewer has it.
+        """
         if viewer is not None:
             self.take(viewer, force=False)
 

@@ -9,7 +9,7 @@ from typing import NotRequired, TypedDict
 
 from monarch_kernel.debugger.dap.messages import Arguments, Body, RequestError
 from monarch_kernel.debugger.events import MeshBreakpoint, RankStop
-from monarch_kernel.debugger.model.stops import Evaluation, Frame, Variable
+from monarch_kernel.debugger.model.stops import Evaluation, StopFrame, Variable
 from monarch_kernel.debugger.source_locations import LIBRARY, kind_of
 
 #: `Stop.reason` as the `stopped` event has it.
@@ -86,7 +86,7 @@ def stopped_body(at: RankStop) -> Body:
     return body
 
 
-def frame_reply(frame: Frame, number: int, prefix: str) -> Body:
+def frame_reply(frame: StopFrame, number: int, prefix: str) -> Body:
     """One of `stackTrace`'s frames."""
     reply: Body = {
         "id": number,

@@ -1,6 +1,6 @@
-"""What crosses between a stop engine and whoever drives it: breakpoints in, stops and values out.
+"""What crosses between a rank's stop engine and the controller: breakpoints in, stops and values out.
 
-Plain values that pickle; the standard library is all they need.
+Plain values that pickle. Standard library only.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 How = Literal["continue", "next", "step", "out", "until"]
-"""How a stopped thread goes on: run; to the next line here, into calls, or of the caller; past a line."""
+"""How a stopped thread continues: run; to the next line here, into calls, or of the caller; past a line."""
 
 Reason = Literal["breakpoint", "step", "pause", "breakpoint()", "exception", "post mortem"]
 
@@ -21,13 +21,13 @@ class Breakpoint:
     """Where to stop, and when.
 
     Attributes:
-        id: whose; `Bound` and `Stop.breakpoint` say it again. Greater than 0.
+        id: its number, from 1 on, which `Bound` and `Stop.breakpoint` repeat.
         file: a path, or the name that a cell was compiled under; see `source_locations.same_file` for what matches.
         line: 1-based. On a line without code, the next line of the same function that has some.
-        condition: an expression of the frame; stop if it is true. One that raises stops, too, and says so.
-        hits: stop at the hit of that number and at all that follow; 0 is 1. Hits count where the condition holds.
-        first: only the first rank that gets here stops (the engine asks; see `StopEngine`).
-        differs: an expression; stop where ranks disagree on its value (the engine asks).
+        condition: an expression of the frame; stop if it is true. If it raises, stop as well, and say so.
+        hits: stop at the hit of that number and at all later ones; 0 means 1. Only hits with a true condition count.
+        first: only the first rank to get here stops; the engine asks (see `StopEngine`).
+        differs: an expression; stop if ranks disagree on its value; the engine asks.
         error: instead of a line: the name of an exception class (or of a class it derives from), bare or with its
             module, or `ANY_ERROR`: stop where an endpoint or a cell has failed with it.
         log: text to print in place of a stop; `{expression}` in it is evaluated.
@@ -46,13 +46,13 @@ class Breakpoint:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What became of a breakpoint in one process.
+    """The state of a breakpoint in one process.
 
     Attributes:
         id: the breakpoint's.
-        verified: code with that line is loaded. Where it is not, the breakpoint takes hold as soon as such code runs.
-        line: where it will stop, which may be after the line that was asked for.
-        message: why it is not verified, or what else there is to know (on Python 3.11: what it costs); "" if nothing.
+        verified: code with that line is loaded. Otherwise, the breakpoint takes effect as soon as such code runs.
+        line: where it will stop, which may be after the requested line.
+        message: why it is not verified, or a note (on Python 3.11: what it costs); "" if there is nothing to say.
     """
 
     id: int
@@ -62,7 +62,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class StopFrame:
     """One frame of a stopped thread.
 
     Attributes:
@@ -70,8 +70,8 @@ class Frame:
         name: the function's qualified name; `<module>` at the top level of a file or cell.
         file: as the code was compiled under.
         line: 1-based, the line that runs next (in frames further out: the line of the call).
-        user: code of the user; not ours, nor of the standard library or an installed package.
-        source: the text of the line without its indentation, "" where there is none.
+        user: user code: not ours, nor of the standard library or an installed package.
+        source: the text of the line without its indentation; "" if there is none.
     """
 
     index: int
@@ -89,16 +89,16 @@ class Stop:
     Attributes:
         id: grows from 1; never used again in this process.
         reason: see `Reason`.
-        text: what to tell a person beside the reason: the error, how a condition failed, or what `stop_here` was given.
+        text: what to tell a person besides the reason: the error, how a condition failed, the text of `stop_here`.
         breakpoint: the id of the breakpoint that was hit, or 0.
         thread: its `threading.get_ident()`; 0 where there is none (post mortem).
         thread_name: its name.
         frames: innermost first.
-        actor: the actor whose endpoint runs there, "" outside of any.
+        actor: the actor whose endpoint runs there; "" if none does.
         endpoint: that endpoint.
-        cell: the id of the cell for which it runs.
+        cell: the id of the cell that it runs for.
         since: `time.time()` when it stopped.
-        steppable: it can go on by next, step, out and until; an error's frames have ended, and can only be looked at.
+        steppable: next, step, out and until work; the frames of an error have ended, and can only be inspected.
     """
 
     id: int
@@ -107,7 +107,7 @@ class Stop:
     breakpoint: int
     thread: int
     thread_name: str
-    frames: tuple[Frame, ...]
+    frames: tuple[StopFrame, ...]
     actor: str
     endpoint: str
     cell: str
@@ -123,7 +123,7 @@ class Variable:
         name: a variable, attribute, index or key.
         value: its short form, bounded in length.
         type: the name of its class.
-        ref: asks for its children (`StopEngine.variables`) as long as the stop lasts; 0 if it has none.
+        ref: names it in requests for its children (`StopEngine.variables`) while the stop lasts; 0 if it has none.
         named: how many children have names or keys.
         indexed: how many have an index; they come before those with names, and can be asked for in pages.
     """
@@ -138,7 +138,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What an expression gave, as `Variable` has it; `error` says in one line what it raised ("" if nothing)."""
+    """The value of an expression, as in `Variable`; `error` is what it raised, in one line ("" if nothing)."""
 
     text: str
     type: str = ""
@@ -157,12 +157,12 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Event: that stop is over.
+    """Event: a stop is over.
 
     Attributes:
         stop: its id.
-        how: how it went on: as in `How`, or "interrupt" where an exception was raised into the thread. A step that then
-            ended without another stop, because the user's code had returned, is told of once more, as "ran off".
+        how: how it continued: as in `How`, or "interrupt" if an exception was raised into the thread. If a step then
+            ends without another stop, because user code has returned, the event comes once more, with "ran off".
     """
 
     stop: int
@@ -170,7 +170,7 @@ class Resumed:
 
 
 class NotSteppable(RuntimeError):
-    """The stop cannot go on like that, or nothing can be run in it: its frames have ended."""
+    """The stop cannot step, and nothing can run in it: its frames have ended."""
 
 
 __all__ = [
@@ -178,12 +178,12 @@ __all__ = [
     "Bound",
     "Breakpoint",
     "Evaluation",
-    "Frame",
     "How",
     "NotSteppable",
     "Reason",
     "Resumed",
     "Stop",
+    "StopFrame",
     "Stopped",
     "Variable",
 ]

@@ -22,7 +22,7 @@ from monarch_kernel.introspection import Controller
 COMPLETION = 2.0
 
 
-class Terminal:
+class TerminalClient:
     """The terminal's side of a connection.
 
     Args:
@@ -198,7 +198,7 @@ class Terminal:
         return []
 
 
-def _completer(terminal: Terminal) -> Any:
+def _completer(terminal: TerminalClient) -> Any:
     from prompt_toolkit.completion import Completer, Completion, ThreadedCompleter
 
     class Words(Completer):

@@ -9,7 +9,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.debugger import get_debugger
-from monarch_kernel.debugger.commands import breakpoints
+from monarch_kernel.debugger.commands import breakpoint_commands
 from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.kernel.debug.stop_notices import live
 from monarch_kernel.kernel.magics.arguments import (
@@ -57,19 +57,19 @@ class StopMagics(Subcommands):
         """Stop ranks at a line, or at an exception; without arguments, list the breakpoints."""
         debugger = get_debugger()
         if not found.where:
-            print(breakpoints.listing(debugger, self._notebook.file_label))
+            print(breakpoint_commands.listing(debugger, self._notebook.file_label))
             return
         made = _refused(
-            breakpoints.arm, debugger, found.where, found.magic, self._notebook.frontend
+            breakpoint_commands.arm, debugger, found.where, found.magic, self._notebook.frontend
         )  # the same options as at the prompt
         self._notebook.stops.notices.setters[made.id] = self._notebook.cell_key
-        print(breakpoints.armed_text(made, self._notebook.file_label))
+        print(breakpoint_commands.armed_text(made, self._notebook.file_label))
 
     @magic_arguments("mesh clear")
     @argument("numbers", nargs="*", metavar="N", help="of breakpoints, as %%mesh break lists them; or all")
     def clear(self, found: Arguments) -> None:
         """Remove breakpoints."""
-        print(_refused(breakpoints.clear, get_debugger(), " ".join(found.numbers), found.magic))
+        print(_refused(breakpoint_commands.clear, get_debugger(), " ".join(found.numbers), found.magic))
 
     @magic_arguments("mesh debug")
     @ranks_option()

@@ -279,7 +279,7 @@ def test_until_goes_to_a_line() -> None:
 def test_pause_says_who_is_not_stopped_yet() -> None:
     debugger = four()
     say = Typed(debugger)
-    assert say("pause 3-5") == "4-5 will stop at the next line of Python of the user's."
+    assert say("pause 3-5") == "4-5 will stop at the next line of user code."
     assert debugger.said == [("pause", "m", (3, 4, 5))]
     assert "out of range" in say("pause 9")
 
@@ -302,7 +302,7 @@ def test_list_attach_and_detach() -> None:
     assert say.console.prompt() == "(m 0-3) "
     say("attach m 1")
     assert say.console.prompt() == "(m 1) "
-    assert "list shows who is" in say("attach trainer 7")
+    assert "list shows which ranks are" in say("attach trainer 7")
     assert "with the name" in say("attach trainer")
 
 
@@ -312,7 +312,7 @@ def test_cast_shows_its_output_and_changes_no_choice() -> None:
     assert say("cast trainer ranks(2:4) print loss") == "2  loss = 0.31\n3  loss = nan"
     assert "2-3  train.py:11" in say("cast m ranks(gpus=2:4) n")
     assert say.console.prompt() == "(m 1) "
-    assert say("cast trainer ranks(7) n") == "None of these ranks of trainer is stopped; list shows who is."
+    assert say("cast trainer ranks(7) n") == "None of these ranks of trainer is stopped; list shows which ranks are."
 
 
 def test_detach_and_quit_leave() -> None:
@@ -382,15 +382,15 @@ def test_a_breakpoint_that_cannot_be_is_told_why(line: str, why: str) -> None:
 # -- viewers -----------------------------------------------------------------------------------
 
 
-def test_one_drives_and_others_look_on() -> None:
+def test_one_viewer_has_control_and_others_watch() -> None:
     debugger = four()
     first, second = Typed(debugger, "the notebook"), Typed(debugger, "a terminal")
     first("n")
-    assert second("n").startswith("the notebook drives the debugger")
+    assert second("n").startswith("the notebook controls the debugger")
     assert second("print loss") == "0-2  loss = 0.31\n3    loss = nan"
-    assert second("drive --force") == "This console drives."
+    assert second("drive --force") == "This console controls the debugger."
     assert "train.py:12" in second("n")
-    assert first("n").startswith("a terminal drives the debugger")
+    assert first("n").startswith("a terminal controls the debugger")
     second.console.close()
     assert "train.py:13" in first("n")
 

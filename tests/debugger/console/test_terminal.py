@@ -41,7 +41,7 @@ class Worker(Actor):
 mesh = this_host().spawn_procs(per_host={"gpus": 3}, name="trainers")
 workers = mesh.spawn("worker", Worker)
 waiting = workers.work.call(int(sys.argv[1]))
-print("debugger" in str(sorted(sys.modules)), flush=True)
+print("monarch_kernel.debugger" in sys.modules, flush=True)
 waiting.get()
 print("done", flush=True)
 """
@@ -174,20 +174,20 @@ def test_a_person_at_a_terminal(script: Callable[..., subprocess.Popen[str]]) ->
     assert "0-1  train.py:12" in debug(process.pid, "groups")  # they are still stopped
 
 
-def test_two_terminals_one_drives(script: Callable[..., subprocess.Popen[str]]) -> None:
+def test_one_of_two_terminals_has_control(script: Callable[..., subprocess.Popen[str]]) -> None:
     process = script()
     first = Screen(str(process.pid))
     first.types("pause 0-2")
     first.shows("(paused)")
-    assert "drives the debugger" in debug(process.pid, "next")
-    assert "This console drives." in debug(process.pid, "drive --force", "next")
+    assert "controls the debugger" in debug(process.pid, "next")
+    assert "This console controls the debugger." in debug(process.pid, "drive --force", "next")
     first.types("n")
     first.shows("0-2  train.py:")
     first.types("quit")
     assert first.ends() == 0
 
 
-def test_a_terminal_that_is_lost_frees_the_wheel_and_leaves_ranks_stopped(
+def test_a_lost_terminal_frees_control_and_leaves_ranks_stopped(
     script: Callable[..., subprocess.Popen[str]],
 ) -> None:
     process = script()
@@ -196,7 +196,7 @@ def test_a_terminal_that_is_lost_frees_the_wheel_and_leaves_ranks_stopped(
     first.shows("(paused)")
     os.kill(first.pid, signal.SIGKILL)
     first.ends()
-    wait_until(lambda: "drives" not in debug(process.pid, "next"), "the next terminal may drive")
+    wait_until(lambda: "controls the debugger" not in debug(process.pid, "next"), "the next terminal may take control")
     assert "0-2  train.py:" in debug(process.pid, "groups")
 
 

@@ -274,14 +274,14 @@ def test_a_request_about_what_is_over_is_refused_and_never_goes_to_the_kernel(la
         assert "runs again" in reply["message"] or "not stopped there any more" in reply["message"]
 
 
-def test_somebody_elses_wheel_is_respected(lab: Desk) -> None:
+def test_another_viewers_control_is_respected(lab: Desk) -> None:
     terminal = lab.debugger.viewer("a terminal")
     terminal.drive()
     lab.debugger.stop(0)
     lab.debugger.stop(1)
     ((_, thread),) = lab.events()
     reply = lab.ask("next", threadId=thread)
-    assert "a terminal drives" in reply["message"]
+    assert "a terminal controls" in reply["message"]
     assert lab.said("resume") == []
     lab.session.close()
     assert len(lab.debugger.stops()) == 2

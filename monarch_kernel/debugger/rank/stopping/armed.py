@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 #: Asks whether to stop at a breakpoint with `first` or `differs`: (breakpoint, number of the hit, value).
 Ask = Callable[[Breakpoint, int, Any], bool]
 
-Lines = dict[int, tuple["Armed", ...]]
+Lines = dict[int, tuple["ArmedBreakpoint", ...]]
 
 
 @dataclass(slots=True, eq=False)
-class Armed:
+class ArmedBreakpoint:
     """A breakpoint, and what has become of it."""
 
     spec: Breakpoint
@@ -36,21 +36,21 @@ class Armed:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Decision:
     """Stop at this breakpoint; `text` says what else there is to know."""
 
     breakpoint: Breakpoint
     text: str
 
 
-class Book:
+class ArmedBreakpoints:
     """One set of armed breakpoints. Counts of hits go over from `previous` for those that have not changed."""
 
-    def __init__(self, breakpoints: Iterable[Breakpoint], previous: Book | None = None) -> None:
+    def __init__(self, breakpoints: Iterable[Breakpoint], previous: ArmedBreakpoints | None = None) -> None:
         kept = {armed.spec: armed.hits for armed in previous.armed} if previous is not None else {}
-        self.armed = [Armed(spec, kept.get(spec, 0)) for spec in breakpoints]
+        self.armed = [ArmedBreakpoint(spec, kept.get(spec, 0)) for spec in breakpoints]
         self._errors = [armed for armed in self.armed if armed.spec.error]
-        self._by_file: dict[str, list[Armed]] = {}
+        self._by_file: dict[str, list[ArmedBreakpoint]] = {}
         for armed in self.armed:
             if not armed.spec.error and kind_of(armed.spec.file) != RUNTIME:
                 self._by_file.setdefault(armed.spec.file, []).append(armed)
@@ -85,7 +85,7 @@ class Book:
         """What became of each; `note` goes to those at lines."""
         return [self._bound(armed, note) for armed in self.armed]
 
-    def _bound(self, armed: Armed, note: str) -> Bound:
+    def _bound(self, armed: ArmedBreakpoint, note: str) -> Bound:
         spec = armed.spec
         if spec.error:
             return Bound(spec.id, True, 0)
@@ -99,24 +99,24 @@ class Book:
 
     # -- hits, in the thread that is there -----------------------------------------------------------
 
-    def reached(self, frame: FrameType, here: tuple[Armed, ...], ask: Ask) -> Verdict | None:
+    def reached(self, frame: FrameType, here: tuple[ArmedBreakpoint, ...], ask: Ask) -> Decision | None:
         """What to do where a frame is at a line with breakpoints: stop, or run on (None). Log points print."""
         filename = frame.f_code.co_filename
-        verdict: Verdict | None = None
+        decision: Decision | None = None
         for armed in here:
             if self._files.stands_for(armed.spec.file, filename):
                 judged = _judge(armed, frame, ask)  # each counts and prints, whichever of them stops
-                verdict = verdict or judged
-        return verdict
+                decision = decision or judged
+        return decision
 
-    def failed(self, frame: FrameType, error: BaseException, ask: Ask) -> Verdict | None:
+    def failed(self, frame: FrameType, error: BaseException, ask: Ask) -> Decision | None:
         """The same where an error has come out of an endpoint or cell."""
-        verdict: Verdict | None = None
+        decision: Decision | None = None
         for armed in self._errors:
             if _is_called(armed.spec.error, error):
                 judged = _judge(armed, frame, ask)
-                verdict = verdict or judged
-        return verdict
+                decision = decision or judged
+        return decision
 
 
 def _is_called(name: str, error: BaseException) -> bool:
@@ -125,14 +125,14 @@ def _is_called(name: str, error: BaseException) -> bool:
     return any(name in (kind.__name__, f"{kind.__module__}.{kind.__qualname__}") for kind in type(error).__mro__)
 
 
-def _judge(armed: Armed, frame: FrameType, ask: Ask) -> Verdict | None:
+def _judge(armed: ArmedBreakpoint, frame: FrameType, ask: Ask) -> Decision | None:
     spec = armed.spec
     if spec.condition:
         try:
             if not value_of(frame, spec.condition):
                 return None
         except Exception as error:
-            return Verdict(spec, f"its condition {spec.condition!r} failed: {summary(error)}")
+            return Decision(spec, f"its condition {spec.condition!r} failed: {summary(error)}")
     with armed.lock:
         armed.hits += 1
         hit = armed.hits
@@ -142,18 +142,18 @@ def _judge(armed: Armed, frame: FrameType, ask: Ask) -> Verdict | None:
         print(fill(frame, spec.log, short), file=sys.stdout, flush=True)
         return None
     if not spec.first and not spec.differs:
-        return Verdict(spec, "")
+        return Decision(spec, "")
     value: Any = None
     if spec.differs:
         try:
             value = value_of(frame, spec.differs)
         except Exception as error:
-            return Verdict(spec, f"its expression {spec.differs!r} failed: {summary(error)}")
+            return Decision(spec, f"its expression {spec.differs!r} failed: {summary(error)}")
     try:
-        return Verdict(spec, "") if ask(spec, hit, value) else None
+        return Decision(spec, "") if ask(spec, hit, value) else None
     except Exception as error:
         log.exception("asking about breakpoint %d failed", spec.id)
-        return Verdict(spec, f"it could not be asked whether to stop: {summary(error)}")
+        return Decision(spec, f"it could not be asked whether to stop: {summary(error)}")
 
 
-__all__ = ["Armed", "Ask", "Book", "Lines", "Verdict"]
+__all__ = ["ArmedBreakpoint", "ArmedBreakpoints", "Ask", "Decision", "Lines"]

@@ -17,22 +17,22 @@ from monarch_kernel.debugger.model.stops import (
     Bound,
     Breakpoint,
     Evaluation,
-    Frame,
     How,
     NotSteppable,
     Reason,
     Resumed,
     Stop,
+    StopFrame,
     Stopped,
     Variable,
 )
-from monarch_kernel.debugger.rank.stopping.armed import Armed, Ask, Book
-from monarch_kernel.debugger.rank.stopping.event_source import Events
+from monarch_kernel.debugger.rank.stopping.armed import ArmedBreakpoint, ArmedBreakpoints, Ask
+from monarch_kernel.debugger.rank.stopping.event_source import EventSource
 from monarch_kernel.debugger.rank.stopping.expressions import run, summary
 from monarch_kernel.debugger.rank.stopping.lines import running_frames
 from monarch_kernel.debugger.rank.stopping.parked import Onward, Parked
 from monarch_kernel.debugger.rank.stopping.short_forms import short
-from monarch_kernel.debugger.rank.stopping.step_plan import Plan, outwards
+from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan, outwards
 from monarch_kernel.debugger.source_locations import is_debugger, is_user_frame, source_of
 
 log = logging.getLogger(__name__)
@@ -73,8 +73,8 @@ class StopEngine:
         self._label = label
         self._ids = itertools.count(1)
         self._busy: set[int] = set()  # threads that are inside the debugger
-        self._book = Book(())
-        self._plans: dict[int, Plan] = {}
+        self._book = ArmedBreakpoints(())
+        self._plans: dict[int, StepPlan] = {}
         self._pausing: set[int] = set()
         self._parked: dict[int, Parked] = {}
         self._closed = False
@@ -83,7 +83,7 @@ class StopEngine:
             from monarch_kernel.debugger.rank.stopping.monitoring import Monitoring as Source
         else:
             from monarch_kernel.debugger.rank.stopping.tracing import Tracing as Source
-        self._events: Events = Source(self, self._lock)
+        self._source: EventSource = Source(self, self._lock)
         # These cannot be taken back: they must not keep the engine.
         before, after, child = map(weakref.WeakMethod, (self._before_fork, self._after_fork, self._in_child))
         os.register_at_fork(
@@ -105,10 +105,10 @@ class StopEngine:
         """
         with self._lock:
             self._closed = False
-            book = Book(breakpoints, self._book)
-            self._events.arm(book)
+            book = ArmedBreakpoints(breakpoints, self._book)
+            self._source.arm(book)
             self._book = book
-        return book.bounds(self._events.note)
+        return book.bounds(self._source.note)
 
     def pause(self, thread: int | None = None) -> None:
         """Stop a thread at its next line of user code.
@@ -137,10 +137,10 @@ class StopEngine:
         users = [frame for frame, _ in frames if is_user_frame(frame)]
         if not book.has_errors or not users or threading.get_ident() in self._busy:
             return
-        verdict = book.failed(users[0], error, self._ask)
-        if verdict is not None:
-            text = "; ".join(part for part in (summary(error), verdict.text) if part)
-            self._stop(frames, "exception", text, verdict.breakpoint.id, steppable=False)
+        decision = book.failed(users[0], error, self._ask)
+        if decision is not None:
+            text = "; ".join(part for part in (summary(error), decision.text) if part)
+            self._stop(frames, "exception", text, decision.breakpoint.id, steppable=False)
 
     def post_mortem(self, error: BaseException, label: tuple[str, str, str]) -> Stop:
         """Open the frames of an error that was kept: a stop without a thread, until `resume`.
@@ -200,7 +200,7 @@ class StopEngine:
             self._plans.clear()
             self._pausing.clear()
             self.alert = False
-            self._events.close()
+            self._source.close()
         for stop in self.stops():
             try:
                 self.resume(stop.id)
@@ -294,8 +294,8 @@ class StopEngine:
 
     # -- events: in the thread where they happen ---------------------------------------------------
 
-    def at_line(self, frame: FrameType, line: int, here: tuple[Armed, ...]) -> None:
-        """See `Watcher`."""
+    def at_line(self, frame: FrameType, line: int, here: tuple[ArmedBreakpoint, ...]) -> None:
+        """See `EventSink`."""
         thread = threading.get_ident()
         if thread in self._busy:
             return
@@ -306,14 +306,14 @@ class StopEngine:
             if self._pausing and not self._pausing <= {_ANY, *sys._current_frames()}:
                 self._forget_ended_threads()
             return
-        verdict = self._book.reached(frame, here, self._ask) if here else None
-        if verdict is not None:
-            self._stop(_stack(frame), "breakpoint", verdict.text, verdict.breakpoint.id)
+        decision = self._book.reached(frame, here, self._ask) if here else None
+        if decision is not None:
+            self._stop(_stack(frame), "breakpoint", decision.text, decision.breakpoint.id)
         elif stepped or paused:
             self._stop(_stack(frame), "step" if stepped else "pause", "")
 
     def at_return(self, frame: FrameType, value: Any) -> None:
-        """See `Watcher`."""
+        """See `EventSink`."""
         plan = self._plans.get(threading.get_ident())
         if plan is None or threading.get_ident() in self._busy:
             return
@@ -328,14 +328,14 @@ class StopEngine:
                 self._attend()
 
     def at_unwind(self, frame: FrameType) -> None:
-        """See `Watcher`."""
+        """See `EventSink`."""
         plan = self._plans.get(threading.get_ident())
         if plan is not None:
             plan.at_unwind(frame)
             if plan.over:
                 self._forget(plan)
 
-    def _forget(self, plan: Plan) -> None:
+    def _forget(self, plan: StepPlan) -> None:
         with self._lock:
             if self._plans.get(plan.thread) is not plan:
                 return
@@ -353,7 +353,7 @@ class StopEngine:
         if self._closed:
             return
         self.alert = bool(self._plans or self._pausing)
-        self._events.attend(list(self._plans.values()), bool(self._pausing))
+        self._source.attend(list(self._plans.values()), bool(self._pausing))
 
     # -- stopping ----------------------------------------------------------------------------------
 
@@ -371,7 +371,7 @@ class StopEngine:
             onward = parked.wait()
             how = onward.how
             if onward.how != "continue":
-                self._follow(Plan(thread, parked.frames[0], onward.how, onward.line, parked.stop.id))
+                self._follow(StepPlan(thread, parked.frames[0], onward.how, onward.line, parked.stop.id))
         except BaseException as error:
             raise error.with_traceback(None) from None
         finally:
@@ -396,7 +396,7 @@ class StopEngine:
     ) -> Parked | None:
         """Note a stop; None if the engine is closed."""
         shown = tuple(
-            Frame(index, frame.f_code.co_qualname, file, line, is_user_frame(frame), source_of(file, line))
+            StopFrame(index, frame.f_code.co_qualname, file, line, is_user_frame(frame), source_of(file, line))
             for index, (frame, line) in enumerate(frames)
             for file in (frame.f_code.co_filename,)
         )
@@ -423,7 +423,7 @@ class StopEngine:
                 self._attend()
         return parked
 
-    def _follow(self, plan: Plan) -> None:
+    def _follow(self, plan: StepPlan) -> None:
         with self._lock:
             self._plans[plan.thread] = plan
             self._attend()
@@ -455,7 +455,7 @@ class StopEngine:
         self._plans.clear()
         self._pausing.clear()
         self.alert = False
-        self._events.close()
+        self._source.close()
         for parked in self._parked.values():
             parked.go(Onward("continue"))
         self._parked.clear()

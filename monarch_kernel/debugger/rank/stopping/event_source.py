@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import FrameType
 from typing import Any, Protocol
 
-from monarch_kernel.debugger.rank.stopping.armed import Armed, Book
-from monarch_kernel.debugger.rank.stopping.step_plan import Plan
+from monarch_kernel.debugger.rank.stopping.armed import ArmedBreakpoint, ArmedBreakpoints
+from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan
 
 
-class Watcher(Protocol):
+class EventSink(Protocol):
     """Who is told of events, in the thread where they happen. Each method may block, and may raise into that thread.
 
     Attributes:
@@ -18,7 +18,7 @@ class Watcher(Protocol):
 
     alert: bool
 
-    def at_line(self, frame: FrameType, line: int, here: tuple[Armed, ...]) -> None:
+    def at_line(self, frame: FrameType, line: int, here: tuple[ArmedBreakpoint, ...]) -> None:
         """A line is about to run; `here` are the breakpoints at it."""
         ...
 
@@ -31,7 +31,7 @@ class Watcher(Protocol):
         ...
 
 
-class Events(Protocol):
+class EventSource(Protocol):
     """Delivers events: `monitoring.Monitoring` or `tracing.Tracing`. Called with the engine's lock held.
 
     Attributes:
@@ -40,11 +40,11 @@ class Events(Protocol):
 
     note: str
 
-    def arm(self, book: Book) -> None:
+    def arm(self, book: ArmedBreakpoints) -> None:
         """Let these breakpoints take hold, in place of those before."""
         ...
 
-    def attend(self, plans: list[Plan], pausing: bool) -> None:
+    def attend(self, plans: list[StepPlan], pausing: bool) -> None:
         """Deliver what these steps need, and all lines of user code while `pausing`."""
         ...
 
@@ -53,4 +53,4 @@ class Events(Protocol):
         ...
 
 
-__all__ = ["Events", "Watcher"]
+__all__ = ["EventSink", "EventSource"]

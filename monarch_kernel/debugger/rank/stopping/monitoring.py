@@ -11,10 +11,10 @@ import threading
 from types import CodeType
 from typing import Any
 
-from monarch_kernel.debugger.rank.stopping.armed import Book, Lines
-from monarch_kernel.debugger.rank.stopping.event_source import Watcher
+from monarch_kernel.debugger.rank.stopping.armed import ArmedBreakpoints, Lines
+from monarch_kernel.debugger.rank.stopping.event_source import EventSink
 from monarch_kernel.debugger.rank.stopping.lines import loaded_codes, tree
-from monarch_kernel.debugger.rank.stopping.step_plan import Plan
+from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan
 from monarch_kernel.debugger.source_locations import is_user
 
 monitoring: Any = getattr(sys, "monitoring", None)
@@ -34,16 +34,16 @@ class Monitoring:
     #: What a person who sets a breakpoint should know.
     note = ""
 
-    def __init__(self, watcher: Watcher, _lock: threading.Lock) -> None:
-        self._watcher = watcher
-        self._book = Book(())
+    def __init__(self, sink: EventSink, _lock: threading.Lock) -> None:
+        self._sink = sink
+        self._book = ArmedBreakpoints(())
         self._lines: dict[int, tuple[CodeType, Lines]] = {}  # by identity: equal code may be of another file
         self._stepped: dict[int, CodeType] = {}
         self._everywhere = self._libraries = False
         self._generation = 0
         self._tool: int | None = None
 
-    def arm(self, book: Book) -> None:
+    def arm(self, book: ArmedBreakpoints) -> None:
         """Let these breakpoints take hold, in place of those before; code that runs already is reached, too."""
         self._book = book
         before = self._lines
@@ -55,7 +55,7 @@ class Monitoring:
         self._lines = lines
         self._apply({key: code for key, (code, _) in before.items()}, restart=bool(book.has_lines or self._stepped))
 
-    def attend(self, plans: list[Plan], pausing: bool) -> None:
+    def attend(self, plans: list[StepPlan], pausing: bool) -> None:
         """Deliver the events of these steps, and of all lines of user code while somebody wants a thread to pause."""
         before = self._stepped
         codes = [frame.f_code for plan in plans for frame in plan.frames]
@@ -66,7 +66,7 @@ class Monitoring:
 
     def close(self) -> None:
         """Remove everything; all code runs at full speed again."""
-        self._book = Book(())
+        self._book = ArmedBreakpoints(())
         before = {key: code for key, (code, _) in self._lines.items()} | self._stepped
         self._lines, self._stepped, self._everywhere = {}, {}, False
         self._apply(before, restart=False)
@@ -139,8 +139,8 @@ class Monitoring:
         generation = self._generation
         armed = self._lines.get(id(code))
         here = armed[1].get(line, ()) if armed is not None else ()
-        if here or self._watcher.alert:
-            self._watcher.at_line(sys._getframe(1), line, here)
+        if here or self._sink.alert:
+            self._sink.at_line(sys._getframe(1), line, here)
             if here or id(code) in self._stepped:
                 return None
             if self._everywhere and (self._libraries or is_user(code.co_filename)):
@@ -150,12 +150,12 @@ class Monitoring:
         return None
 
     def _on_return(self, _code: CodeType, _offset: int, value: Any) -> Any:
-        if self._watcher.alert:
-            self._watcher.at_return(sys._getframe(1), value)
+        if self._sink.alert:
+            self._sink.at_return(sys._getframe(1), value)
 
     def _on_unwind(self, _code: CodeType, _offset: int, _error: BaseException) -> Any:
-        if self._watcher.alert:
-            self._watcher.at_unwind(sys._getframe(1))
+        if self._sink.alert:
+            self._sink.at_unwind(sys._getframe(1))
 
 
 __all__ = ["Monitoring", "monitoring"]

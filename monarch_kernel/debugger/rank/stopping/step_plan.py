@@ -40,7 +40,7 @@ def _flow_of(frame: FrameType) -> FrameType:
     return found
 
 
-class Plan:
+class StepPlan:
     """How one thread goes on from a stop to the next.
 
     Args:
@@ -142,4 +142,4 @@ def _runs_cells(frame: FrameType) -> bool:
     return frame.f_code.co_name == "run" and frame.f_code.co_filename.endswith(CELL_RUNNER)
 
 
-__all__ = ["Plan", "forbidden", "outwards"]
+__all__ = ["StepPlan", "forbidden", "outwards"]

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from monarch_kernel.debugger.rank.stopping.armed import Book, Lines
-from monarch_kernel.debugger.rank.stopping.event_source import Watcher
+from monarch_kernel.debugger.rank.stopping.armed import ArmedBreakpoints, Lines
+from monarch_kernel.debugger.rank.stopping.event_source import EventSink
 from monarch_kernel.debugger.rank.stopping.lines import loaded_codes, running_frames, tree
-from monarch_kernel.debugger.rank.stopping.step_plan import Plan, outwards
+from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan, outwards
 from monarch_kernel.debugger.rank.stopping.threadstates import Tracer, thread_states
 from monarch_kernel.debugger.source_locations import is_user
 
@@ -43,7 +43,7 @@ class _Files(dict[str, bool]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._wants: Callable[[str], bool] = Book(()).wants
+        self._wants: Callable[[str], bool] = ArmedBreakpoints(()).wants
 
     def begin(self, wants: Callable[[str], bool]) -> None:
         """Find out anew, of each file."""
@@ -61,15 +61,15 @@ class Tracing:
     #: What a person who sets a breakpoint should know.
     note = "Python 3.11 has to trace this process while breakpoints are set: its Python code runs 2 to 13 times slower"
 
-    def __init__(self, watcher: Watcher, lock: threading.Lock) -> None:
-        self._watcher = watcher
+    def __init__(self, sink: EventSink, lock: threading.Lock) -> None:
+        self._sink = sink
         self._lock = lock
-        self._book = Book(())
+        self._book = ArmedBreakpoints(())
         self._files = _Files()
         self._local: dict[int, tuple[CodeType, _Local]] = {}  # by identity: equal code may be of another file
         self._raising: dict[int, FrameType] = {}
-        self._plain = _Local(watcher, {}, self._raising, self._lost)
-        self._plans: list[Plan] = []
+        self._plain = _Local(sink, {}, self._raising, self._lost)
+        self._plans: list[StepPlan] = []
         self._pausing = self._libraries = self._guarding = False
         self._everywhere: set[int] = set()
         self._before: dict[int, Tracer | None] = {}  # what other threads' trace functions were
@@ -77,7 +77,7 @@ class Tracing:
         self._call = self._make_tracer(None)
         self._tracers: weakref.WeakSet[Any] = weakref.WeakSet([self._call])
 
-    def arm(self, book: Book) -> None:
+    def arm(self, book: ArmedBreakpoints) -> None:
         """Let these breakpoints take hold, in place of those before; code that runs already is reached, too."""
         for _, local in self._local.values():
             local.lines.clear()
@@ -89,7 +89,7 @@ class Tracing:
                 self._know(code)
         self._apply()
 
-    def attend(self, plans: list[Plan], pausing: bool) -> None:
+    def attend(self, plans: list[StepPlan], pausing: bool) -> None:
         """Deliver the events of these steps, and of all lines of user code while somebody wants a thread to pause."""
         self._plans = plans
         self._pausing = pausing
@@ -100,7 +100,7 @@ class Tracing:
 
     def close(self) -> None:
         """Remove everything; all code runs at full speed again."""
-        self._book = Book(())
+        self._book = ArmedBreakpoints(())
         self.attend([], False)
         self.arm(self._book)
 
@@ -108,12 +108,12 @@ class Tracing:
 
     def _make_tracer(self, other: Tracer | None) -> Tracer:
         """A thread's trace function; `other` is called as well."""
-        watcher, files, local_of = self._watcher, self._files, self._local_of
+        sink, files, local_of = self._sink, self._files, self._local_of
 
         def on_call(frame: FrameType, _event: str, _arg: Any) -> Any:
             # Every call of every function comes by here.
             try:
-                if files[frame.f_code.co_filename] or watcher.alert:
+                if files[frame.f_code.co_filename] or sink.alert:
                     return local_of(frame.f_code)
             except BaseException:  # a KeyboardInterrupt happened to arrive here
                 self._lost(sys._getframe())
@@ -143,7 +143,7 @@ class Tracing:
 
     def _know(self, code: CodeType) -> None:
         if id(code) not in self._local:
-            self._local[id(code)] = (code, _Local(self._watcher, self._book.lines_of(code), self._raising, self._lost))
+            self._local[id(code)] = (code, _Local(self._sink, self._book.lines_of(code), self._raising, self._lost))
 
     # -- where they are --------------------------------------------------------------------------------
 
@@ -248,11 +248,11 @@ class _Local:
     """The trace function of frames; `lines` are the breakpoints of their code."""
 
     def __init__(
-        self, watcher: Watcher, lines: Lines, raising: dict[int, FrameType], lost: Callable[[FrameType], None]
+        self, sink: EventSink, lines: Lines, raising: dict[int, FrameType], lost: Callable[[FrameType], None]
     ) -> None:
         self.lines = lines
         self._lost = lost
-        self._watcher = watcher
+        self._sink = sink
         self._raising = raising  # by thread: the frame in which an exception has just been raised
         self.function: Tracer = self.trace
 
@@ -265,21 +265,21 @@ class _Local:
             raise
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> None:
-        watcher = self._watcher
+        sink = self._sink
         if event == "line":
             here = self.lines.get(frame.f_lineno)
-            if here is not None or watcher.alert:
+            if here is not None or sink.alert:
                 self._raising.pop(threading.get_ident(), None)
-                watcher.at_line(frame, frame.f_lineno, here or ())
-        elif watcher.alert:
+                sink.at_line(frame, frame.f_lineno, here or ())
+        elif sink.alert:
             thread = threading.get_ident()
             if event == "exception":
                 self._raising[thread] = frame
             elif self._raising.pop(thread, None) is frame and arg is None:
-                watcher.at_unwind(frame)
+                sink.at_unwind(frame)
             elif not _yields(frame):
-                watcher.at_return(frame, arg)
-        if not self.lines and not watcher.alert and frame.f_trace is self.function:
+                sink.at_return(frame, arg)
+        if not self.lines and not sink.alert and frame.f_trace is self.function:
             frame.f_trace = None
 
 

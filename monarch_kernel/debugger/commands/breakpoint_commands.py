@@ -1,4 +1,4 @@
-"""Setting, listing and clearing breakpoints: the same for `break` at a prompt and for `%mesh break` in a cell."""
+"""Breakpoints set, listed and cleared: the same for `break` at a prompt and for `%mesh break` in a cell."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _target(asked: BreakLine, frontend: Frontend, command: str) -> tuple[str | N
 
 
 def clear(debugger: DebuggerView, rest: str, command: str) -> str:
-    """Remove the breakpoints with these numbers, or all; what to say about it.
+    """Remove the breakpoints with these numbers, or all; returns what to tell the user.
 
     Raises:
         CommandError: there is no such breakpoint.
@@ -88,13 +88,13 @@ def clear(debugger: DebuggerView, rest: str, command: str) -> str:
         return f"{len(mine)} breakpoint{'s' * (len(mine) != 1)} cleared." if mine else "There are no breakpoints."
     for word in words:
         if not word.isdigit():
-            raise CommandError(f"{command}: {word!r} is no number of a breakpoint; give numbers, or all")
+            raise CommandError(f"{command}: {word!r} is not the number of a breakpoint; give numbers, or all")
         _checked(command, partial(debugger.clear, int(word)))
     return f"Breakpoint{'s' * (len(words) != 1)} {', '.join(words)} cleared."
 
 
 def listing(debugger: DebuggerView, label: Label | None = None) -> str:
-    """All breakpoints, one on a line, with what has become of them."""
+    """All breakpoints, one on a line, with their states on ranks."""
     found = debugger.breakpoints()
     if not found:
         return "There are no breakpoints."
@@ -102,7 +102,7 @@ def listing(debugger: DebuggerView, label: Label | None = None) -> str:
 
 
 def armed_text(made: MeshBreakpoint, label: Label | None = None) -> str:
-    """What to say of a breakpoint that has just been set."""
+    """What to tell the user of a breakpoint that has just been set."""
     return f"Breakpoint {made.id}: {described(made, label)}"
 
 
@@ -130,7 +130,7 @@ def described(made: MeshBreakpoint, label: Label | None = None) -> str:
 
 
 def _line(made: MeshBreakpoint) -> int:
-    """The line where it stops: it may have moved to the next one with code."""
+    """The line where it stops, which may have moved to the next one with code."""
     lines = {bound.line for bound in made.bound.values() if bound.verified}
     return lines.pop() if len(lines) == 1 else made.spec.line
 
