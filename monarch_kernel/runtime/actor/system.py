@@ -56,9 +56,9 @@ from monarch_kernel.runtime.actor.definition import ActorSpec, spec_of
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution import postmortem
 from monarch_kernel.runtime.actor.execution.async_instance import AsyncActorInstance
-from monarch_kernel.runtime.actor.execution.bootstrap_hold import BootstrapHold
+from monarch_kernel.runtime.actor.execution.bootstrap_hold import BootstrapHold, HeldMessage
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
-from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Client, Instance, on_peers_failed
+from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Client, Instance, LocalLink, on_peers_failed
 from monarch_kernel.runtime.actor.healing.healer import Healer
 from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
 from monarch_kernel.runtime.actor.hosts.host_mesh import host_mesh_of_this_host
@@ -67,7 +67,9 @@ from monarch_kernel.runtime.actor.meshes.proc_mesh import proc_mesh_of_this_proc
 from monarch_kernel.runtime.actor.meshes.singletons import start_directory
 from monarch_kernel.runtime.actor.output import output_hub
 from monarch_kernel.runtime.actor.ports.holders import PortHolders, arrived
-from monarch_kernel.runtime.actor.ports.port import ReplyPort
+from monarch_kernel.runtime.actor.ports.port import Answering, ReplyPort
+from monarch_kernel.runtime.actor.process import LocalActor
+from monarch_kernel.runtime.actor.wire_types import Body, Buffers, PeerLink, ReplyBody
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.supervision.tree import Notice, Tree
@@ -125,7 +127,7 @@ class ActorSystem:
         self.bootstrap_error: bytes | None = None
         self.on_end_proc: Callable[[str], None] = lambda _reason: None
         self._hold: BootstrapHold | None = None  # while the bootstrap runs
-        self._early: dict[str, list[tuple[Any, Call, Any]]] = {}
+        self._early: dict[str, list[tuple[PeerLink, Call, Body]]] = {}
         self._this_proc: Any = None
         self._this_host: Any = None
         self._closed = False
@@ -162,7 +164,7 @@ class ActorSystem:
             hold.release()
             self._hold = None
 
-    def _handle_now(self, link: Any, message: Any, body: Any) -> None:
+    def _handle_now(self, link: PeerLink, message: HeldMessage, body: Body) -> None:
         if isinstance(message, Call):
             self._call(link, message, body)
         elif isinstance(message, Create):
@@ -170,24 +172,24 @@ class ActorSystem:
         else:
             self._stop_actor(link, message)
 
-    def _on_call(self, link: Any, message: Call, body: Any) -> None:
+    def _on_call(self, link: PeerLink, message: Call, body: Body) -> None:
         if message.segment is not None:
             body = self.node.apart(message.segment, body)
         hold = self._hold
         if hold is None or not hold.takes(link, message, body):
             self._call(link, message, body)
 
-    def _on_create(self, link: Any, message: Create, body: Any) -> None:
+    def _on_create(self, link: PeerLink, message: Create, body: Body) -> None:
         hold = self._hold
         if hold is None or not hold.takes(link, message, body):
             self._create(link, message, body)
 
-    def _on_stop_actor(self, link: Any, message: StopActor, body: Any) -> None:
+    def _on_stop_actor(self, link: PeerLink, message: StopActor, body: Body) -> None:
         hold = self._hold
         if hold is None or not hold.takes(link, message, body):
             self._stop_actor(link, message)
 
-    def _call(self, link: Any, message: Call, body: Any) -> None:
+    def _call(self, link: PeerLink, message: Call, body: Body) -> None:
         actor = self.actors.get(message.actor)
         if actor is None and message.actor == "controllers" and self.is_root:
             start_directory()
@@ -199,7 +201,7 @@ class ActorSystem:
         else:
             self._keep_early(link, message, body)
 
-    def _refuse(self, link: Any, message: Call) -> None:
+    def _refuse(self, link: PeerLink, message: Call) -> None:
         if message.call:
             self.reply_dead(link, message, self.ended.get(message.actor) or self._missing(message.actor))
 
@@ -210,7 +212,7 @@ class ActorSystem:
             cause = f"there is no actor {actor} in this proc"
         return Death.of(DeathKind.NO_ACTOR, cause, self.node.id, self.node.ref.host, self.pid)
 
-    def _keep_early(self, link: Any, message: Call, body: Any) -> None:
+    def _keep_early(self, link: PeerLink, message: Call, body: Body) -> None:
         """Keep a call whose actor is not there yet: a reference may be faster than the message that makes the actor."""
         early = self._early.setdefault(message.actor, [])
         early.append((link, message, body))
@@ -221,31 +223,32 @@ class ActorSystem:
         for link, message, _ in self._early.pop(actor, ()):
             self._refuse(link, message)
 
-    def reply(self, link: Any, message: Call, status: int, body: Any, buffers: tuple[int, ...] = ()) -> None:
+    def reply(self, link: PeerLink, message: Call, status: int, body: Body, buffers: Buffers = ()) -> None:
         """Answer a call, to whoever it says."""
         to = message.reply_to
         if to is not None and to.id != link.peer:
             self.node.learn(to)
-            link = self.node.link_to(to.id)
-            if link is None:
+            other: PeerLink | None = self.node.link_to(to.id)
+            if other is None:
                 return
+            link = other
         segment = None
         if buffers:
             body, segment = self.node.pack(body, buffers, [link.peer])
         written = self.mark_output(link.peer, message.cell) if self.mark_output is not None else 0
         link.send(encode_header(Reply(message.call, message.rank, status, buffers, segment, written)), body)
 
-    def reply_dead(self, link: Any, message: Call, death: Death) -> None:
+    def reply_dead(self, link: PeerLink, message: Call, death: Death) -> None:
         """Answer a call to an actor that has ended."""
         to = message.reply_to
         self.reply(link, message, DEAD, self.node.death_body(to.id if to is not None else link.peer, death))
 
-    def reply_port(self, link: Any, message: Call, instance: ActorInstance) -> ReplyPort[Any]:
+    def reply_port(self, link: PeerLink, message: Call, instance: Answering) -> ReplyPort[Any]:
         """The port for a call to an endpoint with an explicit response port."""
         to = message.reply_to or self.node.refs[link.peer]
         return ReplyPort(to, message.call, message.rank, instance)
 
-    def _create(self, link: Any, create: Create, body: Any) -> None:
+    def _create(self, link: PeerLink, create: Create, body: Body) -> None:
         if self.bootstrap_error is not None:
             self._born_dead(link, create, self.bootstrap_error, self._missing(create.actor))
             return
@@ -268,12 +271,12 @@ class ActorSystem:
             instance.start_thread()
 
     def _instance(
-        self, create: Create, spec: ActorSpec, build: Callable[[], Any], link: Any, proc_mesh: Any
+        self, create: Create, spec: ActorSpec, build: Callable[[], Any], link: PeerLink, proc_mesh: Any
     ) -> ActorInstance:
         kind = AsyncActorInstance if spec.is_async else ActorInstance
         return kind(self, create, spec, build, link, proc_mesh)
 
-    def _born_dead(self, link: Any, create: Create, error: bytes, death: Death) -> None:
+    def _born_dead(self, link: PeerLink, create: Create, error: bytes, death: Death) -> None:
         """Nothing of its class can be made here: the actor ends before it began."""
         link.send(encode_header(Reply(create.call, create.rank, ERROR)), error)
         self.ended[create.actor] = death
@@ -287,32 +290,32 @@ class ActorSystem:
         if actor in self.actors:
             return
         create = Create(actor, name, 0, 0, (), (), self.client.mesh_id, self.node.ref)
-        instance = self._instance(create, spec_of(cls, frozenset()), cls, _Local(None), self.this_proc())
+        instance = self._instance(create, spec_of(cls, frozenset()), cls, LocalLink(), self.this_proc())
         self.actors[actor] = instance
         instance.start_thread()
 
-    def _stop_actor(self, link: Any, message: StopActor) -> None:
+    def _stop_actor(self, link: PeerLink, message: StopActor) -> None:
         actor = self.actors.get(message.actor)
         if actor is not None:
-            actor.deliver(link, message, None)
+            actor.deliver(link, message, b"")
         elif message.call:
             acknowledge(link, message.call, message.rank)
 
-    def actor_ended(self, instance: ActorInstance) -> None:
+    def actor_ended(self, instance: LocalActor) -> None:
         """An actor of this process is no more."""
         assert instance.death is not None
         if self.actors.get(instance.mesh_id) in (instance, None):  # else it was replaced already
             self.ended[instance.mesh_id] = instance.death
             self.actors.pop(instance.mesh_id, None)
 
-    def _on_ping(self, link: Any, message: Ping, _body: Any) -> None:
+    def _on_ping(self, link: PeerLink, message: Ping, _body: Body) -> None:
         acknowledge(link, message.call, message.rank)
 
-    def _on_set_log_level(self, link: Any, message: SetLogLevel, _body: Any) -> None:
+    def _on_set_log_level(self, link: PeerLink, message: SetLogLevel, _body: Body) -> None:
         logging.getLogger("monarch_kernel.actors").setLevel(message.level)
         acknowledge(link, message.call, message.rank)
 
-    def _on_end_proc(self, _link: Any, message: EndProc, _body: Any) -> None:
+    def _on_end_proc(self, _link: PeerLink, message: EndProc, _body: Body) -> None:
         self.on_end_proc(message.reason)
 
     def stop_all_actors(self, reason: str, timeout: float) -> None:
@@ -320,7 +323,7 @@ class ActorSystem:
         waiting = []
         for actor in list(self.actors.values()):
             future: Future[Any] = Future(self.node.poller, "stop")
-            actor.deliver(_Local(future), StopActor(actor.mesh_id, 1, 0, reason), None)
+            actor.deliver(LocalLink(future), StopActor(actor.mesh_id, 1, 0, reason), b"")
             waiting.append(future)
         for future in waiting:
             try:
@@ -330,15 +333,15 @@ class ActorSystem:
 
     # -- interrupts --------------------------------------------------------------------------------
 
-    def _on_interrupt(self, link: Any, message: Interrupt, _body: Any) -> None:
+    def _on_interrupt(self, link: PeerLink, message: Interrupt, _body: Body) -> None:
         names = [name for actor in list(self.actors.values()) for name in actor.interrupt(message.cells)]
         acknowledge(link, message.call, message.rank, names)
 
-    def note_interrupt(self, instance: ActorInstance) -> None:
+    def note_interrupt(self, instance: LocalActor) -> None:
         """The next KeyboardInterrupt of this actor is one that was asked for."""
         self._interrupted[instance.mesh_id] = self._interrupted.get(instance.mesh_id, 0) + 1
 
-    def was_interrupted(self, instance: ActorInstance) -> bool:
+    def was_interrupted(self, instance: LocalActor) -> bool:
         """Whether a KeyboardInterrupt (or cancellation) in this actor was asked for; counts it as arrived."""
         return self._interrupted.pop(instance.mesh_id, 0) > 0
 
@@ -365,7 +368,7 @@ class ActorSystem:
         """An actor of this process, or its client."""
         return self.actors.get(actor_id) or self.client
 
-    def _on_actor_failed(self, _link: Any, message: ActorFailed, body: Any) -> None:
+    def _on_actor_failed(self, _link: PeerLink, message: ActorFailed, body: ReplyBody) -> None:
         death = death_of(body)
         notices = self.tree.actor_failed(message.actor, message.rank, death)
         if notices:
@@ -380,7 +383,7 @@ class ActorSystem:
         # Actors whose owner lived there go with it.
         for actor in list(self.actors.values()):
             if actor.owner_proc.id == proc and proc not in self.kept_from:
-                actor.deliver(_Local(None), StopActor(actor.mesh_id, 0, 0, "its owner's process ended"), None)
+                actor.deliver(LocalLink(), StopActor(actor.mesh_id, 0, 0, "its owner's process ended"), b"")
         self.workers.pop(proc, None)
         if self.is_root and self.agent is not None and proc == self.agent.id:
             if self.agent_answers is not None:
@@ -411,7 +414,7 @@ class ActorSystem:
             failure.was_raised = partial(self.reported.raised.__contains__, notice.key)
             owner.supervise(failure)
 
-    def pass_up(self, instance: ActorInstance, failure: MeshFailure) -> None:
+    def pass_up(self, instance: LocalActor, failure: MeshFailure) -> None:
         """An owner that has ended cannot handle a failure; its own end was told to its owner already."""
         log.debug("%s has ended before it could handle %s", instance, failure)
 
@@ -440,15 +443,15 @@ class ActorSystem:
 
     # -- output ----------------------------------------------------------------------------------------
 
-    def _on_output(self, _link: Any, message: OutputChunk, body: Any) -> None:
+    def _on_output(self, _link: PeerLink, message: OutputChunk, body: memoryview) -> None:
         for sink in self.output_sinks:
             sink(message.proc, message.stream, bytes(body))
 
-    def _on_output_end(self, _link: Any, message: OutputEnd, _body: Any) -> None:
+    def _on_output_end(self, _link: PeerLink, message: OutputEnd, _body: Body) -> None:
         for sink in self.output_sinks:
             sink(message.proc, 0, None)
 
-    def _on_hello(self, link: Any) -> None:
+    def _on_hello(self, link: PeerLink) -> None:
         if self.agent_answers is not None and self.agent is not None and link.peer == self.agent.id:
             self.agent_answers._resolve(True)
 
@@ -508,19 +511,6 @@ class ActorSystem:
             from monarch_kernel.runtime.host.launch import remove_run_dir
 
             remove_run_dir(self.node.run_dir)
-
-
-class _Local:
-    """Stands for a link when the asker is this process itself."""
-
-    peer = ""
-
-    def __init__(self, future: Future[Any] | None) -> None:
-        self._future = future
-
-    def send(self, _header: bytes, _body: Any = b"") -> None:
-        if self._future is not None:
-            self._future._resolve(None)
 
 
 #: Called whenever a mesh of this controller was born, died or stopped.

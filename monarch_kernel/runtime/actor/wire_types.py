@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeAlias
 
-from monarch_kernel.protocol.messages import Death
+from monarch_kernel.protocol.messages import Call, Death, StopActor
 from monarch_kernel.protocol.serialize import Apart
 
 
@@ -27,6 +27,10 @@ class RankedMessage(Protocol):
     rank: int
 
 
+#: A message for an actor that exists.
+ActorMessage: TypeAlias = Call | StopActor
+#: What ``pickled`` gives: one piece, or several with the out-of-band buffers among them.
+Pickled: TypeAlias = bytes | list[Any]
 #: The body of a message: pickled, in one piece or several, with its buffers inside or apart.
 Body: TypeAlias = bytes | bytearray | memoryview | list[Any] | Apart
 #: The body of a reply. A death that is known in this process needs no encoding.

@@ -1,4 +1,4 @@
-"""Calling endpoints: the handle one gets from ``mesh.method``, and its verbs."""
+"""Endpoint handles, which ``mesh.method`` returns, and their verbs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monarch_kernel.runtime.actor.definition import EndpointSpec, tell_undeliver
 from monarch_kernel.runtime.actor.ports.holders import GivenPort, give, pickled
 from monarch_kernel.runtime.actor.ports.port import Port
 from monarch_kernel.runtime.actor.process import System
-from monarch_kernel.runtime.actor.wire_types import Body, Buffers, PeerLink
+from monarch_kernel.runtime.actor.wire_types import Body, Buffers, PeerLink, Pickled
 from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
@@ -26,7 +26,7 @@ A = TypeVar("A")
 
 
 class CallableMesh(Protocol):
-    """A mesh of actors, as its endpoints see it."""
+    """What an endpoint needs of its actor mesh."""
 
     _system: System
     _actor: str
@@ -42,8 +42,8 @@ class CallableMesh(Protocol):
 class Endpoint(Generic[R]):
     """An endpoint of all actors of a mesh (or slice).
 
-    Arguments are checked and serialized here: a wrong or unpicklable argument raises ``TypeError`` at once, before any
-    actor gets anything.
+    The caller checks and serializes arguments: a wrong or unpicklable one raises ``TypeError`` at once, before anything
+    is sent.
     """
 
     __slots__ = ("_label", "_mesh", "_name", "_spec")
@@ -54,8 +54,8 @@ class Endpoint(Generic[R]):
         self._spec = spec
         self._label = f"{mesh._name}.{name.removesuffix('!port')}"
 
-    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Body, Buffers, Sequence[GivenPort]]:
-        """The message's body, and the ports in it."""
+    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Pickled, Buffers, Sequence[GivenPort]]:
+        """The body of the message, and the ports in it."""
         if self._spec is not None:
             self._spec.check(args, kwargs)
         try:
@@ -71,11 +71,11 @@ class Endpoint(Generic[R]):
     # -- verbs ------------------------------------------------------------------------------------
 
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[R]]:
-        """Call on all ranks; the future gives a ``ValueMesh`` with one result for each.
+        """Call all ranks; the future gives a ``ValueMesh`` with one result per rank.
 
         Raises (from ``get``/``await``):
-            ActorError: the endpoint raised on some ranks; tells all of them, and has the others' values.
-            SupervisionError: some rank died, before or during the call.
+            ActorError: the endpoint raised on some ranks; it lists all of them, and has the values of the others.
+            SupervisionError: a rank died, before or during the call.
         """
         mesh = self._mesh
         target = mesh._target()
@@ -88,7 +88,7 @@ class Endpoint(Generic[R]):
         """Call the only actor of this mesh.
 
         Raises:
-            ValueError: the mesh has more than one actor (at once).
+            ValueError: the mesh has more than one actor; raised at once.
         """
         mesh = self._mesh
         target = mesh._target()
@@ -100,14 +100,14 @@ class Endpoint(Generic[R]):
         return self._single(0, target, body, buffers, ports)
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[R]:
-        """Call one rank, chosen at random for each call."""
+        """Call one rank, which each call chooses at random."""
         target = self._mesh._target()
         rank = random.randrange(len(target.procs))
         body, buffers, ports = self._body(args, kwargs)
         return self._single(rank, target, body, buffers, ports)
 
     def stream(self, *args: Any, **kwargs: Any) -> StreamCall:
-        """Call on all ranks; iterate over one future for each, in order of completion."""
+        """Call all ranks; iterating yields one future per rank, in order of completion."""
         target = self._mesh._target()
         body, buffers, ports = self._body(args, kwargs)
         call = StreamCall(self._mesh._system.node, self._label, target)
@@ -115,9 +115,9 @@ class Endpoint(Generic[R]):
         return call
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
-        """Send to all ranks and forget.
+        """Send to all ranks without waiting for answers.
 
-        An exception in the endpoint ends the actor, as nobody else would learn of it.
+        An exception in the endpoint ends the actor, as it would go unnoticed otherwise.
         """
         body, buffers, ports = self._body(args, kwargs)
         lost = self._cast(body, buffers, ports, 0, None)
@@ -126,7 +126,7 @@ class Endpoint(Generic[R]):
 
     @property
     def rref(self) -> Any:
-        """Distributed-tensor references come with the tensor engine."""
+        """Distributed-tensor references need the tensor engine."""
         raise NotImplementedError("rref needs the tensor engine, which this version does not have yet: use call")
 
     # -- sending ----------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Endpoint(Generic[R]):
         sink: Any,
         reply_to: Any = None,
     ) -> dict[int, Death]:
-        """Send to all ranks. Returns those that are known to be dead, as far as they are not reached through agents."""
+        """Send to all ranks. Returns those known to be dead, except for ranks reached through agents."""
         waiting = self._mesh._system.held_calls
         if waiting.active:
 
@@ -252,7 +252,7 @@ class Endpoint(Generic[R]):
 
 
 class PlainMethod:
-    """A method of an actor that is not marked as an endpoint; ``as_endpoint`` makes one of it."""
+    """A method of an actor that is not marked as an endpoint; ``as_endpoint`` turns it into one."""
 
     __slots__ = ("_mesh", "_name")
 
@@ -270,10 +270,10 @@ class PlainMethod:
 
 
 def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Endpoint[Any]:
-    """An endpoint of a method that is not marked as one: ``as_endpoint(mesh.method).call(...)``.
+    """Turn a method that is not marked as an endpoint into one: ``as_endpoint(mesh.method).call(...)``.
 
     Raises:
-        ValueError: not a method of a spawned actor mesh.
+        ValueError: ``method`` is not a method of a spawned actor mesh.
     """
     if isinstance(method, Endpoint):
         return method
@@ -308,7 +308,7 @@ def _at(endpoint: Endpoint[Any], position: int) -> Endpoint[Any]:
 
 
 class Accumulator(Generic[A, R]):
-    """Folds the results of all ranks as they come: ``Accumulator(ep, 0, operator.add).accumulate(...)``."""
+    """Folds the results of all ranks as they arrive: ``Accumulator(ep, 0, operator.add).accumulate(...)``."""
 
     def __init__(self, endpoint: Endpoint[R], identity: A, combine: Callable[[A, R], A]) -> None:
         self._endpoint = endpoint
@@ -316,7 +316,7 @@ class Accumulator(Generic[A, R]):
         self._combine = combine
 
     def accumulate(self, *args: Any, **kwargs: Any) -> Future[A]:
-        """Call on all ranks; the future gives the fold, and raises the first rank's error."""
+        """Call all ranks; the future gives the fold, or raises the first error."""
         elements = list(self._endpoint.stream(*args, **kwargs))
         poller = self._endpoint._mesh._system.node.poller
         whole: Future[A] = Future(poller, self._endpoint._label)

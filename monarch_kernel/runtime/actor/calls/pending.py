@@ -1,8 +1,8 @@
 """Pending calls: sinks that gather the replies of one or many ranks into a Future.
 
-A call is decoded by the thread that asks for its result, not by the one that polls. What can end a call: the
-replies, the death of a rank (at once, with a moment for others that die with it), or, once one rank has failed, a short
-grace for the others' answers, so that one failed rank can never freeze a call.
+The thread that asks for the result decodes it, not the one that polls. A call ends when all ranks have replied; when a
+rank dies, after a moment for others that die with it; or when a rank fails, after a short grace for the other answers,
+so that one failed rank never freezes a call.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.poller import Timer
 
-#: How long a call over a rank that died waits for others that died with it (seconds).
+#: How long a call waits, after a rank died, for others that died with it (seconds).
 DEATH_GRACE = 0.003
-#: The same when answers come together, from other hosts.
+#: The same if answers arrive combined, from other hosts.
 FAR_DEATH_GRACE = 0.02
 
 
-#: What a call asked for, for those that run it: the actor, the endpoint, and the sender.
+#: Identifies a call at the ranks that run it: the actor, the endpoint and the sender.
 CallKey = tuple[str, str, str]
 _NOBODY: frozenset[str] = frozenset()
-#: Values that may be shared between ranks that have sent the same bytes.
+#: Types of values that ranks with equal replies may share.
 _PLAIN = (int, float, str, bytes, bool, type(None))
 
 
 class OneCall(Future[Any]):
-    """A call to exactly one actor."""
+    """A call of exactly one actor."""
 
     __slots__ = ("_body", "_buffers", "_decoded", "_node", "_number", "_rank", "_status", "_target")
 
@@ -86,7 +86,7 @@ class OneCall(Future[Any]):
         if not self._decoded:
             try:
                 self._decode()
-            except Exception as e:  # a result that cannot be unpickled here is this call's error
+            except Exception as e:  # a result that cannot be unpickled here fails the call
                 self._error = e
             self._decoded = True
             self._body = None
@@ -117,7 +117,7 @@ class OneCall(Future[Any]):
 
 
 class ManyCall(Future[Any]):
-    """A call to all actors of a slice; resolves to a ValueMesh."""
+    """A call of all actors of a slice; resolves to a ValueMesh."""
 
     __slots__ = (
         "_bodies",
@@ -145,17 +145,17 @@ class ManyCall(Future[Any]):
         self._timer: Timer | None = None
         self._decoded = False
         self.asked: CallKey | None = None
-        self.relayed = _NOBODY  # procs whose agents answer for them
+        self.relayed = _NOBODY  # procs whose answers come through their agents
         self._number = node.new_call(self)
 
     def retarget(self, target: Target) -> None:
-        """Others stand in some ranks' places now; nothing was sent to those before."""
+        """Some ranks were replaced before anything was sent to them."""
         self._target = target
 
     def on_replies(
         self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Body], buffers: dict[int, Buffers]
     ) -> None:
-        """Answers that came together; without ``statuses`` all are OK."""
+        """Combined answers; without ``statuses``, all are OK."""
         if self._done:
             return
         if statuses:
@@ -179,7 +179,7 @@ class ManyCall(Future[Any]):
             self._end()
 
     def on_gone(self, rank: int, death: Death) -> None:
-        """A rank's proc is dead, and it has not answered unless we know."""
+        """The proc of a rank is dead, so the rank will not answer, unless it already has."""
         if not self._done and self._statuses[rank] < 0:
             self._target.reported.met.add(self._target.procs[rank].id)
             self.on_reply(rank, DEAD, death, ())
@@ -231,7 +231,7 @@ class ManyCall(Future[Any]):
         return f"; waiting for {format_points(waiting, self._target.extent)}{silent}"
 
     def unanswered(self) -> list[int]:
-        """Ranks of the slice that have not answered yet."""
+        """The ranks of the slice that have not answered yet."""
         return [rank for rank, status in enumerate(self._statuses) if status < 0]
 
     def _result(self) -> Any:
@@ -275,7 +275,7 @@ class ManyCall(Future[Any]):
 
 
 def _load_all(bodies: Sequence[ReplyBody], buffers: Sequence[Buffers]) -> list[Any]:
-    """The values of many ranks. Mostly they are alike, and then they are not read again and again."""
+    """The values of many ranks. They are often equal, and equal replies are unpickled only once."""
     values: list[Any] = []
     last: ReplyBody | None = None
     value: Any = None
@@ -288,7 +288,7 @@ def _load_all(bodies: Sequence[ReplyBody], buffers: Sequence[Buffers]) -> list[A
 
 
 class StreamCall(Iterator[Future[Any]]):
-    """A call to all actors of a slice; iterating gives one future for each, in the order in which they complete."""
+    """A call of all actors of a slice; iterating yields one future per actor, in order of completion."""
 
     def __init__(self, node: Node, what: str, target: Target) -> None:
         self.what = what
@@ -304,7 +304,7 @@ class StreamCall(Iterator[Future[Any]]):
         self._number = node.new_call(self)
 
     def retarget(self, target: Target) -> None:
-        """Others stand in some ranks' places now; nothing was sent to those before."""
+        """Some ranks were replaced before anything was sent to them."""
         self._target = target
         for element in self._ranks:
             element._target = target
@@ -312,7 +312,7 @@ class StreamCall(Iterator[Future[Any]]):
     def on_replies(
         self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Body], buffers: dict[int, Buffers]
     ) -> None:
-        """Answers that came together; without ``statuses`` all are OK."""
+        """Combined answers; without ``statuses``, all are OK."""
         for rank, status, body in zip(ranks, statuses or bytes(len(ranks)), bodies, strict=True):
             if status == GONE:
                 self.on_gone(rank, decode_death(cast("bytes", body)))
@@ -320,7 +320,7 @@ class StreamCall(Iterator[Future[Any]]):
                 self.on_reply(rank, status, body, buffers.get(rank, ()))
 
     def on_gone(self, rank: int, death: Death) -> None:
-        """A rank's proc is dead, and it has not answered unless we know."""
+        """The proc of a rank is dead, so the rank will not answer, unless it already has."""
         self._target.reported.met.add(self._target.procs[rank].id)
         self.on_reply(rank, DEAD, death, ())
 
@@ -344,7 +344,7 @@ class StreamCall(Iterator[Future[Any]]):
                 self.on_gone(rank, death)
 
     def unanswered(self) -> list[int]:
-        """Ranks of the slice that have not answered yet."""
+        """The ranks of the slice that have not answered yet."""
         return [rank for rank, element in enumerate(self._ranks) if not element.done()]
 
     def __iter__(self) -> Iterator[Future[Any]]:
@@ -361,20 +361,20 @@ class StreamCall(Iterator[Future[Any]]):
 
 
 class _StreamElement(OneCall):
-    """One rank's part of a stream: decodes like a call of its own."""
+    """One rank of a stream; decodes like a separate call."""
 
     __slots__ = ()
 
     def __init__(self, node: Node, what: str, target: Target, rank: int) -> None:
         super().__init__(node, what, target, rank)
-        node.calls.pop(self._number, None)  # replies reach it through the stream
+        node.calls.pop(self._number, None)  # the stream passes replies on to it
 
     def settle(self, status: int, body: ReplyBody, buffers: Buffers) -> None:
         OneCall.on_reply(self, self._rank, status, body, buffers)
 
 
 class _Slot(Future[Any]):
-    """The n-th completion: resolves to an element, and gives that element's result."""
+    """The n-th completion: resolves to an element, and returns its result."""
 
     __slots__ = ()
 
@@ -385,7 +385,7 @@ class _Slot(Future[Any]):
 def release_others(
     node: Node, target: Target, asked: CallKey | None, failed: list[int], waiting: Sequence[int]
 ) -> None:
-    """Tell ranks that have not answered a call that others have failed: they may wait for these in a collective."""
+    """Tell ranks that have not answered that others failed, as they may wait for them in a collective."""
     if asked is None:
         return
     message = PeersFailed(asked, failed)

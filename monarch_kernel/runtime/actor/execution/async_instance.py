@@ -1,6 +1,6 @@
-"""An actor whose endpoints are coroutines: its driver runs an event loop of its own.
+"""An actor whose endpoints are coroutines; its driver runs an event loop.
 
-Messages are still handled one at a time, except for concurrent endpoints, which become tasks. The loop polls for the
+Messages are still handled one at a time, except for concurrent endpoints, which run as tasks. The loop polls for the
 whole process while it is idle.
 """
 
@@ -16,11 +16,11 @@ from typing import Any
 
 from monarch_kernel.protocol.messages import Call, StopActor
 from monarch_kernel.runtime.actor.context import Context, current, origin, shared
-from monarch_kernel.runtime.actor.definition import EndpointSpec
 from monarch_kernel.runtime.actor.errors import MeshFailure
-from monarch_kernel.runtime.actor.execution.instance import CLEANUP_TIMEOUT, FAILURE, ActorInstance
+from monarch_kernel.runtime.actor.execution.instance import CLEANUP_TIMEOUT, FAILURE, ActorInstance, CalledEndpoint
 from monarch_kernel.runtime.actor.execution.interruptible import InterruptibleSteps
 from monarch_kernel.runtime.actor.ports.holders import pickled
+from monarch_kernel.runtime.actor.wire_types import Body, PeerLink
 from monarch_kernel.runtime.node.event_loop import new_loop
 
 log = logging.getLogger(__name__)
@@ -34,24 +34,24 @@ class AsyncActorInstance(ActorInstance):
         self._loop: asyncio.AbstractEventLoop | None = None  # while messages are taken
         self._wake = asyncio.Event()
         self._running_task: asyncio.Task[Any] | None = None
-        self._cells: dict[asyncio.Task[Any], str] = {}  # for which notebook cell each of these runs
-        self._tasks: dict[asyncio.Task[Any], str] = {}  # concurrent endpoints that run, and their names
+        self._cells: dict[asyncio.Task[Any], str] = {}  # the notebook cell that each task runs for
+        self._tasks: dict[asyncio.Task[Any], str] = {}  # running concurrent endpoints, with their names
         self._hooks: set[asyncio.Task[None]] = set()
         self._cancelled: set[asyncio.Task[Any]] = set()  # by an interrupt
-        self._raised: set[asyncio.Task[Any] | None] = set()  # an interrupt has raised KeyboardInterrupt in them
+        self._raised: set[asyncio.Task[Any] | None] = set()  # those in which an interrupt raised KeyboardInterrupt
 
     # -- mailbox (any thread) ---------------------------------------------------------------------
 
     def _notify(self) -> None:
         loop = self._loop
         if loop is None:
-            return  # the mailbox is looked at when the loop begins
+            return  # the loop checks the mailbox when it begins
         if threading.get_ident() == self._thread:
             self._wake.set()
             return
         try:
             loop.call_soon_threadsafe(self._wake.set)
-        except RuntimeError:  # the loop ended in the meantime; its end answers the mailbox
+        except RuntimeError:  # the loop has ended in the meantime, and answers what is in the mailbox
             pass
 
     # -- driving ----------------------------------------------------------------------------------
@@ -64,14 +64,14 @@ class AsyncActorInstance(ActorInstance):
             while True:
                 try:
                     return loop.run_until_complete(serving)
-                except KeyboardInterrupt:  # meant for a step of an endpoint that had just ended
+                except KeyboardInterrupt:  # it was for a step of an endpoint that has just ended
                     if serving.done():
                         raise
         finally:
             try:
                 loop.run_until_complete(loop.shutdown_asyncgens())
             finally:
-                # From here on deliver() must not use the loop.
+                # From here on, deliver() must not use the loop.
                 self._loop = None
                 asyncio.set_event_loop(None)
                 loop.close()
@@ -93,7 +93,7 @@ class AsyncActorInstance(ActorInstance):
     async def _take_messages_async(
         self, loop: asyncio.AbstractEventLoop, fatal: asyncio.Future[BaseException]
     ) -> BaseException | None:
-        """Handle messages until the end; the error that ended it, if there was one."""
+        """Handle messages until the end. Returns the error that ended the actor, if any."""
         queue, wake = self._queue, self._wake
         handled = 0
         while True:
@@ -106,8 +106,7 @@ class AsyncActorInstance(ActorInstance):
             if self._stopping is not None:
                 return None
             link, message, body = queue.popleft()
-            kind = type(message)
-            if kind is Call:
+            if type(message) is Call:
                 endpoint = self._spec.endpoints.get(message.endpoint)
                 task = loop.create_task(self._handle_async(link, message, body))
                 if endpoint is not None and endpoint.concurrent:
@@ -115,7 +114,7 @@ class AsyncActorInstance(ActorInstance):
                     self._cells[task] = message.cell
                     task.add_done_callback(partial(self._task_done, fatal, link, message, endpoint))
                 else:
-                    # A task of its own, so that an interrupt can cancel it and nothing else.
+                    # A separate task, so that an interrupt can cancel it alone.
                     self._running_task = task
                     try:
                         error = await task
@@ -123,7 +122,7 @@ class AsyncActorInstance(ActorInstance):
                         self._running_task = None
                     if error is not None:
                         return error
-            elif kind is StopActor:
+            elif type(message) is StopActor:
                 self._note_stop(link, message)
             elif message is FAILURE:
                 self._start_hook(loop, self._failures.popleft())
@@ -131,7 +130,7 @@ class AsyncActorInstance(ActorInstance):
             if handled % 64 == 0:
                 await asyncio.sleep(0)
 
-    async def _handle_async(self, link: Any, message: Call, body: Any) -> BaseException | None:
+    async def _handle_async(self, link: PeerLink, message: Call, body: Body) -> BaseException | None:
         current.set(Context(self, message.rank, shared(message.labels, message.sizes), message.endpoint))
         origin.set(message.cell or None)
         endpoint = self._spec.endpoints.get(message.endpoint) or self._undecorated(message.endpoint)
@@ -163,24 +162,24 @@ class AsyncActorInstance(ActorInstance):
 
     def _was_cancelled(
         self,
-        link: Any,
+        link: PeerLink,
         message: Call,
-        endpoint: EndpointSpec,
+        endpoint: CalledEndpoint,
         error: asyncio.CancelledError,
         task: asyncio.Task[Any] | None,
     ) -> BaseException | None:
         if task not in self._cancelled:
             return self._failed(link, message, endpoint, error)
-        # The caller is told the same, whatever the endpoint was doing when it was interrupted.
+        # The caller gets the same error, whatever the endpoint was doing when it was interrupted.
         interrupt = KeyboardInterrupt().with_traceback(error.__traceback__)
         return self._failed(link, message, endpoint, interrupt, interrupted=True)
 
     def _task_done(
         self,
         fatal: asyncio.Future[BaseException],
-        link: Any,
+        link: PeerLink,
         message: Call,
-        endpoint: EndpointSpec,
+        endpoint: CalledEndpoint,
         task: asyncio.Task[BaseException | None],
     ) -> None:
         """A concurrent endpoint has ended."""
@@ -197,7 +196,7 @@ class AsyncActorInstance(ActorInstance):
     # -- supervision --------------------------------------------------------------------------------
 
     def supervise(self, failure: MeshFailure) -> None:
-        """A mesh of ours failed: ask ``__supervise__``, at the next await."""
+        """A mesh of this actor failed: call ``__supervise__``, at the next await."""
         loop = self._loop
         if loop is None or self.death is not None or self.ended:
             super().supervise(failure)
@@ -206,7 +205,7 @@ class AsyncActorInstance(ActorInstance):
 
     def _start_hook(self, loop: asyncio.AbstractEventLoop, failure: MeshFailure) -> None:
         hook = loop.create_task(self._supervised_async(failure))
-        self._hooks.add(hook)  # the loop itself does not keep it alive
+        self._hooks.add(hook)  # the loop does not keep it alive
         hook.add_done_callback(self._hooks.discard)
 
     async def _supervised_async(self, failure: MeshFailure) -> None:
@@ -237,7 +236,7 @@ class AsyncActorInstance(ActorInstance):
     # -- ending ------------------------------------------------------------------------------------
 
     async def _end(self, error: BaseException | None) -> BaseException | None:
-        """End what still runs, then clean up, while there is a loop."""
+        """Cancel running tasks, then clean up while the loop still runs."""
         self._note_death(error)
         tasks = list(self._tasks)
         for task in tasks:
@@ -254,12 +253,12 @@ class AsyncActorInstance(ActorInstance):
         return error
 
     def _clean_up(self, error: BaseException | None) -> None:
-        """Done already, in the loop."""
+        """Does nothing, as ``_end`` has cleaned up in the loop."""
 
     # -- interrupts ----------------------------------------------------------------------------------
 
     def interrupt(self, cells: str = "") -> list[str]:
-        """Cancel the endpoints that wait, and raise KeyboardInterrupt in the one that computes."""
+        """Cancel waiting endpoints, and raise KeyboardInterrupt in the one that computes."""
         loop = self._loop
         if loop is None:
             return super().interrupt(cells)
@@ -276,13 +275,13 @@ class AsyncActorInstance(ActorInstance):
         return [f"{self.name}.{name}" for name in running]
 
     def interrupted_here(self) -> None:
-        """KeyboardInterrupt is about to be raised in the task that runs."""
+        """KeyboardInterrupt is about to be raised in the running task."""
         super().interrupted_here()
         if self._loop is not None:
             self._raised.add(asyncio.current_task(self._loop))
 
     def _cancel(self, task: asyncio.Task[Any]) -> None:
-        """Interrupt a task that waits; one that computed has been interrupted already."""
+        """Interrupt a waiting task; a computing one has already been interrupted."""
         if task in self._raised:
             self._raised.discard(task)
         elif not task.done():
@@ -292,7 +291,7 @@ class AsyncActorInstance(ActorInstance):
 
 
 def _without_loop(hook: Callable[[MeshFailure], Any], failure: MeshFailure) -> Any:
-    """Call a hook that is a plain ``def``: it may wait for futures, as all sync code may."""
+    """Call a hook that is a plain ``def``, which may wait for futures like all sync code."""
     loop = asyncio.get_running_loop()
     asyncio._set_running_loop(None)
     try:

@@ -1,7 +1,7 @@
 """An actor in its proc: its mailbox, the thread that drives it, and how it ends.
 
-Each actor has one thread, its *driver*, which takes one message after the other, and polls for the whole process while
-the mailbox is empty. One actor per proc can be driven by the main thread. `async_instance` has the async kind.
+Each actor has one thread, its *driver*, which handles one message after the other and polls for the whole process while
+the mailbox is empty. The main thread can drive one actor per proc. `async_instance` has the async kind.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from monarch_kernel.protocol.faults import capture
 from monarch_kernel.protocol.messages import (
@@ -40,12 +40,14 @@ from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution import collectives, postmortem
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT
-from monarch_kernel.runtime.actor.ports.holders import give, give_to_unknown, leave, pickled
+from monarch_kernel.runtime.actor.ports.holders import GivenPort, give, give_to_unknown, leave, pickled
+from monarch_kernel.runtime.actor.wire_types import ActorMessage, Body, Buffers, PeerLink, Pickled
 from monarch_kernel.runtime.mesh.shape import SINGLE, Point
+from monarch_kernel.runtime.node.future import Future
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.ports.port import ReplyPort
-    from monarch_kernel.runtime.actor.process import System
+    from monarch_kernel.runtime.actor.process import SpawnedMesh, System
 
 log = logging.getLogger(__name__)
 
@@ -53,23 +55,43 @@ log = logging.getLogger(__name__)
 CLEANUP_TIMEOUT = 10.0
 
 
-#: In the mailbox: the next of ``_failures`` is due.
-FAILURE = object()
+class _FailureDue:
+    """In the mailbox: the next of ``_failures`` is due."""
+
+
+FAILURE: Final = _FailureDue()
+
+
+class LocalLink:
+    """Stands for a link where this process itself asks; an answer resolves the future, if there is one."""
+
+    peer = ""
+
+    def __init__(self, future: Future[Any] | None = None) -> None:
+        self._future = future
+
+    def send(self, header: bytes, body: Any = b"") -> None:
+        """The answer has come."""
+        if self._future is not None:
+            self._future._resolve(None)
+
+
+_NO_LINK = LocalLink()
 
 
 class Aborted(BaseException):
-    """Raised inside an actor that ends itself by ``context().actor_instance.abort()``."""
+    """Raised in an actor that ends itself with ``context().actor_instance.abort()``."""
 
 
 class Instance:
-    """What ``context().actor_instance`` gives; the client's has no mailbox of its own.
+    """The value of ``context().actor_instance``; that of the client has no mailbox.
 
     Attributes:
-        mesh_id: unique name of the mesh this actor belongs to.
+        mesh_id: unique name of the mesh that this actor belongs to.
         name: the name it was spawned under.
         class_name: its class.
-        rank: position in the mesh as spawned.
-        creator: actor id of who spawned it.
+        rank: its position in the mesh as spawned.
+        creator: the id of the actor that spawned it.
     """
 
     def __init__(self, system: System, mesh_id: str, name: str, class_name: str, rank: Point, creator: str) -> None:
@@ -80,19 +102,19 @@ class Instance:
         self.rank = rank
         self.creator = creator
         self.proc_mesh: Any = None
-        self.owned: list[Any] = []  # meshes this one spawned, in order
-        self.ports: weakref.WeakSet[Any] = weakref.WeakSet()  # that have come to it in messages
+        self.owned: list[SpawnedMesh] = []  # meshes that this actor spawned, in order
+        self.ports: weakref.WeakSet[Any] = weakref.WeakSet()  # that arrived in messages to it
         self.ended = False
-        #: Of a sync actor: an event loop that goes on, on its driver, while its mailbox is empty.
+        #: Of a sync actor: an event loop that its driver runs while the mailbox is empty.
         self.background: asyncio.AbstractEventLoop | None = None
 
-    def hold(self, port: Any) -> None:
-        """A port has come to this actor."""
+    def hold(self, port: GivenPort) -> None:
+        """A port has arrived in a message to this actor."""
         self.ports.add(port)
 
     @property
     def actor_id(self) -> str:
-        """Unique name of this actor: another one for each rank of its mesh."""
+        """Unique name of this actor; it differs for each rank of its mesh."""
         return f"{self.mesh_id}.{self.rank.rank}" if self.creator else self.mesh_id
 
     @property
@@ -106,25 +128,25 @@ class Instance:
         return self._system.this_proc()
 
     def supervise(self, failure: MeshFailure) -> None:
-        """A mesh that this one owns failed. The client of a process hands it to the root."""
+        """A mesh that this actor owns failed. The client of a process passes the failure to the root."""
         self._system.fault_at_root(failure)
 
     def stop_owned(self, reason: str) -> None:
-        """Stop the meshes this one spawned, last first, and wait for them."""
+        """Stop the meshes that this actor spawned, last first, and wait for them."""
         from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 
         own = {ref.id for mesh in self.owned if isinstance(mesh, ProcMesh) for ref in mesh._target().procs}
         while self.owned:
             mesh = self.owned.pop()
             if not isinstance(mesh, ProcMesh) and all(ref.id in own for ref in mesh._target().procs):
-                continue  # ends with its procs, which give actors time for their cleanup, but not for ever
+                continue  # it ends with its procs, which give actors limited time for cleanup
             try:
                 mesh._stop(reason).get(CLEANUP_TIMEOUT)
             except Exception as e:
                 log.debug("while stopping %s: %s", mesh, e)
 
     def describe(self) -> str:
-        """Who this is, for those who read of a failure."""
+        """This actor, as failure reports name it."""
         host, pid = self._system.node.ref.host, self._system.pid
         if not self.creator:
             what = "the controller" if self._system.is_root else "a rank's own code, outside any actor"
@@ -155,7 +177,7 @@ class ActorInstance(Instance):
         create: Create,
         spec: ActorSpec,
         build: Callable[[], Any],
-        link: Any,
+        link: PeerLink,
         proc_mesh: Any,
     ) -> None:
         rank = Point(create.rank, shared(create.labels, create.sizes))
@@ -168,35 +190,35 @@ class ActorInstance(Instance):
         self._born_for = create.cell or None
         self._object: Any = None
         self._functions: dict[str, Callable[..., Any]] = {}
-        self._queue: deque[Any] = deque()
+        self._queue: deque[tuple[PeerLink, ActorMessage | _FailureDue, Body]] = deque()
         self._done = False  # the mailbox as a waitable: something is in it
         self._parked: list[Any] = []
         self._failures: deque[MeshFailure] = deque()  # of meshes of ours, not handled yet
-        self.open_ports: set[ReplyPort[Any]] = set()  # not answered yet, and not handed to anybody
+        self.open_ports: set[ReplyPort[Any]] = set()  # not yet answered, and not passed on
         self._thread = 0
-        self._stopping: tuple[str, list[tuple[Any, int, int]]] | None = None
+        self._stopping: tuple[str, list[tuple[PeerLink, int, int]]] | None = None
         self.death: Death | None = None
-        self._fatal: BaseException | None = None  # what ended the actor from outside its messages
+        self._fatal: BaseException | None = None  # the error that ended the actor outside its messages
         self.running: str | None = None  # the endpoint that runs now
-        self.running_for = create.cell  # the cell on whose behalf
-        self.answering: Call | None = None  # what it runs for
-        self._warned = False  # of a checkpoint that is too large
+        self.running_for = create.cell  # the cell that it runs for
+        self.answering: Call | None = None  # the call that it answers
+        self._warned = False  # about a checkpoint that is too large
         self._interruptible = False
         self._woken: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None  # while that runs
 
     @property
     def object(self) -> Any:
-        """The user's object; None before ``__init__`` has returned, and after the end."""
+        """The user's object; None before ``__init__`` returns, and after the actor has ended."""
         return self._object
 
-    def hold(self, port: Any) -> None:
-        """A port has come to this actor: its receiver hears of it when it is gone, or ends."""
+    def hold(self, port: GivenPort) -> None:
+        """A port has arrived: its receiver is told when this actor drops it or ends."""
         super().hold(port)
         port._holder = self
 
     # -- mailbox (any thread) ---------------------------------------------------------------------
 
-    def deliver(self, link: Any, message: Any, body: Any) -> None:
+    def deliver(self, link: PeerLink, message: ActorMessage, body: Body) -> None:
         """Put a message into the mailbox."""
         if self.death is not None:
             self.refuse(link, message)
@@ -207,7 +229,7 @@ class ActorInstance(Instance):
             self._refuse_queue()
 
     def _notify(self) -> None:
-        """Tell the driver that there is something in the mailbox."""
+        """Tell the driver that the mailbox is not empty."""
         if not self._done:
             self._done = True
             if self._woken is not None:
@@ -215,8 +237,8 @@ class ActorInstance(Instance):
                 loop.call_soon_threadsafe(event.set)
             self._system.node.poller.notify(self)
 
-    def refuse(self, link: Any, message: Any) -> None:
-        """Answer a message that came too late."""
+    def refuse(self, link: PeerLink, message: ActorMessage | _FailureDue) -> None:
+        """Answer a message that arrived after the actor ended."""
         assert self.death is not None
         if isinstance(message, Call) and message.call:
             self._system.reply_dead(link, message, self.death)
@@ -232,9 +254,9 @@ class ActorInstance(Instance):
             self.refuse(link, message)
 
     def release(self, message: PeersFailed) -> None:
-        """Other ranks have failed in a call: this one must not wait for them in a collective."""
+        """Other ranks of a call failed: this actor must not wait for them in a collective."""
 
-        def is_it(call: Any) -> bool:
+        def is_it(call: object) -> bool:
             return type(call) is Call and (call.actor, call.endpoint, call.sender) == message.asked
 
         def runs() -> bool:
@@ -248,29 +270,29 @@ class ActorInstance(Instance):
     # -- driving ----------------------------------------------------------------------------------
 
     def start_thread(self) -> None:
-        """Give the actor a thread of its own. Debuggers keep off the threads of tools, which they know by the name."""
+        """Start a thread for the actor. Debuggers recognize the threads of tools by name, and leave them alone."""
         name = "monarch-tool" if self._spec.tool else "monarch-actor-driver"
         threading.Thread(target=self.drive, name=name, daemon=True).start()
 
     def drive(self) -> None:
-        """The actor's whole life; runs in its thread."""
+        """Run the actor from ``__init__`` to its end; called on its thread."""
         self._thread = threading.get_ident()
         current.set(Context(self, self.rank.rank, self.rank.extent))
         origin.set(self._born_for)
         error: BaseException | None = None
         try:
             error = self._run()
-        except BaseException as e:  # a bug of ours, or an interrupt outside any endpoint
+        except BaseException as e:  # a bug in the runtime, or an interrupt outside any endpoint
             error = e
         self._finish(error)
 
     def _run(self) -> BaseException | None:
-        """Construct the object and handle messages until the end; what ended the actor, if that was an error."""
+        """Construct the object and handle messages until the end. Returns the error that ended the actor, if any."""
         error = self._construct()
         while error is None and self._stopping is None:
             try:
                 error = self._take_messages()
-            except KeyboardInterrupt:  # meant for an endpoint that had just returned
+            except KeyboardInterrupt:  # it was for an endpoint that has just returned
                 continue
         return error
 
@@ -290,7 +312,7 @@ class ActorInstance(Instance):
         self._answer_create(OK, dumps(None)[0])
         return None
 
-    def _answer_create(self, status: int, body: Any) -> None:
+    def _answer_create(self, status: int, body: Body) -> None:
         link, call, rank = self._create
         if call:
             link.send(encode_header(Reply(call, rank, status)), body)
@@ -310,12 +332,11 @@ class ActorInstance(Instance):
                 else:
                     self._wait_in(self.background)
             link, message, body = queue.popleft()
-            kind = type(message)
-            if kind is Call:
+            if type(message) is Call:
                 error = self._handle(link, message, body)
                 if error is not None:
                     return error
-            elif kind is StopActor:
+            elif type(message) is StopActor:
                 self._note_stop(link, message)
             elif message is FAILURE:
                 error = self._supervised(self._failures.popleft())
@@ -333,16 +354,16 @@ class ActorInstance(Instance):
             if not self._done:
                 self._system.node.poller.start_background()
                 loop.run_until_complete(waiting)
-        except SystemExit:  # of a task, which has ended; it is not for it to end the actor
+        except SystemExit:  # of a finished task, which must not end the actor
             pass
         finally:
             self._woken = None
             waiting.cancel()
 
-    def _handle(self, link: Any, message: Call, body: Any) -> BaseException | None:
-        """Run one endpoint. Returns the exception that ends the actor, if there is one."""
+    def _handle(self, link: PeerLink, message: Call, body: Body) -> BaseException | None:
+        """Run one endpoint. Returns the exception that ends the actor, if any."""
         extent = shared(message.labels, message.sizes)
-        endpoint = self._spec.endpoints.get(message.endpoint)
+        endpoint: CalledEndpoint | None = self._spec.endpoints.get(message.endpoint)
         current.set(Context(self, message.rank, extent, message.endpoint))
         origin.set(message.cell or None)
         if endpoint is None:
@@ -358,7 +379,7 @@ class ActorInstance(Instance):
             finally:
                 self._interruptible = False
                 self.running = self.answering = None
-            del args, kwargs  # memory of arrays among them goes back to the caller together with the answer
+            del args, kwargs  # so that the memory of arrays among them returns to the caller with the answer
             if endpoint.explicit_port or not message.call:
                 return None
             reply, buffers, ports = pickled(result)
@@ -367,8 +388,10 @@ class ActorInstance(Instance):
         self._answer(link, message, reply, buffers, ports)
         return None
 
-    def _answer(self, link: Any, message: Call, reply: Any, buffers: tuple[int, ...], ports: Any) -> None:
-        """Send what an endpoint has returned."""
+    def _answer(
+        self, link: PeerLink, message: Call, reply: Pickled, buffers: Buffers, ports: Sequence[GivenPort]
+    ) -> None:
+        """Send the result of an endpoint."""
         is_checkpoint = message.endpoint == "checkpoint"
         if ports and is_checkpoint:
             give_to_unknown(ports)
@@ -378,23 +401,23 @@ class ActorInstance(Instance):
             self._keep_checkpoint(reply, buffers)
         self._system.reply(link, message, OK, reply, buffers)
 
-    def _keep_checkpoint(self, state: Any, buffers: tuple[int, ...]) -> None:
-        """Have the owner's process keep what ``checkpoint`` has returned, for whoever takes this actor's place."""
+    def _keep_checkpoint(self, state: Pickled, buffers: Buffers) -> None:
+        """Send the result of ``checkpoint`` to the owner's process, which keeps it for this actor's successor."""
         if hasattr(self._object, "__restore__"):
             size = sum(buffers) + len(state[-1] if type(state) is list else state)
             if size > MAX_KEPT_CHECKPOINT and self.owner_proc.id in self._system.kept_from and not self._warned:
                 self._warned = True
                 print(
-                    f"{self.name}: its checkpoint of {size >> 20} MB serves heal() as long as this controller lives, "
-                    f"but is too large to be kept for a next one (the limit is {MAX_KEPT_CHECKPOINT >> 20} MB): write "
-                    "it to a file, and return the path",
+                    f"{self.name}: its checkpoint of {size >> 20} MB serves heal() while this controller lives, "
+                    f"but is too large to be kept for a later one (the limit is {MAX_KEPT_CHECKPOINT >> 20} MB): "
+                    "write it to a file, and return the path",
                     file=sys.stderr,
                 )
             self._system.node.learn(self.owner_proc)
             self._system.node.send(self.owner_proc.id, Checkpoint(self.mesh_id, self.rank.rank, buffers), state)
 
     def _prepare(
-        self, link: Any, message: Call, endpoint: EndpointSpec, body: Any
+        self, link: PeerLink, message: Call, endpoint: CalledEndpoint, body: Body
     ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """The function to call for a message, and its arguments."""
         args, kwargs = loads(body, message.buffers)
@@ -405,19 +428,19 @@ class ActorInstance(Instance):
             args = (self._system.reply_port(link, message, self), *args)
         return function, args, kwargs
 
-    def _undecorated(self, name: str) -> Any:
+    def _undecorated(self, name: str) -> _Undecorated:
         return _Undecorated(name.endswith("!port"))
 
     def _failed(
         self,
-        link: Any,
+        link: PeerLink,
         message: Call,
-        endpoint: EndpointSpec,
+        endpoint: CalledEndpoint,
         error: BaseException,
         interrupted: bool = False,
     ) -> BaseException | None:
-        """Answer for an endpoint that raised; returns the error if it is fatal to the actor."""
-        if self.death is not None:  # an endpoint that was cancelled because the actor ends
+        """Answer for an endpoint that raised. Returns the error if it ends the actor."""
+        if self.death is not None:  # the endpoint was cancelled because the actor ends
             if message.call:
                 self._system.reply_dead(link, message, self.death)
             return None
@@ -441,7 +464,7 @@ class ActorInstance(Instance):
         cause = f"actor explicitly aborted due to: {type(error).__name__}: {error}"
         if isinstance(error, Aborted) or type(error) is MeshFailure:
             cause = f"actor explicitly aborted due to: {error}"
-        if isinstance(error, MeshFailure):  # of what this actor owns: the first cause has the traceback
+        if isinstance(error, MeshFailure):  # of a mesh that this actor owns: the first cause has the traceback
             text = "\n".join(error.report().split("\n")[1:])
         node = self._system.node
         return Death.of(DeathKind.ACTOR_FAILED, cause, self.proc_id, node.ref.host, self._system.pid, text)
@@ -449,16 +472,16 @@ class ActorInstance(Instance):
     # -- supervision --------------------------------------------------------------------------------
 
     def supervise(self, failure: MeshFailure) -> None:
-        """A mesh of ours failed: ask ``__supervise__``, before the messages that wait."""
+        """A mesh of this actor failed: call ``__supervise__``, before handling waiting messages."""
         if self.death is not None or self.ended:
             self._system.pass_up(self, failure)
             return
         self._failures.append(failure)
-        self._queue.appendleft((None, FAILURE, None))
+        self._queue.appendleft((_NO_LINK, FAILURE, b""))
         self._notify()
 
     def _is_told_to_stop(self) -> bool:
-        """Whether this actor is to end, as far as it or its mailbox knows: what has failed concerns it no more."""
+        """Whether this actor is about to stop, so that failures do not concern it any more."""
         return self._stopping is not None or any(type(message) is StopActor for _, message, _ in list(self._queue))
 
     def _supervised(self, failure: MeshFailure) -> BaseException | None:
@@ -477,7 +500,7 @@ class ActorInstance(Instance):
 
     # -- ending ------------------------------------------------------------------------------------
 
-    def _note_stop(self, link: Any, message: StopActor) -> None:
+    def _note_stop(self, link: PeerLink, message: StopActor) -> None:
         if self._stopping is None:
             self._stopping = (message.reason, [])
         self._stopping[1].append((link, message.call, message.rank))
@@ -488,7 +511,7 @@ class ActorInstance(Instance):
             self._stopping = (reason or "stop() was called", [])
 
     def _note_death(self, error: BaseException | None) -> None:
-        """From now on messages are refused, with this as the cause."""
+        """Refuse messages from now on, with this error as the cause."""
         if self.death is not None:
             return
         if error is not None:
@@ -504,7 +527,7 @@ class ActorInstance(Instance):
         self._note_death(error)
         assert self.death is not None
         _, askers = self._stopping or ("", [])
-        ports = list(self.ports)  # which it may still use while it cleans up
+        ports = list(self.ports)  # __cleanup__ may still use them
         self.stop_owned("its owner ended")
         self._clean_up(error)
         if hasattr(self._object, "__del__"):
@@ -538,9 +561,9 @@ class ActorInstance(Instance):
     # -- interrupts ----------------------------------------------------------------------------------
 
     def interrupt(self, cells: str = "") -> list[str]:
-        """Raise KeyboardInterrupt in the endpoint that runs now. Returns the names of what was interrupted.
+        """Raise KeyboardInterrupt in the running endpoint. Returns the names of interrupted endpoints.
 
-        With ``cells``, only if the actor is no tool and runs for a notebook cell whose id begins so.
+        With ``cells``, only if the actor is not a tool and runs for a notebook cell whose id has this prefix.
         """
         name = self.running
         if name is None or not self._runs_for(self.running_for, cells):
@@ -553,7 +576,7 @@ class ActorInstance(Instance):
 
     def _raise_in_driver(self) -> None:
         if self._thread == threading.main_thread().ident:
-            self._system.signal_main_thread()  # which gets it out of a system call as well
+            self._system.signal_main_thread()  # which also interrupts a system call
         elif self._interruptible:
             self.interrupted_here()
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -561,11 +584,11 @@ class ActorInstance(Instance):
             )
 
     def interrupted_here(self) -> None:
-        """KeyboardInterrupt is about to be raised in user code of this actor, because somebody asked for it."""
+        """KeyboardInterrupt is about to be raised in user code of this actor on request."""
         self._system.note_interrupt(self)
 
 
-def on_peers_failed(actors: Mapping[str, ActorInstance], _link: Any, message: PeersFailed, _body: Any) -> None:
+def on_peers_failed(actors: Mapping[str, ActorInstance], _link: PeerLink, message: PeersFailed, _body: Body) -> None:
     """Handles ``PeersFailed`` for the actors of a process."""
     actor = actors.get(message.asked[0])
     if actor is not None:
@@ -573,13 +596,17 @@ def on_peers_failed(actors: Mapping[str, ActorInstance], _link: Any, message: Pe
 
 
 class _Undecorated:
-    """Stands for the spec of a plain method that is called through ``as_endpoint``."""
+    """The spec of a plain method that is called through ``as_endpoint``."""
 
     __slots__ = ("concurrent", "explicit_port")
 
     def __init__(self, explicit_port: bool) -> None:
         self.explicit_port = explicit_port
         self.concurrent = False
+
+
+#: A method that handles a call: an endpoint, or a plain method that is called through ``as_endpoint``.
+CalledEndpoint: TypeAlias = EndpointSpec | _Undecorated
 
 
 class Client(Instance):

@@ -1,9 +1,9 @@
-"""Who holds which port: what senders tell, and what receivers are told.
+"""The holders of ports: what senders report, and what receivers keep.
 
-A port is given by pickling it into a message. Whoever sends that message knows where it goes, and tells the port's
-receiver first. So the receiver has heard of a new holder before the one that gave the port on can die. A port that is
-pickled in any other way may be anywhere, which its receiver is told, too. It is also told of an actor that has let go
-of its copy, and of one that has ended with it; the ends of processes are known anyway.
+A port is given away by pickling it into a message. The sender of the message knows its destination, and reports it to
+the port's receiver first, so the receiver knows of a new holder before the previous one can die. If a port is pickled
+in any other way, its receiver is told that any process may have it. Actors that drop their copy, or end with it, are
+reported, too; ends of processes are known anyway.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.protocol.serialize import dumps, is_plain
 from monarch_kernel.runtime.actor.context import current, shared
 from monarch_kernel.runtime.actor.process import get_system
-from monarch_kernel.runtime.actor.wire_types import Body, Buffers, PeerLink
+from monarch_kernel.runtime.actor.wire_types import Body, Buffers, PeerLink, Pickled
 from monarch_kernel.runtime.supervision.senders import Sender, Senders
 
 if TYPE_CHECKING:
@@ -56,16 +56,16 @@ T = TypeVar("T")
 
 
 class _Met(threading.local):
-    ports: list[GivenPort] | None = None  # None: what is pickled here goes who knows where
-    arrived: list[GivenPort] | None = None  # None: what is unpickled here is for the running actor
+    ports: list[GivenPort] | None = None  # None: what is pickled here has an unknown destination
+    arrived: list[GivenPort] | None = None  # None: what is unpickled here belongs to the running actor
 
 
 _met = _Met()
 
 
-def pickled(value: Any) -> tuple[Body, Buffers, Sequence[GivenPort]]:
-    """``serialize.dumps`` for a message to somebody known, and the ports in it: ``give`` them before it is sent."""
-    if is_plain(value):  # as mostly
+def pickled(value: Any) -> tuple[Pickled, Buffers, Sequence[GivenPort]]:
+    """``serialize.dumps`` for a message, and the ports in it, which ``give`` must report before it is sent."""
+    if is_plain(value):  # the usual case
         return pickle.dumps(value, 5), (), ()
     outer = _met.ports
     _met.ports = ports = []
@@ -77,7 +77,7 @@ def pickled(value: Any) -> tuple[Body, Buffers, Sequence[GivenPort]]:
 
 
 def met(port: GivenPort) -> None:
-    """A port is being pickled."""
+    """Note a port that is being pickled."""
     if _met.ports is not None:
         _met.ports.append(port)
     else:
@@ -85,7 +85,7 @@ def met(port: GivenPort) -> None:
 
 
 def give(ports: Iterable[GivenPort], to: Target | ProcRef, ranks: Iterable[int] | None = None) -> None:
-    """Tell the receivers of these ports who gets them: actors of a mesh, all or some, or anybody in a process."""
+    """Tell the receivers of these ports which actors of a mesh get them, or which process."""
     if isinstance(to, ProcRef):
         _tell(ports, PortGiven(0, 0, "", to.id, (), (), (to,), (0,)))
         return
@@ -96,13 +96,13 @@ def give(ports: Iterable[GivenPort], to: Target | ProcRef, ranks: Iterable[int] 
 
 
 def give_to_unknown(ports: Iterable[GivenPort]) -> None:
-    """Tell the receivers of these ports that anybody may have them from now on."""
+    """Tell the receivers of these ports that any process may have them from now on."""
     _tell(ports, PortGiven(0, 0, "", "", (), (), (), ()))
 
 
 def _tell(ports: Iterable[GivenPort], news: PortGiven) -> None:
     system = get_system()
-    for port in {id(port): port for port in ports}.values():  # what is pickled twice in one message arrives once
+    for port in {id(port): port for port in ports}.values():  # a port pickled twice in one message arrives once
         ref = port._ref
         message = msgspec.structs.replace(news, call=port._number, rank=port._rank)
         if ref.id == system.node.id:
@@ -113,7 +113,7 @@ def _tell(ports: Iterable[GivenPort], news: PortGiven) -> None:
 
 
 def arrived(value: Callable[[], T]) -> tuple[T, list[GivenPort]]:
-    """What unpickling gives, and the ports in it, which are not the running actor's."""
+    """An unpickled value, and the ports in it, which do not belong to the running actor."""
     outer = _met.arrived
     _met.arrived = ports = []
     try:
@@ -123,7 +123,7 @@ def arrived(value: Callable[[], T]) -> tuple[T, list[GivenPort]]:
 
 
 def came(port: GivenPort) -> None:
-    """A port has come in a message."""
+    """Note a port that arrived in a message."""
     if _met.arrived is not None:
         _met.arrived.append(port)
         return
@@ -133,14 +133,14 @@ def came(port: GivenPort) -> None:
 
 
 def let_go(system: System, port: GivenPort, actor: str) -> None:
-    """An actor of this process has no use for its copy of a port any more. For finalizers, which run anywhere."""
+    """An actor of this process dropped its copy of a port. Safe in finalizers, which may run on any thread."""
     if port._ref.id not in system.node.deaths:
         system.node.learn(port._ref)
         system.node.poller.say_late(port._ref.id, PortLeft(port._number, port._rank, actor))
 
 
 def leave(system: System, actor: str, ports: Iterable[GivenPort], death: Death) -> None:
-    """An actor of this process has ended with these ports."""
+    """An actor of this process ended while it had these ports."""
     told = b""
     for port in ports:
         port._holder = None
@@ -153,7 +153,7 @@ def leave(system: System, actor: str, ports: Iterable[GivenPort], death: Death) 
 
 
 class PortHolding(Protocol):
-    """What was given away and may have to fail: the receiver of a port, or an answer that a rank left to others."""
+    """A wait that fails with its senders: the receiver of a port, or an answer that a rank left to others."""
 
     def senders(self) -> Senders | None:
         """The holders of the port; None if it cannot be received from any more."""
@@ -164,7 +164,7 @@ class PortHolding(Protocol):
 
 
 class NobodyLeft(Exception):
-    """All who were given a port are gone."""
+    """All holders of a port are gone."""
 
     def __init__(self, lost: list[tuple[Sender, Death]]) -> None:
         super().__init__(lost)
@@ -172,7 +172,7 @@ class NobodyLeft(Exception):
 
 
 class _Answer:
-    """The answer of one rank to one call, which the rank has left to others."""
+    """The answer of one rank to one call, which the rank left to other actors."""
 
     def __init__(self, book: PortHolders, number: int, rank: int) -> None:
         self._book = book
@@ -181,11 +181,11 @@ class _Answer:
         self._senders = Senders()
 
     def senders(self) -> Senders | None:
-        """Who is to answer; None when the call has ended."""
+        """The actors that may answer; None if the call has ended."""
         return self._senders if self._number in self._book.node.calls else None
 
     def nobody_left(self) -> None:
-        """All who were to answer are gone."""
+        """All actors that could answer are gone."""
         sink = self._book.node.calls.get(self._number)
         if sink is None:
             return
@@ -197,26 +197,26 @@ class _Answer:
 
 
 class PortHolders:
-    """The receivers of this process, by call number, and who can send to them."""
+    """The receivers of this process, by call number, and the holders of their ports."""
 
     def __init__(self, system: System) -> None:
         self.node = system.node
         self._given: dict[tuple[int, int], PortHolding] = {}  # by call and rank
         self._prune_at = 64
-        self._lock = threading.Lock()  # news comes from the thread that polls, and from those that send to themselves
+        self._lock = threading.Lock()  # used by the thread that polls, and by those that send to this process itself
         self.node.handlers[PortGiven] = self.on_given
         self.node.handlers[PortLeft] = self._on_left
         self.node.on_peer_dead.append(self._on_peer_dead)
 
     def used_here(self, number: int) -> None:
-        """This process has itself sent through a port of a receiver here, and may do so again."""
+        """This process sent through a port of its own receiver, and may do so again."""
         sink = self.node.calls.get(number)
         senders = getattr(sink, "senders", None)
         if senders is not None and (known := senders()) is not None:
             known.given_to_unknown()
 
     def on_given(self, _link: PeerLink | None, message: PortGiven, _body: Body | None) -> None:
-        """A port of this process goes to somebody."""
+        """A port of this process is given away."""
         sink: Any = self.node.calls.get(message.call)
         if sink is None:
             return
@@ -246,17 +246,17 @@ class PortHolders:
                 self._ended(entry, ref.id, death)
 
     def _watch(self, procs: Iterable[ProcRef]) -> None:
-        """Have somebody tell us of the ends of these."""
+        """Make sure that this process learns of the ends of these procs."""
         node = self.node
         unheard = [ref for ref in procs if ref.id not in node.links and ref.id not in node.deaths]
         for ref in unheard:
             node.learn(ref)
-            if ref.agent == ref.id:  # a controller: its connection is what tells
+            if ref.agent == ref.id:  # a controller: only the end of its connection tells
                 node.link_to(ref.id)
         node.watch([ref.id for ref in unheard])
 
     def _prune(self) -> None:
-        """Forget what has ended, now and then."""
+        """Drop ended entries, from time to time."""
         if len(self._given) >= self._prune_at:
             for key, entry in list(self._given.items()):
                 if key[0] not in self.node.calls or entry.senders() is None:

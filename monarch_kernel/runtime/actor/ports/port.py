@@ -23,12 +23,12 @@ R = TypeVar("R")
 
 
 class Port(Generic[R]):
-    """The sending end. Picklable; any process may hold and use it, any number of times.
+    """The sending end. Picklable; any process may hold it and use it any number of times.
 
-    Sending to a port whose receiver is gone is an error only for a port with ``return_undeliverable`` set.
+    Sending to a port whose receiver is gone raises only if ``return_undeliverable`` is set.
     """
 
-    #: Whether a value for a receiver that is gone raises here instead of being dropped.
+    #: Whether sending to a receiver that is gone raises, instead of dropping the value.
     return_undeliverable = True
 
     def __class_getitem__(cls, _item: Any) -> type[Port[Any]]:
@@ -39,10 +39,10 @@ class Port(Generic[R]):
         self._ref = ref
         self._number = number
         self._rank = rank
-        self._holder: PortHolder | None = None  # the actor that it came to in a message
+        self._holder: PortHolder | None = None  # the actor that it arrived at in a message
 
     def send(self, value: R) -> None:
-        """Send a value; it is what the receiver's next ``recv()`` gives."""
+        """Send a value, which the receiver's next ``recv()`` gives."""
         body, buffers, ports = pickled(value)
         if ports:
             give(ports, self._ref)
@@ -89,10 +89,9 @@ class Answering(Protocol):
 
 
 class ReplyPort(Port[R]):
-    """The port that an endpoint with an explicit response port gets: it takes one answer for one call.
+    """The port that an endpoint with an explicit response port gets; it takes one answer for one call.
 
-    A second answer through the copy that the actor itself holds ends the actor, as it would answer a question nobody
-    asked.
+    A second answer through the actor's own copy ends the actor, as it would answer a call that does not exist.
     """
 
     def __init__(self, ref: ProcRef, number: int, rank: int, instance: Answering | None = None) -> None:
@@ -105,15 +104,15 @@ class ReplyPort(Port[R]):
     def abandon(self, death: Death) -> None:
         """The actor ended without an answer."""
         if not self._used:
-            self.return_undeliverable = False  # it may have been the caller's end that ended the actor
+            self.return_undeliverable = False  # the actor may have ended because the caller did
             self._send(DEAD, get_system().node.death_body(self._ref.id, death), ())
 
     def _send(self, status: int, body: Body, buffers: Buffers) -> None:
         if self._used:
-            raise RuntimeError("this port takes a single reply, and it was sent already")
+            raise RuntimeError("this port takes a single reply, which was already sent")
         self._used = True
         self._leave_instance()
-        if self._number:  # 0: a broadcast; nobody waits for an answer
+        if self._number:  # 0: a broadcast, which has no answer
             super()._send(status, body, buffers)
 
     def _leave_instance(self) -> None:
@@ -122,12 +121,12 @@ class ReplyPort(Port[R]):
             self._instance = None
 
     def __reduce__(self) -> Any:
-        self._leave_instance()  # now it is for somebody else to answer
+        self._leave_instance()  # the receiver of the port answers now
         return super().__reduce__()
 
 
 def _rebuild(kind: type[Port[Any]], ref: ProcRef, number: int, rank: int) -> Port[Any]:
-    """A port that has come in a message: if the actor that got it ends, its receiver is told."""
+    """A port from a message; its receiver is told if the actor that got it ends."""
     port = kind(ref, number, rank)
     came(port)
     return port

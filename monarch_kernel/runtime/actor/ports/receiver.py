@@ -31,7 +31,7 @@ from monarch_kernel.runtime.supervision.senders import Sender, Senders
 
 
 class _Inlet:
-    """Where a receiver's values arrive; does not keep the receiver alive."""
+    """The sink for a receiver's values; does not keep the receiver alive."""
 
     __slots__ = ("_receiver",)
 
@@ -44,15 +44,15 @@ class _Inlet:
             receiver.on_reply(rank, status, body, buffers)
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
-        """The book of ports tells of deaths, as it knows who has the port."""
+        """Does nothing: ``PortHolders`` reports deaths, as it knows who has the port."""
 
     def senders(self) -> Senders | None:
-        """Who was given the port; None when nobody receives any more."""
+        """The holders of the port; None if the receiver is gone."""
         receiver = self._receiver()
         return None if receiver is None else receiver._senders
 
     def nobody_left(self) -> None:
-        """All who had the port are gone."""
+        """All holders of the port are gone."""
         receiver = self._receiver()
         if receiver is not None:
             receiver.fail_waiting()
@@ -65,10 +65,10 @@ _Item = tuple[int, int, ReplyBody, Buffers]
 class PortReceiver(Generic[R]):
     """The receiving end; stays in the process that opened it.
 
-    When everybody who was given the port is dead or was stopped, ``recv`` raises a ``SupervisionError`` that tells who
-    they were, after the values that had come. That is so for ports that went to actors as arguments, in results or
-    through other ports, by however many of them; not for a port that this process itself has sent through, or that was
-    pickled in another way: then nobody knows who may have it.
+    When all holders of the port are dead or stopped, ``recv`` first gives the values that arrived, and then raises a
+    ``SupervisionError`` that names the holders. That works for ports that went to actors as arguments, in results or
+    through other ports, over any number of hops. It does not for a port that this process itself sent through, or that
+    was pickled in another way, as its holders are unknown.
     """
 
     def __init__(self, ranked: bool = False, once: bool = False) -> None:
@@ -79,9 +79,9 @@ class PortReceiver(Generic[R]):
         self._number = self._node.new_call(_Inlet(self))
         self._ranked = ranked
         self._once = once
-        self._lock = threading.RLock()  # reentrant: a future may be collected anywhere
-        self._values: deque[_Item] = deque()  # that nothing waits for yet
-        self._waiting: deque[weakref.ref[_Received]] = deque()  # in the order in which they were first waited for
+        self._lock = threading.RLock()  # reentrant, as a future may be garbage-collected anywhere
+        self._values: deque[_Item] = deque()  # that no future waits for yet
+        self._waiting: deque[weakref.ref[_Received]] = deque()  # in the order of their first wait
 
     def on_reply(self, rank: int, status: int, body: ReplyBody, buffers: Buffers) -> None:
         if self._once:
@@ -92,15 +92,15 @@ class PortReceiver(Generic[R]):
         self._hand_out()
 
     def recv(self) -> Future[R]:
-        """The next value, as a future. A value that was sent by ``Port.exception`` is raised.
+        """The next value, as a future. An exception sent by ``Port.exception`` is raised.
 
-        Which value that is shows when the future is first waited for (``get``, ``await``, a callback): values go to
-        futures in the order in which that happens. A future that is thrown away takes none.
+        Futures get values in the order in which they are first waited for (``get``, ``await``, a callback). A future
+        that is dropped before that takes none.
         """
         return _Received(self)
 
     def _hand_out(self) -> None:
-        """Give what has come to those that wait."""
+        """Give the values that arrived to waiting futures."""
         while True:
             with self._lock:
                 future = self._next() if self._values else None
@@ -110,7 +110,7 @@ class PortReceiver(Generic[R]):
             future._resolve(item)
 
     def _next(self) -> _Received | None:
-        """The future that has waited longest; those that were thrown away are passed over."""
+        """The future that has waited longest; dropped ones are skipped."""
         while self._waiting:
             future = self._waiting.popleft()()
             if future is not None and not future._done:
@@ -118,7 +118,7 @@ class PortReceiver(Generic[R]):
         return None
 
     def serve(self, future: _Received) -> None:
-        """A future is waited for."""
+        """A future begins to wait."""
         with self._lock:
             self._waiting.append(weakref.ref(future))
         self._hand_out()
@@ -126,7 +126,7 @@ class PortReceiver(Generic[R]):
             self.fail_waiting()
 
     def dismiss(self, future: _Received) -> bool:
-        """A future is not waited for any more; False: it has got its value in the meantime."""
+        """A future stops waiting; False if it got its value in the meantime."""
         with self._lock:
             for waiting in self._waiting:
                 if waiting() is future:
@@ -135,13 +135,13 @@ class PortReceiver(Generic[R]):
         return False
 
     def take_back(self, item: _Item) -> None:
-        """A future was thrown away before its value was read: the next one gets that."""
+        """A future was dropped before its value was read: the next one gets the value."""
         with self._lock:
             self._values.appendleft(item)
         self._hand_out()
 
     def fail_waiting(self) -> None:
-        """Nobody is left who could send: what waits for a value fails."""
+        """No holder of the port is left: waiting futures fail."""
         lost = self._senders.lost
         while lost:
             with self._lock:
@@ -154,7 +154,7 @@ class PortReceiver(Generic[R]):
             future._reject(NobodyLeft(lost))
 
     def _error(self, gone: NobodyLeft) -> SupervisionError:
-        """What a ``recv`` raises when nobody is left."""
+        """The error that ``recv`` raises when no holder is left."""
         # By mesh, and by slice: ranks of several slices of one mesh may have the same number.
         groups: list[dict[int, tuple[Sender, Death]]] = []
         for sender, death in gone.lost:
@@ -177,7 +177,7 @@ class PortReceiver(Generic[R]):
         return build_port_error(told)
 
     def ranked(self) -> PortReceiver[tuple[int, R]]:
-        """The same receiver, of which ``recv`` gives ``(rank, value)``."""
+        """The same receiver; ``recv`` gives ``(rank, value)`` from now on."""
         self._ranked = True
         return self  # type: ignore[return-value]  # the value type changes with the flag
 
@@ -196,18 +196,18 @@ class PortReceiver(Generic[R]):
 
 
 class _Received(Future[Any]):
-    """The next value of a receiver, from when it is first waited for."""
+    """The next value of a receiver, claimed at the first wait."""
 
     __slots__ = ("_awaiting", "_claims", "_kept", "_ranked", "_read", "_receiver")
 
     def __init__(self, receiver: PortReceiver[Any]) -> None:
         super().__init__(receiver._node.poller, "recv()")
         self._ranked = receiver._ranked
-        self._receiver = receiver  # somebody waits: the receiver must stay
+        self._receiver = receiver  # keeps the receiver alive
         self._claims = False
         self._read = False
         self._awaiting = 0
-        self._kept: _Received | None = None  # itself: what has callbacks lives until they are called
+        self._kept: _Received | None = None  # itself: a future with callbacks lives until they are called
 
     def _claim(self) -> None:
         with self._receiver._lock:
@@ -217,7 +217,7 @@ class _Received(Future[Any]):
         self._receiver.serve(self)
 
     def done(self) -> bool:
-        """Whether ``get`` would return (or raise) at once; asking claims nothing."""
+        """Whether ``get`` would return (or raise) at once; claims nothing."""
         return self._done or (not self._claims and bool(self._receiver._values))
 
     def get(self, timeout: float | None = None) -> Any:
@@ -227,7 +227,7 @@ class _Received(Future[Any]):
         return super().get(timeout)
 
     def add_done_callback(self, callback: Callable[[Future[Any]], None]) -> None:
-        """Call ``callback(self)`` once there is a value."""
+        """Call ``callback(self)`` once the value has arrived."""
         self._kept = self
         self._claim()
         super().add_done_callback(callback)
@@ -247,7 +247,7 @@ class _Received(Future[Any]):
         finally:
             self._awaiting -= 1
             if not self._done and not self._awaiting and self._kept is None and self._receiver.dismiss(self):
-                self._claims = False  # cancelled: it claims again when it is waited for again
+                self._claims = False  # cancelled: the next wait claims again
 
     def __del__(self) -> None:
         try:
@@ -272,16 +272,16 @@ class _Received(Future[Any]):
 
 
 class Channel(Generic[R]):
-    """Opens pipes between processes."""
+    """Opens one-way pipes between processes."""
 
     @staticmethod
     def open(once: bool = False) -> tuple[Port[R], PortReceiver[R]]:
-        """A port and its receiver, which stays here. With ``once`` it takes a single value."""
+        """A port and its receiver, which stays in this process. With ``once`` it takes a single value."""
         receiver: PortReceiver[R] = PortReceiver(once=once)
         return Port(receiver._node.ref, receiver._number), receiver
 
     @staticmethod
     def open_ranked(once: bool = False) -> tuple[Port[R], PortReceiver[tuple[int, R]]]:
-        """Like ``open``; received values come with the rank of the actor that sent them."""
+        """Like ``open``; values are received with the rank of the actor that sent them."""
         port, receiver = Channel.open(once)
         return port, receiver.ranked()
