@@ -11,6 +11,8 @@ from typing import Final
 FONT: Final = "font-family:var(--jp-code-font-family,ui-monospace,monospace)"
 #: The box around text in the font of code.
 BOX: Final = f"{FONT};font-size:var(--jp-code-font-size,13px);line-height:1.35"
+#: The same around lines that are not wrapped.
+SCROLLED: Final = f"{BOX};overflow-x:auto"
 #: Front ends style `<pre>`, each in its own way; a plain one takes everything from the box around it.
 BARE_PRE: Final = "all:unset;display:block"
 WRAPPED: Final = f"{BARE_PRE};white-space:pre-wrap;overflow-wrap:anywhere;{FONT}"
@@ -22,20 +24,27 @@ LABEL: Final = f"{BARE_PRE};flex:none;user-select:none;opacity:.6"
 DIM: Final = "opacity:.65"
 BOLD: Final = "font-weight:600"
 BAD: Final = "color:#d9362b"
-#: A thread to follow: sets of ranks.
+#: Sets of ranks in a tree, where they are the thread to follow.
 RANKS: Final = f"color:#2b7fd9;{BOLD}"
 #: The part of a source line that runs now.
 RUNS_NOW: Final = "background:rgba(255,176,32,.30);border-radius:2px"
-#: A small label in the colour of a fork, and the line along what follows a fork.
+#: A small label where ranks part.
 FORK_CHIP: Final = "background:#d9912b;color:#fff;border-radius:8px;padding:0 6px;font-size:85%"
-FORK_LINE: Final = "border-left:3px solid #d9912b"
-INSIDE_LINE: Final = "border-left:1px solid rgba(128,128,128,.45)"
+#: Lines of a tree. One that opens has a triangle before it; one that does not is as far from the edge.
+TREE_LINE: Final = "white-space:pre;cursor:default;padding-left:1.05em"
+TREE_NOTE: Final = "white-space:pre-wrap;padding-left:1.05em"
+TREE_OPENS: Final = "white-space:pre;cursor:pointer"
+TREE_INSIDE: Final = "margin:0 0 2px 0.6ch;padding-left:1.4ch;border-left:1px solid rgba(128,128,128,.45)"
+TREE_FORK: Final = "margin:2px 0 2px 0.6ch;padding-left:1.4ch;border-left:3px solid #d9912b"
 WARNING_LINE: Final = "border-left:3px solid var(--jp-warn-color1,#ef6c00);padding-left:.6em"
 
 #: Cells of tables: front ends align them in different ways.
 LEFT: Final = "text-align:left;vertical-align:top;white-space:pre-wrap"
 RIGHT: Final = "text-align:right;vertical-align:top;white-space:pre-wrap"
+#: A cell with a set of ranks stays on one line.
+NAME: Final = "text-align:left;vertical-align:top;white-space:nowrap"
 CAPTION: Final = f"{DIM};margin-bottom:2px"
+HEADLINE: Final = f"{BOLD};margin-bottom:4px"
 
 #: The sixteen colours of terminals, readable on light and on dark pages alike.
 ANSI_COLOURS: Final = (

@@ -38,6 +38,7 @@ from monarch_kernel.debugger.commands.stop_text import (
 from monarch_kernel.debugger.controller.sets import Moved, StopSet
 from monarch_kernel.debugger.frames import frame_key, frames_of_a_stack, grouped, shown_frame
 from monarch_kernel.debugger.frontend import Frontend, current_frontend
+from monarch_kernel.display.tables import TableView, table_text
 from monarch_kernel.meshes import format_ranks
 
 if TYPE_CHECKING:
@@ -310,14 +311,12 @@ class Console(InspectionCommands):
             self._say("No rank is stopped.")
             return
         self._stopped(groups)
-        rows = [("mesh", "actor", "endpoint", "ranks", "where", "why")]
+        rows: list[tuple[str, ...]] = []
         for group in groups:
             stop = group[0].stop
             names = RankNames(self._set.all()).stops(group).rpartition(f"{group[0].mesh} ")[2]
             rows.append((group[0].mesh, stop.actor, stop.endpoint, names, where(stop), why(stop)))
-        widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-        for row in rows:
-            self._say("  ".join(f"{text:<{width}}" for text, width in zip(row, widths)).rstrip())
+        self._say(table_text(TableView(("mesh", "actor", "endpoint", "ranks", "where", "why"), rows)))
 
     def _do_attach(self, rest: str) -> None:
         name, _, number = rest.rpartition(" ")

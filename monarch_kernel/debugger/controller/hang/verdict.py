@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from html import escape
 
 from monarch_kernel.debugger.source_locations import Place
+from monarch_kernel.display import styles
+from monarch_kernel.display.tables import Printer, TableView, table_text
 from monarch_kernel.meshes import format_ranks
 
 #: Kinds of verdict.
@@ -90,9 +92,8 @@ class Verdict:
     def __str__(self) -> str:
         lines = [self.sentence, *self.notes]
         if self.rows:
-            heads = [listed(row.ranks) for row in self.rows]
-            width = max(map(len, heads))
-            lines += [f"  {head:<{width}}  {row.doing}" for head, row in zip(heads, self.rows, strict=True)]
+            table = table_text(TableView([], [(listed(row.ranks), row.doing) for row in self.rows]))
+            lines += [f"  {line}" for line in table.split("\n")]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -100,17 +101,17 @@ class Verdict:
     def _repr_html_(self) -> str:
         blamed = set(self.ranks) if self.decided else set[int]()
         body = "".join(
-            f'<tr><td style="text-align:right{";font-weight:bold" if blamed.intersection(row.ranks) else ""}">'
-            f'{escape(listed(row.ranks))}</td><td style="text-align:left">{escape(row.doing)}</td></tr>'
+            f'<tr><td style="{styles.RIGHT}{f";{styles.BOLD}" if blamed.intersection(row.ranks) else ""}">'
+            f'{escape(listed(row.ranks))}</td><td style="{styles.LEFT}">{escape(row.doing)}</td></tr>'
             for row in self.rows
         )
-        notes = "".join(f'<div style="opacity:.8">{escape(note)}</div>' for note in self.notes)
-        table = "<thead><tr><th>ranks</th><th style='text-align:left'>doing</th></tr></thead>"
-        rows = f"<table>{table}<tbody>{body}</tbody></table>" if body else ""
-        return f'<div style="margin-bottom:4px"><b>{escape(self.sentence)}</b></div>{notes}{rows}'
+        notes = "".join(f'<div style="{styles.DIM}">{escape(note)}</div>' for note in self.notes)
+        head = f'<thead><tr><th>ranks</th><th style="{styles.LEFT}">doing</th></tr></thead>'
+        rows = f"<table>{head}<tbody>{body}</tbody></table>" if body else ""
+        return f'<div style="{styles.HEADLINE}">{escape(self.sentence)}</div>{notes}{rows}'
 
-    def _repr_pretty_(self, printer: object, cycle: bool) -> None:
-        printer.text(str(self))  # type: ignore[attr-defined]  # IPython's, which this module does not import
+    def _repr_pretty_(self, printer: Printer, cycle: bool) -> None:
+        printer.text(str(self))
 
 
 def listed(ranks: Sequence[int]) -> str:

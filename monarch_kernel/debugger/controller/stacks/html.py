@@ -1,6 +1,6 @@
 """A merged tree as HTML: branches fold, and a frame opens the code around it, or the libraries' frames it stands for.
 
-It needs no script and no style sheet, and takes its colours from what surrounds it, so that it looks right on light and
+It needs no script and no style sheet, and takes its colours from what surrounds it, so it looks right on light and
 dark pages, in any front end, and in a saved notebook.
 """
 
@@ -27,6 +27,7 @@ from monarch_kernel.debugger.controller.stacks.layout import (
 from monarch_kernel.debugger.controller.stacks.merge import FrameNode, StackBranch, StackRoot
 from monarch_kernel.debugger.controller.stacks.report import Stacks
 from monarch_kernel.debugger.source_locations import Label
+from monarch_kernel.display import styles
 from monarch_kernel.meshes import format_ranks
 
 #: Lines around a frame's that are shown when it is opened.
@@ -35,21 +36,6 @@ CONTEXT = 3
 _MOST_CONTEXTS = 400
 #: Runs of ranks, and processes, that a tooltip lists.
 _MOST_RUNS, _MOST_PROCESSES = 60, 8
-
-_FONT = "font-family:var(--jp-code-font-family,ui-monospace,monospace)"
-_BOX = f"{_FONT};font-size:var(--jp-code-font-size,13px);line-height:1.45;overflow-x:auto"
-_PRE = f"all:unset;display:block;white-space:pre;{_FONT}"
-# What opens has a triangle before it, what does not is as far from the edge.
-_ROW = "white-space:pre;cursor:default;padding-left:1.05em"
-_NOTE = "white-space:pre-wrap;padding-left:1.05em"
-_OPENS = "white-space:pre;cursor:pointer"
-_INSIDE = "margin:0 0 2px 0.6ch;padding-left:1.4ch;border-left:1px solid rgba(128,128,128,.45)"
-_PARTED = "margin:2px 0 2px 0.6ch;padding-left:1.4ch;border-left:3px solid #d9912b"
-_DIM = "opacity:.6"
-_RANKS = "color:#2b7fd9;font-weight:600"
-_BAD = "color:#d9362b"
-_NOW = "background:rgba(255,176,32,.30);border-radius:2px"
-_CHIP = "background:#d9912b;color:#fff;border-radius:8px;padding:0 6px;font-size:85%"
 
 
 def html_of(stacks: Stacks, label: Label | None = None) -> str:
@@ -71,20 +57,21 @@ class _Page:
         if idle:
             at = next((k for k, (count, _) in enumerate(blocks) if len(idle) <= count), len(blocks))
             line = f"{self._ranks(idle)} idle: waiting for a message{self._where(idle)}"
-            blocks.insert(at, (len(idle), f'<div style="{_ROW};{_DIM};margin-top:6px">{line}</div>'))
+            blocks.insert(at, (len(idle), _div(f"{styles.TREE_LINE};{styles.DIM};margin-top:6px", line)))
         notes = "".join(
-            f'<div style="{_NOTE}">{self._ranks(note.ranks)} <span style="{_BAD}">{escape(note.text)}</span>'
-            f"{self._where(note.ranks)}</div>"
+            _div(
+                styles.TREE_NOTE,
+                f"{self._ranks(note.ranks)} {_span(styles.BAD, escape(note.text))}{self._where(note.ranks)}",
+            )
             for note in stacks.notes
         )
         body = "".join(html for _, html in blocks)
-        headline = escape(stacks.headline)
-        return f'<div style="{_BOX}"><div style="font-weight:600">{headline}</div>{notes}{body}</div>'
+        return _div(styles.SCROLLED, f"{_div(styles.BOLD, escape(stacks.headline))}{notes}{body}")
 
     def _root(self, root: StackRoot) -> str:
         head = f"{self._ranks(root.ranks)} <b>{escape(owner_label(root, self._label))}</b>{self._where(root.ranks)}"
         head += _parting(root)
-        return _details(head, self._below(root), open_=True, inside=_INSIDE, style="margin-top:6px")
+        return _details(head, self._below(root), open_=True, inside=styles.TREE_INSIDE, style="margin-top:6px")
 
     def _below(self, branch: StackBranch) -> str:
         found = continuations_of(branch)
@@ -95,12 +82,10 @@ class _Page:
         for each in shown:
             body = self._path(each.node) if each.node is not None else self._end(branch)
             head = f"{self._ranks(each.ranks)} {escape(each.note)}".rstrip() + self._where(each.ranks)
-            inside = _INSIDE if each.concurrent else _PARTED
-            rows.append(
-                _details(head, body, open_=True, inside=inside) if body else f'<div style="{_ROW}">{head}</div>'
-            )
+            inside = styles.TREE_INSIDE if each.concurrent else styles.TREE_FORK
+            rows.append(_details(head, body, open_=True, inside=inside) if body else _div(styles.TREE_LINE, head))
         if left:
-            rows.append(f'<div style="{_ROW};{_DIM}">{escape(left)}</div>')
+            rows.append(_div(f"{styles.TREE_LINE};{styles.DIM}", escape(left)))
         return "".join(rows)
 
     def _path(self, node: FrameNode) -> str:
@@ -113,20 +98,21 @@ class _Page:
 
     def _line(self, line: DisplayLine, width: int, chip: str) -> str:
         if not line.user:
-            head = f'<span style="{_DIM}">{escape(line.place)}</span>{chip}'
+            head = f"{_span(styles.DIM, escape(line.place))}{chip}"
             inside = "\n".join(
                 f"{node.frame.place.name} {times_of(node)}".rstrip().ljust(32) + f"  {short_path(node.frame)}"
                 for node in line.nodes
             )
-            return _details(head, f'<pre style="{_PRE};{_DIM}">{escape(inside)}</pre>', inside=_INSIDE)
+            frames = f'<pre style="{styles.UNWRAPPED};{styles.DIM}">{escape(inside)}</pre>'
+            return _details(head, frames, inside=styles.TREE_INSIDE)
         frame = line.nodes[0].frame
         title = escape(f"{frame.place.file}:{frame.place.line}", quote=True)
         place = escape(line.place.ljust(width))
         head = f'<span title="{title}">{place}</span>  {_marked(line.source, line.span)}{chip}'
         context = self._context(line)
         if not context:
-            return f'<div style="{_ROW}">{head}</div>'
-        return _details(head, context, inside=_INSIDE)
+            return _div(styles.TREE_LINE, head)
+        return _details(head, context, inside=styles.TREE_INSIDE)
 
     def _context(self, shown: DisplayLine) -> str:
         frame = shown.nodes[0].frame
@@ -141,26 +127,26 @@ class _Page:
             text = linecache.getline(file, at).rstrip("\n")
             if text or at <= line:
                 row = escape(f"{'→' if at == line else ' '} {at:>4}  {text}")
-                rows.append(f'<span style="{_NOW}">{row}</span>' if at == line else row)
-        path = f'<div style="{_DIM}">{escape(file)}</div>' if not (self._label and self._label(file)) else ""
-        return f'{path}<pre style="{_PRE}">{chr(10).join(rows)}</pre>'
+                rows.append(_span(styles.RUNS_NOW, row) if at == line else row)
+        path = _div(styles.DIM, escape(file)) if not (self._label and self._label(file)) else ""
+        return f'{path}<pre style="{styles.UNWRAPPED}">{chr(10).join(rows)}</pre>'
 
     def _end(self, branch: StackBranch) -> str:
         if not isinstance(branch, FrameNode):
             return ""
         at_once = at_once_of(branch)
-        rows = [f'<div style="{_ROW};{_DIM}">{at_once}</div>'] if at_once else []
+        rows = [_div(f"{styles.TREE_LINE};{styles.DIM}", at_once)] if at_once else []
         rows += [
-            f'<div style="{_BAD}">■ {"" if ranks == branch.here else rank_label(ranks) + " "}{escape(state)}</div>'
+            _div(styles.BAD, f"■ {'' if ranks == branch.here else rank_label(ranks) + ' '}{escape(state)}")
             for state, ranks in sorted(branch.states.items())
         ]
         for name, groups in grouped_values(branch):
             texts = [
                 escape(text)
-                + ("" if len(groups) == 1 else f' <span style="{_RANKS}">[{format_ranks(ranks, limit=6)}]</span>')
+                + ("" if len(groups) == 1 else f" {_span(styles.RANKS, f'[{format_ranks(ranks, limit=6)}]')}")
                 for text, ranks in groups[:20]
             ]
-            rows.append(f'<div style="{_ROW}"><span style="{_DIM}">{escape(name)} =</span> {" · ".join(texts)}</div>')
+            rows.append(_div(styles.TREE_LINE, f"{_span(styles.DIM, f'{escape(name)} =')} {' · '.join(texts)}"))
         return "".join(rows)
 
     def _ranks(self, ranks: Sequence[int]) -> str:
@@ -169,28 +155,36 @@ class _Page:
             processes = {rank: self._stacks.process_of(rank) for rank in ranks}
             lines += [f"{rank}: {process}" for rank, process in processes.items() if process]
         title = escape("\n".join(lines), quote=True)
-        return f'<span style="{_RANKS}" title="{title}">{escape(rank_label(ranks))}</span>'
+        return f'<span style="{styles.RANKS}" title="{title}">{escape(rank_label(ranks))}</span>'
 
     def _where(self, ranks: Sequence[int]) -> str:
         where = where_label(ranks, self._stacks.extent)
-        return f'  <span style="{_DIM}">{escape(where)}</span>' if where else ""
+        return f"  {_span(styles.DIM, escape(where))}" if where else ""
 
 
 def _parting(branch: StackBranch) -> str:
     """A mark where ranks go different ways."""
     ways = sum(not each.concurrent for each in continuations_of(branch))
-    return f' <span style="{_CHIP}">ranks part here: {ways} ways</span>' if ways > 1 else ""
+    return f" {_span(styles.FORK_CHIP, f'ranks part here: {ways} ways')}" if ways > 1 else ""
 
 
 def _details(head: str, body: str, *, open_: bool = False, inside: str = "", style: str = "") -> str:
     return (
-        f'<details style="{style}"{" open" if open_ else ""}><summary style="{_OPENS}">{head}</summary>'
-        f'<div style="{inside}">{body}</div></details>'
+        f'<details style="{style}"{" open" if open_ else ""}><summary style="{styles.TREE_OPENS}">{head}</summary>'
+        f"{_div(inside, body)}</details>"
     )
+
+
+def _div(style: str, inner: str) -> str:
+    return f'<div style="{style}">{inner}</div>'
+
+
+def _span(style: str, inner: str) -> str:
+    return f'<span style="{style}">{inner}</span>'
 
 
 def _marked(source: str, span: tuple[int, int]) -> str:
     start, end = span
     if end <= start or start >= len(source):
         return escape(source)
-    return f'{escape(source[:start])}<span style="{_NOW}">{escape(source[start:end])}</span>{escape(source[end:])}'
+    return f"{escape(source[:start])}{_span(styles.RUNS_NOW, escape(source[start:end]))}{escape(source[end:])}"

@@ -8,17 +8,21 @@ from monarch_kernel.debugger.controller.labels import rank_label
 from monarch_kernel.debugger.controller.values.compare import Difference, ValueGroup
 from monarch_kernel.debugger.controller.values.report import Diff
 from monarch_kernel.debugger.model.readings import Leaf, figure, short, shown_pair
+from monarch_kernel.display.tables import TableView
 
 #: Distinct values, and parts that differ, that are shown; the object has all.
 MOST_SHOWN = 20
-#: The columns of the table, and which of them are aligned to the right.
-HEADINGS = ("differs", "type", "ranks", "first at", "there", "others", "elements", "max |Δ|", "relative", "not finite")
-RIGHT = frozenset((4, 5, 6, 7, 8))
+# The columns of the table, and which of them are aligned to the right.
+_HEADINGS = ("differs", "type", "ranks", "first at", "there", "others", "elements", "max |Δ|", "relative", "not finite")
+_RIGHT = frozenset((4, 5, 6, 7, 8))
 
 
-def has_table(diff: Diff) -> bool:
-    """Whether a table says more than the list of values does: not of single numbers and texts."""
-    return any(each.path or each.has_elements for each in diff.differences)
+def table_of(diff: Diff, shown: Sequence[Difference]) -> TableView | None:
+    """Some of the differences as a table; None where it says no more than the list of values, of numbers and texts."""
+    if not any(each.path or each.has_elements for each in diff.differences):
+        return None
+    rows = [_cells_of(each, diff.expression) for each in shown]
+    return TableView(_HEADINGS, rows, right=_RIGHT).without_empty_columns()
 
 
 def caption(diff: Diff) -> str:
@@ -80,7 +84,7 @@ def _range(groups: Sequence[ValueGroup]) -> str:
     return f", from {figure(min(known))} to {figure(max(known))}"
 
 
-def cells_of(row: Difference, expression: str) -> list[str]:
+def _cells_of(row: Difference, expression: str) -> list[str]:
     """A difference as a row of the table."""
     ours, theirs, found = row.ours, row.theirs, row.contrast
     name = short(row.path or expression, 60)
@@ -135,8 +139,3 @@ def _bad(ours: Leaf, theirs: Leaf) -> str:
         if here or others:
             said.append(f"{here:,} {what}" + (f" (others {others:,})" if others else ""))
     return ", ".join(said)
-
-
-def kept_columns(rows: Sequence[Sequence[str]]) -> list[int]:
-    """The columns in which there is anything."""
-    return [at for at in range(len(HEADINGS)) if any(row[at] for row in rows)]
