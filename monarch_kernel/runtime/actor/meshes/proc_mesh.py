@@ -362,13 +362,14 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
 
     def to_table(self) -> str:
         """The mesh as a text table, one line for each proc."""
-        rows = [("rank", "point", "host", "pid", "state")]
+        from monarch_kernel.display.tables import TableView, table_text
+
+        rows: list[tuple[str, ...]] = []
         node = self._system.node
         for (point, status), ref in zip(self.status().get(10).items(), self._target().procs, strict=True):
             where = " ".join(f"{k}={v}" for k, v in point.items())
             rows.append((str(point.rank), where, ref.host, str(status.pid or node.pids.get(ref.id, 0)), status.state))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return table_text(TableView(("rank", "point", "host", "pid", "state"), rows))
 
     def logging_option(
         self, stream_to_client: bool = False, aggregate_window_sec: int | None = None, level: int = 20
