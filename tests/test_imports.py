@@ -68,6 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     LAUNCH: {PROTOCOL, f"{RUNTIME}.node", *(f"{RUNTIME}.host.{m}" for m in ("agent_config", "cleanup", "procs"))},
     "monarch_kernel.aliases": set(),
     "monarch_kernel.environment": set(),
+    "monarch_kernel.subscriptions": set(),
     "monarch_kernel.display": set(),
     **{facade: {PROTOCOL, RUNTIME, *FACADES} for facade in FACADES},
     # Jobs are where hosts come from, and nothing of the runtime.
@@ -81,7 +82,7 @@ EXCEPTIONS = {
     "monarch_kernel.kernel.rank.rank_output": {f"{RUNTIME}.rank.output_capture"},
 }
 # Small modules that say something about the package itself, and how views of ours look; anyone may read them.
-COMMON = {f"monarch_kernel.{name}" for name in ("_version", "aliases", "display", "environment")}
+COMMON = {f"monarch_kernel.{name}" for name in ("_version", "aliases", "display", "environment", "subscriptions")}
 # What the runtime must never know of, and what may be imported only where it is used.
 JUPYTER = {
     "IPython",

@@ -9,14 +9,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.subscriptions import Subscribers
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hub import MeshDebugger
 
-#: Called with the debugger of this process once it is made, on the thread that has made it.
-on_made: list[Callable[[MeshDebugger], object]] = []
+#: Notified with the debugger of this process when it has been made, on the thread that has made it.
+on_made: Subscribers[[MeshDebugger]] = Subscribers("a callback of debugger.on_made")
 
 
 def get_debugger() -> MeshDebugger:

@@ -17,29 +17,24 @@ from monarch_kernel.errors import RankFailure, build_actor_error
 from monarch_kernel.output import calling_origin
 from monarch_kernel.pool.pool import Pool, TaskFuture, pool_of
 from monarch_kernel.pool.worker import Failed
+from monarch_kernel.subscriptions import Subscribers, Subscription
 
 #: How often whoever waits looks up to tell of progress (seconds).
 TICK = 0.2
 
-#: Called with a `Mapping` while somebody waits for it, and when it has ended.
-_listeners: list[Callable[[Mapping], None]] = []
+#: Notified with a `Mapping` while a thread waits for it, and when it has ended.
+_progress: Subscribers[[Mapping]] = Subscribers("a callback of on_progress")
 
 
-def on_progress(listener: Callable[[Mapping], None]) -> Callable[[], None]:
-    """Have `listener(mapping)` called a few times a second while somebody waits for a map, and at its end.
+def on_progress(listener: Callable[[Mapping], None]) -> Subscription:
+    """Have `listener(mapping)` called a few times a second while a thread waits for a map, and at its end.
 
     It is called on the thread that waits, and must be quick.
 
     Returns:
-        A function that ends this.
+        The subscription; closing (or calling) it ends this.
     """
-    _listeners.append(listener)
-
-    def end() -> None:
-        if listener in _listeners:
-            _listeners.remove(listener)
-
-    return end
+    return _progress.subscribe(listener)
 
 
 @dataclass(slots=True, eq=False)
@@ -214,8 +209,7 @@ class Mapping(Iterator[Any]):
         return build_actor_error(f"in the pool of mesh {procs.name}", extent, [failure], {}, [])
 
     def _tell(self) -> None:
-        for listener in tuple(_listeners):
-            listener(self)
+        _progress.notify(self)
 
     def _end(self) -> None:
         if not self.ended:

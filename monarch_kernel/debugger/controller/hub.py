@@ -22,6 +22,7 @@ from monarch_kernel.debugger.controller.viewers import DriverError, Viewer, View
 from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankStop
 from monarch_kernel.debugger.model.stops import Breakpoint, Evaluation, StopFrame, Variable
 from monarch_kernel.debugger.rank import process
+from monarch_kernel.subscriptions import Subscription
 
 HOWS = ("continue", "next", "step", "out", "until")
 #: How long ranks may take to do what takes no time (seconds). Those that take longer are left out.
@@ -46,11 +47,11 @@ class MeshDebugger:
         """The runtime ends."""
         self.registry.close()
 
-    def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
+    def subscribe(self, callback: Callable[[Event], None]) -> Subscription:
         """Have ``callback(event)`` called for every event, on a thread of the debugger; it must not block.
 
         Returns:
-            A function that ends this.
+            The subscription; closing (or calling) it ends this.
         """
         return self.registry.subscribe(callback)
 
@@ -323,8 +324,7 @@ def get_debugger() -> MeshDebugger:
         if _debugger is not None:
             return _debugger
         made = _debugger = MeshDebugger()
-    for callback in on_made:
-        callback(made)
+    on_made.notify(made)
     return made
 
 

@@ -16,6 +16,7 @@ from monarch_kernel.debugger.model.stops import Stop
 from monarch_kernel.debugger.rank.agent import DebugAgent
 from monarch_kernel.introspection import Whole, hosts_of, whole_of
 from monarch_kernel.meshes import list_proc_meshes, on_change
+from monarch_kernel.subscriptions import Subscribers, Subscription
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class StopRegistry:
         self.listener: StopListener | None = None
         self._changed = threading.Condition(self.lock)
         self._watched: dict[str, WatchedMesh] = {}
-        self._subscribers: list[Callable[[Event], None]] = []
+        self._subscribers: Subscribers[[Event]] = Subscribers("a viewer of the debugger")
         self._hub: Any = None
         self._unsubscribe: Callable[[], None] | None = None
 
@@ -182,29 +183,16 @@ class StopRegistry:
 
     # -- events ----------------------------------------------------------------------------------
 
-    def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
+    def subscribe(self, callback: Callable[[Event], None]) -> Subscription:
         """See `hub.MeshDebugger.subscribe`."""
-        with self.lock:
-            self._subscribers.append(callback)
-
-        def end() -> None:
-            with self.lock:
-                if callback in self._subscribers:
-                    self._subscribers.remove(callback)
-
-        return end
+        return self._subscribers.subscribe(callback)
 
     def tell(self, *events: Event) -> None:
         """Tell all viewers."""
         with self.lock:
             self._changed.notify_all()
-            subscribers = list(self._subscribers)
         for event in events:
-            for callback in subscribers:
-                try:
-                    callback(event)
-                except Exception:
-                    log.exception("a viewer of the debugger failed at %s", event)
+            self._subscribers.notify(event)
 
     # -- what ranks tell (on the thread of the hub's actor) --------------------------------------
 

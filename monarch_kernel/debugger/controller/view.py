@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankStop
 from monarch_kernel.debugger.model.stops import Evaluation, Variable
+from monarch_kernel.subscriptions import Subscription
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.collective_timeouts import Countdown
@@ -20,7 +21,7 @@ class DebuggerView(Protocol):
 
     def viewer(self, name: str) -> Viewer: ...
 
-    def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]: ...
+    def subscribe(self, callback: Callable[[Event], None]) -> Subscription: ...
 
     def mesh(self, name: str) -> Any: ...
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel import environment
 from monarch_kernel.actor import Extent, Point
 from monarch_kernel.introspection import failures, home, on_failure, running_here
+from monarch_kernel.subscriptions import Subscription
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.model.stops import (
@@ -58,6 +59,7 @@ class RankDebugger:
         self._engine: StopEngine | None = None
         self._lock = threading.Lock()
         self._held: Any = None
+        self._failures: Subscription | None = None
         self._passages: dict[int, tuple[int, int]] = {}  # of each breakpoint: collectives issued, times there since
 
     @property
@@ -74,6 +76,14 @@ class RankDebugger:
     def existing_engine(self) -> StopEngine | None:
         """The engine, if anything has ever stopped or been armed here."""
         return self._engine
+
+    def watch_failures(self, wanted: bool) -> None:
+        """Whether this rank looks at endpoints and cells that fail, for breakpoints at errors."""
+        if wanted and self._failures is None:
+            self._failures = on_failure(self.failed)
+        elif not wanted and self._failures is not None:
+            self._failures.close()
+            self._failures = None
 
     # -- the hub ---------------------------------------------------------------------------------
 
@@ -195,7 +205,7 @@ def arm(breakpoints: Sequence[Breakpoint]) -> list[Bound]:
     """Stop at these from now on, and at no others."""
     if not breakpoints and _rank.existing_engine is None:
         return []
-    on_failure(_rank.failed if any(each.error for each in breakpoints) else None)
+    _rank.watch_failures(any(each.error for each in breakpoints))
     return _rank.engine.arm(breakpoints)
 
 

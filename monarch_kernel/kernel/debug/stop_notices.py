@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from monarch_kernel import debugger as debuggers
 from monarch_kernel.kernel.output.cell_output import CellOutput
+from monarch_kernel.subscriptions import Subscription
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.commands.stop_text import Label
@@ -103,11 +103,12 @@ class StopNotices:
         self._closed = False
         self._debugger: MeshDebugger | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
+        self._on_made: Subscription | None = None
         self._thread: threading.Thread | None = None
 
     def install(self) -> None:
         """Begin; a debugger that is there already is followed, too."""
-        debuggers.on_made.append(self._follow)
+        self._on_made = debuggers.on_made.subscribe(self._follow)
         hub = sys.modules.get("monarch_kernel.debugger.controller.hub")
         debugger = hub.existing_debugger() if hub is not None else None
         if debugger is not None:
@@ -115,8 +116,8 @@ class StopNotices:
 
     def close(self) -> None:
         """Follow no more."""
-        with suppress(ValueError):
-            debuggers.on_made.remove(self._follow)
+        if self._on_made is not None:
+            self._on_made.close()
         with self._wake:
             self._closed = True
             self._wake.notify()

@@ -74,6 +74,7 @@ from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.supervision.tree import Notice, Tree
 from monarch_kernel.runtime.transfer import node_provider
+from monarch_kernel.subscriptions import Subscribers
 
 log = logging.getLogger(__name__)
 
@@ -435,11 +436,7 @@ class ActorSystem:
 
     def changed(self) -> None:
         """Some mesh of this controller was born, died or stopped."""
-        for callback in list(mesh_listeners):
-            try:
-                callback()
-            except Exception:
-                log.exception("a mesh listener failed")
+        mesh_changes.notify()
 
     # -- output ----------------------------------------------------------------------------------------
 
@@ -513,8 +510,8 @@ class ActorSystem:
             remove_run_dir(self.node.run_dir)
 
 
-#: Called whenever a mesh of this controller was born, died or stopped.
-mesh_listeners: list[Callable[[], None]] = []
+#: Notified whenever a mesh of this controller was born, died or stopped.
+mesh_changes: Subscribers[[]] = Subscribers("a callback of meshes.on_change")
 
 
 def get_actor_system() -> ActorSystem:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from monarch_kernel import environment
+from monarch_kernel.subscriptions import Subscribers
 
 #: How many failures a process keeps.
 LIMIT = 4
@@ -48,8 +49,8 @@ _kept: list[Failure] = []
 _lock = threading.Lock()
 _count = 0
 _scheduled = False
-#: Called for each failure, on its thread, before it is reported; a debugger stops there.
-on_failure: Callable[[BaseException], None] | None = None
+#: Notified of each failure, on its thread, before it is reported; a debugger stops there.
+failed_here: Subscribers[[BaseException]] = Subscribers("a callback of on_failure")
 
 
 def failed(
@@ -63,8 +64,7 @@ def failed(
     global _count
     if isinstance(error, KeyboardInterrupt):
         return
-    if on_failure is not None:
-        on_failure(error)
+    failed_here.notify(error)
     if not environment.POST_MORTEM.get() or isinstance(error, SystemExit):
         return
     with _lock:

@@ -53,6 +53,7 @@ from monarch_kernel.runtime.actor.ports.holders import give
 from monarch_kernel.runtime.mesh.shape import SINGLE
 from monarch_kernel.runtime.node.future import Future, gathered
 from monarch_kernel.runtime.supervision.restarts import RestartPolicy, Restarts
+from monarch_kernel.subscriptions import Subscribers
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
@@ -73,8 +74,8 @@ class Healer:
         self.checkpoints: dict[tuple[str, int], tuple[bytes, tuple[int, ...]]] = {}
         self._askers: dict[str, set[str]] = {}
         self.restarts = Restarts()
-        #: Called with the id of a mesh when it was made, healed or forgotten; with "id#rank" at a checkpoint.
-        self.listeners: list[Callable[[str], None]] = []
+        #: Notified with the id of a mesh when it was made, healed or forgotten; with "id#rank" at a checkpoint.
+        self.records_changed: Subscribers[[str]] = Subscribers("a record of meshes")
         #: Asked for a host agent in the place of one that is dead; None from those who have none.
         self.renewers: list[Callable[[str], ProcRef | None]] = []
         handlers = system.node.handlers
@@ -121,8 +122,7 @@ class Healer:
 
     def noted(self, mesh_id: str) -> None:
         """Tell whoever keeps a record of this mesh."""
-        for listener in list(self.listeners):
-            listener(mesh_id)
+        self.records_changed.notify(mesh_id)
 
     def _on_checkpoint(self, _link: Any, message: Checkpoint, body: Any) -> None:
         if message.actor in self.spawned_actors:

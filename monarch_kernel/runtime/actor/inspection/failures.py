@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from monarch_kernel.runtime.actor.execution import postmortem
 from monarch_kernel.runtime.actor.inspection.activity import running_here
 from monarch_kernel.runtime.actor.process import get_system
+from monarch_kernel.subscriptions import Subscription
 
 
 def keep_failure(error: BaseException, cell: str) -> None:
@@ -15,9 +16,16 @@ def keep_failure(error: BaseException, cell: str) -> None:
     postmortem.failed(error, name, endpoint, cell, get_system().node.poller.call_later)
 
 
-def on_failure(callback: Any) -> None:
-    """Call ``callback(error)`` where an endpoint or a cell fails, before it is reported; None removes the callback."""
-    postmortem.on_failure = callback
+def on_failure(callback: Callable[[BaseException], None] | None) -> Subscription | None:
+    """Have ``callback(error)`` called where an endpoint or a cell fails, before any other report of it.
+
+    Returns:
+        The subscription; closing (or calling) it ends this. ``on_failure(None)`` ends all.
+    """
+    if callback is None:
+        postmortem.failed_here.clear()
+        return None
+    return postmortem.failed_here.subscribe(callback)
 
 
 failures = postmortem.failures

@@ -47,6 +47,7 @@ from monarch_kernel.runtime.actor.system import ActorSystem, get_actor_system
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, Region
 from monarch_kernel.runtime.node.future import resolved
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
+from monarch_kernel.subscriptions import Subscription
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class KeptHost:
         self.idle = idle
         self.missed: dict[str, int] = {}
         self.lost = ""
+        self._subscription: Subscription | None = None  # to changes of the record, while this process holds the mesh
         self.hosts = self._hosts_of(agent)
 
     def _hosts_of(self, agent: ProcRef) -> HostMesh:
@@ -243,7 +245,7 @@ class KeptHost:
             )
         self.idle = held.idle
         system.node.handlers[Taken] = _on_taken
-        system.healer.listeners.append(self._on_change)
+        self._subscription = system.healer.records_changed.subscribe(self._on_change)
         system.healer.renewers.append(self._renew)
         _hosts.append(self)
         _taken_over.pop(self.name, None)
@@ -398,8 +400,9 @@ class KeptHost:
     def _drop(self) -> None:
         if self in _hosts:
             _hosts.remove(self)
-        if self._on_change in self._system.healer.listeners:
-            self._system.healer.listeners.remove(self._on_change)
+        if self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
             self._system.healer.renewers.remove(self._renew)
 
     def _forget(self, why: str) -> list[ProcRef]:

@@ -10,6 +10,7 @@ from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 from monarch_kernel.runtime.actor.process import get_system, started
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.poller import Poller
+from monarch_kernel.subscriptions import Subscription
 
 
 def shutdown_context(host_timeout: float | None = None) -> Future[None]:
@@ -32,19 +33,13 @@ def list_proc_meshes() -> list[ProcMesh]:
     return [mesh for mesh in get_system().proc_meshes.values() if not mesh._stopped]
 
 
-def on_change(callback: Callable[[], None]) -> Callable[[], None]:
+def on_change(callback: Callable[[], None]) -> Subscription:
     """Have ``callback()`` called whenever a mesh was made, stopped, or lost a proc; by whichever thread polls.
 
     Returns:
-        A function that ends this.
+        The subscription; closing (or calling) it ends this.
     """
-    systems.mesh_listeners.append(callback)
-
-    def end() -> None:
-        if callback in systems.mesh_listeners:
-            systems.mesh_listeners.remove(callback)
-
-    return end
+    return systems.mesh_changes.subscribe(callback)
 
 
 def get_mesh(name: str) -> Any:

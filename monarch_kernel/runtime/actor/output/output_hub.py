@@ -16,14 +16,12 @@ from monarch_kernel.runtime.actor.output.rank_output import RankOutput
 from monarch_kernel.runtime.actor.output.terminal import NO_OPTION, LoggingOption, ScriptTerminal
 from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.subscriptions import Subscribers, Subscription
 
 log = logging.getLogger(__name__)
 
 #: Whether ``logging_option(stream_to_client=True)`` puts the rank in front of each line.
 PREFIX_WITH_RANK = True
-
-
-Subscriber = Callable[[RankOutput], None]
 
 
 class OutputHub:
@@ -33,7 +31,6 @@ class OutputHub:
         self._system = system
         self._decoders: dict[tuple[str, int], OutputDecoder] = {}
         self._where: dict[str, tuple[str, str, int, dict[str, int], str]] = {}
-        self.subscribers: list[Subscriber] = []
         self.terminal = ScriptTerminal(system)
         self.options: dict[str, LoggingOption] = {}
         self._gate = AnswerGate(system.node)
@@ -46,7 +43,7 @@ class OutputHub:
                 decoder = self._decoders.pop((proc, fd), None)
                 if decoder is not None:
                     self._publish(proc, decoder.close())
-            if not self.subscribers:
+            if not _subscribers:
                 self.terminal.end(proc)
             return
         decoder = self._decoders.get((proc, stream))
@@ -79,18 +76,15 @@ class OutputHub:
         pid = self._system.node.pids.get(proc, 0)
         for event in events:
             output = RankOutput(name, proc, rank, coords, host, pid, event.stream, event.cell, event.kind, event.data)
-            if self.subscribers:
-                for subscriber in tuple(self.subscribers):
-                    try:
-                        subscriber(output)
-                    except Exception:
-                        log.exception("an output subscriber failed")
+            if _subscribers:
+                _subscribers.notify(output)
             else:
                 self.terminal.show(output, self.options.get(uid, NO_OPTION))
 
 
 _hub: OutputHub | None = None
-_waiting: list[Subscriber] = []
+#: Of all hubs that this process has, one after the other.
+_subscribers: Subscribers[[RankOutput]] = Subscribers("an output subscriber")
 
 
 def hub(system: System) -> OutputHub:
@@ -98,34 +92,24 @@ def hub(system: System) -> OutputHub:
     global _hub
     if _hub is None or _hub._system is not system:
         _hub = OutputHub(system)
-        _hub.subscribers.extend(_waiting)
     return _hub
 
 
-def subscribe(callback: Subscriber) -> Callable[[], None]:
+def subscribe(callback: Callable[[RankOutput], None]) -> Subscription:
     """Call ``callback(RankOutput)`` for all output of any rank of this controller.
 
     The thread that polls calls it, in order for each rank: it must be quick, must not block, and must not raise. Does
     not start the runtime.
 
     Returns:
-        A function that ends the subscription.
+        The subscription; closing (or calling) it ends this.
     """
-    _waiting.append(callback)
-    if _hub is not None:
-        _hub.subscribers.append(callback)
-
-    def unsubscribe() -> None:
-        for subscribers in (_waiting, _hub.subscribers if _hub is not None else []):
-            if callback in subscribers:
-                subscribers.remove(callback)
-
-    return unsubscribe
+    return _subscribers.subscribe(callback)
 
 
 def flush_default() -> None:
     """Show all output that the terminal still holds."""
-    if _hub is not None and not _hub.subscribers:
+    if _hub is not None and not _subscribers:
         _hub.terminal.close()
         _hub.terminal.flush()
 

@@ -1,0 +1,81 @@
+"""Callbacks that one part of a program registers with another: all registries of them have this one type.
+
+Any of our packages may import this module, and it imports none of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Generic, ParamSpec
+
+P = ParamSpec("P")
+
+log = logging.getLogger(__name__)
+
+
+class Subscription:
+    """One callback in a registry, until it is closed. Calling it closes it, and so does the end of a ``with`` block."""
+
+    __slots__ = ("_registry", "callback")
+
+    def __init__(self, registry: Subscribers[...], callback: Callable[..., object]) -> None:
+        self._registry = registry
+        self.callback = callback
+
+    def close(self) -> None:
+        """Have the callback called no more; a call that has begun goes on. Closing again does nothing."""
+        self._registry.remove(self)
+
+    def __call__(self) -> None:
+        self.close()
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class Subscribers(Generic[P]):
+    """A registry of callbacks with the same parameters. Any thread may use it.
+
+    An exception of a callback is logged: it concerns neither the other callbacks nor what has notified them.
+
+    Args:
+        what: names the callbacks in the log.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._current: tuple[Subscription, ...] = ()  # replaced as a whole, so that notify() needs no lock
+        self._lock = threading.Lock()
+
+    def subscribe(self, callback: Callable[P, object]) -> Subscription:
+        """Have ``callback`` called at each notification, after those that are subscribed already."""
+        subscription = Subscription(self, callback)
+        with self._lock:
+            self._current = (*self._current, subscription)
+        return subscription
+
+    def remove(self, subscription: Subscription) -> None:
+        """What ``Subscription.close`` does."""
+        with self._lock:
+            self._current = tuple(each for each in self._current if each is not subscription)
+
+    def clear(self) -> None:
+        """Close all subscriptions."""
+        with self._lock:
+            self._current = ()
+
+    def notify(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call all callbacks, in the order of their subscriptions, on this thread."""
+        for subscription in self._current:
+            try:
+                subscription.callback(*args, **kwargs)
+            except Exception:
+                log.exception("%s failed", self._what)
+
+    def __bool__(self) -> bool:
+        return bool(self._current)
