@@ -33,8 +33,8 @@ from monarch_kernel.runtime.transfer.verbs import backend as verbs_backend
 from monarch_kernel.runtime.transfer.verbs import regions as verbs_regions
 from monarch_kernel.runtime.transfer.verbs.backend import Verbs
 from monarch_kernel.runtime.transfer.verbs.card import Card
-from monarch_kernel.runtime.transfer.verbs.ports import CLASS, End, Gid
-from monarch_kernel.runtime.transfer.verbs.regions import Regions
+from monarch_kernel.runtime.transfer.verbs.ports import CLASS, Gid, QueuePairEnd
+from monarch_kernel.runtime.transfer.verbs.regions import RegionCache
 from monarch_kernel.runtime.transfer.verbs.route import Route
 from tests.actor.actors import hook
 from tests.conftest import wait_until
@@ -67,7 +67,7 @@ def route_to(buffer: RDMABuffer) -> Route:
     return next(route for (owner, _), route in backend()._routes.items() if owner == buffer.owner)
 
 
-def regions() -> Regions:
+def regions() -> RegionCache:
     """What is registered here."""
     return next(iter(backend()._cards.values()))[1]
 
@@ -96,9 +96,9 @@ def test_large_transfers_take_several_queue_pairs_which_stay(far: Owner) -> None
     buffer.read_into(into).get()
     route = route_to(buffer)
     assert len(route._free) == environment.RDMA_QUEUE_PAIRS.get()
-    numbers = {lane.end.number for lane in route._free}
+    numbers = {queue_pair.end.number for queue_pair in route._free}
     buffer.read_into(into).get()
-    assert {lane.end.number for lane in route._free} == numbers
+    assert {queue_pair.end.number for queue_pair in route._free} == numbers
 
 
 def test_scattered_memory_of_long_and_of_many_short_pieces(far: Owner) -> None:
@@ -168,7 +168,7 @@ def test_memory_that_cannot_be_registered_is_gone_through_in_pieces(
         raise Unfit("no more")
 
     buffer = far.do("words", 1 << 20)
-    monkeypatch.setattr(verbs_regions, "Region", refuse)
+    monkeypatch.setattr(verbs_regions, "MemoryRegion", refuse)
     into = np.zeros(1 << 20, "i8")
     buffer.read_into(into).get()
     assert np.array_equal(into, np.arange(1 << 20))
@@ -206,8 +206,10 @@ def test_a_card_that_never_answers_is_no_way_to_the_owner(far: Owner, monkeypatc
     """As if a firewall dropped RDMA traffic: the first transfer finds out, and the next best way would be taken."""
     verbs, connect = backend(), Card.connect
 
-    def astray(card: Card, pair: Any, mine: End, here: Gid, theirs: End, *rest: Any, **named: Any) -> None:
-        connect(card, pair, mine, here, End(theirs.number + 1000, theirs.psn), *rest, **named)
+    def astray(
+        card: Card, pair: Any, mine: QueuePairEnd, here: Gid, theirs: QueuePairEnd, *rest: Any, **named: Any
+    ) -> None:
+        connect(card, pair, mine, here, QueuePairEnd(theirs.number + 1000, theirs.psn), *rest, **named)
 
     def forget() -> None:
         for key in [key for key in verbs._routes if key[0] == buffer.owner]:
@@ -272,7 +274,7 @@ def test_a_peer_that_dies_leaves_no_queue_pair_with_the_owner() -> None:
         procs = this_host().spawn_procs(per_host={"gpus": 1}, name="visitor")
         peer = procs.spawn("peer", Peer)
         assert np.array_equal(peer.read.call_one(buffer, 1 << 18, "i8").get(), mine)
-        owned = backend()._owned._pairs
+        owned = backend()._responder._pairs
         (name,) = (peer for peer in owned if peer.startswith("visitor"))
         assert owned[name]
         procs.stop().get()

@@ -31,7 +31,7 @@ from monarch_kernel.runtime.transfer.engine import engine
 from monarch_kernel.runtime.transfer.tcp import backend as tcp_backend
 from monarch_kernel.runtime.transfer.tcp import connection as tcp_connection
 from monarch_kernel.runtime.transfer.tcp import rendezvous
-from monarch_kernel.runtime.transfer.tcp.connection import Sealed, Wire
+from monarch_kernel.runtime.transfer.tcp.connection import Connection, EncryptedConnection
 from tests.actor.actors import hook
 from tests.conftest import wait_until
 from tests.transfer.actors import KeeperActor
@@ -48,13 +48,13 @@ class Keeper(KeeperActor):
     def state(self) -> tuple[int, int, int]:
         """Listeners, connections, and connections that nobody looks after but the poller."""
         backend = here()
-        return len(backend._doors), len(backend._wires), len(backend._parked)
+        return len(backend._data_ports), len(backend._connections), len(backend._parked)
 
     @endpoint
     def hang_up(self) -> None:
         """Lose every connection."""
         backend = here()
-        backend._cut(list(backend._wires))
+        backend._cut(list(backend._connections))
 
     @endpoint
     def drop_begins(self, buffer: RDMABuffer) -> bool:
@@ -133,7 +133,7 @@ def test_idle_connections_are_closed(keeper: Any, monkeypatch: pytest.MonkeyPatc
     buffer = keeper.do.call_one("words", 8).get()
     buffer.read_into(bytearray(64)).get()
     wait_until(lambda: keeper.state.call_one().get()[1] == 0, "the connection's end")
-    assert not here()._wires
+    assert not here()._connections
     buffer.read_into(bytearray(64)).get()
 
 
@@ -156,14 +156,14 @@ def test_a_connection_that_breaks_each_time_is_an_error(keeper: Any, monkeypatch
         raise ConnectionResetError("cut by a test")
 
     buffer = keeper.do.call_one("words", 8).get()
-    monkeypatch.setattr(Wire, "_fill", broken)
+    monkeypatch.setattr(Connection, "_fill", broken)
     with pytest.raises(RDMAError, match=r"no TCP connection to its owner, or it broke each time \(cut by a test\)"):
         buffer.read_into(bytearray(64)).get()
     monkeypatch.undo()
     buffer.read_into(bytearray(64)).get()
 
 
-def connection(buffer: RDMABuffer) -> Wire:
+def connection(buffer: RDMABuffer) -> Connection:
     """A connection of our own to a buffer's owner, as the backend makes them."""
     return here()._connect(buffer._handle, None)
 
@@ -205,7 +205,7 @@ def test_an_owner_that_never_answers_is_given_up_when_it_dies(keeper: Any) -> No
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(RDMAError, match=r"read of bytes 0 to 64 .*proc owner.* is gone: .*SIGKILL"):
             reading.get(20)
-    assert not here()._wires
+    assert not here()._connections
 
 
 # -- who may connect ----------------------------------------------------------------------------------
@@ -224,20 +224,20 @@ def answered(sock: socket.socket) -> bytes:
 
 
 @pytest.fixture
-def door(forced: Callable[[str], None]) -> Iterator[rendezvous.Door]:
+def data_port(forced: Callable[[str], None]) -> Iterator[rendezvous.DataPort]:
     """This process's listener, with a buffer behind it."""
     forced("tcp")
-    found = here()._door("127.0.0.1")
+    found = here()._data_port("127.0.0.1")
     yield found
 
 
-def test_without_a_token_nobody_gets_in(door: rendezvous.Door, caplog: pytest.LogCaptureFixture) -> None:
-    with socket.create_connection(door.address) as sock:
+def test_without_a_token_nobody_gets_in(data_port: rendezvous.DataPort, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_connection(data_port.address) as sock:
         sock.sendall(os.urandom(rendezvous.TOKEN))
         assert answered(sock) == b""
     refusal = "refused a data connection from 127.0.0.1: "
     wait_until(lambda: refusal + "its token is not known here" in caplog.text, "the log")
-    with socket.create_connection(door.address) as sock:
+    with socket.create_connection(data_port.address) as sock:
         sock.shutdown(socket.SHUT_WR)
         assert answered(sock) == b""
     wait_until(lambda: refusal + "it showed no token" in caplog.text, "the log")
@@ -245,43 +245,43 @@ def test_without_a_token_nobody_gets_in(door: rendezvous.Door, caplog: pytest.Lo
 
 def test_many_refusals_are_two_lines(caplog: pytest.LogCaptureFixture) -> None:
     """One at once, and one with their number; not a line each in the user's terminal."""
-    door = rendezvous.Door(engine().node.poller, "127.0.0.1")
+    data_port = rendezvous.DataPort(engine().node.poller, "127.0.0.1")
     try:
         for _ in range(50):
-            with socket.create_connection(door.address) as sock:
+            with socket.create_connection(data_port.address) as sock:
                 sock.sendall(os.urandom(rendezvous.TOKEN))
                 assert answered(sock) == b""
         assert caplog.text.count("refused a data connection") == 1
     finally:
-        door.close()
+        data_port.close()
     said = [line for line in caplog.text.splitlines() if "refused a data connection" in line]
     assert len(said) == 2
     assert said[1].endswith("from 127.0.0.1: its token is not known here (49 more since)")
 
 
 def test_whoever_says_nothing_is_shown_out(
-    door: rendezvous.Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    data_port: rendezvous.DataPort, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rendezvous, "STRANGERS", 2)
-    silent = [socket.create_connection(door.address) for _ in range(3)]
+    monkeypatch.setattr(rendezvous, "UNIDENTIFIED", 2)
+    silent = [socket.create_connection(data_port.address) for _ in range(3)]
     assert answered(silent[0]) == b"", "the first goes when there are too many"
     monkeypatch.setattr(rendezvous, "GREETING", 0.05)
-    with socket.create_connection(door.address) as sock:
+    with socket.create_connection(data_port.address) as sock:
         sock.sendall(b"half a token")
         assert answered(sock) == b""
     for sock in silent:
         sock.close()
 
 
-def test_a_token_is_good_once_and_not_for_ever(door: rendezvous.Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_good_once_and_not_for_ever(data_port: rendezvous.DataPort, monkeypatch: pytest.MonkeyPatch) -> None:
     came: list[socket.socket] = []
-    token = door.expect(came.append)
-    first = rendezvous.dial(door.address, token, None)
+    token = data_port.expect(came.append)
+    first = rendezvous.dial(data_port.address, token, None)
     wait_until(lambda: came, "the guest")
-    with rendezvous.dial(door.address, token, None) as second:
+    with rendezvous.dial(data_port.address, token, None) as second:
         assert answered(second) == b""
     monkeypatch.setattr(rendezvous, "EXPIRY", -1.0)
-    with rendezvous.dial(door.address, door.expect(came.append), None) as late:
+    with rendezvous.dial(data_port.address, data_port.expect(came.append), None) as late:
         assert answered(late) == b""
     assert len(came) == 1
     first.close()
@@ -292,7 +292,7 @@ def test_a_token_without_the_key_opens_nothing(forced: Callable[[str], None]) ->
     forced("tcp")
     memory = bytearray(b"secret" * 10)
     buffer, backend = RDMABuffer(memory), here()
-    ask = tcp_backend._encode(tcp_backend.Request(True, "127.0.0.1"))
+    ask = tcp_backend._encode(tcp_backend.ConnectionRequest(True, "127.0.0.1"))
     answer = tcp_backend._decode_answer(backend.offer(buffer._handle.key, ask, "thief"))
     assert answer.secret, "the owner encrypts although the other side need not"
     request = tcp_backend._REQUEST.pack(tcp_backend._READ, buffer._handle.key, 0, 60)
@@ -302,7 +302,7 @@ def test_a_token_without_the_key_opens_nothing(forced: Callable[[str], None]) ->
             sock.sendall(said)
             sock.shutdown(socket.SHUT_WR)
             assert answered(sock) == b""
-    wait_until(lambda: not backend._wires, "the end of the connections")
+    wait_until(lambda: not backend._connections, "the end of the connections")
 
 
 def test_what_goes_over_the_wire_is_encrypted_unless_both_sides_trust_the_network(
@@ -318,7 +318,7 @@ def test_what_goes_over_the_wire_is_encrypted_unless_both_sides_trust_the_networ
         made = connection(buffer)
         seen.append(type(made))
         here()._end(made)
-    assert seen == [Sealed, Sealed, Sealed, Wire]
+    assert seen == [EncryptedConnection, EncryptedConnection, EncryptedConnection, Connection]
 
 
 def test_a_sealed_stream_takes_no_changed_repeated_or_swapped_frame() -> None:
@@ -328,7 +328,7 @@ def test_a_sealed_stream_takes_no_changed_repeated_or_swapped_frame() -> None:
     tuned = pytest.MonkeyPatch()
     tuned.setattr(tcp_connection, "tune", lambda _sock: None)
     try:
-        sender = Sealed(a, "b", secret, opener=True)
+        sender = EncryptedConnection(a, "b", secret, opener=True)
         for text in (b"first", b"second"):
             sender.send(text)
             frames.append(b.recv(100))
@@ -337,13 +337,15 @@ def test_a_sealed_stream_takes_no_changed_repeated_or_swapped_frame() -> None:
         flipped[7] ^= 1
         for stream in ([flipped], [frames[1]], [frames[0], frames[0]], [frames[0][:-1] + b"x"]):
             c, d = socket.socketpair()
-            receiver = Sealed(d, "a", secret, opener=False)
+            receiver = EncryptedConnection(d, "a", secret, opener=False)
             for frame in stream:
                 c.sendall(frame)
             with c, d, pytest.raises(ConnectionAbortedError, match="not sealed with this connection's key"):
                 for _ in stream:
                     receiver.recv_into(memoryview(bytearray(5)))
-        own = Sealed(b, "a", secret, opener=True)  # a frame that is sent back to its sender does not open either
+        own = EncryptedConnection(
+            b, "a", secret, opener=True
+        )  # a frame that is sent back to its sender does not open either
         a.sendall(frames[0])
         with pytest.raises(ConnectionAbortedError):
             own.recv_into(memoryview(bytearray(5)))
@@ -358,7 +360,10 @@ def test_a_sealed_stream_is_one_of_bytes() -> None:
     secret, data = os.urandom(tcp_connection.SECRET), os.urandom(3 << 20)
     with pytest.MonkeyPatch.context() as tuned, a, b:
         tuned.setattr(tcp_connection, "tune", lambda _sock: None)
-        sender, receiver = Sealed(a, "b", secret, opener=True), Sealed(b, "a", secret, opener=False)
+        sender, receiver = (
+            EncryptedConnection(a, "b", secret, opener=True),
+            EncryptedConnection(b, "a", secret, opener=False),
+        )
         thread = threading.Thread(target=lambda: (sender.send(data[:10], more=True), sender.send(data[10:])))
         thread.start()
         into = memoryview(bytearray(len(data)))
@@ -392,7 +397,7 @@ def test_whoever_has_an_address_listens(listens: str, elsewhere: Callable[..., N
     buffer.read_into(into).get()
     assert np.array_equal(into, np.arange(1 << 20)[::-1])
     assert keeper.state.call_one().get()[0] == (listens == "the owner")
-    assert len(here()._doors) == (listens == "who asks")
+    assert len(here()._data_ports) == (listens == "who asks")
 
 
 def test_where_nobody_has_an_address_it_is_said(elsewhere: Callable[..., None]) -> None:
@@ -469,7 +474,7 @@ def test_a_fork_lets_go_of_the_connections(forced: Callable[[str], None]) -> Non
     keeper = this_host().spawn_procs(per_host={"gpus": 1}, name="owner").spawn("keeper", Keeper)
     buffer = keeper.do.call_one("words", 8).get()
     buffer.read_into(bytearray(64)).get()
-    (used,) = here()._wires
+    (used,) = here()._connections
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
@@ -485,6 +490,6 @@ def test_without_the_package_that_encrypts_it_is_said(
     forced("tcp")
     keeper = this_host().spawn_procs(per_host={"gpus": 1}, name="owner").spawn("keeper", Keeper)
     buffer = keeper.do.call_one("words", 8).get()
-    monkeypatch.setattr(tcp_backend, "can_seal", lambda: False)
+    monkeypatch.setattr(tcp_backend, "can_encrypt", lambda: False)
     with pytest.raises(RDMAError, match="tcp: encryption needs the package cryptography"):
         buffer.read_into(bytearray(64)).get()

@@ -15,7 +15,7 @@ from monarch_kernel.rdma import is_ibverbs_available
 from monarch_kernel.runtime.transfer.memory import Layout, Memory, memory_of
 from monarch_kernel.runtime.transfer.verbs import gpu
 from monarch_kernel.runtime.transfer.verbs.backend import why_not
-from monarch_kernel.runtime.transfer.verbs.ports import Gid, Port, found, network, pair
+from monarch_kernel.runtime.transfer.verbs.ports import CardPort, Gid, find_ports, network, pair
 from monarch_kernel.runtime.transfer.verbs.queue_pairs import works
 from monarch_kernel.runtime.transfer.verbs.regions import owner_of
 from monarch_kernel.runtime.transfer.verbs.transfer import _worth_spanning
@@ -23,8 +23,8 @@ from monarch_kernel.runtime.transfer.verbs.transfer import _worth_spanning
 IB, V1, V2 = 0, 1, 2
 
 
-def port(*gids: tuple[str, int], device: str = "mlx5_0", ethernet: bool = True, host: str = "a") -> Port:
-    return Port(device, 1, ethernet, 7, tuple(Gid(i, v, k) for i, (v, k) in enumerate(gids)), 5, 16, 16, host)
+def port(*gids: tuple[str, int], device: str = "mlx5_0", ethernet: bool = True, host: str = "a") -> CardPort:
+    return CardPort(device, 1, ethernet, 7, tuple(Gid(i, v, k) for i, (v, k) in enumerate(gids)), 5, 16, 16, host)
 
 
 def fabric(root: Path, device: str, **ports: str) -> None:
@@ -46,12 +46,12 @@ def test_active_ports_are_found_the_fastest_first(tmp_path: Path) -> None:
     fabric(tmp_path, "mlx5_1", p1="DOWN 400 InfiniBand", p2="ACTIVE 400 InfiniBand")
     fabric(tmp_path, "iwarp0", p1="ACTIVE 800 Ethernet")
     (tmp_path / "broken").mkdir()
-    both = [(p.device, p.number, p.ethernet, p.lid, p.rate) for p in found("", str(tmp_path))]
+    both = [(p.device, p.number, p.ethernet, p.lid, p.rate) for p in find_ports("", str(tmp_path))]
     assert both == [("mlx5_1", 2, False, 31, 400.0), ("mlx5_0", 1, True, 31, 100.0)]
-    assert [p.device for p in found("mlx5_0, mlx5_1", str(tmp_path))] == ["mlx5_0", "mlx5_1"]
-    assert [p.number for p in found("mlx5_1:2", str(tmp_path))] == [2]
-    assert found("mlx5_1:1,mlx5_7", str(tmp_path)) == []
-    assert found("", str(tmp_path / "none")) == []
+    assert [p.device for p in find_ports("mlx5_0, mlx5_1", str(tmp_path))] == ["mlx5_0", "mlx5_1"]
+    assert [p.number for p in find_ports("mlx5_1:2", str(tmp_path))] == [2]
+    assert find_ports("mlx5_1:1,mlx5_7", str(tmp_path)) == []
+    assert find_ports("", str(tmp_path / "none")) == []
 
 
 def test_the_best_addresses_of_the_same_kind_meet() -> None:
@@ -152,7 +152,7 @@ def test_gpu_memory_is_registered_by_its_offset_in_a_dma_buf(monkeypatch: pytest
     assert gpu.register(card, memory_of(bytearray(8)), remote=False, writable=True)[0][1]["writable"]
 
 
-@pytest.mark.skipif(bool(found()), reason="this host has an RDMA device")
+@pytest.mark.skipif(bool(find_ports()), reason="this host has an RDMA device")
 def test_a_host_without_a_device_says_so_and_pays_nothing() -> None:
     assert not is_ibverbs_available()
     assert why_not() == "no InfiniBand or RoCE card with an active port"

@@ -26,13 +26,13 @@ from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutE
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Layout, Memory
 from monarch_kernel.runtime.transfer.node_provider import current_node
-from monarch_kernel.runtime.transfer.owner_service import UNFIT, Service
+from monarch_kernel.runtime.transfer.owner_service import UNFIT, OwnerService
 from monarch_kernel.runtime.transfer.registration import Registration
-from monarch_kernel.runtime.transfer.registration_table import Peer, Table, machine, start_of
+from monarch_kernel.runtime.transfer.registration_table import PeerProcess, RegistrationTable, machine, start_of
 from monarch_kernel.runtime.transfer.registry import make_backends, why_no_verbs
 from monarch_kernel.runtime.transfer.requests import OwnerRequest, await_death, death_text
 from monarch_kernel.runtime.transfer.staged_transfer import staged
-from monarch_kernel.runtime.transfer.thread_pool import Pool
+from monarch_kernel.runtime.transfer.thread_pool import ThreadPool
 
 #: How long an error waits for the cause of the owner's death (seconds).
 CAUSE_WAIT = 0.5
@@ -56,21 +56,21 @@ class TransferEngine:
         self.machine = machine()
         #: For transfers that this process began; and for copies that others asked for. Two, so that two processes
         #: which wait for each other's copies can never have all their threads waiting.
-        self.work = Pool("monarch-transfer", 8)
-        self.serve = Pool("monarch-transfer-serve", 2)
+        self.work = ThreadPool("monarch-transfer", 8)
+        self.serve = ThreadPool("monarch-transfer-serve", 2)
         self.pid = os.getpid()
-        self._pages = Pool("monarch-transfer-pages", 1)
+        self._pages = ThreadPool("monarch-transfer-pages", 1)
         self._started = start_of(self.pid)
-        self._table = Table()
+        self._table = RegistrationTable()
         self._registered: dict[int, Registration] = {}
-        self._peers: dict[tuple[int, int], Peer] = {}
+        self._peers: dict[tuple[int, int], PeerProcess] = {}
         self._guard = threading.Lock()
         self._asks: set[OwnerRequest] = set()
         self._sweeping = False
         self._warned = False
         self._closed = False
         self.backends: list[Backend] = make_backends(self)
-        Service(self)
+        OwnerService(self)
         node.on_peer_dead.append(self._on_peer_dead)
         node.on_close.append(self.close)
 
@@ -188,7 +188,7 @@ class TransferEngine:
 
     # -- choosing a backend ------------------------------------------------------------------------
 
-    def peer(self, handle: Handle) -> Peer:
+    def peer(self, handle: Handle) -> PeerProcess:
         """The owner's process, which is of this machine."""
         key = (handle.pid, handle.started)
         with self._guard:
@@ -196,7 +196,7 @@ class TransferEngine:
         if peer is None:
             if handle.owner.id in self.node.deaths:
                 raise Gone
-            peer = Peer(handle.pid, handle.started, handle.table)
+            peer = PeerProcess(handle.pid, handle.started, handle.table)
             with self._guard:
                 peer = self._peers.setdefault(key, peer)
         return peer

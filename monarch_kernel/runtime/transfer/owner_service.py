@@ -39,7 +39,7 @@ class OwnerEngine(Engine, Protocol):
     def drop_here(self, key: int) -> Future[None]: ...
 
 
-class Service:
+class OwnerService:
     """Handles the data plane's messages for an engine. Whoever polls calls it; long work goes to ``engine.serve``."""
 
     def __init__(self, engine: OwnerEngine) -> None:

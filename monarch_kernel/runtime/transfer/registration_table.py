@@ -33,7 +33,7 @@ def _lock(fd: int, kind: int, slot: int) -> bool:
     return True
 
 
-class Table:
+class RegistrationTable:
     """The owner's side."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Table:
         os.close(self.fd)
 
 
-class Peer:
+class PeerProcess:
     """Another process of this host and its table: whether it lives, and what it has registered.
 
     Raises:

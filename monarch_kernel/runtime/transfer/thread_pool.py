@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 IDLE = 0.2
 
 
-class Pool:
+class ThreadPool:
     """Runs jobs on at most ``most`` daemon threads."""
 
     def __init__(self, name: str, most: int) -> None:
@@ -56,7 +56,7 @@ class Pool:
             del job  # it may hold a large array
 
 
-class Share:
+class SharedCopy:
     """Pieces of one copy, taken by several threads; whoever comes late finds nothing left to do."""
 
     def __init__(self, pieces: list[tuple[int, int]], move: Callable[[int, int], None]) -> None:

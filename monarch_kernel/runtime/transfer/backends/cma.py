@@ -15,13 +15,13 @@ from array import array
 from typing import Any
 
 from monarch_kernel import environment
-from monarch_kernel.runtime.transfer.backends.interface import Engine, Simple
+from monarch_kernel.runtime.transfer.backends.interface import Engine, StatelessBackend
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Layout
 from monarch_kernel.runtime.transfer.memory_copy import copy, scratch, steps
-from monarch_kernel.runtime.transfer.registration_table import Peer
-from monarch_kernel.runtime.transfer.thread_pool import Share
+from monarch_kernel.runtime.transfer.registration_table import PeerProcess
+from monarch_kernel.runtime.transfer.thread_pool import SharedCopy
 
 #: Copies smaller than twice this are not shared; larger ones are cut into pieces of between this and PIECE_MAX: more
 #: of them than threads, as one thread may be slower, but few, as the GIL has to be had again after each.
@@ -63,7 +63,7 @@ def _probe(pid: int, address: int) -> int:
     return max(-moved, 0)
 
 
-class Cma(Simple):
+class Cma(StatelessBackend):
     """Cross-memory attach."""
 
     name = "cma"
@@ -111,7 +111,7 @@ def _forbidden(error: int) -> str:
 class _Copy:
     """One transfer."""
 
-    def __init__(self, peer: Peer, op: Op, deadline: float | None, spawn: Any) -> None:
+    def __init__(self, peer: PeerProcess, op: Op, deadline: float | None, spawn: Any) -> None:
         self._peer = peer
         self._op = op
         self._deadline = deadline
@@ -146,7 +146,7 @@ class _Copy:
         piece = min(max(-(-size // (2 * threads)), PIECE), PIECE_MAX)
         piece = -(-piece // 4096) * 4096
         cuts = [(lo, min(lo + piece, size)) for lo in range(0, size, piece)]
-        share = Share(cuts, lambda lo, hi: self._move(mine, lo, theirs, at + lo, hi - lo))
+        share = SharedCopy(cuts, lambda lo, hi: self._move(mine, lo, theirs, at + lo, hi - lo))
         for _ in range(min(threads, len(cuts)) - 1):
             self._spawn(share.help)
         share.finish()

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from monarch_kernel.runtime.transfer import device
-from monarch_kernel.runtime.transfer.backends.interface import Engine, Simple
+from monarch_kernel.runtime.transfer.backends.interface import Engine, StatelessBackend
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Memory, memory_of
@@ -24,7 +24,7 @@ from monarch_kernel.runtime.transfer.memory import Memory, memory_of
 SWEEP = 5.0
 
 
-class CudaIpc(Simple):
+class CudaIpc(StatelessBackend):
     """Mapped GPU memory."""
 
     name = "cuda_ipc"

@@ -14,9 +14,9 @@ from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Layout
 from monarch_kernel.runtime.transfer.registration import Registration
-from monarch_kernel.runtime.transfer.registration_table import Peer
+from monarch_kernel.runtime.transfer.registration_table import PeerProcess
 from monarch_kernel.runtime.transfer.requests import OwnerRequest
-from monarch_kernel.runtime.transfer.thread_pool import Pool
+from monarch_kernel.runtime.transfer.thread_pool import ThreadPool
 
 
 class Engine(Protocol):
@@ -29,8 +29,8 @@ class Engine(Protocol):
     """
 
     node: Node
-    work: Pool
-    serve: Pool
+    work: ThreadPool
+    serve: ThreadPool
 
     def held(self, key: int, what: Any = "") -> AbstractContextManager[Registration]:
         """A registration of this process, which is not let go meanwhile; ``what`` names the use in the error.
@@ -48,7 +48,7 @@ class Engine(Protocol):
         """Why this process cannot share memory with the buffer's owner; empty if it can."""
         ...
 
-    def peer(self, handle: Handle) -> Peer:
+    def peer(self, handle: Handle) -> PeerProcess:
         """The owner's process, which is of this machine.
 
         Raises:
@@ -144,7 +144,7 @@ class Backend(Protocol):
         ...
 
 
-class Simple:
+class StatelessBackend:
     """What backends have in common that keep nothing and need nothing of the owner's backend."""
 
     devices = False

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from monarch_kernel.runtime.transfer import device
-from monarch_kernel.runtime.transfer.backends.interface import Engine, Simple
+from monarch_kernel.runtime.transfer.backends.interface import Engine, StatelessBackend
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 
 
-class Local(Simple):
+class Local(StatelessBackend):
     """A plain copy."""
 
     name = "local"

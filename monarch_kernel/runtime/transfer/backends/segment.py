@@ -12,7 +12,7 @@ from typing import Any
 from monarch_kernel.protocol.messages import BufferRead, BufferWrite
 from monarch_kernel.protocol.serialize import Apart
 from monarch_kernel.runtime.transfer import device
-from monarch_kernel.runtime.transfer.backends.interface import Engine, Simple
+from monarch_kernel.runtime.transfer.backends.interface import Engine, StatelessBackend
 from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Layout, Memory, address_of
@@ -23,7 +23,7 @@ CHUNK = 8 << 20
 WINDOW = 4
 
 
-class Segment(Simple):
+class Segment(StatelessBackend):
     """Messages whose bytes lie in shared segments."""
 
     name = "segment"

@@ -24,16 +24,16 @@ from monarch_kernel.runtime.transfer.backends.interface import Engine
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.tcp.connection import (
-    Sealed,
-    Wire,
-    can_seal,
+    Connection,
+    EncryptedConnection,
+    can_encrypt,
     new_secret,
     recv_memory,
     send_memory,
     skip,
 )
-from monarch_kernel.runtime.transfer.tcp.rendezvous import CONNECT, LOOPBACK, Door, dial, host_of
-from monarch_kernel.runtime.transfer.thread_pool import Pool, Share
+from monarch_kernel.runtime.transfer.tcp.rendezvous import CONNECT, LOOPBACK, DataPort, dial, host_of
+from monarch_kernel.runtime.transfer.thread_pool import SharedCopy, ThreadPool
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ _DONE, _FAILED = 0, 1
 _TEXT_MAX = 4096
 
 
-class Request(msgspec.Struct, array_like=True):
+class ConnectionRequest(msgspec.Struct, array_like=True):
     """From whoever wants a connection to the owner of a buffer."""
 
     trusted: bool  # it need not be encrypted
@@ -66,7 +66,7 @@ class Request(msgspec.Struct, array_like=True):
     token: bytes = b""
 
 
-class Answer(msgspec.Struct, array_like=True):
+class ConnectionOffer(msgspec.Struct, array_like=True):
     """From the owner."""
 
     secret: bytes  # for an encrypted connection; empty: in the clear
@@ -75,8 +75,8 @@ class Answer(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_request = msgspec.msgpack.Decoder(Request).decode
-_decode_answer = msgspec.msgpack.Decoder(Answer).decode
+_decode_request = msgspec.msgpack.Decoder(ConnectionRequest).decode
+_decode_answer = msgspec.msgpack.Decoder(ConnectionOffer).decode
 
 
 class Tcp:
@@ -88,12 +88,12 @@ class Tcp:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._pool = Pool("monarch-transfer-tcp", 64)
+        self._pool = ThreadPool("monarch-transfer-tcp", 64)
         self._guard = threading.Lock()
-        self._doors: dict[str, Door] = {}
-        self._wires: set[Wire] = set()  # all that are open
-        self._idle: dict[str, list[tuple[float, Wire]]] = {}  # those to owners, by owner
-        self._parked: set[Wire] = set()  # those from peers, while there is no request
+        self._data_ports: dict[str, DataPort] = {}
+        self._connections: set[Connection] = set()  # all that are open
+        self._idle: dict[str, list[tuple[float, Connection]]] = {}  # those to owners, by owner
+        self._parked: set[Connection] = set()  # those from peers, while there is no request
         self._arrivals: dict[queue.SimpleQueue[socket.socket | None], str] = {}
         self._lingering = 0
         self._sweeping = False
@@ -104,7 +104,7 @@ class Tcp:
         return True  # bars() says what is missing
 
     def bars(self, handle: Handle) -> str:
-        if not backend_settings.trusted() and not can_seal():
+        if not backend_settings.trusted() and not can_encrypt():
             return (
                 f"encryption needs the package cryptography (on a network that you trust, {environment.RDMA_TCP.name}="
                 f"{environment.TRUSTED_NETWORK} or configure(tcp=...) does without)"
@@ -128,7 +128,7 @@ class Tcp:
         piece = min(max(-(-size // (2 * streams)), PIECE), PIECE_MAX)
         piece = -(-piece // 4096) * 4096
         cuts = [(lo, min(lo + piece, size)) for lo in range(0, size, piece)]
-        share = Share(cuts, lambda lo, hi: self._piece(op, lo, hi, deadline))
+        share = SharedCopy(cuts, lambda lo, hi: self._piece(op, lo, hi, deadline))
         for _ in range(streams - 1):
             self._engine.work.run(share.help)
         share.finish()
@@ -136,14 +136,14 @@ class Tcp:
     def _piece(self, op: Op, lo: int, hi: int, deadline: float | None) -> None:
         owner, lost = op.handle.owner.id, ""
         for _ in range(ATTEMPTS):
-            wire: Wire | None = None
+            connection: Connection | None = None
             try:
-                wire = self._take(owner) or self._connect(op.handle, deadline)
-                wire.deadline = deadline
-                error = self._exchange(wire, op, lo, hi)
+                connection = self._take(owner) or self._connect(op.handle, deadline)
+                connection.deadline = deadline
+                error = self._exchange(connection, op, lo, hi)
             except BaseException as e:
-                if wire is not None:
-                    self._end(wire)
+                if connection is not None:
+                    self._end(connection)
                 if owner in self._engine.node.deaths:
                     raise Gone from None
                 if isinstance(e, TimeoutError) and deadline is not None and time.monotonic() >= deadline:
@@ -153,7 +153,7 @@ class Tcp:
                 lost = str(e)
                 self._end_idle(owner)
                 continue
-            self._give_back(owner, wire)
+            self._give_back(owner, connection)
             if error:
                 raise RDMAError(f"{op} failed: {error}", owner)
             return
@@ -163,179 +163,179 @@ class Tcp:
             owner,
         )
 
-    def _exchange(self, wire: Wire, op: Op, lo: int, hi: int) -> str:
+    def _exchange(self, connection: Connection, op: Op, lo: int, hi: int) -> str:
         """One request and its answer; the owner's error, if it has one."""
         kind = _WRITE if op.write else _READ
-        wire.send(_REQUEST.pack(kind, op.handle.key, op.offset + lo, hi - lo), more=op.write)
+        connection.send(_REQUEST.pack(kind, op.handle.key, op.offset + lo, hi - lo), more=op.write)
         if op.write:
-            send_memory(wire, op.memory, lo, hi - lo)
+            send_memory(connection, op.memory, lo, hi - lo)
         head = bytearray(_REPLY.size)
-        wire.recv_into(memoryview(head))
+        connection.recv_into(memoryview(head))
         status, length = _REPLY.unpack(head)
         if status != _DONE:
             text = bytearray(min(length, _TEXT_MAX))
-            wire.recv_into(memoryview(text))
+            connection.recv_into(memoryview(text))
             return text.decode("utf-8", "replace")
         if not op.write:
-            recv_memory(wire, op.memory, lo, hi - lo)
+            recv_memory(connection, op.memory, lo, hi - lo)
         return ""
 
     # -- connections to owners ----------------------------------------------------------------------
 
-    def _take(self, owner: str) -> Wire | None:
+    def _take(self, owner: str) -> Connection | None:
         with self._guard:
             idle = self._idle.get(owner)
             return idle.pop()[1] if idle else None
 
-    def _give_back(self, owner: str, wire: Wire) -> None:
+    def _give_back(self, owner: str, connection: Connection) -> None:
         with self._guard:
-            if wire in self._wires and not self._closed:
-                self._idle.setdefault(owner, []).append((time.monotonic(), wire))
+            if connection in self._connections and not self._closed:
+                self._idle.setdefault(owner, []).append((time.monotonic(), connection))
                 if not self._sweeping:
                     self._sweeping = True
                     self._engine.node.poller.call_later(IDLE, self._sweep)
                 return
-        self._end(wire)
+        self._end(connection)
 
     def _sweep(self) -> None:
         """Close what nobody has used for a while."""
-        old: list[Wire] = []
+        old: list[Connection] = []
         with self._guard:
             before = time.monotonic() - IDLE
             for owner, idle in list(self._idle.items()):
-                old += [wire for since, wire in idle if since <= before]
+                old += [connection for since, connection in idle if since <= before]
                 self._idle[owner] = [entry for entry in idle if entry[0] > before]
                 if not self._idle[owner]:
                     del self._idle[owner]
             self._sweeping = bool(self._idle) and not self._closed
             again = self._sweeping
-        for wire in old:
-            self._end(wire)
+        for connection in old:
+            self._end(connection)
         if again:
             self._engine.node.poller.call_later(IDLE / 2, self._sweep)
 
     def _end_idle(self, owner: str) -> None:
         with self._guard:
             idle = self._idle.pop(owner, [])
-        for _, wire in idle:
-            self._end(wire)
+        for _, connection in idle:
+            self._end(connection)
 
-    def _end(self, wire: Wire) -> None:
+    def _end(self, connection: Connection) -> None:
         """Close a connection; by the thread that uses it."""
         with self._guard:
-            self._wires.discard(wire)
-        wire.close()
+            self._connections.discard(connection)
+        connection.close()
 
-    def _wire(self, sock: socket.socket, peer: str, secret: bytes, opener: bool) -> Wire:
+    def _connection(self, sock: socket.socket, peer: str, secret: bytes, opener: bool) -> Connection:
         try:
-            wire = Sealed(sock, peer, secret, opener) if secret else Wire(sock, peer)
+            connection = EncryptedConnection(sock, peer, secret, opener) if secret else Connection(sock, peer)
         except BaseException:
             sock.close()
             raise
         with self._guard:
             if not self._closed and peer not in self._engine.node.deaths:
-                self._wires.add(wire)
-                return wire
-        wire.close()
+                self._connections.add(connection)
+                return connection
+        connection.close()
         raise ConnectionAbortedError("the other process is gone, or this one ends")
 
-    def _connect(self, handle: Handle, deadline: float | None) -> Wire:
+    def _connect(self, handle: Handle, deadline: float | None) -> Connection:
         node, owner = self._engine.node, handle.owner
         trusted = backend_settings.trusted()
         host = host_of(owner, node.ref)
         if not host:
-            return self._be_called(handle, deadline)
-        request = Request(trusted, host)
+            return self._await_connection(handle, deadline)
+        request = ConnectionRequest(trusted, host)
         answer = _decode_answer(self._engine.offer(handle, self.name, _encode(request), deadline))
-        self._check_guard(answer, handle)
+        self._check_encryption(answer, handle)
         try:
             sock = dial((host, answer.port), answer.token, deadline)
         except OSError as e:
             raise type(e)(f"connecting to {host}, port {answer.port}: {e}") from None
-        return self._wire(sock, owner.id, answer.secret, opener=True)
+        return self._connection(sock, owner.id, answer.secret, opener=True)
 
-    def _be_called(self, handle: Handle, deadline: float | None) -> Wire:
+    def _await_connection(self, handle: Handle, deadline: float | None) -> Connection:
         """Listen, and have the owner connect."""
         node, owner = self._engine.node, handle.owner
         arrival: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
-        door = self._door(host_of(node.ref, owner))
-        token = door.expect(arrival.put)
+        data_port = self._data_port(host_of(node.ref, owner))
+        token = data_port.expect(arrival.put)
         with self._guard:
             self._arrivals[arrival] = owner.id
         try:
-            request = Request(backend_settings.trusted(), *door.address, token)
+            request = ConnectionRequest(backend_settings.trusted(), *data_port.address, token)
             answer = _decode_answer(self._engine.offer(handle, self.name, _encode(request), deadline))
-            self._check_guard(answer, handle)
+            self._check_encryption(answer, handle)
             sock = arrival.get(timeout=CONNECT)
         except queue.Empty:
             raise TimeoutError(f"the owner connected, but nothing arrived within {CONNECT:g} s") from None
         finally:
-            door.forget(token)
+            data_port.forget(token)
             with self._guard:
                 del self._arrivals[arrival]
         if sock is None:
             raise ConnectionAbortedError("its owner died")
-        return self._wire(sock, owner.id, answer.secret, opener=False)
+        return self._connection(sock, owner.id, answer.secret, opener=False)
 
-    def _check_guard(self, answer: Answer, handle: Handle) -> None:
+    def _check_encryption(self, answer: ConnectionOffer, handle: Handle) -> None:
         if not answer.secret and not backend_settings.trusted():
             raise Unfit(f"{handle.who} does not encrypt")
 
-    def _door(self, host: str) -> Door:
+    def _data_port(self, host: str) -> DataPort:
         with self._guard:
-            door = self._doors.get(host)
-            if door is None:
+            data_port = self._data_ports.get(host)
+            if data_port is None:
                 if self._closed:
                     raise Unfit("this process ends")
-                door = self._doors[host] = Door(self._engine.node.poller, host)
-            return door
+                data_port = self._data_ports[host] = DataPort(self._engine.node.poller, host)
+            return data_port
 
     # -- being the owner ------------------------------------------------------------------------------
 
     def offer(self, key: int, request: bytes, peer: str) -> bytes:
         wanted = _decode_request(request)
         sealed = not (wanted.trusted and backend_settings.trusted())
-        if sealed and not can_seal():
+        if sealed and not can_encrypt():
             raise Unfit("its owner cannot encrypt: it needs the package cryptography")
         secret = new_secret() if sealed else b""
         try:
             if wanted.port:
                 sock = dial((wanted.host, wanted.port), wanted.token, None)
                 self._welcome(sock, peer, secret, opener=True)
-                return _encode(Answer(secret))
+                return _encode(ConnectionOffer(secret))
             ref = self._engine.node.ref
             if wanted.host not in (LOOPBACK, host_of(ref, msgspec.structs.replace(ref, site="\0"))):
                 raise Unfit(f"{wanted.host} is not where its owner can be reached")
-            door = self._door(wanted.host)
+            data_port = self._data_port(wanted.host)
         except OSError as e:
             where = f"{wanted.host}, port {wanted.port}" if wanted.port else wanted.host
             verb = "connect to" if wanted.port else "listen at"
             raise RDMAError(f"its owner cannot {verb} {where}: {e}") from None
-        token = door.expect(lambda sock: self._welcome(sock, peer, secret, opener=False))
-        return _encode(Answer(secret, door.address[1], token))
+        token = data_port.expect(lambda sock: self._welcome(sock, peer, secret, opener=False))
+        return _encode(ConnectionOffer(secret, data_port.address[1], token))
 
     def _welcome(self, sock: socket.socket, peer: str, secret: bytes, opener: bool) -> None:
         try:
-            wire = self._wire(sock, peer, secret, opener)
+            connection = self._connection(sock, peer, secret, opener)
         except ConnectionAbortedError:
             return
-        self._pool.run(lambda: self._serve(wire))
+        self._pool.run(lambda: self._serve(connection))
 
-    def _serve(self, wire: Wire) -> None:
+    def _serve(self, connection: Connection) -> None:
         """Answer requests as long as they come, then leave the connection to whoever polls."""
         readable = select.poll()
-        readable.register(wire.sock.fileno(), select.POLLIN)
-        wire.patience = STALL
+        readable.register(connection.sock.fileno(), select.POLLIN)
+        connection.stall_timeout = STALL
         try:
             while self._linger(readable):
-                self._answer(wire)
+                self._answer(connection)
         except OSError:
-            self._end(wire)
+            self._end(connection)
         except Exception:
-            log.exception("serving a buffer to %s failed", wire.peer)
-            self._end(wire)
+            log.exception("serving a buffer to %s failed", connection.peer)
+            self._end(connection)
         else:
-            self._park(wire)
+            self._park(connection)
 
     def _linger(self, readable: select.poll) -> bool:
         """Wait a moment for a request, unless many threads do that already."""
@@ -348,27 +348,27 @@ class Tcp:
             with self._guard:
                 self._lingering -= few
 
-    def _park(self, wire: Wire) -> None:
-        poller, fd = self._engine.node.poller, wire.sock.fileno()
+    def _park(self, connection: Connection) -> None:
+        poller, fd = self._engine.node.poller, connection.sock.fileno()
 
         def wake(_events: int) -> None:
             with self._guard:
-                if wire not in self._parked:
+                if connection not in self._parked:
                     return
-                self._parked.discard(wire)
+                self._parked.discard(connection)
             poller.unregister(fd)
-            self._pool.run(lambda: self._serve(wire))
+            self._pool.run(lambda: self._serve(connection))
 
         with self._guard:
-            if wire in self._wires:
-                self._parked.add(wire)
+            if connection in self._connections:
+                self._parked.add(connection)
                 poller.register(fd, wake)
                 return
-        wire.close()
+        connection.close()
 
-    def _answer(self, wire: Wire) -> None:
+    def _answer(self, connection: Connection) -> None:
         head = bytearray(_REQUEST.size)
-        wire.recv_into(memoryview(head))
+        connection.recv_into(memoryview(head))
         kind, key, offset, size = _REQUEST.unpack(head)
         if kind not in (_READ, _WRITE):
             raise ConnectionAbortedError("the other side sent what is no request")
@@ -378,20 +378,20 @@ class Tcp:
                 registration.within(offset, size, write=kind == _WRITE)
                 begun = True
                 if kind == _READ:
-                    wire.send(_REPLY.pack(_DONE, 0), more=True)
-                    send_memory(wire, registration.memory, offset, size)
+                    connection.send(_REPLY.pack(_DONE, 0), more=True)
+                    send_memory(connection, registration.memory, offset, size)
                 else:
-                    recv_memory(wire, registration.memory, offset, size)
+                    recv_memory(connection, registration.memory, offset, size)
         except RDMAError as e:
             if begun:
                 raise
             if kind == _WRITE:
-                skip(wire, size)
+                skip(connection, size)
             text = str(e).encode()[:_TEXT_MAX]
-            wire.send(_REPLY.pack(_FAILED, len(text)) + text)
+            connection.send(_REPLY.pack(_FAILED, len(text)) + text)
         else:
             if kind == _WRITE:
-                wire.send(_REPLY.pack(_DONE, 0))
+                connection.send(_REPLY.pack(_DONE, 0))
 
     # -- ending -----------------------------------------------------------------------------------------
 
@@ -400,34 +400,34 @@ class Tcp:
 
     def peer_dead(self, proc: str) -> None:
         with self._guard:
-            gone = [wire for wire in self._wires if wire.peer == proc]
+            gone = [connection for connection in self._connections if connection.peer == proc]
             for arrival, owner in self._arrivals.items():
                 if owner == proc:
                     arrival.put(None)
         self._cut(gone)
         self._end_idle(proc)
 
-    def _cut(self, wires: list[Wire]) -> None:
-        for wire in wires:
+    def _cut(self, connections: list[Connection]) -> None:
+        for connection in connections:
             with self._guard:
-                parked = wire in self._parked
-                self._parked.discard(wire)
+                parked = connection in self._parked
+                self._parked.discard(connection)
             if parked:
-                self._engine.node.poller.unregister(wire.sock.fileno())
-                self._end(wire)
+                self._engine.node.poller.unregister(connection.sock.fileno())
+                self._end(connection)
             else:
-                wire.cut()  # the thread that uses it closes it
+                connection.cut()  # the thread that uses it closes it
 
     def close(self) -> None:
         with self._guard:
             self._closed = True
-            doors, self._doors = list(self._doors.values()), {}
-            wires, self._wires = list(self._wires), set()
+            data_ports, self._data_ports = list(self._data_ports.values()), {}
+            connections, self._connections = list(self._connections), set()
             for arrival in self._arrivals:
                 arrival.put(None)
             owners = list(self._idle)
-        for door in doors:
-            door.close()
-        self._cut(wires)
+        for data_port in data_ports:
+            data_port.close()
+        self._cut(connections)
         for owner in owners:
             self._end_idle(owner)

@@ -43,7 +43,7 @@ def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED * 1000)
 
 
-class Wire:
+class Connection:
     """A connection in the clear.
 
     Attributes:
@@ -55,7 +55,7 @@ class Wire:
         self.sock = sock
         self.peer = peer
         self.deadline: float | None = None
-        self.patience: float | None = None
+        self.stall_timeout: float | None = None
         tune(sock)
 
     def send(self, data: memoryview | bytes, more: bool = False) -> None:
@@ -86,7 +86,7 @@ class Wire:
             view = view[got:]
 
     def _limit(self) -> None:
-        limit = self.patience
+        limit = self.stall_timeout
         if self.deadline is not None:
             limit = self.deadline - time.monotonic()
             if limit <= 0:
@@ -106,7 +106,7 @@ class Wire:
         self.sock.close()
 
 
-class Sealed(Wire):
+class EncryptedConnection(Connection):
     """An encrypted connection.
 
     Args:
@@ -171,7 +171,7 @@ class Sealed(Wire):
 
 
 @functools.cache
-def can_seal() -> bool:
+def can_encrypt() -> bool:
     """Whether encrypted connections are possible here."""
     return find_spec("cryptography") is not None
 
@@ -183,36 +183,36 @@ def new_secret() -> bytes:
     return secrets.token_bytes(SECRET)
 
 
-def send_memory(wire: Wire, memory: Memory, at: int, size: int) -> None:
+def send_memory(connection: Connection, memory: Memory, at: int, size: int) -> None:
     """Send bytes of an object, straight from its memory where they lie in long enough pieces."""
     for view in _pieces(memory, at, size):
         if view is None:
             for lo, hi in steps(memory.layout, at, at + size):
                 between = scratch(hi - lo)
                 device.gather(memory, lo, hi - lo, ctypes.addressof(between))
-                wire.send(_bytes(between)[: hi - lo], hi < at + size)
+                connection.send(_bytes(between)[: hi - lo], hi < at + size)
         else:
-            wire.send(view)
+            connection.send(view)
 
 
-def recv_memory(wire: Wire, memory: Memory, at: int, size: int) -> None:
+def recv_memory(connection: Connection, memory: Memory, at: int, size: int) -> None:
     """Receive bytes of an object, straight into its memory where they lie in long enough pieces."""
     for view in _pieces(memory, at, size):
         if view is None:
             for lo, hi in steps(memory.layout, at, at + size):
                 between = scratch(hi - lo)
-                wire.recv_into(_bytes(between)[: hi - lo])
+                connection.recv_into(_bytes(between)[: hi - lo])
                 device.scatter(memory, lo, hi - lo, ctypes.addressof(between))
         else:
-            wire.recv_into(view)
+            connection.recv_into(view)
 
 
-def skip(wire: Wire, size: int) -> None:
+def skip(connection: Connection, size: int) -> None:
     """Receive bytes that nobody wants."""
     between = memoryview(bytearray(min(size, FRAME)))
     while size:
         some = min(size, len(between))
-        wire.recv_into(between[:some])
+        connection.recv_into(between[:some])
         size -= some
 
 

@@ -31,7 +31,7 @@ EXPIRY = 60.0
 CONNECT = 5.0
 GREETING = 5.0
 #: Connections that have not shown a token yet: of more, the oldest goes.
-STRANGERS = 64
+UNIDENTIFIED = 64
 #: How long refusals are counted before the next line about them in the log (seconds).
 REFUSALS = 60.0
 LOOPBACK = "127.0.0.1"
@@ -46,7 +46,7 @@ def host_of(ref: ProcRef, seen_from: ProcRef) -> str:
 
 
 @dataclass(slots=True)
-class _Guest:
+class _Expected:
     until: float
     welcome: Callable[[socket.socket], None]
 
@@ -68,15 +68,15 @@ def dial(address: tuple[str, int], token: bytes, deadline: float | None) -> sock
     return sock
 
 
-class Door:
+class DataPort:
     """A listening socket, opened when the first guest is expected. Whoever polls answers it."""
 
     def __init__(self, poller: Poller, host: str) -> None:
         self._poller = poller
         sock = _listen(host)
         self.address: tuple[str, int] = (host, sock.getsockname()[1])
-        self._guests: dict[bytes, _Guest] = {}
-        self._strangers: dict[int, _Stranger] = {}
+        self._expected: dict[bytes, _Expected] = {}
+        self._unidentified: dict[int, _Unidentified] = {}
         self._guard = threading.Lock()
         self._refusals = Tally(poller, REFUSALS, self._log_refused)
         _ours.add(sock)
@@ -88,25 +88,25 @@ class Door:
         now = time.monotonic()
         token = secrets.token_bytes(TOKEN)
         with self._guard:
-            for old in [old for old, guest in self._guests.items() if guest.until < now]:
-                del self._guests[old]
-            self._guests[token] = _Guest(now + EXPIRY, welcome)
+            for old in [old for old, expected in self._expected.items() if expected.until < now]:
+                del self._expected[old]
+            self._expected[token] = _Expected(now + EXPIRY, welcome)
         return token
 
     def forget(self, token: bytes) -> None:
         """Nobody shall come with it any more."""
         with self._guard:
-            self._guests.pop(token, None)
+            self._expected.pop(token, None)
 
     def _on_connection(self, sock: socket.socket, where: tuple[str, int]) -> None:
-        if len(self._strangers) >= STRANGERS:
+        if len(self._unidentified) >= UNIDENTIFIED:
             self._make_room()
         _ours.add(sock)
-        self._strangers[sock.fileno()] = _Stranger(self, sock, where[0])
+        self._unidentified[sock.fileno()] = _Unidentified(self, sock, where[0])
 
     def _make_room(self) -> bool:
         """Close the connection that has waited longest without showing a token; whether there was one."""
-        oldest = next(iter(self._strangers.values()), None)
+        oldest = next(iter(self._unidentified.values()), None)
         if oldest is not None:
             oldest.leave("too many others came")
         return oldest is not None
@@ -114,19 +114,19 @@ class Door:
     def admit(self, token: bytes, sock: socket.socket) -> bool:
         """Take a connection that shows this token; False if it is not expected."""
         with self._guard:
-            guest = self._guests.pop(token, None)
-        if guest is None or guest.until < time.monotonic():
+            expected = self._expected.pop(token, None)
+        if expected is None or expected.until < time.monotonic():
             return False
-        guest.welcome(sock)
+        expected.welcome(sock)
         return True
 
     def close(self) -> None:
         """Expect nobody any more."""
         self._acceptor.close()
-        for stranger in list(self._strangers.values()):
-            stranger.leave("")
+        for unidentified in list(self._unidentified.values()):
+            unidentified.leave("")
         with self._guard:
-            self._guests.clear()
+            self._expected.clear()
         self._refusals.close()
 
     def _log_refused(self, where: str, why: str, again: int) -> None:
@@ -134,17 +134,17 @@ class Door:
         log.warning("refused a data connection from %s: %s%s", where, why, more)
 
 
-class _Stranger:
+class _Unidentified:
     """A connection that has not shown its token yet."""
 
-    def __init__(self, door: Door, sock: socket.socket, where: str) -> None:
-        self._door = door
+    def __init__(self, data_port: DataPort, sock: socket.socket, where: str) -> None:
+        self._data_port = data_port
         self._sock = sock
         self._where = where
         self._fd = sock.fileno()
         self._shown = b""
         sock.setblocking(False)
-        poller = door._poller
+        poller = data_port._poller
         self._timer = poller.call_later(GREETING, lambda: self.leave("it showed no token"))
         poller.register(self._fd, self._on_data)
 
@@ -160,23 +160,23 @@ class _Stranger:
             self.leave("it showed no token")
         elif len(self._shown) == TOKEN:
             self._forget()
-            if not self._door.admit(self._shown, self._sock):
+            if not self._data_port.admit(self._shown, self._sock):
                 self._refuse("its token is not known here")
 
     def leave(self, why: str) -> None:
         """Close it."""
-        if self._fd in self._door._strangers:
+        if self._fd in self._data_port._unidentified:
             self._forget()
             self._refuse(why)
 
     def _forget(self) -> None:
-        del self._door._strangers[self._fd]
+        del self._data_port._unidentified[self._fd]
         self._timer.cancel()
-        self._door._poller.unregister(self._fd)
+        self._data_port._poller.unregister(self._fd)
 
     def _refuse(self, why: str) -> None:
         if why:
-            self._door._refusals.add(self._where, why)
+            self._data_port._refusals.add(self._where, why)
         self._sock.close()
 
 

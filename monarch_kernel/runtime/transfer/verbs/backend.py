@@ -25,10 +25,10 @@ from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutE
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.requests import await_death
 from monarch_kernel.runtime.transfer.verbs.card import Card, pyverbs
-from monarch_kernel.runtime.transfer.verbs.ports import Gid, Port, decode_request, encode, found, pair
-from monarch_kernel.runtime.transfer.verbs.queue_pairs import Failed
-from monarch_kernel.runtime.transfer.verbs.regions import SMALL, Regions
-from monarch_kernel.runtime.transfer.verbs.responder import Owned
+from monarch_kernel.runtime.transfer.verbs.ports import CardPort, Gid, decode_request, encode, find_ports, pair
+from monarch_kernel.runtime.transfer.verbs.queue_pairs import WorkFailure
+from monarch_kernel.runtime.transfer.verbs.regions import SMALL, RegionCache
+from monarch_kernel.runtime.transfer.verbs.responder import Responder
 from monarch_kernel.runtime.transfer.verbs.route import Route
 from monarch_kernel.runtime.transfer.verbs.transfer import Transfer
 
@@ -43,7 +43,7 @@ _DEVICE = environment.RDMA_DEVICE.name
 
 def why_not() -> str:
     """Why this process can use no RDMA card; empty if it can."""
-    ports = found()
+    ports = find_ports()
     if not ports:
         named = environment.RDMA_DEVICE.get()
         return (
@@ -72,14 +72,14 @@ class Verbs:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._guard = threading.Lock()
-        self._cards: dict[tuple[str, int], tuple[Card, Regions]] = {}
+        self._cards: dict[tuple[str, int], tuple[Card, RegionCache]] = {}
         self._routes: dict[tuple[str, str], Route] = {}
         #: Why a buffer (by key) or all of an owner (by name) cannot be reached in this way, and since when.
         self._barred: dict[int | str, tuple[str, float]] = {}
-        self._owned = Owned()
+        self._responder = Responder()
         self._closed = False
         #: Of the cards for transfers that begin here, by the value of the setting.
-        self._chosen_by: dict[str | None, list[tuple[Card, Regions]]] = {}
+        self._chosen_by: dict[str | None, list[tuple[Card, RegionCache]]] = {}
         self._pid = os.getpid()
         _all.add(self)
 
@@ -110,7 +110,7 @@ class Verbs:
         except Unfit as e:
             self._bar(op.handle, str(e), any(route.works for route in routes))
             raise
-        except Failed as e:
+        except WorkFailure as e:
             why = self._explained(op, e.status, routes, deadline)
             if type(why) is Unfit:
                 self._bar(op.handle, str(why), reached=False)
@@ -126,7 +126,7 @@ class Verbs:
             self._barred.clear()
         self._barred[handle.key if reached else handle.owner.id] = why, time.monotonic()
 
-    def _route(self, handle: Handle, card: Card, regions: Regions) -> Route:
+    def _route(self, handle: Handle, card: Card, regions: RegionCache) -> Route:
         owner = handle.owner.id
         with self._guard:
             route = self._routes.get((owner, card.name))
@@ -174,13 +174,13 @@ class Verbs:
         asked = decode_request(request)
         path = self._facing(asked.port)
         with self._engine.held(key) as registration:
-            return encode(self._owned.answer(key, registration.memory, asked, peer, path))
+            return encode(self._responder.answer(key, registration.memory, asked, peer, path))
 
     def dropped(self, key: int) -> None:
         """A registration of this process is let go: from here on no card may touch it."""
         if os.getpid() != self._pid:
             return
-        self._owned.dropped(key)
+        self._responder.dropped(key)
         for _, regions in self._cards.copy().values():
             regions.dropped(key)
 
@@ -196,7 +196,7 @@ class Verbs:
         def tidy() -> None:
             for route in routes:
                 route.end()
-            self._owned.peer_dead(proc)
+            self._responder.peer_dead(proc)
 
         self._engine.serve.run(tidy)
 
@@ -217,26 +217,26 @@ class Verbs:
 
     # -- cards -------------------------------------------------------------------------------------
 
-    def _card(self, device: str, number: int) -> tuple[Card, Regions]:
+    def _card(self, device: str, number: int) -> tuple[Card, RegionCache]:
         with self._guard:
             if self._closed:
                 raise Unfit("it has been shut down")
             known = self._cards.get((device, number))
             if known is None:
-                port = next((p for p in found() if (p.device, p.number) == (device, number)), None)
+                port = next((p for p in find_ports() if (p.device, p.number) == (device, number)), None)
                 if port is None:
                     raise Unfit(f"port {number} of {device} is not active any more")
                 card = Card(port)
-                known = self._cards[device, number] = card, Regions(card)
+                known = self._cards[device, number] = card, RegionCache(card)
             return known
 
-    def _chosen(self) -> list[tuple[Card, Regions]]:
+    def _chosen(self) -> list[tuple[Card, RegionCache]]:
         """The cards for transfers that begin here: those that were named, or one of the fastest."""
         named = os.environ.get(_DEVICE)
         known = self._chosen_by.get(named)
         if known is not None:
             return known
-        ports = found()
+        ports = find_ports()
         if not ports:
             raise Unfit(why_not())
         if not named:
@@ -246,9 +246,9 @@ class Verbs:
         known = self._chosen_by[named] = [self._card(p.device, p.number) for p in ports]
         return known
 
-    def _facing(self, theirs: Port) -> tuple[Card, Gid, Gid]:
+    def _facing(self, theirs: CardPort) -> tuple[Card, Gid, Gid]:
         """The card and the addresses for a peer with this port: of the same name if possible, as hosts are alike."""
-        ports = sorted(found(), key=lambda p: (p.device, p.number) != (theirs.device, theirs.number))
+        ports = sorted(find_ports(), key=lambda p: (p.device, p.number) != (theirs.device, theirs.number))
         for port in ports:
             card, _ = self._card(port.device, port.number)
             gids = pair(card.port, theirs)

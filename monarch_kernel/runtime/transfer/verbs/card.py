@@ -20,7 +20,7 @@ from typing import Any
 
 from monarch_kernel import environment
 from monarch_kernel.runtime.transfer.errors import Unfit
-from monarch_kernel.runtime.transfer.verbs.ports import End, Found, Gid, Port, network
+from monarch_kernel.runtime.transfer.verbs.ports import CardPort, FoundPort, Gid, QueuePairEnd, network
 
 #: Work requests that a queue pair holds.
 DEPTH = 64
@@ -81,34 +81,34 @@ class Card:
         Unfit: it cannot be opened; says why.
     """
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, chosen: FoundPort) -> None:
         v = pyverbs()
         self._v = v
-        self.name = f"{found.device}:{found.number}"
+        self.name = f"{chosen.device}:{chosen.number}"
         self._open: dict[Any, None] = {}  # in the order in which they were made
         # A weak reference may call back, and end a region, in the middle of all this.
         self._guard = threading.RLock()
         self._closed = False
         try:
-            self.context = self._own(v.Context(name=found.device))
-            port = self.context.query_port(found.number)
+            self.context = self._own(v.Context(name=chosen.device))
+            port = self.context.query_port(chosen.number)
             device = self.context.query_device()
             table = self.context.query_gid_table(_GIDS)
             self._pd = self._own(v.PD(self.context))
             self._idle_cq = self._own(v.CQ(self.context, 16, None, None, 0))
         except v.PyverbsError as e:
-            raise Unfit(f"the RDMA device {found.device} cannot be used ({e})") from None
+            raise Unfit(f"the RDMA device {chosen.device} cannot be used ({e})") from None
         only = environment.RDMA_GID_INDEX.get()
         gids = tuple(
             Gid(g.gid_index, g.gid_str(), int(g.gid_type))
             for g in table
-            if g.port_num == found.number and only in (None, g.gid_index)
+            if g.port_num == chosen.number and only in (None, g.gid_index)
         )
-        self.port = Port(
-            found.device,
-            found.number,
-            found.ethernet,
-            found.lid,
+        self.port = CardPort(
+            chosen.device,
+            chosen.number,
+            chosen.ethernet,
+            chosen.lid,
             gids,
             int(port.active_mtu),
             device.max_qp_rd_atom,
@@ -200,7 +200,7 @@ class Card:
         with self._using() as v:
             return self._own(v.CQ(self.context, self.depth + 1, None, None, 0))
 
-    def queue_pair(self, queue: Any = None) -> tuple[Any, End]:
+    def queue_pair(self, queue: Any = None) -> tuple[Any, QueuePairEnd]:
         """A queue pair to connect; without a queue, one that only answers its peer.
 
         Raises:
@@ -217,9 +217,11 @@ class Card:
                 pair = self._own(v.QP(self._pd, init, attr))
             except v.PyverbsError as error:
                 raise Unfit(f"{self.name} gives no queue pair ({error})") from None
-            return pair, End(pair.qp_num, secrets.randbits(24))
+            return pair, QueuePairEnd(pair.qp_num, secrets.randbits(24))
 
-    def connect(self, pair: Any, mine: End, here: Gid, theirs: End, there: Gid, port: Port, *, asks: bool) -> None:
+    def connect(
+        self, pair: Any, mine: QueuePairEnd, here: Gid, theirs: QueuePairEnd, there: Gid, port: CardPort, *, asks: bool
+    ) -> None:
         """Connect a queue pair to one of a peer's; ``asks``: this side begins transfers.
 
         Raises:

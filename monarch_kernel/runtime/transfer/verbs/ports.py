@@ -35,7 +35,7 @@ class Gid(msgspec.Struct, array_like=True, frozen=True):
         return int(ipaddress.IPv6Address(self.value)) >> 64
 
 
-class Port(msgspec.Struct, array_like=True, frozen=True):
+class CardPort(msgspec.Struct, array_like=True, frozen=True):
     """A port, as the other side has to know it."""
 
     device: str
@@ -49,35 +49,35 @@ class Port(msgspec.Struct, array_like=True, frozen=True):
     network: str  # see network()
 
 
-class End(msgspec.Struct, array_like=True, frozen=True):
+class QueuePairEnd(msgspec.Struct, array_like=True, frozen=True):
     """One side of a queue pair."""
 
     number: int
     psn: int
 
 
-class Request(msgspec.Struct, array_like=True, frozen=True):
+class ConnectRequest(msgspec.Struct, array_like=True, frozen=True):
     """What the asker says: these queue pairs of mine want to be connected, those are gone."""
 
-    port: Port
-    ends: tuple[End, ...]
+    port: CardPort
+    ends: tuple[QueuePairEnd, ...]
     gone: tuple[int, ...]
 
 
-class Answer(msgspec.Struct, array_like=True, frozen=True):
+class ConnectAnswer(msgspec.Struct, array_like=True, frozen=True):
     """What the owner says: its ends, in the same order, and how its card knows the buffer's memory."""
 
-    port: Port
+    port: CardPort
     here: Gid  # of the owner's port
     there: Gid  # of the asker's
-    ends: tuple[End, ...]
+    ends: tuple[QueuePairEnd, ...]
     rkey: int
     shift: int  # to add to an address of the owner's to get the one that its card knows
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_request = msgspec.msgpack.Decoder(Request).decode
-decode_answer = msgspec.msgpack.Decoder(Answer).decode
+decode_request = msgspec.msgpack.Decoder(ConnectRequest).decode
+decode_answer = msgspec.msgpack.Decoder(ConnectAnswer).decode
 
 
 def network() -> str:
@@ -86,7 +86,7 @@ def network() -> str:
         return f"{f.read().strip()}-{os.stat('/proc/self/ns/net').st_ino:x}"
 
 
-def pair(mine: Port, theirs: Port) -> tuple[Gid, Gid] | None:
+def pair(mine: CardPort, theirs: CardPort) -> tuple[Gid, Gid] | None:
     """The best two addresses of two ports, of the same kind; None if the ports cannot reach each other."""
     if mine.ethernet != theirs.ethernet:
         return None
@@ -99,7 +99,7 @@ def pair(mine: Port, theirs: Port) -> tuple[Gid, Gid] | None:
     return best and best[1:]
 
 
-def _rank(a: Gid, b: Gid, mine: Port, theirs: Port) -> tuple[int, ...] | None:
+def _rank(a: Gid, b: Gid, mine: CardPort, theirs: CardPort) -> tuple[int, ...] | None:
     if a.kind != b.kind:
         return None
     if not mine.ethernet:
@@ -116,7 +116,7 @@ def _rank(a: Gid, b: Gid, mine: Port, theirs: Port) -> tuple[int, ...] | None:
     return a.kind, a.scope, 128 - both.bit_length()
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundPort(msgspec.Struct, frozen=True):
     """An active port of this host."""
 
     device: str
@@ -126,21 +126,21 @@ class Found(msgspec.Struct, frozen=True):
     rate: float  # Gb/s
 
 
-def found(wanted: str | None = None, root: str = CLASS) -> list[Found]:
+def find_ports(wanted: str | None = None, root: str = CLASS) -> list[FoundPort]:
     """The active ports of this host's InfiniBand and RoCE cards, or of the wanted ones; best (or first named) first."""
     wanted = environment.RDMA_DEVICE.get() if wanted is None else wanted
     active = sorted(_active(root), key=lambda port: (-port.rate, port.device, port.number))
     names = [name.strip() for name in wanted.split(",") if name.strip()]
     if not names:
         return active
-    chosen: list[Found] = []
+    chosen: list[FoundPort] = []
     for name in names:
         device, _, number = name.partition(":")
         chosen += [p for p in active if p.device == device and number in ("", str(p.number))][:1]
     return chosen
 
 
-def _active(root: str) -> Iterable[Found]:
+def _active(root: str) -> Iterable[FoundPort]:
     try:
         devices = os.listdir(root)
     except OSError:
@@ -155,7 +155,7 @@ def _active(root: str) -> Iterable[Found]:
                 if _read(port, "state").startswith("4:"):
                     rate = float((_read(port, "rate").split() or ["0"])[0])
                     ethernet = _read(port, "link_layer") == "Ethernet"
-                    yield Found(device, int(number), ethernet, int(_read(port, "lid"), 16), rate)
+                    yield FoundPort(device, int(number), ethernet, int(_read(port, "lid"), 16), rate)
         except (OSError, ValueError):
             continue  # it was taken away meanwhile
 

@@ -22,7 +22,7 @@ WINDOW = 32 << 20
 SPIN, PAUSE = 50e-6, 1e-3
 
 
-class Failed(Exception):
+class WorkFailure(Exception):
     """The card could not do a work request, and its queue pair is of no use any more.
 
     Attributes:
@@ -35,7 +35,7 @@ class Failed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class MemoryKeys:
     """How a card knows the memory here, and the owner's card the memory there."""
 
     lkey: int
@@ -44,7 +44,7 @@ class Keys:
     there: int = 0
 
 
-class Lane:
+class QueuePair:
     """A queue pair that begins transfers, used by one of them at a time."""
 
     def __init__(self, card: Card) -> None:
@@ -73,11 +73,11 @@ class Lane:
         self.card.end(self.pair)
         self.card.end(self.queue)
 
-    def room(self) -> int:
+    def staging(self) -> int:
         """How many work requests it takes now."""
         return 0 if self._bytes >= WINDOW else self.card.depth - (self._posted - self._done)
 
-    def post(self, works: list[Work], opcode: int, keys: Keys) -> None:
+    def post(self, works: list[Work], opcode: int, keys: MemoryKeys) -> None:
         """Hand work requests to the card."""
         v = self._v
         self._posted += len(works)
@@ -93,7 +93,7 @@ class Lane:
         try:
             self.pair.post_send(after)
         except v.PyverbsError:
-            raise Failed(-1) from None
+            raise WorkFailure(-1) from None
         finally:
             for thing in made:
                 thing.close()  # these two free nothing when they are collected
@@ -110,7 +110,7 @@ class Lane:
         count, reports = self.queue.poll(BATCH)
         for report in reports:
             if report.status != self._success:
-                raise Failed(int(report.status))
+                raise WorkFailure(int(report.status))
             self._done = report.wr_id
         while self._sent and self._sent[0][0] <= self._done:
             self._bytes -= self._sent.pop(0)[1]
@@ -132,7 +132,9 @@ def works(mine: Layout, at: int, theirs: Layout, there: int, size: int, most: in
         size -= some
 
 
-def drive(lanes: list[tuple[Lane, Keys]], todo: Iterator[Work], write: bool, check: Callable[[], None]) -> None:
+def drive(
+    queue_pairs: list[tuple[QueuePair, MemoryKeys]], todo: Iterator[Work], write: bool, check: Callable[[], None]
+) -> None:
     """Do all the work, on whichever lane has room.
 
     Args:
@@ -148,16 +150,16 @@ def drive(lanes: list[tuple[Lane, Keys]], todo: Iterator[Work], write: bool, che
     while True:
         check()
         moved = False
-        for lane, keys in lanes:
-            if more and (room := lane.room()):
-                batch = _batch(todo, min(room, BATCH))
+        for queue_pair, keys in queue_pairs:
+            if more and (staging := queue_pair.staging()):
+                batch = _batch(todo, min(staging, BATCH))
                 more = bool(batch)
                 if batch:
-                    lane.post(batch, opcode, keys)
+                    queue_pair.post(batch, opcode, keys)
                     moved = True
-            if not lane.idle and lane.poll():
+            if not queue_pair.idle and queue_pair.poll():
                 moved = True
-        if not more and all(lane.idle for lane, _ in lanes):
+        if not more and all(queue_pair.idle for queue_pair, _ in queue_pairs):
             return
         now = time.monotonic()
         if moved:
@@ -167,11 +169,11 @@ def drive(lanes: list[tuple[Lane, Keys]], todo: Iterator[Work], write: bool, che
             time.sleep(min((now - quiet) / 4, PAUSE))
 
 
-def _batch(todo: Iterator[Work], room: int) -> list[Work]:
+def _batch(todo: Iterator[Work], staging: int) -> list[Work]:
     """Some of what is left: many small pieces, or one large one."""
     batch: list[Work] = []
     size = 0
-    for work in islice(todo, room):
+    for work in islice(todo, staging):
         batch.append(work)
         size += work[2]
         if size >= 1 << 18:

@@ -40,7 +40,7 @@ STAGE = 2 << 20
 Key = tuple[int, int, int]
 
 
-class Region:
+class MemoryRegion:
     """Registered memory of this process."""
 
     __slots__ = ("_card", "_handle", "lkey", "shift", "size", "users", "watch", "writable")
@@ -61,22 +61,22 @@ class Region:
         return self._card.end(self._handle, wait=wait)
 
 
-class Regions:
+class RegionCache:
     """What this process has registered on one card for transfers that begin here."""
 
     def __init__(self, card: Card) -> None:
         self._card = card
         # Weak references call back in the middle of anything: this is changed and copied by single operations only.
-        self._kept: dict[Key, Region] = {}
-        self._left: list[Region] = []  # to close: their memory is gone, and the card was in use
+        self._kept: dict[Key, MemoryRegion] = {}
+        self._left: list[MemoryRegion] = []  # to close: their memory is gone, and the card was in use
         self._guard = threading.Lock()
-        self._rooms: list[Room] = []
+        self._staging: list[StagingBuffer] = []
         self._pid = os.getpid()
         #: How often a region was there already, and how often not.
         self.hits = self.misses = 0
 
     @contextmanager
-    def lent(self, memory: Memory, writing: bool, buffer: int) -> Generator[Region, None, None]:
+    def lent(self, memory: Memory, writing: bool, buffer: int) -> Generator[MemoryRegion, None, None]:
         """A region for one transfer.
 
         Args:
@@ -95,7 +95,7 @@ class Regions:
         region = self._find(key, writing) if keep else None
         if region is None:
             self.misses += 1
-            region = Region(self._card, memory, writing or (keep and not memory.why_readonly))
+            region = MemoryRegion(self._card, memory, writing or (keep and not memory.why_readonly))
             if keep:
                 self._end(key)  # one that may not be written
                 if not buffer:
@@ -111,7 +111,7 @@ class Regions:
             if last:
                 region.close()
 
-    def _find(self, key: Key, writing: bool) -> Region | None:
+    def _find(self, key: Key, writing: bool) -> MemoryRegion | None:
         with self._guard:
             region = self._kept.get(key)
             if region is None or (writing and not region.writable):
@@ -153,30 +153,30 @@ class Regions:
             self._end(key)
 
     @contextmanager
-    def room(self, size: int) -> Generator[Room, None, None]:
+    def staging(self, size: int) -> Generator[StagingBuffer, None, None]:
         """Contiguous memory to go through, of at least so many bytes.
 
         Raises:
             Unfit: it cannot be registered.
         """
         if size > STAGE:
-            room = Room(self._card, size)
+            staging = StagingBuffer(self._card, size)
             try:
-                yield room
+                yield staging
             finally:
-                room.close()
+                staging.close()
             return
         with self._guard:
-            room = self._rooms.pop() if self._rooms else None
-        room = room or Room(self._card, STAGE)
+            staging = self._staging.pop() if self._staging else None
+        staging = staging or StagingBuffer(self._card, STAGE)
         try:
-            yield room
+            yield staging
         finally:
             with self._guard:
-                self._rooms.append(room)
+                self._staging.append(staging)
 
 
-class Room:
+class StagingBuffer:
     """Memory of our own, registered."""
 
     def __init__(self, card: Card, size: int) -> None:

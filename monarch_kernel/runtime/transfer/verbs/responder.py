@@ -9,10 +9,10 @@ from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.memory import Memory
 from monarch_kernel.runtime.transfer.verbs.card import Card
 from monarch_kernel.runtime.transfer.verbs.gpu import register
-from monarch_kernel.runtime.transfer.verbs.ports import Answer, End, Gid, Request
+from monarch_kernel.runtime.transfer.verbs.ports import ConnectAnswer, ConnectRequest, Gid, QueuePairEnd
 
 
-class Owned:
+class Responder:
     """What this process has prepared for others."""
 
     def __init__(self) -> None:
@@ -23,7 +23,9 @@ class Owned:
         self._regions: dict[int, dict[str, tuple[Card, Any, int]]] = {}
         self._dead: set[str] = set()
 
-    def answer(self, key: int, memory: Memory, request: Request, peer: str, path: tuple[Card, Gid, Gid]) -> Answer:
+    def answer(
+        self, key: int, memory: Memory, request: ConnectRequest, peer: str, path: tuple[Card, Gid, Gid]
+    ) -> ConnectAnswer:
         """Register a buffer and connect a peer's queue pairs.
 
         Raises:
@@ -34,7 +36,7 @@ class Owned:
         region, shift = self._region(key, memory, card)
         asker = f"{request.port.device}:{request.port.number}"
         self._end(peer, [(asker, number) for number in request.gone])
-        ends: list[End] = []
+        ends: list[QueuePairEnd] = []
         for theirs in request.ends:
             pair, mine = card.queue_pair()
             with self._guard:
@@ -44,7 +46,7 @@ class Owned:
         if peer in self._dead:
             self.peer_dead(peer)
             raise RDMAError(f"{peer} is dead")
-        return Answer(card.port, here, there, tuple(ends), region.rkey, shift)
+        return ConnectAnswer(card.port, here, there, tuple(ends), region.rkey, shift)
 
     def _region(self, key: int, memory: Memory, card: Card) -> tuple[Any, int]:
         with self._guard:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from monarch_kernel.runtime.transfer.errors import Gone, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.verbs.card import Card
-from monarch_kernel.runtime.transfer.verbs.ports import Request, decode_answer, encode
-from monarch_kernel.runtime.transfer.verbs.queue_pairs import Lane
-from monarch_kernel.runtime.transfer.verbs.regions import Regions
+from monarch_kernel.runtime.transfer.verbs.ports import ConnectRequest, decode_answer, encode
+from monarch_kernel.runtime.transfer.verbs.queue_pairs import QueuePair
+from monarch_kernel.runtime.transfer.verbs.regions import RegionCache
 
 #: How many buffers of an owner are remembered.
 REMOTES = 1 << 16
@@ -23,7 +23,7 @@ Offer = Callable[[Handle, bytes, float | None], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class RemoteRegion:
     """How the owner's card knows a buffer."""
 
     rkey: int
@@ -33,7 +33,7 @@ class Remote:
 class Route:
     """Lanes are lent to one transfer at a time: one that fails takes no other with it."""
 
-    def __init__(self, card: Card, regions: Regions, offer: Offer, most: int) -> None:
+    def __init__(self, card: Card, regions: RegionCache, offer: Offer, most: int) -> None:
         self.card = card
         self.regions = regions
         self.dead = False
@@ -41,89 +41,93 @@ class Route:
         self.works = self.proven = False
         self._offer = offer
         self._most = most
-        self._lanes = 0  # all there are, lent, free or being made
-        self._free: list[Lane] = []
+        self._queue_pairs = 0  # all there are, lent, free or being made
+        self._free: list[QueuePair] = []
         self._gone: list[int] = []  # numbers of ours that were connected and are no more
-        self._remotes: dict[int, Remote] = {}
+        self._remotes: dict[int, RemoteRegion] = {}
         self._changed = threading.Condition()
 
     @contextmanager
-    def lent(self, op: Op, wanted: int, deadline: float | None) -> Generator[tuple[list[Lane], Remote], None, None]:
+    def lent(
+        self, op: Op, wanted: int, deadline: float | None
+    ) -> Generator[tuple[list[QueuePair], RemoteRegion], None, None]:
         """Between 1 and ``wanted`` queue pairs that reach the owner, and the buffer as its card knows it.
 
         Raises:
             Unfit, Gone, RDMAError, RDMATimeoutError: as ``Backend.move``.
         """
-        lanes, remote = self._take(op, wanted, deadline)
+        queue_pairs, remote = self._take(op, wanted, deadline)
         try:
-            yield lanes, remote
+            yield queue_pairs, remote
         finally:
-            self._give(lanes)
+            self._give(queue_pairs)
 
-    def _take(self, op: Op, wanted: int, deadline: float | None) -> tuple[list[Lane], Remote]:
+    def _take(self, op: Op, wanted: int, deadline: float | None) -> tuple[list[QueuePair], RemoteRegion]:
         while True:
             with self._changed:
                 if self.dead:
                     raise Gone
                 remote = self._remotes.get(op.handle.key)
-                missing = max(0, min(wanted - len(self._free), self._most - self._lanes))
+                missing = max(0, min(wanted - len(self._free), self._most - self._queue_pairs))
                 if remote is not None and not missing and self._free:
-                    lanes, self._free = self._free[:wanted], self._free[wanted:]
-                    return lanes, remote
+                    queue_pairs, self._free = self._free[:wanted], self._free[wanted:]
+                    return queue_pairs, remote
                 if remote is not None and not missing:
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
                         raise RDMATimeoutError(f"{op} did not begin in time", op.handle.owner.id)
                     self._changed.wait(left)
                     continue
-                self._lanes += missing
+                self._queue_pairs += missing
             try:
                 self.ask(op.handle, missing, deadline)
             except Unfit:
                 with self._changed:
-                    if remote is None or not self._lanes:
+                    if remote is None or not self._queue_pairs:
                         raise
-                    self._most = self._lanes  # no more are to be had
+                    self._most = self._queue_pairs  # no more are to be had
 
     def ask(self, handle: Handle, count: int, deadline: float | None) -> None:
         """Have the owner register a buffer and connect so many new queue pairs, which are counted already."""
-        made: list[Lane] = []
+        made: list[QueuePair] = []
         kept = 0
         with self._changed:
             gone, self._gone = self._gone, []
         try:
             for _ in range(count):
-                made.append(Lane(self.card))
-            request = Request(self.card.port, tuple(lane.end for lane in made), tuple(gone))
+                made.append(QueuePair(self.card))
+            request = ConnectRequest(self.card.port, tuple(queue_pair.end for queue_pair in made), tuple(gone))
             answer = decode_answer(self._offer(handle, encode(request), deadline))
             gone = []
-            for lane, end in zip(made, answer.ends):
-                self.card.connect(lane.pair, lane.end, answer.there, end, answer.here, answer.port, asks=True)
+            for queue_pair, end in zip(made, answer.ends):
+                self.card.connect(
+                    queue_pair.pair, queue_pair.end, answer.there, end, answer.here, answer.port, asks=True
+                )
                 kept += 1
         finally:
             with self._changed:
                 kept = 0 if self.dead else kept
-                self._lanes -= count - kept
+                self._queue_pairs -= count - kept
                 self._gone += gone
                 self._free += made[:kept]
-                self._gone += [lane.end.number for lane in made[kept:]]
+                self._gone += [queue_pair.end.number for queue_pair in made[kept:]]
                 self._changed.notify_all()
-            for lane in made[kept:]:
-                lane.close()
+            for queue_pair in made[kept:]:
+                queue_pair.close()
         with self._changed:
             self.works = self.works or bool(kept)
             if len(self._remotes) >= REMOTES:
                 self._remotes.clear()
-            self._remotes[handle.key] = Remote(answer.rkey, answer.shift)
+            self._remotes[handle.key] = RemoteRegion(answer.rkey, answer.shift)
 
-    def _give(self, lanes: list[Lane]) -> None:
-        broken = [lane for lane in lanes if self.dead or not lane.idle]
-        for lane in broken:
-            lane.close()
+    def _give(self, queue_pairs: list[QueuePair]) -> None:
+        broken = [queue_pair for queue_pair in queue_pairs if self.dead or not queue_pair.idle]
+        for queue_pair in broken:
+            queue_pair.close()
         with self._changed:
-            self._lanes -= len(broken)
-            self._gone += [lane.end.number for lane in broken]
-            self._free += [lane for lane in lanes if lane not in broken]
+            self._queue_pairs -= len(broken)
+            self._gone += [queue_pair.end.number for queue_pair in broken]
+            self._free += [queue_pair for queue_pair in queue_pairs if queue_pair not in broken]
             self._changed.notify_all()
             dead = self.dead
         if dead:
@@ -143,12 +147,12 @@ class Route:
         with self._changed:
             self.dead = True
             free, self._free = self._free, []
-            self._lanes -= len(free)
+            self._queue_pairs -= len(free)
             self._changed.notify_all()
-        for lane in free:
-            lane.close()
+        for queue_pair in free:
+            queue_pair.close()
 
     def wait_ended(self, seconds: float) -> bool:
         """Whether everything has come back and was closed."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._lanes, seconds)
+            return self._changed.wait_for(lambda: not self._queue_pairs, seconds)

@@ -12,8 +12,8 @@ from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutE
 from monarch_kernel.runtime.transfer.handle import Op
 from monarch_kernel.runtime.transfer.memory import Layout
 from monarch_kernel.runtime.transfer.memory_copy import copy, steps
-from monarch_kernel.runtime.transfer.verbs.queue_pairs import Keys, Lane, drive, works
-from monarch_kernel.runtime.transfer.verbs.regions import SMALL, STAGE, Room
+from monarch_kernel.runtime.transfer.verbs.queue_pairs import MemoryKeys, QueuePair, drive, works
+from monarch_kernel.runtime.transfer.verbs.regions import SMALL, STAGE, StagingBuffer
 from monarch_kernel.runtime.transfer.verbs.route import Route
 
 #: One queue pair for each so many bytes of a transfer; and one work request moves between this and PIECE_MAX.
@@ -55,7 +55,7 @@ class Transfer:
         """Do it.
 
         Raises:
-            Failed, Unfit, Gone, RDMAError, RDMATimeoutError: see ``Backend.move`` and ``Failed``.
+            Failed, Unfit, Gone, RDMAError, RDMATimeoutError: see ``Backend.move`` and ``WorkFailure``.
         """
         op, mine = self._op, self._op.memory.layout
         if op.memory.ready is not None:
@@ -79,12 +79,12 @@ class Transfer:
                 regions = [stack.enter_context(r.regions.lent(op.memory, not op.write, buffer)) for r in routes]
             except Unfit:
                 return False
-            lanes: list[tuple[Lane, Keys]] = []
+            queue_pairs: list[tuple[QueuePair, MemoryKeys]] = []
             for route, region in zip(routes, regions):
                 taken, remote = stack.enter_context(route.lent(op, each, self._deadline))
-                keys = Keys(region.lkey, remote.rkey, region.shift, remote.shift)
-                lanes += [(lane, keys) for lane in taken]
-            self._drive(lanes, op.memory.layout, 0, op.offset, op.size)
+                keys = MemoryKeys(region.lkey, remote.rkey, region.shift, remote.shift)
+                queue_pairs += [(queue_pair, keys) for queue_pair in taken]
+            self._drive(queue_pairs, op.memory.layout, 0, op.offset, op.size)
         return True
 
     def _in_between(self) -> None:
@@ -93,15 +93,15 @@ class Transfer:
         cuts = [(0, op.size)] if op.size <= STAGE else _cuts(mine.layout, op.size)
         route = self._routes[0]
         with ExitStack() as stack:
-            room = stack.enter_context(route.regions.room(max(hi - lo for lo, hi in cuts)))
-            lanes = self._lanes(stack, route, room, op.size)
+            staging = stack.enter_context(route.regions.staging(max(hi - lo for lo, hi in cuts)))
+            queue_pairs = self._queue_pairs(stack, route, staging, op.size)
             for lo, hi in cuts:
-                between = room.layout(hi - lo)
+                between = staging.layout(hi - lo)
                 if op.write:
-                    gather(mine, lo, hi - lo, room.address)
-                self._drive(lanes, between, 0, op.offset + lo, hi - lo)
+                    gather(mine, lo, hi - lo, staging.address)
+                self._drive(queue_pairs, between, 0, op.offset + lo, hi - lo)
                 if not op.write:
-                    scatter(mine, lo, hi - lo, room.address)
+                    scatter(mine, lo, hi - lo, staging.address)
 
     def _read_span(self, whole: Layout) -> None:
         """Everything between the first and the last byte, to pick from here."""
@@ -109,22 +109,26 @@ class Transfer:
         self._theirs = Layout(low, (), high - low)
         route = self._routes[0]
         with ExitStack() as stack:
-            room = stack.enter_context(route.regions.room(high - low))
-            lanes = self._lanes(stack, route, room, high - low)
-            self._drive(lanes, room.layout(high - low), 0, 0, high - low)
-            picked = Layout(whole.address - low + room.address, whole.dims, whole.run)
+            staging = stack.enter_context(route.regions.staging(high - low))
+            queue_pairs = self._queue_pairs(stack, route, staging, high - low)
+            self._drive(queue_pairs, staging.layout(high - low), 0, 0, high - low)
+            picked = Layout(whole.address - low + staging.address, whole.dims, whole.run)
             copy(self._op.memory.layout, 0, picked, 0, self._op.size)
 
-    def _lanes(self, stack: ExitStack, route: Route, room: Room, size: int) -> list[tuple[Lane, Keys]]:
+    def _queue_pairs(
+        self, stack: ExitStack, route: Route, staging: StagingBuffer, size: int
+    ) -> list[tuple[QueuePair, MemoryKeys]]:
         wanted = min(environment.RDMA_QUEUE_PAIRS.get(), size // PIECE) if size >= 2 * PIECE else 1
         taken, remote = stack.enter_context(route.lent(self._op, wanted, self._deadline))
-        keys = Keys(room.lkey, remote.rkey, 0, remote.shift)
-        return [(lane, keys) for lane in taken]
+        keys = MemoryKeys(staging.lkey, remote.rkey, 0, remote.shift)
+        return [(queue_pair, keys) for queue_pair in taken]
 
-    def _drive(self, lanes: list[tuple[Lane, Keys]], mine: Layout, at: int, there: int, size: int) -> None:
-        piece = min(max(size // (4 * len(lanes)), PIECE), PIECE_MAX)
-        piece = min(piece, *(lane.card.largest for lane, _ in lanes))
-        drive(lanes, works(mine, at, self._theirs, there, size, piece), self._op.write, self._check)
+    def _drive(
+        self, queue_pairs: list[tuple[QueuePair, MemoryKeys]], mine: Layout, at: int, there: int, size: int
+    ) -> None:
+        piece = min(max(size // (4 * len(queue_pairs)), PIECE), PIECE_MAX)
+        piece = min(piece, *(queue_pair.card.largest for queue_pair, _ in queue_pairs))
+        drive(queue_pairs, works(mine, at, self._theirs, there, size, piece), self._op.write, self._check)
         for route in self._routes:
             route.proven = True
 
