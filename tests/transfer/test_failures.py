@@ -202,7 +202,7 @@ def test_no_way_to_another_machine_is_said(forced: Callable[[str], None]) -> Non
     forced("cma")
     elsewhere = changed(mine, machine="another")
     assert elsewhere.backend == "none"
-    with pytest.raises(RDMAError, match=r"no way from here .* proc owner.*cma: its owner is on another machine"):
+    with pytest.raises(RDMAError, match=r"no backend reaches .* proc owner.*cma: its owner is on another machine"):
         elsewhere.read_into(bytearray(64)).get()
     forced("local")
     with pytest.raises(RDMAError, match=r"local: its owner is another process.*forced by MONARCH_KERNEL_RDMA_BACKEND"):

@@ -236,7 +236,7 @@ def test_without_a_token_nobody_gets_in(data_port: rendezvous.DataPort, caplog: 
         sock.sendall(os.urandom(rendezvous.TOKEN))
         assert answered(sock) == b""
     refusal = "refused a data connection from 127.0.0.1: "
-    wait_until(lambda: refusal + "its token is not known here" in caplog.text, "the log")
+    wait_until(lambda: refusal + "its token is unknown" in caplog.text, "the log")
     with socket.create_connection(data_port.address) as sock:
         sock.shutdown(socket.SHUT_WR)
         assert answered(sock) == b""
@@ -256,7 +256,7 @@ def test_many_refusals_are_two_lines(caplog: pytest.LogCaptureFixture) -> None:
         data_port.close()
     said = [line for line in caplog.text.splitlines() if "refused a data connection" in line]
     assert len(said) == 2
-    assert said[1].endswith("from 127.0.0.1: its token is not known here (49 more since)")
+    assert said[1].endswith("from 127.0.0.1: its token is unknown (49 more since)")
 
 
 def test_whoever_says_nothing_is_shown_out(
@@ -340,7 +340,7 @@ def test_a_sealed_stream_takes_no_changed_repeated_or_swapped_frame() -> None:
             receiver = EncryptedConnection(d, "a", secret, opener=False)
             for frame in stream:
                 c.sendall(frame)
-            with c, d, pytest.raises(ConnectionAbortedError, match="not sealed with this connection's key"):
+            with c, d, pytest.raises(ConnectionAbortedError, match="not encrypted with this connection's key"):
                 for _ in stream:
                     receiver.recv_into(memoryview(bytearray(5)))
         own = EncryptedConnection(
@@ -405,7 +405,7 @@ def test_where_nobody_has_an_address_it_is_said(elsewhere: Callable[..., None]) 
     buffer = keeper.do.call_one("words", 8).get()
     elsewhere()
     assert buffer.backend == "none"
-    with pytest.raises(RDMAError, match="tcp: neither its owner's host nor this one has an address"):
+    with pytest.raises(RDMAError, match="tcp: neither the owner's host nor this one has an address"):
         buffer.read_into(bytearray(64)).get()
 
 

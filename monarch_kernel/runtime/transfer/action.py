@@ -14,16 +14,16 @@ from monarch_kernel.runtime.transfer.engine import engine
 from monarch_kernel.runtime.transfer.handle import Op
 from monarch_kernel.runtime.transfer.memory import Layout
 
-#: Layouts of more runs than this are compared by their extent only.
+#: Layouts with more runs than this are compared only by the addresses they span.
 EXACT = 1 << 20
 
 
 @dataclass(slots=True)
 class _Use:
-    """Memory that one operation reads or writes, for the search for overlaps."""
+    """Memory that one operation reads or writes, to find overlaps between operations."""
 
     what: str
-    space: tuple[str, int]  # whose memory: owner and pid
+    space: tuple[str, int]  # the process whose memory it is: owner and pid
     layout: Layout
     kind: str  # "read", "write" or "atomic"
     size: int
@@ -31,7 +31,7 @@ class _Use:
     _starts: list[tuple[int, int]] | None = field(default=None)
 
     def span(self) -> tuple[int, int]:
-        """The addresses between which it lies."""
+        """Its lowest address, and the one past its highest."""
         part = self.layout.part(self.offset, self.offset + self.size)
         return (part or self.layout).span()
 
@@ -43,7 +43,7 @@ class _Use:
         return self._starts
 
     def conflicts(self, other: _Use) -> bool:
-        """Whether the result depends on which of the two comes first."""
+        """Whether the result depends on the order of the two."""
         if self.space != other.space or (self.kind == other.kind and self.kind != "write"):
             return False
         (low, high), (other_low, other_high) = self.span(), other.span()
@@ -62,15 +62,15 @@ class _Use:
 
 
 class RDMAAction:
-    """A batch of transfers that ``submit`` does together, in no particular order; it may be submitted again.
+    """A batch of transfers that ``submit`` runs together, in no particular order. It may be submitted repeatedly.
 
     Example::
 
         action = RDMAAction().read_remote(weights, weights_buffer).write_remote(gradients_buffer, gradients)
         action.submit().get()
 
-    As there is no order, no two operations may touch the same memory, here or there, unless both only read it or both
-    are atomics: adding one that would raises ``ValueError``.
+    Because operations have no order, two of them may touch the same memory, here or at the owner, only if both just
+    read it or both are atomics. Adding an operation that breaks this rule raises ``ValueError``.
     """
 
     def __init__(self) -> None:
@@ -80,13 +80,13 @@ class RDMAAction:
         self._count = 0
 
     def read_remote(self, dst: Any, src: RDMABuffer, *, offset: int = 0, size: int | None = None) -> RDMAAction:
-        """Read a buffer into local memory; arguments as those of ``RDMABuffer.read_into``."""
+        """Read a buffer into local memory; takes the arguments of ``RDMABuffer.read_into``."""
         op = reading(_handle(src, "read_remote(dst, src)"), dst, offset, size)
         self._add(op, "read_remote")
         return self
 
     def write_remote(self, dst: RDMABuffer, src: Any, *, offset: int = 0) -> RDMAAction:
-        """Write local memory into a buffer; arguments as those of ``RDMABuffer.write_from``."""
+        """Write local memory into a buffer; takes the arguments of ``RDMABuffer.write_from``."""
         op = writing(_handle(dst, "write_remote(dst, src)"), src, offset)
         self._add(op, "write_remote")
         return self
@@ -100,11 +100,12 @@ class RDMAAction:
         return self._add_atomic(buffer, offset, value, expected, "compare_and_swap")
 
     def submit(self, timeout: float | None = 60) -> Future[list[int] | None]:
-        """Do it all.
+        """Start all operations.
 
         Returns:
-            A future, done when every operation has ended: the words before of the atomics, in the order in which they
-            were added, or None if there are none. If several operations fail, it has one of their errors.
+            A future that is done when every operation has ended. Its value lists what the words of the atomics held
+            before, in the order in which these were added; it is None without atomics. If operations fail, the future
+            raises one of their errors.
         """
         core = engine()
         futures: list[Future[Any]] = []
@@ -152,7 +153,7 @@ class RDMAAction:
                 if new.conflicts(old):
                     raise ValueError(
                         f"{new.what} and {old.what} overlap, and at least one of them is written: operations of one "
-                        "action have no order; submit them in two"
+                        "action have no order, so put them into two actions"
                     )
         self._uses += uses
         self._count += 1
@@ -165,7 +166,7 @@ def _handle(buffer: Any, call: str) -> Any:
 
 
 def _all_of(poller: Poller, futures: list[Future[Any]], what: str) -> Future[list[Any]]:
-    """The results of all, once all have ended; the error of one if any failed."""
+    """The results of all futures, once all have ended; the error of one if any failed."""
     whole: Future[list[Any]] = Future(poller, what)
     left = len(futures)
     guard = threading.Lock()

@@ -1,4 +1,4 @@
-"""What users set: which backend, and how TCP is used. Handed on to procs through the environment."""
+"""Settings of users: which backend, and how TCP is used. Procs inherit them through the environment."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _configured: dict[Variable[Any], Any] = {}
 
 
 class RDMATcpFallbackWarning(UserWarning):
-    """Buffers are moved between hosts by TCP, as there is nothing faster."""
+    """Buffers are moved between hosts by TCP, because nothing faster is available."""
 
 
 def configure(*, backend: str | None = None, tcp: str | None = None, allow_tcp_fallback: bool | None = None) -> None:
-    """Set how transfers are done that this process begins, and those of procs that it spawns later.
+    """Configure the transfers that this process begins, and those of procs that it spawns later.
 
     Args:
         backend: force one of "local", "cuda_ipc", "cma", "segment", "ibverbs", "tcp"; "auto" chooses the best for
             each pair of processes.
-        tcp: "encrypted" (the default), or "trusted-network": bytes then go as they are, which anybody on the way can
-            read and change. Only between two processes that both have it set.
-        allow_tcp_fallback: whether TCP is used between hosts where nothing better exists. It is by default, with a
-            ``RDMATcpFallbackWarning``, which True silences; False: such transfers fail with ``RDMAError``.
+        tcp: "encrypted" (the default), or "trusted-network": bytes then travel in the clear, where anyone on the path
+            can read and change them. Takes effect only between two processes that both have it set.
+        allow_tcp_fallback: whether TCP serves between hosts that have nothing better. By default it does, with a
+            ``RDMATcpFallbackWarning``. True silences the warning; with False such transfers raise ``RDMAError``.
 
-    What is None stays as it is.
+    An argument that is None changes nothing.
 
     Raises:
-        InvalidSettingError: there is no such backend, or no such way to use TCP.
+        InvalidSettingError: a name is unknown.
     """
     fallback = None if allow_tcp_fallback is None else str(int(allow_tcp_fallback))
     for variable, text in ((RDMA_BACKEND, backend), (RDMA_TCP, tcp), (RDMA_TCP_FALLBACK, fallback)):
@@ -40,7 +40,7 @@ def configure(*, backend: str | None = None, tcp: str | None = None, allow_tcp_f
 
 
 def allow_tcp_fallback(allowed: bool | None) -> None:
-    """What ``configure`` sets; None unsets it: TCP is used, with a warning."""
+    """Set ``allow_tcp_fallback`` as ``configure`` does. None unsets it: TCP is used, with a warning."""
     if allowed is None:
         _configured.pop(RDMA_TCP_FALLBACK, None)
         RDMA_TCP_FALLBACK.set(None)
@@ -49,18 +49,18 @@ def allow_tcp_fallback(allowed: bool | None) -> None:
 
 
 def forced() -> str | None:
-    """The backend that must be used; None to choose."""
+    """The forced backend; None if the engine chooses."""
     name = _get(RDMA_BACKEND)
     return None if name == "auto" else name
 
 
 def trusted() -> bool:
-    """Whether bytes may go by TCP in the clear."""
+    """Whether bytes may travel by TCP in the clear."""
     return _get(RDMA_TCP) == TRUSTED_NETWORK
 
 
 def tcp_fallback() -> bool | None:
-    """Whether TCP may be used between hosts unasked; None: it may, with a warning."""
+    """Whether TCP may serve between hosts without being forced; None: it may, with a warning."""
     return _get(RDMA_TCP_FALLBACK)
 
 

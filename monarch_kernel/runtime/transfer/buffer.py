@@ -1,4 +1,4 @@
-"""``RDMABuffer``: memory of one process that all others may read and write."""
+"""``RDMABuffer``: memory of one process that all other processes may read and write."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from monarch_kernel.runtime.transfer.registry import backend_types
 class RDMABuffer:
     """Registered memory: of a tensor (also on a CUDA device), an array, a ``bytearray`` or any other buffer.
 
-    Registering copies nothing. The buffer object is a small handle: send it to any process, and it can ``read_into``
-    memory of its own and ``write_from`` it, without the owner doing anything. Bytes are those that a copy of the
-    object would have, row by row, whatever its strides. The owner's process keeps the object alive until ``drop()``.
+    Registering copies nothing. The buffer object is a small handle. Send it to any process, which can then
+    ``read_into`` its own memory and ``write_from`` it; the owner does nothing. The bytes are those of a copy of the
+    object, row by row, whatever its strides. The owner's process keeps the object alive until ``drop()``.
 
-    There is no lock: whoever reads while somebody writes sees some of both. A transfer that fails leaves what it was
-    to write undefined, unless it failed before it began (every ``ValueError``, a dropped buffer, a dead owner).
+    There is no lock: a read during a write may return a mix. After a failed transfer the target is undefined, unless
+    the failure came before the start (every ``ValueError``, a dropped buffer, a dead owner).
 
     Raises:
-        TypeError: it has no memory.
+        TypeError: the object has no memory of its own.
         ValueError: it is empty, on a device that is neither CPU nor CUDA, or holds Python objects.
     """
 
@@ -47,7 +47,7 @@ class RDMABuffer:
 
     @property
     def backend(self) -> str:
-        """How bytes get from there to here; "none" if there is no way. See ``configure`` for the names."""
+        """The backend between the owner and this process; "none" if there is none. See ``configure`` for the names."""
         try:
             return next(engine().candidates(self._handle)).name
         except RDMAError:
@@ -59,10 +59,10 @@ class RDMABuffer:
         """Copy bytes of the buffer into local memory.
 
         Args:
-            dst: a tensor, array or writable buffer, with room for all that is read; the rest of it is left alone.
+            dst: a tensor, array or writable buffer, at least as large as what is read; the rest of it is left alone.
             offset: first byte of the buffer to read.
             size: how many bytes; None for all from ``offset`` to the end.
-            timeout: seconds until the future fails; None waits for ever (but not for a dead owner).
+            timeout: seconds until the future fails; None for no limit (a dead owner still ends the wait).
 
         Raises:
             ValueError: the range is not within the buffer, or ``dst`` is too small or cannot be written.
@@ -75,32 +75,32 @@ class RDMABuffer:
         Args:
             src: a tensor, array or buffer.
             offset: first byte of the buffer to write.
-            timeout: seconds until the future fails; None waits for ever (but not for a dead owner).
+            timeout: seconds until the future fails; None for no limit (a dead owner still ends the wait).
 
         Raises:
-            ValueError: the range is not within the buffer, or one of the two is of the wrong kind.
+            ValueError: the range is not within the buffer, or the buffer or ``src`` is unsuitable.
         """
         return engine().transfer([writing(self._handle, src, offset)], timeout)
 
     def fetch_add(self, value: int, *, offset: int = 0, timeout: float | None = 60) -> Future[int]:
-        """Add to an 8-byte word, and give what it was before.
+        """Add to an 8-byte word, and return its value from before.
 
-        Atomic with respect to other ``fetch_add`` and ``compare_and_swap``, of any process, not to plain reads and
-        writes. The owner's process does it, whenever one of its threads polls: also while an endpoint runs there.
-        Words wrap around at 64 bits; they are signed if the registered array or tensor is of int64.
+        Atomic with respect to ``fetch_add`` and ``compare_and_swap`` of any process, but not to plain reads and writes.
+        The owner's process performs it on a thread that polls, also while an endpoint runs there. Words wrap around at
+        64 bits, and are signed if the registered array or tensor is int64.
         """
         return atomic(self._handle, offset, value, None, timeout)
 
     def compare_and_swap(
         self, expected: int, value: int, *, offset: int = 0, timeout: float | None = 60
     ) -> Future[int]:
-        """Put ``value`` into an 8-byte word if it is ``expected``; gives what it was before. As ``fetch_add``."""
+        """Set an 8-byte word to ``value`` if it is ``expected``; returns its value from before. Like ``fetch_add``."""
         return atomic(self._handle, offset, value, expected, timeout)
 
     def drop(self, *, timeout: float | None = 60) -> Future[None]:
-        """Give the registration up, from any process; done when no transfer touches the memory any more.
+        """End the registration, from any process. Done when no transfer touches the memory any more.
 
-        Later transfers fail with ``RDMAError``. Dropping twice, or after the owner's death, is no error.
+        Later transfers fail with ``RDMAError``. Dropping twice, or after the owner's death, is not an error.
         """
         return engine().drop(self._handle, deadline_in(timeout))
 
@@ -124,7 +124,7 @@ def _arrived(data: bytes) -> RDMABuffer:
 
 
 def reading(handle: Handle, dst: Any, offset: int, size: int | None) -> Op:
-    """A checked read."""
+    """A read, with its arguments checked."""
     memory = memory_of(dst)
     if size is None:
         size = handle.size - offset
@@ -141,7 +141,7 @@ def reading(handle: Handle, dst: Any, offset: int, size: int | None) -> Op:
 
 
 def writing(handle: Handle, src: Any, offset: int) -> Op:
-    """A checked write."""
+    """A write, with its arguments checked."""
     memory = memory_of(src)
     _check_range(handle, offset, memory.nbytes)
     if handle.why_readonly:
@@ -159,13 +159,13 @@ def _check_range(handle: Handle, offset: int, size: int) -> None:
 
 
 def atomic(handle: Handle, offset: int, operand: int, expected: int | None, timeout: float | None) -> Future[int]:
-    """A checked atomic."""
+    """An atomic, with its arguments checked."""
     check_word(handle, offset, operand, expected)
     return _word(handle, engine().atomic(handle, offset, operand & _MASK, _masked(expected), timeout))
 
 
 def check_word(handle: Handle, offset: int, operand: int, expected: int | None) -> None:
-    """Raise ValueError unless there is an aligned, writable word there, and the operands fit."""
+    """Raise ValueError unless an aligned, writable word lies at the offset, and the operands fit into it."""
     _check_range(handle, offset, 8)
     if handle.why_readonly:
         raise ValueError(f"the buffer of {handle.who} cannot be written: {handle.why_readonly}")
@@ -191,9 +191,9 @@ def _word(handle: Handle, future: Future[int]) -> Future[int]:
 
 
 def get_rdma_backend() -> str:
-    """How bytes travel between hosts from here: "ibverbs", "tcp" or "none"; or what is forced, if it can be used.
+    """The backend between hosts: "ibverbs", "tcp" or "none"; or the one that is forced, if it is available.
 
-    Within a host there are better ways; ``RDMABuffer.backend`` tells which one reaches a buffer.
+    Within a host there are faster ones; ``RDMABuffer.backend`` names the one for a buffer.
     """
     only = backend_settings.forced()
     names = {backend.name for backend in backend_types() if backend.available()}

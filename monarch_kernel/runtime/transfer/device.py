@@ -1,6 +1,6 @@
-"""Bytes into and out of memory that may be a GPU's: by PyTorch there, which has the device open anyway.
+"""Copies into and out of memory that may be a GPU's, which PyTorch does: it has the device open anyway.
 
-Memory of the CPU takes the short way through ``memory_copy``; nothing here imports torch before some memory is a GPU's.
+CPU memory takes the short way through ``memory_copy``. torch is imported only when GPU memory is involved.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def scatter(memory: Memory, at: int, size: int, address: int) -> None:
 
 
 def load(memory: Memory, at: int) -> int:
-    """The aligned 8-byte word there, unsigned."""
+    """The aligned 8-byte word at an offset, unsigned."""
     if memory.device:
         word = ctypes.c_uint64()
         gather(memory, at, 8, ctypes.addressof(word))
@@ -42,7 +42,7 @@ def load(memory: Memory, at: int) -> int:
 
 
 def store(memory: Memory, at: int, value: int) -> None:
-    """Change the aligned 8-byte word there."""
+    """Set the aligned 8-byte word at an offset."""
     word = ctypes.c_uint64(value)
     if memory.device:
         scatter(memory, at, 8, ctypes.addressof(word))
@@ -55,7 +55,7 @@ def _word_at(memory: Memory, at: int) -> int:
 
 
 def move(to: Memory, to_at: int, of: Memory, of_at: int, size: int) -> None:
-    """Copy bytes of one object to another, of whichever device each is."""
+    """Copy bytes of one object to another, on any devices."""
     if to.device and of.device:
         _by_torch(_views(to, to_at, size), _views(of, of_at, size), to, of)
     elif not to.device and not of.device:
@@ -70,7 +70,7 @@ def move(to: Memory, to_at: int, of: Memory, of_at: int, size: int) -> None:
 
 
 def staging(size: int) -> Any:
-    """Contiguous memory of the CPU for copies to and from a GPU: page-locked where there is one; as ``scratch``."""
+    """Contiguous CPU memory for copies to and from a GPU, page-locked if there is one. Reused, like ``scratch``."""
     if size > SCRATCH:
         return scratch(size)
     have: Any = getattr(_local, "staging", None)
@@ -83,7 +83,7 @@ def staging(size: int) -> Any:
 
 
 def parts(layout: Layout, lo: int, hi: int) -> Iterator[Layout]:
-    """Bytes ``lo`` to ``hi`` as few layouts, in order."""
+    """Bytes ``lo`` to ``hi`` as a few layouts, in order."""
     part = layout.part(lo, hi)
     if part is not None:
         yield part
@@ -102,11 +102,11 @@ def parts(layout: Layout, lo: int, hi: int) -> Iterator[Layout]:
 
 
 def _by_torch(targets: list[Any], sources: list[Any], *used: Memory) -> None:
-    """Copy tensors of bytes one after the other, and wait until they are there."""
+    """Copy tensors of bytes one after the other, and wait until the copies are done."""
     import torch
 
     for memory in used:
-        if memory.ready is not None:  # what had been started on the object when it was passed comes first
+        if memory.ready is not None:  # work that was queued on the object when it was passed comes first
             torch.cuda.current_stream(memory.device).wait_event(memory.ready)
     flat = [source.reshape(-1) for source in sources]
     whole = flat[0] if len(flat) == 1 else torch.cat(flat)
@@ -121,7 +121,7 @@ def _by_torch(targets: list[Any], sources: list[Any], *used: Memory) -> None:
 
 
 def _views(memory: Memory, at: int, size: int) -> list[Any]:
-    """Bytes of a tensor as tensors of bytes that share its memory."""
+    """Part of a tensor as byte tensors that share its memory."""
     import torch
 
     storage = memory.keep.untyped_storage()

@@ -1,8 +1,8 @@
-"""A process's part in the data plane: what it has registered, which backends it has, and the messages between the two.
+"""The transfer engine of a process: its registrations, its backends, and its requests to owners of buffers.
 
-One engine per node, made when first needed. An operation is done at once in the calling thread if it is short, else
-on a thread of the engine's; either way it gives a Future. What owners must do themselves (atomics, drops, copies
-through segments) is asked for by a message, which whoever polls there handles; long copies are handed to threads.
+There is one engine per node, made when it is first needed. A short operation runs at once on the calling thread, a
+longer one on a thread of the engine; both return a Future. Work that an owner must do itself (atomics, drops, copies
+through segments) is requested by a message. The thread that polls at the owner handles it; long copies go to threads.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from monarch_kernel.runtime.transfer.thread_pool import ThreadPool
 
 #: How long an error waits for the cause of the owner's death (seconds).
 CAUSE_WAIT = 0.5
-#: How often it is looked whether the last transfers from and to a dropped buffer have ended (seconds).
+#: How often a dropped buffer is checked for transfers that still run (seconds).
 DROP_POLL = 0.002
-#: With more registrations than this, none is searched for.
+#: The most registrations that a search looks at.
 SEARCHED = 256
-#: How often pending requests are looked over for deadlines that have passed (seconds).
+#: How often pending requests are checked for passed deadlines (seconds).
 SWEEP = 0.25
 
 _WORD_MAX = (1 << 64) - 1
@@ -49,13 +49,13 @@ _NOTHING = Memory(Layout(0, (), 0), None)
 
 
 class TransferEngine:
-    """This process's registrations and transfers."""
+    """The registrations and transfers of this process."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.machine = machine()
-        #: For transfers that this process began; and for copies that others asked for. Two, so that two processes
-        #: which wait for each other's copies can never have all their threads waiting.
+        #: Threads for transfers that this process began, and threads for copies that others requested. They are
+        #: separate, so that two processes waiting for each other's copies can never have all their threads waiting.
         self.work = ThreadPool("monarch-transfer", 8)
         self.serve = ThreadPool("monarch-transfer-serve", 2)
         self.pid = os.getpid()
@@ -77,7 +77,7 @@ class TransferEngine:
     # -- registering ------------------------------------------------------------------------------
 
     def register(self, memory: Memory) -> Handle:
-        """Let every process that gets the handle reach this memory, until it is dropped."""
+        """Let every process that has the handle reach this memory, until it is dropped."""
         key = secrets.randbits(64) or 1
         slot = self._table.enter(key)
         self._registered[key] = Registration(memory, slot)
@@ -106,7 +106,7 @@ class TransferEngine:
 
     @contextmanager
     def held(self, key: int, what: Any = "") -> Generator[Registration, None, None]:
-        """A registration of this process, kept from being let go. ``what`` is for, as the error shall say."""
+        """A registration of this process, which is kept meanwhile. ``what`` names the use in the error."""
         with self._guard:
             registration = self._registered.get(key)
             if registration is None or registration.dropped is not None:
@@ -119,7 +119,7 @@ class TransferEngine:
                 registration.users -= 1
 
     def drop(self, handle: Handle, deadline: float | None) -> Future[None]:
-        """Let a buffer go, here or at its owner. One that is gone already is no error."""
+        """Drop a buffer, here or at its owner. Dropping it again is not an error."""
         done: Future[None] = Future(self.node.poller, f"drop of a buffer of {handle.who}")
         if handle.owner.id == self.node.id:
             self._drop_own(handle.key, done, deadline)
@@ -147,7 +147,7 @@ class TransferEngine:
         dropped.add_done_callback(lambda _dropped: done._resolve(None))
 
     def drop_here(self, key: int) -> Future[None]:
-        """Let a registration of this process go; done when no transfer touches it any more."""
+        """Drop a registration of this process; done when no transfer touches it any more."""
         with self._guard:
             registration = self._registered.get(key)
             if registration is not None and registration.dropped is not None:
@@ -189,7 +189,7 @@ class TransferEngine:
     # -- choosing a backend ------------------------------------------------------------------------
 
     def peer(self, handle: Handle) -> PeerProcess:
-        """The owner's process, which is of this machine."""
+        """The owner's process, which runs on this machine."""
         key = (handle.pid, handle.started)
         with self._guard:
             peer = self._peers.get(key)
@@ -210,7 +210,7 @@ class TransferEngine:
                 del self._peers[key]
 
     def elsewhere(self, handle: Handle) -> str:
-        """Why memory cannot be shared with a buffer's owner, if it is of another host; else empty."""
+        """Why this process cannot share memory with a buffer's owner; empty if it can."""
         if handle.machine != self.machine:
             return "its owner is on another machine"
         return "" if handle.owner.site == self.node.ref.site else "its owner belongs to another worker or controller"
@@ -219,7 +219,7 @@ class TransferEngine:
         """The backends that reach a buffer from here, best first.
 
         Raises:
-            RDMAError: there is none; says why of each.
+            RDMAError: there is none; gives the reason for each.
         """
         only = backend_settings.forced()
         reasons: list[str] = []
@@ -237,12 +237,12 @@ class TransferEngine:
         if only is not None and not reasons:
             reasons.append(f"{only}: {why_no_verbs() if only == 'ibverbs' else 'not available here'}")
         setting = f" (forced by {environment.RDMA_BACKEND.name} or configure())" if only is not None else ""
-        raise RDMAError(f"no way from here to a buffer of {handle.who}: {'; '.join(reasons)}{setting}", handle.owner.id)
+        raise RDMAError(f"no backend reaches a buffer of {handle.who}: {'; '.join(reasons)}{setting}", handle.owner.id)
 
     # -- transferring --------------------------------------------------------------------------------
 
     def transfer(self, ops: list[Op], timeout: float | None) -> Future[None]:
-        """Do all of them, those with one owner one after the other; done when all have ended."""
+        """Run all of them, those with the same owner one after the other; done when all have ended."""
         deadline = deadline_in(timeout)
         done: Future[None] = Future(self.node.poller)
         if self._short(ops):
@@ -251,7 +251,7 @@ class TransferEngine:
                     for op in ops:
                         self._inline(op, deadline)
             except (Unfit, Gone):
-                pass  # what to do now takes longer
+                pass  # it takes longer than the calling thread may wait
             except Exception as e:
                 done._reject(e)
                 return done
@@ -263,7 +263,7 @@ class TransferEngine:
         for op in ops:
             groups.setdefault(op.handle.owner.id, []).append(op)
         _Batch(self, done, list(groups.values()), deadline)
-        # Nobody may be waiting yet, and the answers must be heard.
+        # Answers must be received even if no thread waits yet.
         self.node.poller.start_background()
         return done
 
@@ -282,7 +282,7 @@ class TransferEngine:
         backend.move(op, deadline)
 
     def execute(self, op: Op, deadline: float | None) -> None:
-        """Do one transfer by the best backend that can; blocks."""
+        """Run one transfer with the best backend that can; blocks."""
         unfit: list[str] = []
         try:
             for backend in self.candidates(op.handle):
@@ -296,7 +296,7 @@ class TransferEngine:
                     return
                 except Unfit as e:
                     unfit.append(f"{backend.name}: {e}")
-            raise RDMAError(f"{op} failed: no way to it is left ({'; '.join(unfit)})", op.handle.owner.id)
+            raise RDMAError(f"{op} failed: no backend is left for it ({'; '.join(unfit)})", op.handle.owner.id)
         except Gone:
             with self._guard:
                 self._peers.pop((op.handle.pid, op.handle.started), None)
@@ -316,9 +316,9 @@ class TransferEngine:
         if not why:
             why = f"ibverbs: {verbs.bars(handle) if verbs is not None else why_no_verbs()}"
         warnings.warn(
-            f"RDMA buffers of {handle.owner.host} are moved by TCP, as nothing faster is there ({why}). Accept that by "
-            "configure(allow_tcp_fallback=True), or rule it out by configure(allow_tcp_fallback=False); docs/rdma.md "
-            "tells how to get ibverbs",
+            f"RDMA buffers of {handle.owner.host} are moved by TCP: nothing faster is available ({why}). Accept that "
+            "with configure(allow_tcp_fallback=True), or forbid it with configure(allow_tcp_fallback=False); "
+            "docs/rdma.md says how to get ibverbs",
             backend_settings.RDMATcpFallbackWarning,
             stacklevel=1,
         )
@@ -326,18 +326,18 @@ class TransferEngine:
     # -- errors --------------------------------------------------------------------------------------
 
     def dropped(self, op: Op) -> RDMAError:
-        """What a transfer of a dropped buffer raises."""
+        """The error of a transfer whose buffer was dropped."""
         return RDMAError(f"{op} failed: {_DROPPED}", op.handle.owner.id)
 
     def _dead(self, handle: Handle) -> bool:
         return handle.owner.id in self.node.deaths
 
     def died(self, handle: Handle, what: str) -> RDMAError:
-        """What a transfer from or to a dead process raises; waits a moment for the cause."""
+        """The error of a transfer whose owner is dead; waits a moment for the cause."""
         death = await_death(self.node, handle.owner, CAUSE_WAIT)
         return RDMAError(death_text(handle, what, death), handle.owner.id)
 
-    # -- asking owners ---------------------------------------------------------------------------------
+    # -- requests to owners ---------------------------------------------------------------------------------
 
     def ask(
         self,
@@ -361,10 +361,10 @@ class TransferEngine:
         return ask
 
     def offer(self, handle: Handle, backend: str, request: bytes, deadline: float | None) -> bytes:
-        """Have the owner's backend of that name do its part for a buffer; gives what it says. Blocks.
+        """Have the owner's backend of that name prepare a buffer; returns its answer. Blocks.
 
         Raises:
-            Unfit: it is not possible there; says why.
+            Unfit: the owner's backend cannot; says why.
             RDMAError: the buffer was dropped, or its owner is dead.
             RDMATimeoutError: no answer before the deadline.
         """
@@ -392,7 +392,7 @@ class TransferEngine:
     def atomic(
         self, handle: Handle, offset: int, operand: int, expected: int | None, timeout: float | None
     ) -> Future[int]:
-        """Change one word; a Future of the word before, unsigned."""
+        """Change one word; a Future of its value from before, unsigned."""
         verb = "fetch_add" if expected is None else "compare_and_swap"
         what = f"{verb} at byte {offset} of a buffer of {handle.size} bytes of {handle.who}"
         if handle.owner.id == self.node.id:
@@ -411,7 +411,7 @@ class TransferEngine:
         return ask.then(lambda answer: int.from_bytes(answer[0], "little"))
 
     def change(self, key: int, offset: int, operand: int, expected: int | None, what: str = "") -> int:
-        """An atomic on a registration of this process; the word before."""
+        """Perform an atomic on a registration of this process; returns the word's value from before."""
         with self.held(key, what) as registration:
             part = registration.within(offset, 8).part(offset, offset + 8)
             if part is None or not part.contiguous or part.address % 8 or registration.memory.why_readonly:
@@ -425,7 +425,7 @@ class TransferEngine:
             return before
 
     def close(self) -> None:
-        """Give up what is registered, and what the backends have: the node closes."""
+        """Drop all registrations and close the backends, as the node closes."""
         with self._guard:
             if self._closed:
                 return
@@ -438,7 +438,7 @@ class TransferEngine:
 
 
 class _Batch:
-    """Transfers with several owners at once; the first failure is the batch's, but only when all have ended."""
+    """Transfers with several owners at once. The batch fails with the first error, after all have ended."""
 
     def __init__(
         self, engine: TransferEngine, done: Future[None], groups: list[list[Op]], deadline: float | None

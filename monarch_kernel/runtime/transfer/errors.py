@@ -1,10 +1,10 @@
-"""What the data plane raises beside ``ValueError`` and ``TypeError`` (which are about arguments)."""
+"""Exceptions of the data plane, other than ``ValueError`` and ``TypeError`` for wrong arguments."""
 
 from __future__ import annotations
 
 
 class RDMAError(RuntimeError):
-    """A transfer that could not be done: the owner died, the buffer was dropped, no backend reaches it.
+    """A transfer failed: the owner died, the buffer was dropped, or no backend reaches it.
 
     Attributes:
         owner: name of the proc that owns the buffer.
@@ -16,11 +16,11 @@ class RDMAError(RuntimeError):
 
 
 class RDMATimeoutError(RDMAError, TimeoutError):
-    """A transfer that did not end in time; what it was to write is undefined."""
+    """A transfer did not end in time; the memory that it was to write is undefined."""
 
 
 class Unfit(Exception):
-    """A backend finds out that it cannot serve this pair of processes; the next best takes over."""
+    """A backend cannot serve this pair of processes; the next best one takes over."""
 
 
 class Gone(Exception):

@@ -1,4 +1,4 @@
-"""What travels: where a registered buffer is. A few hundred bytes, good in every process."""
+"""Handles of registered buffers, which travel between processes, and operations on them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from monarch_kernel.runtime.transfer.memory import Layout, Memory
 
 
 class Handle(msgspec.Struct, array_like=True, frozen=True):
-    """A registered buffer, for whoever is to reach it."""
+    """Where a registered buffer is: a few hundred bytes that are valid in every process."""
 
     owner: ProcRef
     machine: str  # see ``registration_table.machine``
     pid: int
-    started: int  # when the process started: tells it from another one that has the pid later
-    table: int  # the owner's descriptor of its table
+    started: int  # when the process started: tells it from a later process with the same pid
+    table: int  # the owner's file descriptor of its registration table
     slot: int
     key: int
     address: int
@@ -39,13 +39,13 @@ class Handle(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def who(self) -> str:
-        """The owner, for people."""
+        """The owner, as messages name it."""
         return f"proc {self.owner.id} (pid {self.pid} on {self.owner.host})"
 
 
 @dataclass(slots=True)
 class Op:
-    """One transfer: ``size`` bytes between a buffer, from ``offset`` on, and the first bytes of local memory."""
+    """One transfer: ``size`` bytes between a buffer, from ``offset`` on, and the start of local memory."""
 
     write: bool  # into the buffer
     handle: Handle

@@ -1,7 +1,7 @@
 """Where the bytes of an object lie: addresses, shapes and strides of arrays, tensors and buffers.
 
-A ``Layout`` is the byte order that a copy of the object would have, over memory that need not be contiguous: runs of
-``run`` bytes, at ``address + i*stride + j*stride + ...`` for the indices of ``dims``, row by row.
+A ``Layout`` lists the bytes of an object in the order that a copy of it would have, over memory that need not be
+contiguous: runs of ``run`` bytes at ``address + i*stride + j*stride + ...`` for the indices of ``dims``, row by row.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-#: Most pieces that one system call takes (IOV_MAX).
+#: The most pieces that one system call takes (IOV_MAX).
 IOV_MAX = 1024
-#: Most bytes that one system call moves here: between two, deadlines and deaths are looked at.
+#: The most bytes per system call: deadlines and deaths are checked between calls.
 CALL_MAX = 256 << 20
 
 
@@ -39,13 +39,13 @@ class Layout:
         return not self.dims
 
     def span(self) -> tuple[int, int]:
-        """The lowest address, and the one behind the highest."""
+        """The lowest address, and the one past the highest."""
         low = self.address + sum((n - 1) * s for n, s in self.dims if s < 0)
         high = self.address + sum((n - 1) * s for n, s in self.dims if s > 0) + self.run
         return low, high
 
     def overlaps_itself(self) -> bool:
-        """Whether some byte may come twice (broadcast or sliding-window views)."""
+        """Whether a byte may occur twice (broadcast or sliding-window views)."""
         reach = self.run
         for count, stride in sorted(self.dims, key=lambda d: abs(d[1])):
             if abs(stride) < reach:
@@ -54,7 +54,7 @@ class Layout:
         return False
 
     def at(self, index: int) -> int:
-        """Address of a run."""
+        """The address of a run."""
         address = self.address
         for count, stride in reversed(self.dims):
             index, i = divmod(index, count)
@@ -62,7 +62,7 @@ class Layout:
         return address
 
     def part(self, lo: int, hi: int) -> Layout | None:
-        """Bytes ``lo`` to ``hi`` as a layout, where they are one."""
+        """Bytes ``lo`` to ``hi`` as one layout; None if it takes several."""
         if not self.dims:
             return Layout(self.address + lo, (), hi - lo)
         if lo == 0 and hi == self.nbytes:
@@ -108,7 +108,7 @@ class Layout:
 
 
 def layout_of(address: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Layout:
-    """The layout of an array, with as few and as long runs as possible."""
+    """The layout of an array, with the fewest and longest runs possible."""
     if 0 in shape:
         return Layout(address, (), 0)
     dims = [(n, s) for n, s in zip(shape, strides) if n != 1]
@@ -126,14 +126,14 @@ def layout_of(address: int, shape: tuple[int, ...], strides: tuple[int, ...], it
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """An object's bytes, and the object, which must live as long as they are used."""
+    """The bytes of an object, with the object itself, which must live as long as they are used."""
 
     layout: Layout
     keep: Any
-    why_readonly: str = ""  # empty: it may be written
+    why_readonly: str = ""  # empty if it may be written
     signed: bool = False  # 8-byte signed integers, for the results of atomics
-    device: str = ""  # "cuda:0": a GPU's memory, which only ``device`` may touch; empty: the CPU's
-    ready: Any = None  # a CUDA event: what was being computed when the object was passed
+    device: str = ""  # such as "cuda:0": GPU memory, which only ``device`` may touch; empty for CPU memory
+    ready: Any = None  # a CUDA event: the end of the work that was queued when the object was passed
 
     @property
     def nbytes(self) -> int:
@@ -145,7 +145,7 @@ def memory_of(obj: Any) -> Memory:
 
     Raises:
         TypeError: it has no memory of its own.
-        ValueError: its memory cannot be moved as bytes: another device, Python objects inside, a lazy view.
+        ValueError: its memory cannot be moved as bytes: it is on another device, holds Python objects, or is lazy.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):

@@ -8,7 +8,7 @@ from typing import Any
 
 from monarch_kernel.runtime.transfer.memory import Layout
 
-#: Copies of scattered memory go through a piece of contiguous memory of about this size.
+#: Copies of scattered memory go through contiguous memory of about this size.
 SCRATCH = 4 << 20
 _SIMPLE = {1, 2, 4, 8, 16}
 
@@ -28,7 +28,7 @@ def copy(to: Layout, to_at: int, of: Layout, of_at: int, size: int) -> None:
 
 
 def _copy_arrays(target: Layout, source: Layout) -> bool:
-    """By NumPy, if it is there."""
+    """With NumPy, if it is installed."""
     try:
         import numpy as np
     except ImportError:
@@ -46,7 +46,7 @@ def _copy_arrays(target: Layout, source: Layout) -> bool:
 
 
 def like(layout: Layout, address: int) -> Layout:
-    """Contiguous memory, cut up as ``layout`` is."""
+    """Contiguous memory, divided like ``layout``."""
     strides: list[tuple[int, int]] = []
     stride = layout.run
     for count, _ in reversed(layout.dims):
@@ -65,7 +65,7 @@ def _array(np: Any, layout: Layout) -> Any:
 
 
 def _copy_runs(to: Layout, to_at: int, of: Layout, of_at: int, size: int) -> None:
-    """Run by run: slow, and good for everything."""
+    """Run by run: slow, but works for all layouts."""
     targets, sources = to.runs(to_at, to_at + size), of.runs(of_at, of_at + size)
     there = here = (0, 0)
     while size:
@@ -80,7 +80,7 @@ def _copy_runs(to: Layout, to_at: int, of: Layout, of_at: int, size: int) -> Non
 
 
 def scratch(size: int) -> Any:
-    """Contiguous memory (a ctypes array), reused by this thread: its contents last until the next call."""
+    """Contiguous memory (a ctypes array), reused by this thread: its contents are valid until the next call."""
     if size > SCRATCH:
         return (ctypes.c_char * size)()
     have: Any = getattr(_local, "scratch", None)
@@ -90,7 +90,7 @@ def scratch(size: int) -> Any:
 
 
 def steps(layout: Layout, lo: int, hi: int) -> list[tuple[int, int]]:
-    """Cuts of bytes ``lo`` to ``hi`` of a scattered layout, near ``SCRATCH`` long, at edges where copies are fast."""
+    """Bytes ``lo`` to ``hi`` of a scattered layout in pieces of about ``SCRATCH``, cut where copies are fast."""
     inner = layout.nbytes // layout.dims[0][0] if layout.dims else 1
     step = max(SCRATCH // inner, 1) * inner if inner <= 16 * SCRATCH else SCRATCH
     cuts: list[tuple[int, int]] = []

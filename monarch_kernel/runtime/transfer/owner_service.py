@@ -1,4 +1,4 @@
-"""What a buffer's owner does when others ask: copies through segments, atomics, drops, its part of a backend."""
+"""What the owner of a buffer does on request: copies through segments, atomics, drops, and offers of its backends."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from monarch_kernel.runtime.transfer.device import scatter
 from monarch_kernel.runtime.transfer.errors import RDMAError, Unfit
 from monarch_kernel.runtime.transfer.memory import address_of
 
-#: Requests for at most so many bytes are served by the thread that polls.
+#: Requests for up to this many bytes are served by the thread that polls.
 INLINE = 64 << 10
 #: First byte of the answer to an offer.
 TAKEN, UNFIT = b"+", b"-"
 
 
 class OwnerEngine(Engine, Protocol):
-    """What the service asks of the engine, beside what backends do."""
+    """What the service needs of the engine, in addition to what backends need."""
 
     backends: list[Backend]
 
@@ -40,7 +40,7 @@ class OwnerEngine(Engine, Protocol):
 
 
 class OwnerService:
-    """Handles the data plane's messages for an engine. Whoever polls calls it; long work goes to ``engine.serve``."""
+    """Handles the data plane's messages for an engine, on the thread that polls; long work goes to ``engine.serve``."""
 
     def __init__(self, engine: OwnerEngine) -> None:
         self._engine = engine
@@ -77,7 +77,7 @@ class OwnerService:
                 with received(data, message.buffers) as view:
                     scatter(registration.memory, message.offset, size, address_of(view))
                 del view
-                data = None  # the segment goes back before the answer
+                data = None  # releases the segment before the answer
                 link.send(encode(Reply(message.call, 0, OK)), b"")
 
         self._serve(size, serve)

@@ -15,14 +15,14 @@ class Registration:
 
     memory: Memory
     slot: int
-    users: int = 0  # transfers of this process that are under way
+    users: int = 0  # running transfers of this process
     dropped: Future[None] | None = None
 
     def within(self, offset: int, size: int, *, write: bool = False) -> Layout:
-        """Its layout, if these bytes are within it and may be read (or written): others' requests may be wrong.
+        """Its layout, if the bytes lie within it and may be read (or written). Checks requests of other processes.
 
         Raises:
-            RDMAError: they are not, or may not.
+            RDMAError: they do not, or may not.
         """
         layout = self.memory.layout
         if offset < 0 or size < 0 or offset + size > layout.nbytes:

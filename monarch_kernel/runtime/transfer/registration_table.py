@@ -1,10 +1,9 @@
-"""Which memory is registered: a table that other processes of the host can look at without asking its owner.
+"""Which memory of a process is registered: a table that other processes of the host read without asking its owner.
 
-The owner has a ``memfd`` with one 8-byte word per registration: its key, or 0 once it was dropped. A peer opens the
-memfd through ``/proc/<pid>/fd`` and, around each transfer, holds a shared lock on that word's bytes and looks whether
-the key is still there. ``drop`` clears the word and then waits for an exclusive lock before the memory is let go. So a
-transfer never touches memory that was given up, and a peer that dies in the middle of one blocks nobody: its locks go
-with it.
+The owner has a ``memfd`` with one 8-byte word per registration: its key, or 0 after a drop. A peer opens the memfd
+through ``/proc/<pid>/fd``. Around each transfer it holds a shared lock on the bytes of that word, and checks that the
+key is still there. ``drop`` clears the word, then waits for an exclusive lock before it releases the memory. So a
+transfer never touches released memory, and a peer that dies during a transfer blocks none: its locks go with it.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from monarch_kernel.runtime.transfer.errors import Gone
 
 _WORD = struct.Struct("=Q")
 _FLOCK = struct.Struct("hhqqi4x")
-#: Most registrations of one process. The table is sparse: untouched words take no memory.
+#: The most registrations of one process. The table is sparse: untouched words take no memory.
 SLOTS = 1 << 20
 
 
 def _lock(fd: int, kind: int, slot: int) -> bool:
-    """Set (or, with F_UNLCK, end) a lock on a word; False if somebody else has one that conflicts."""
+    """Set (or, with F_UNLCK, release) a lock on a word; False if another lock conflicts."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, slot * _WORD.size, _WORD.size, 0))
     except BlockingIOError:
@@ -34,7 +33,7 @@ def _lock(fd: int, kind: int, slot: int) -> bool:
 
 
 class RegistrationTable:
-    """The owner's side."""
+    """The owner's side of its table."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("monarch-buffers", os.MFD_CLOEXEC)
@@ -45,7 +44,7 @@ class RegistrationTable:
         self._guard = threading.Lock()
 
     def enter(self, key: int) -> int:
-        """Publish a key; the slot it is in."""
+        """Publish a key; returns its slot."""
         with self._guard:
             if self._free:
                 slot = self._free.pop()
@@ -53,7 +52,9 @@ class RegistrationTable:
                 slot = self._used
                 self._used += 1
             else:
-                raise RuntimeError(f"this process has {SLOTS} buffers registered already: drop() those not needed")
+                raise RuntimeError(
+                    f"this process has {SLOTS} buffers registered already: drop() those that are not needed"
+                )
             _WORD.pack_into(self._words, slot * _WORD.size, key)
             return slot
 
@@ -62,7 +63,7 @@ class RegistrationTable:
         _WORD.pack_into(self._words, slot * _WORD.size, 0)
 
     def quiet(self, slot: int) -> bool:
-        """Whether every transfer that had begun before ``revoke`` has ended; the slot is then used again."""
+        """Whether all transfers from before ``revoke`` have ended; the slot is then free again."""
         with self._guard:
             if not _lock(self.fd, fcntl.F_WRLCK, slot):
                 return False
@@ -71,23 +72,23 @@ class RegistrationTable:
             return True
 
     def close(self) -> None:
-        """Give the table up; peers that have it open see every word cleared."""
+        """Close the table; peers that have it open see all words cleared."""
         self._words[: self._used * _WORD.size] = bytes(self._used * _WORD.size)
         self._words.close()
         os.close(self.fd)
 
 
 class PeerProcess:
-    """Another process of this host and its table: whether it lives, and what it has registered.
+    """Another process of this host, with its table: whether it lives, and what it has registered.
 
     Raises:
-        Gone: there is no such process, or another one has its number now.
-        OSError: it may not be looked into.
+        Gone: it has ended; another process may have its pid.
+        OSError: it cannot be accessed.
     """
 
     def __init__(self, pid: int, started: int, table_fd: int) -> None:
         self.pid = pid
-        #: Why ``process_vm_readv`` is not possible; empty: it is, None: not tried yet.
+        #: Why ``process_vm_readv`` fails; empty if it works, None before the first try.
         self.barred: str | None = None
         self._guard = threading.Lock()
         self._held: dict[int, int] = {}
@@ -95,7 +96,7 @@ class PeerProcess:
         self._table = -1
         try:
             self._pidfd = os.pidfd_open(pid)
-            # The descriptor was opened first: whoever has this start time now is whom it stands for.
+            # As the descriptor was opened first, it stands for the process that has this start time now.
             if start_of(pid) != started:
                 raise Gone
             self._table = os.open(f"/proc/{pid}/fd/{table_fd}", os.O_RDWR | os.O_CLOEXEC)
@@ -105,15 +106,15 @@ class PeerProcess:
         self._poll.register(self._pidfd, select.POLLIN)
 
     def alive(self) -> bool:
-        """Whether the process runs: as long as it does, its pid is nobody else's."""
+        """Whether the process lives; until it ends, no other process gets its pid."""
         with self._guard:
             return not self._poll.poll(0)
 
     def hold(self, slot: int, key: int) -> bool:
-        """Keep what is registered under ``key`` from being let go, until ``release``; False if it was dropped."""
+        """Keep the registration ``key`` from being released until ``release``; False if it was dropped."""
         with self._guard:
             held = self._held.get(slot, 0)
-            # Locks belong to our open file: one for all threads, until the last of them is done.
+            # A lock belongs to the open file: all threads share one, until the last of them is done.
             if not held and not _lock(self._table, fcntl.F_RDLCK, slot):
                 return False
             if os.pread(self._table, _WORD.size, slot * _WORD.size) != _WORD.pack(key):
@@ -138,16 +139,16 @@ class PeerProcess:
 
 
 def start_of(pid: int) -> int:
-    """When a process started (clock ticks since boot): with its pid, its name for ever.
+    """When a process started (clock ticks since boot): with its pid, this identifies it for ever.
 
     Raises:
-        FileNotFoundError: there is none (also ``ProcessLookupError``).
+        FileNotFoundError, ProcessLookupError: there is no such process.
     """
     with open(f"/proc/{pid}/stat", "rb") as f:
         return int(f.read().rsplit(b")", 1)[1].split()[19])
 
 
 def machine() -> str:
-    """The kernel and the pid namespace: processes with the same one can reach each other's memory."""
+    """Identifies kernel and pid namespace: processes with the same one can reach each other's memory."""
     with open("/proc/sys/kernel/random/boot_id") as f:
         return f"{f.read().strip()[:18]}-{os.stat('/proc/self/ns/pid').st_ino:x}"

@@ -1,4 +1,4 @@
-"""Questions to a buffer's owner, as Futures."""
+"""Requests to the owner of a buffer, as futures."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ class _DeathNotice(Future[Death]):
         self._proc = proc.id
         self._number = node.new_call(self)
         node.learn(proc)
-        node.link_to(proc.id)  # a dead proc does not answer; its agent then tells why
+        node.link_to(proc.id)  # a dead proc does not answer; its agent then reports why
         if proc.id in node.deaths:
             self._resolve(node.deaths[proc.id])
 
     def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
-        """Nobody is asked anything."""
+        """No request was sent."""
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
         if proc == self._proc:

@@ -1,4 +1,4 @@
-"""A transfer from or to local memory of a GPU, by a backend that knows only the CPU's."""
+"""Transfers between a buffer and local GPU memory, by a backend that handles only CPU memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monarch_kernel.runtime.transfer.memory_copy import SCRATCH
 
 
 def staged(backend: Backend, op: Op, deadline: float | None) -> None:
-    """Do a transfer from or to local memory of a GPU by a backend that knows only the CPU's."""
+    """Run a transfer with local GPU memory piece by piece, through CPU memory."""
     for lo in range(0, op.size, SCRATCH):
         size = min(SCRATCH, op.size - lo)
         between = device.staging(size)

@@ -1,4 +1,4 @@
-"""Threads for large copies: started when needed, gone soon after the last of it."""
+"""Threads for large copies, which start on demand and end soon after the last copy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ThreadPool:
         threading.Thread(target=self._work, name=self._name, daemon=True).start()
 
     def runs_here(self) -> bool:
-        """Whether the calling thread is one of these."""
+        """Whether the calling thread is one of the pool."""
         return threading.current_thread().name == self._name
 
     def _work(self) -> None:
@@ -57,7 +57,7 @@ class ThreadPool:
 
 
 class SharedCopy:
-    """Pieces of one copy, taken by several threads; whoever comes late finds nothing left to do."""
+    """Pieces of one copy, which several threads take; a late thread finds nothing left."""
 
     def __init__(self, pieces: list[tuple[int, int]], move: Callable[[int, int], None]) -> None:
         self._pieces = deque(pieces)
@@ -67,7 +67,7 @@ class SharedCopy:
         self._error: BaseException | None = None
 
     def help(self) -> None:
-        """Take pieces until there are none."""
+        """Take pieces until none is left."""
         with self._changed:
             self._running += 1
         try:
@@ -85,7 +85,7 @@ class SharedCopy:
                 self._changed.notify_all()
 
     def finish(self) -> None:
-        """Take part, then wait for those who still move a piece; raises what any of them raised."""
+        """Take pieces, then wait for the other threads to finish theirs; raises what any of them raised."""
         self.help()
         with self._changed:
             self._changed.wait_for(lambda: not self._running)

@@ -1,1 +1,1 @@
-"""What a backend offers, and those that move bytes within one host."""
+"""The interface of backends, and the backends that move bytes within one host."""

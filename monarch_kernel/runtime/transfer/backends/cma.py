@@ -1,7 +1,7 @@
-"""Another process of this host, by cross-memory attach: the kernel copies, and the owner takes no part.
+"""Buffers of other processes of this host, by cross-memory attach: the kernel copies, without the owner's help.
 
-``process_vm_readv`` and ``process_vm_writev`` need the right to trace the other process: the same user, and no
-sandbox or ``ptrace_scope`` that forbids it. Where they are forbidden, that is found out once, and the next backend
+``process_vm_readv`` and ``process_vm_writev`` need permission to trace the other process: the same user, and no
+sandbox or ``ptrace_scope`` that forbids it. Where they are forbidden, the first attempt finds out, and the next backend
 serves.
 """
 
@@ -23,11 +23,11 @@ from monarch_kernel.runtime.transfer.memory_copy import copy, scratch, steps
 from monarch_kernel.runtime.transfer.registration_table import PeerProcess
 from monarch_kernel.runtime.transfer.thread_pool import SharedCopy
 
-#: Copies smaller than twice this are not shared; larger ones are cut into pieces of between this and PIECE_MAX: more
-#: of them than threads, as one thread may be slower, but few, as the GIL has to be had again after each.
+#: Copies smaller than twice this are not shared. Larger ones are cut into pieces between this and PIECE_MAX: more
+#: pieces than threads, because one thread may be slower, but few, because each ends with a wait for the GIL.
 PIECE = 4 << 20
 PIECE_MAX = 64 << 20
-#: Reading runs shorter than this one by one costs more than reading what lies between them as well.
+#: Runs shorter than this cost more to read one by one than to read together with the gaps between them.
 SHORT = 256
 SPAN_MAX = 256 << 20
 
@@ -57,7 +57,7 @@ def _call(function: Any, pid: int, here: array[int], there: array[int]) -> int:
 
 
 def _probe(pid: int, address: int) -> int:
-    """Read one byte of a process: the error number, 0 if it can be done."""
+    """Try to read one byte of a process: the error number, 0 for success."""
     byte = (ctypes.c_char * 1)()
     moved = _call(_readv, pid, array("Q", (ctypes.addressof(byte), 1)), array("Q", (address, 1)))
     return max(-moved, 0)
@@ -83,9 +83,9 @@ class Cma(StatelessBackend):
         try:
             peer = self._engine.peer(handle)
         except Gone:
-            return ""  # move() says so
+            return ""  # move() raises it
         except OSError as e:
-            return f"its owner's process may not be looked into ({os.strerror(e.errno or 0)})"
+            return f"its owner's process cannot be accessed ({os.strerror(e.errno or 0)})"
         if peer.barred is None:
             error = _probe(peer.pid, handle.address)
             peer.barred = _forbidden(error) if error in _FORBIDDEN else ""
@@ -133,7 +133,7 @@ class _Copy:
             raise Gone
 
     def _shared(self, mine: Layout, whole: Layout | None) -> None:
-        """One of the two sides is contiguous: straight from there to here, by several threads if it is much."""
+        """One of the two sides is contiguous: copy directly, with several threads if the transfer is large."""
         size, at = self._op.size, self._op.offset
         theirs = whole or self._op.handle.layout
         at = 0 if whole else at
@@ -152,7 +152,7 @@ class _Copy:
         share.finish()
 
     def _through_scratch(self, mine: Layout) -> None:
-        """Both sides are scattered."""
+        """Both sides are scattered: copy through contiguous memory."""
         theirs, offset = self._op.handle.layout, self._op.offset
         for lo, hi in steps(mine, 0, self._op.size):
             memory = scratch(hi - lo)
@@ -168,7 +168,7 @@ class _Copy:
         return not layout.contiguous and layout.run < SHORT and high - low <= min(4 * layout.nbytes, SPAN_MAX)
 
     def _read_span(self, mine: Layout, whole: Layout) -> None:
-        """Read everything between the first and the last byte, and pick here."""
+        """Read everything between the first and the last byte, and pick the runs here."""
         low, high = whole.span()
         memory = scratch(high - low)
         address = ctypes.addressof(memory)
@@ -176,7 +176,7 @@ class _Copy:
         copy(mine, 0, Layout(whole.address - low + address, whole.dims, whole.run), 0, self._op.size)
 
     def _move(self, mine: Layout, mine_at: int, theirs: Layout, theirs_at: int, size: int) -> None:
-        """System calls until all is there; one of the two is contiguous."""
+        """Make system calls until all bytes are moved; one of the two layouts is contiguous."""
         done = 0
         while done < size:
             if mine.contiguous:
@@ -203,5 +203,5 @@ class _Copy:
             return Unfit(self._peer.barred)
         reason = os.strerror(error) if error else "nothing could be moved"
         if error in (0, errno.EFAULT):
-            reason = "the memory is not mapped any more there, or here"
+            reason = "the memory is no longer mapped, at the owner or here"
         return RDMAError(f"{self._op} failed near byte {at}: {reason}", self._op.handle.owner.id)

@@ -1,7 +1,7 @@
-"""GPU memory of another process of this host: mapped here through CUDA IPC, and copied by the GPU.
+"""GPU memory of other processes of this host: mapped here through CUDA IPC, and copied by the GPU.
 
-The owner says once per buffer and process how to map it; after that it takes no part. The mapping is PyTorch's, so it
-works for whatever allocator PyTorch uses, and the owner's allocator keeps the memory until every mapping is closed.
+The owner describes the memory once per buffer and process; after that it takes no part. The mapping is PyTorch's, so it
+works for every allocator of PyTorch, and the owner's allocator keeps the memory until every mapping is closed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Memory, memory_of
 
-#: How often it is looked whether buffers that are mapped here were dropped (seconds).
+#: How often mapped buffers are checked for having been dropped (seconds).
 SWEEP = 5.0
 
 
@@ -28,7 +28,7 @@ class CudaIpc(StatelessBackend):
     """Mapped GPU memory."""
 
     name = "cuda_ipc"
-    inline = -1  # the owner may have to be asked
+    inline = -1  # it may have to ask the owner
     devices = True
 
     def __init__(self, engine: Engine) -> None:
@@ -48,16 +48,16 @@ class CudaIpc(StatelessBackend):
         elsewhere = self._engine.elsewhere(handle) or self._barred.get(handle.owner.id, "")
         if elsewhere:
             return elsewhere
-        # Whoever has a CUDA device open has imported torch; for anybody else it is not worth the time.
+        # A process that has a CUDA device open has imported torch. For others the import is not worth its time.
         torch: Any = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_available():
-            return "this process has not imported torch, or finds no CUDA device"
+            return "this process has not imported torch, or has no CUDA device"
         try:
             self._engine.peer(handle)
         except Gone:
-            pass  # move() says so
+            pass  # move() raises it
         except OSError as e:
-            return f"its owner's process may not be looked into ({os.strerror(e.errno or 0)})"
+            return f"its owner's process cannot be accessed ({os.strerror(e.errno or 0)})"
         return ""
 
     def move(self, op: Op, deadline: float | None) -> None:
@@ -103,7 +103,7 @@ class CudaIpc(StatelessBackend):
         return memory
 
     def _sweep(self) -> None:
-        """Close the mappings of buffers that were dropped, so that their owners have the memory back."""
+        """Close the mappings of dropped buffers, which gives the memory back to their owners."""
         with self._guard:
             for key, (handle, _) in list(self._mapped.items()):
                 try:
@@ -138,7 +138,7 @@ class CudaIpc(StatelessBackend):
 
 
 def _described(tensor: Any) -> bytes:
-    """How another process maps a tensor's memory."""
+    """How another process maps the memory of a tensor."""
     import torch
     from torch.multiprocessing.reductions import reduce_tensor
 

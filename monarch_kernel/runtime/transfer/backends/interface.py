@@ -79,12 +79,12 @@ class Engine(Protocol):
 
 
 class Backend(Protocol):
-    """A way of moving bytes between this process and the owner of a buffer.
+    """Moves bytes between this process and the owner of a buffer.
 
     Attributes:
-        name: as in ``RDMABuffer.backend`` and in the setting that forces one.
-        inline: up to so many bytes ``move`` is done in the thread that asks for it, instead of on one of ours.
-        devices: whether ``move`` can take local memory of a GPU; if not, it goes through the CPU's.
+        name: its name in ``RDMABuffer.backend`` and in the setting that forces a backend.
+        inline: transfers of up to this many bytes run on the calling thread instead of on one of the engine's.
+        devices: whether ``move`` accepts local memory of a GPU; otherwise the engine stages it through CPU memory.
     """
 
     name: str
@@ -93,59 +93,59 @@ class Backend(Protocol):
 
     @staticmethod
     def available() -> bool:
-        """Whether this process can use it at all."""
+        """Whether this process can use the backend at all."""
         ...
 
     def bars(self, handle: Handle) -> str:
-        """Why this pair of processes cannot use it, in a few words; empty if it can. Called often: be quick."""
+        """Why it cannot reach this buffer, in a few words; empty if it can. Called for each transfer: must be fast."""
         ...
 
     def move(self, op: Op, deadline: float | None) -> None:
-        """Move the bytes, and return when they are there. Blocks, and lets other threads run meanwhile.
+        """Move the bytes, and return when they have arrived. Blocks, but lets other threads run.
 
         Args:
-            deadline: by ``time.monotonic()``; looked at between pieces of the transfer.
+            deadline: on the clock of ``time.monotonic()``; checked between pieces of the transfer.
 
         Raises:
-            Unfit: it cannot serve this pair after all, and has not touched anything.
+            Unfit: it cannot serve this pair of processes after all, and has touched no memory.
             Gone: the owner is dead.
-            RDMAError: the buffer was dropped, or its memory is not there.
+            RDMAError: the buffer was dropped, or its memory is not mapped.
             RDMATimeoutError: the deadline has passed.
         """
         ...
 
     def offer(self, key: int, request: bytes, peer: str) -> bytes:
-        """At the owner: do what this way needs done there before a peer can reach a buffer. Not for ever: be quick.
+        """At the owner: prepare a buffer for a peer of this backend. Runs on a thread of ``Engine.serve``: be brief.
 
         Args:
-            key: the registration that the peer wants to reach.
+            key: the registration that the peer is about to reach.
             request: what the peer's backend passed to ``Engine.offer``.
-            peer: name of the proc that asks.
+            peer: name of the requesting proc.
 
         Returns:
-            What ``Engine.offer`` gives to the peer's backend.
+            What ``Engine.offer`` returns to the peer's backend.
 
         Raises:
-            Unfit: this way is not possible here; says why. The peer then takes the next best.
+            Unfit: the backend cannot serve the buffer; says why. The peer then takes the next best backend.
             RDMAError: the buffer was dropped.
         """
         ...
 
     def dropped(self, key: int) -> None:
-        """A registration of this process is let go: nobody may reach its memory from here on."""
+        """A registration of this process was dropped: from now on no peer may reach its memory."""
         ...
 
     def peer_dead(self, proc: str) -> None:
-        """A proc died: what is under way with it must end now, and what was kept for it can go."""
+        """A proc died: end transfers with it now, and free what was kept for it."""
         ...
 
     def close(self) -> None:
-        """This process's engine ends: give everything back. Transfers that are under way fail."""
+        """The engine shuts down: free everything. Running transfers fail."""
         ...
 
 
 class StatelessBackend:
-    """What backends have in common that keep nothing and need nothing of the owner's backend."""
+    """Base of backends that keep no state and need no help of the owner's backend."""
 
     devices = False
 
@@ -159,4 +159,4 @@ class StatelessBackend:
         """Nothing is kept for it."""
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """There is nothing to free."""

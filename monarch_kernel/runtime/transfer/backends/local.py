@@ -1,4 +1,4 @@
-"""The buffer is this process's own."""
+"""Buffers of this process itself: a copy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from monarch_kernel.runtime.transfer.handle import Handle, Op
 
 
 class Local(StatelessBackend):
-    """A plain copy."""
+    """Copies within the process."""
 
     name = "local"
     inline = 1 << 20

@@ -1,6 +1,6 @@
-"""Another process of this host, through shared memory: the owner copies into or out of a segment.
+"""Buffers of other processes of this host, through shared memory: the owner copies into or out of a segment.
 
-Not one-sided: some thread of the owner has to run. Serves where cross-memory attach is forbidden.
+Not one-sided: the owner must have a thread that runs. Used where cross-memory attach is forbidden.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Layout, Memory, address_of
 from monarch_kernel.runtime.transfer.memory_copy import copy, scratch
 
-#: A message's worth of bytes, and how many messages are under way at once.
+#: Bytes per message, and the number of messages in flight.
 CHUNK = 8 << 20
 WINDOW = 4
 
@@ -46,7 +46,7 @@ class Segment(StatelessBackend):
         except ConnectionError as e:
             raise RDMAError(f"{op} failed: {e}", op.handle.owner.id) from None
         finally:
-            for _, _, answer in pending:  # after a failure: nothing shall go on behind its back
+            for _, _, answer in pending:  # after a failure: wait, so that nothing continues in the background
                 answer.exception()
 
     def _move(self, op: Op, deadline: float | None, pending: deque[tuple[int, int, Any]]) -> None:
@@ -62,7 +62,7 @@ class Segment(StatelessBackend):
             if not op.write:
                 with memoryview(received(body, buffers)) as data:
                     copy(op.memory.layout, start, Layout(address_of(data), (), size), 0, size)
-                del body, answer  # the segment goes back
+                del body, answer  # releases the segment
 
     def _ask(self, op: Op, at: int, size: int, deadline: float | None) -> Any:
         key, offset = op.handle.key, op.offset + at
@@ -80,15 +80,15 @@ class Segment(StatelessBackend):
 
 
 def received(body: Any, buffers: tuple[int, ...]) -> memoryview:
-    """The bytes of a message that has one buffer."""
+    """The bytes of a message with one buffer."""
     view = body.memory() if type(body) is Apart else memoryview(body)
     return view[: buffers[0]]
 
 
 def bytes_of(memory: Memory, at: int, size: int) -> memoryview:
-    """Part of an object as contiguous bytes: its memory itself where it is that, else a copy.
+    """Part of an object as contiguous bytes: a view where its memory is contiguous, else a copy.
 
-    The copy is good until this thread makes the next one.
+    The copy is valid until this thread makes the next one.
     """
     part = None if memory.device else memory.layout.part(at, at + size)
     if part is not None and part.contiguous:

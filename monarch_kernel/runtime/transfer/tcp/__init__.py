@@ -1,1 +1,1 @@
-"""The backend that moves bytes by TCP: its connections, and how two processes come to have one."""
+"""The TCP backend: its connections, and how two processes set one up."""

@@ -1,9 +1,9 @@
-"""A process of another host, by TCP: the owner's data plane serves its memory on threads of its own.
+"""Buffers of processes on other hosts, by TCP: the owner's data plane serves its memory on its own threads.
 
-One-sided in effect: no endpoint and no message loop of the owner takes part, only its interpreter has to run. Each
-piece of a transfer is a request with the buffer's key, and the bytes, which go straight from the memory of one process
-into that of the other (but for encryption). Large transfers are cut into pieces that several connections share.
-Connections are kept for the next transfer; who may have one, and how it comes about, is told in ``rendezvous``.
+One-sided in effect: no endpoint or message loop of the owner takes part, only its interpreter must run. Each piece of a
+transfer is a request with the buffer's key, and the bytes, which go directly from the memory of one process into that
+of the other (except for encryption). Large transfers are cut into pieces that several connections share.
+Connections are kept for later transfers. ``rendezvous`` sets them up, and describes who may connect.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from monarch_kernel.runtime.transfer.thread_pool import SharedCopy, ThreadPool
 
 log = logging.getLogger(__name__)
 
-#: A transfer of twice this and more is cut into pieces of between this and PIECE_MAX.
+#: Transfers of at least twice this are cut into pieces between this and PIECE_MAX.
 PIECE = 2 << 20
 PIECE_MAX = 16 << 20
-#: A connection that breaks is made anew so many times for one piece: it may have been closed while it was not used.
+#: How often a piece is tried, each time over a new connection: an idle one may have been closed by the peer.
 ATTEMPTS = 3
-#: How long a thread waits at a connection for the next request, before whoever polls looks after it (seconds).
+#: How long a thread waits for the next request on a connection, before it leaves it to the poller (seconds).
 LINGER = 0.2
-LINGERERS = 8  # at most so many threads
-#: How long the owner's side waits for a peer that stands still in the middle of a transfer (seconds).
+LINGERERS = 8  # the most threads that wait in this way
+#: How long the owner's side waits for a peer that stalls during a transfer (seconds).
 STALL = 60.0
-#: Connections that were not used for so long are closed (seconds).
+#: Connections that are unused for this long are closed (seconds).
 IDLE = 30.0
 
 _REQUEST = struct.Struct("<B7xQQQ")  # what, key, offset, size
@@ -58,19 +58,19 @@ _TEXT_MAX = 4096
 
 
 class ConnectionRequest(msgspec.Struct, array_like=True):
-    """From whoever wants a connection to the owner of a buffer."""
+    """Asks the owner of a buffer for a connection."""
 
     trusted: bool  # it need not be encrypted
-    host: str  # where the owner shall listen; or, with a port, where the asking process does
+    host: str  # where the owner is to listen; with a port, where the requesting process does
     port: int = 0
     token: bytes = b""
 
 
 class ConnectionOffer(msgspec.Struct, array_like=True):
-    """From the owner."""
+    """The owner's answer."""
 
-    secret: bytes  # for an encrypted connection; empty: in the clear
-    port: int = 0  # where it listens; 0: it has connected
+    secret: bytes  # for an encrypted connection; empty for one in the clear
+    port: int = 0  # where it listens; 0 if it has connected itself
     token: bytes = b""
 
 
@@ -92,8 +92,8 @@ class Tcp:
         self._guard = threading.Lock()
         self._data_ports: dict[str, DataPort] = {}
         self._connections: set[Connection] = set()  # all that are open
-        self._idle: dict[str, list[tuple[float, Connection]]] = {}  # those to owners, by owner
-        self._parked: set[Connection] = set()  # those from peers, while there is no request
+        self._idle: dict[str, list[tuple[float, Connection]]] = {}  # to owners, by owner
+        self._parked: set[Connection] = set()  # from peers, while no request is there
         self._arrivals: dict[queue.SimpleQueue[socket.socket | None], str] = {}
         self._lingering = 0
         self._sweeping = False
@@ -101,12 +101,12 @@ class Tcp:
 
     @staticmethod
     def available() -> bool:
-        return True  # bars() says what is missing
+        return True  # bars() reports what is missing
 
     def bars(self, handle: Handle) -> str:
         if not backend_settings.trusted() and not can_encrypt():
             return (
-                f"encryption needs the package cryptography (on a network that you trust, {environment.RDMA_TCP.name}="
+                f"encryption needs the package cryptography (on a trusted network, {environment.RDMA_TCP.name}="
                 f"{environment.TRUSTED_NETWORK} or configure(tcp=...) does without)"
             )
         here, there = self._engine.node.ref, handle.owner
@@ -114,7 +114,7 @@ class Tcp:
             if backend_settings.tcp_fallback() is False and backend_settings.forced() != self.name:
                 return f"turned off by {environment.RDMA_TCP_FALLBACK.name}=0 or configure(allow_tcp_fallback=False)"
             if not host_of(there, here) and not host_of(here, there):
-                return "neither its owner's host nor this one has an address to which the other can connect"
+                return "neither the owner's host nor this one has an address that the other can connect to"
         return ""
 
     # -- transferring -----------------------------------------------------------------------------
@@ -158,13 +158,13 @@ class Tcp:
                 raise RDMAError(f"{op} failed: {error}", owner)
             return
         raise RDMAError(
-            f"{op} failed: no TCP connection to its owner, or it broke each time ({lost}); a firewall between the two "
-            "hosts would do that: these connections use any free port",
+            f"{op} failed: there is no TCP connection to its owner, or it broke each time ({lost}); check for a "
+            "firewall between the two hosts: these connections use any free port",
             owner,
         )
 
     def _exchange(self, connection: Connection, op: Op, lo: int, hi: int) -> str:
-        """One request and its answer; the owner's error, if it has one."""
+        """One request and its answer; returns the owner's error, or an empty text."""
         kind = _WRITE if op.write else _READ
         connection.send(_REQUEST.pack(kind, op.handle.key, op.offset + lo, hi - lo), more=op.write)
         if op.write:
@@ -198,7 +198,7 @@ class Tcp:
         self._end(connection)
 
     def _sweep(self) -> None:
-        """Close what nobody has used for a while."""
+        """Close connections that have been idle for long."""
         old: list[Connection] = []
         with self._guard:
             before = time.monotonic() - IDLE
@@ -221,7 +221,7 @@ class Tcp:
             self._end(connection)
 
     def _end(self, connection: Connection) -> None:
-        """Close a connection; by the thread that uses it."""
+        """Close a connection. Called by the thread that uses it."""
         with self._guard:
             self._connections.discard(connection)
         connection.close()
@@ -237,7 +237,7 @@ class Tcp:
                 self._connections.add(connection)
                 return connection
         connection.close()
-        raise ConnectionAbortedError("the other process is gone, or this one ends")
+        raise ConnectionAbortedError("the other process is gone, or this one is ending")
 
     def _connect(self, handle: Handle, deadline: float | None) -> Connection:
         node, owner = self._engine.node, handle.owner
@@ -286,17 +286,17 @@ class Tcp:
             data_port = self._data_ports.get(host)
             if data_port is None:
                 if self._closed:
-                    raise Unfit("this process ends")
+                    raise Unfit("this process is ending")
                 data_port = self._data_ports[host] = DataPort(self._engine.node.poller, host)
             return data_port
 
-    # -- being the owner ------------------------------------------------------------------------------
+    # -- at the owner ------------------------------------------------------------------------------
 
     def offer(self, key: int, request: bytes, peer: str) -> bytes:
         wanted = _decode_request(request)
         sealed = not (wanted.trusted and backend_settings.trusted())
         if sealed and not can_encrypt():
-            raise Unfit("its owner cannot encrypt: it needs the package cryptography")
+            raise Unfit("its owner cannot encrypt: it lacks the package cryptography")
         secret = new_secret() if sealed else b""
         try:
             if wanted.port:
@@ -322,7 +322,7 @@ class Tcp:
         self._pool.run(lambda: self._serve(connection))
 
     def _serve(self, connection: Connection) -> None:
-        """Answer requests as long as they come, then leave the connection to whoever polls."""
+        """Answer requests as long as they come, then leave the connection to the poller."""
         readable = select.poll()
         readable.register(connection.sock.fileno(), select.POLLIN)
         connection.stall_timeout = STALL
@@ -338,7 +338,7 @@ class Tcp:
             self._park(connection)
 
     def _linger(self, readable: select.poll) -> bool:
-        """Wait a moment for a request, unless many threads do that already."""
+        """Wait a moment for a request, unless many threads do so already."""
         with self._guard:
             few = self._lingering < LINGERERS
             self._lingering += few
@@ -371,7 +371,7 @@ class Tcp:
         connection.recv_into(memoryview(head))
         kind, key, offset, size = _REQUEST.unpack(head)
         if kind not in (_READ, _WRITE):
-            raise ConnectionAbortedError("the other side sent what is no request")
+            raise ConnectionAbortedError("the peer sent an invalid request")
         begun = False
         try:
             with self._engine.held(key) as registration:
@@ -396,7 +396,7 @@ class Tcp:
     # -- ending -----------------------------------------------------------------------------------------
 
     def dropped(self, key: int) -> None:
-        """Requests look the key up each time."""
+        """Nothing to do: each request looks the key up."""
 
     def peer_dead(self, proc: str) -> None:
         with self._guard:
@@ -416,7 +416,7 @@ class Tcp:
                 self._engine.node.poller.unregister(connection.sock.fileno())
                 self._end(connection)
             else:
-                connection.cut()  # the thread that uses it closes it
+                connection.cut()  # the thread that uses it then closes it
 
     def close(self) -> None:
         with self._guard:

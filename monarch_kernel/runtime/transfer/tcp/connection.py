@@ -1,8 +1,8 @@
-"""One TCP connection of the data plane: whole stretches of memory, out and in, in the clear or sealed.
+"""One TCP connection of the data plane, which carries stretches of memory in the clear or encrypted.
 
-A sealed connection carries frames of at most 1 MiB, each encrypted and authenticated by AES-256-GCM. Its two keys,
-one for each direction, come over the control plane and serve this one connection, so a counter can be the nonce, and
-a frame that was changed, left out, repeated or swapped does not open.
+An encrypted connection carries frames of at most 1 MiB, each encrypted and authenticated by AES-256-GCM. Its two keys,
+one per direction, come over the control plane and serve this connection only. So a counter can be the nonce, and a
+frame that was changed, omitted, repeated or reordered does not decrypt.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from monarch_kernel.runtime.transfer.memory_copy import scratch, steps
 FRAME = 1 << 20
 _TAG = 16
 _KEY = 32
-#: What both sides need to open each other's frames.
+#: Bytes of the secret that both sides need: one key per direction.
 SECRET = 2 * _KEY
-#: Shorter runs of scattered memory are gathered first: a system call for each would take longer than the copy.
+#: Shorter runs of scattered memory are gathered first: one system call per run would take longer than the copy.
 DIRECT = 16 << 10
-#: A host that vanished is noticed after about so long, if the control plane has not told before (seconds).
+#: A vanished host is noticed after about this time, if the control plane has not reported it before (seconds).
 _SILENCE = 10
 _UNACKNOWLEDGED = 60
 
 
 def tune(sock: socket.socket) -> None:
-    """Short messages at once, and no waiting for ever for a host that is gone."""
+    """Send short messages at once, and do not wait for ever for a vanished host."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENCE // 2)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SILENCE // 2)
-    # A peer that stands still answers, but takes nothing: this is longer than it may stand still.
+    # A stalled peer acknowledges but reads nothing: this limit is longer than a stall may last.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED * 1000)
 
 
@@ -47,8 +47,8 @@ class Connection:
     """A connection in the clear.
 
     Attributes:
-        deadline: by ``time.monotonic()``; what goes on then raises ``TimeoutError``.
-        patience: without a deadline: how long it may stand still (seconds; None: for ever).
+        deadline: on the clock of ``time.monotonic()``; after it, sending and receiving raise ``TimeoutError``.
+        stall_timeout: without a deadline, how long it may stall (seconds; None for no limit).
     """
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -82,7 +82,7 @@ class Connection:
             self._limit()
             got = self.sock.recv_into(view)
             if not got:
-                raise ConnectionResetError("the other side closed the connection")
+                raise ConnectionResetError("the peer closed the connection")
             view = view[got:]
 
     def _limit(self) -> None:
@@ -95,14 +95,14 @@ class Connection:
             self.sock.settimeout(limit)
 
     def cut(self) -> None:
-        """End it, from any thread: whoever sends or receives gets an error at once."""
+        """Shut it down, from any thread: a thread that sends or receives gets an error at once."""
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:  # it has ended already
             pass
 
     def close(self) -> None:
-        """Give the socket back; only by the thread that uses it."""
+        """Close the socket. Called only by the thread that uses it."""
         self.sock.close()
 
 
@@ -111,7 +111,7 @@ class EncryptedConnection(Connection):
 
     Args:
         secret: both keys.
-        opener: whether this side opened the connection: then the first key is for what it sends.
+        opener: whether this side opened the connection; it then sends with the first key.
     """
 
     def __init__(self, sock: socket.socket, peer: str, secret: bytes, opener: bool) -> None:
@@ -144,7 +144,7 @@ class EncryptedConnection(Connection):
                 self._fill(memoryview(head))
                 size = int.from_bytes(head, "little")
                 if not _TAG < size <= FRAME + _TAG:
-                    raise ConnectionAbortedError("the other side sent what is no frame")
+                    raise ConnectionAbortedError("the peer sent an invalid frame")
                 if len(self._in) < size:
                     self._in = memoryview(bytearray(size))
                 frame = self._in[:size]
@@ -166,7 +166,7 @@ class EncryptedConnection(Connection):
         try:
             self._open.decrypt_into(self._received.to_bytes(12, "little"), frame, None, into)
         except InvalidTag:
-            raise ConnectionAbortedError("a frame was not sealed with this connection's key") from None
+            raise ConnectionAbortedError("a frame was not encrypted with this connection's key") from None
         self._received += 1
 
 
@@ -177,14 +177,14 @@ def can_encrypt() -> bool:
 
 
 def new_secret() -> bytes:
-    """For one connection. Also imports what encrypts, which whoever polls should not have to wait for."""
+    """A secret for one connection. Also imports the encryption, so that the poller need not wait for it."""
     import cryptography.hazmat.primitives.ciphers.aead  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     return secrets.token_bytes(SECRET)
 
 
 def send_memory(connection: Connection, memory: Memory, at: int, size: int) -> None:
-    """Send bytes of an object, straight from its memory where they lie in long enough pieces."""
+    """Send bytes of an object, directly from its memory where the runs are long enough."""
     for view in _pieces(memory, at, size):
         if view is None:
             for lo, hi in steps(memory.layout, at, at + size):
@@ -196,7 +196,7 @@ def send_memory(connection: Connection, memory: Memory, at: int, size: int) -> N
 
 
 def recv_memory(connection: Connection, memory: Memory, at: int, size: int) -> None:
-    """Receive bytes of an object, straight into its memory where they lie in long enough pieces."""
+    """Receive bytes of an object, directly into its memory where the runs are long enough."""
     for view in _pieces(memory, at, size):
         if view is None:
             for lo, hi in steps(memory.layout, at, at + size):
@@ -208,7 +208,7 @@ def recv_memory(connection: Connection, memory: Memory, at: int, size: int) -> N
 
 
 def skip(connection: Connection, size: int) -> None:
-    """Receive bytes that nobody wants."""
+    """Receive bytes and discard them."""
     between = memoryview(bytearray(min(size, FRAME)))
     while size:
         some = min(size, len(between))
@@ -217,7 +217,7 @@ def skip(connection: Connection, size: int) -> None:
 
 
 def _pieces(memory: Memory, at: int, size: int) -> Iterator[memoryview | None]:
-    """Views of the memory, in order; None once instead, if it is not the CPU's or lies in short runs."""
+    """Views of the memory, in order; a single None instead if it is GPU memory or lies in short runs."""
     layout = memory.layout
     part = None if memory.device else layout.part(at, at + size)
     if memory.device or (layout.run < DIRECT and (part is None or not part.contiguous)):

@@ -1,9 +1,9 @@
-"""How two processes come to have a TCP connection: who listens, who connects, and who may.
+"""How two processes set up a TCP connection: which side listens, which connects, and who is admitted.
 
-Nobody listens before it is needed. A connection begins with a token of 32 bytes, which was handed out over the
-control plane for this one connection; without one, it is closed. Who listens is whoever can be reached: the owner of
-the buffer, on the interface by which its host's gateway is known; or, where the owner is behind a controller that has
-no address, the process that asks.
+No process listens before that is needed. A connection begins with a token of 32 bytes, handed out over the control
+plane for this one connection; without a valid token it is closed. The side that can be reached listens: the owner of
+the buffer, on the interface by which its host's gateway is known; or, if the owner belongs to a controller without an
+address, the requesting process.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from monarch_kernel.runtime.node.tally import Tally
 log = logging.getLogger(__name__)
 
 TOKEN = 32
-#: How long a token is good, a connection may take, and whoever connects may take to show its token (seconds).
+#: How long a token is valid, a connection attempt may take, and a new connection may take to show its token (seconds).
 EXPIRY = 60.0
 CONNECT = 5.0
 GREETING = 5.0
-#: Connections that have not shown a token yet: of more, the oldest goes.
+#: The most connections that have not shown a token yet: beyond that, the oldest is closed.
 UNIDENTIFIED = 64
-#: How long refusals are counted before the next line about them in the log (seconds).
+#: How long refusals are counted until the log reports them again (seconds).
 REFUSALS = 60.0
 LOOPBACK = "127.0.0.1"
 
 
 def host_of(ref: ProcRef, seen_from: ProcRef) -> str:
-    """Where processes of its site can listen so that another process reaches them; empty if nowhere."""
+    """Where processes of a site can listen so that another process reaches them; empty if nowhere."""
     if ref.site == seen_from.site:
         return LOOPBACK
     scheme, _, place = ref.gateway_address.partition("://")
@@ -55,7 +55,7 @@ def dial(address: tuple[str, int], token: bytes, deadline: float | None) -> sock
     """Connect, and show the token.
 
     Raises:
-        OSError: nobody is there, or not in time.
+        OSError: nothing listens there, or not in time.
     """
     limit = CONNECT if deadline is None else min(CONNECT, max(deadline - time.monotonic(), 0.001))
     sock = socket.create_connection(address, limit)
@@ -69,7 +69,7 @@ def dial(address: tuple[str, int], token: bytes, deadline: float | None) -> sock
 
 
 class DataPort:
-    """A listening socket, opened when the first guest is expected. Whoever polls answers it."""
+    """A listening socket for expected connections; the thread that polls serves it."""
 
     def __init__(self, poller: Poller, host: str) -> None:
         self._poller = poller
@@ -84,7 +84,7 @@ class DataPort:
         poller.start_background()
 
     def expect(self, welcome: Callable[[socket.socket], None]) -> bytes:
-        """A token; ``welcome(socket)`` will be called by whoever polls, once, if somebody comes with it in time."""
+        """A token. If a connection shows it in time, the poller calls ``welcome(socket)``, once."""
         now = time.monotonic()
         token = secrets.token_bytes(TOKEN)
         with self._guard:
@@ -94,7 +94,7 @@ class DataPort:
         return token
 
     def forget(self, token: bytes) -> None:
-        """Nobody shall come with it any more."""
+        """Admit no connection with this token any more."""
         with self._guard:
             self._expected.pop(token, None)
 
@@ -105,14 +105,14 @@ class DataPort:
         self._unidentified[sock.fileno()] = _Unidentified(self, sock, where[0])
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest without showing a token; whether there was one."""
+        """Close the connection that has waited longest without a token; returns whether there was one."""
         oldest = next(iter(self._unidentified.values()), None)
         if oldest is not None:
-            oldest.leave("too many others came")
+            oldest.leave("too many others are waiting")
         return oldest is not None
 
     def admit(self, token: bytes, sock: socket.socket) -> bool:
-        """Take a connection that shows this token; False if it is not expected."""
+        """Admit a connection that shows this token; False if the token is unknown or has expired."""
         with self._guard:
             expected = self._expected.pop(token, None)
         if expected is None or expected.until < time.monotonic():
@@ -121,7 +121,7 @@ class DataPort:
         return True
 
     def close(self) -> None:
-        """Expect nobody any more."""
+        """Stop listening, and forget all tokens."""
         self._acceptor.close()
         for unidentified in list(self._unidentified.values()):
             unidentified.leave("")
@@ -161,7 +161,7 @@ class _Unidentified:
         elif len(self._shown) == TOKEN:
             self._forget()
             if not self._data_port.admit(self._shown, self._sock):
-                self._refuse("its token is not known here")
+                self._refuse("its token is unknown")
 
     def leave(self, why: str) -> None:
         """Close it."""
@@ -184,12 +184,12 @@ def _listen(host: str) -> socket.socket:
     family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     everywhere = ("::" if family == socket.AF_INET6 else "0.0.0.0", 0)
     if str(address[0]).startswith(("127.", "::1")) and host not in (address[0], "localhost"):
-        address = everywhere  # a name by which only the host itself means its loopback interface
+        address = everywhere  # a name that resolves to the loopback interface only on the host itself
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         try:
             sock.bind(address)
-        except OSError:  # the host is known to others by an address that none of its interfaces has
+        except OSError:  # others know the host by an address that none of its interfaces has
             sock.bind(everywhere)
         sock.listen(256)
     except BaseException:
@@ -202,7 +202,7 @@ _ours: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """In a fork: the connections are our parent's, and must end when it does."""
+    """In a fork: the connections belong to the parent, and must end when it closes them."""
     for sock in list(_ours):
         sock.close()
 

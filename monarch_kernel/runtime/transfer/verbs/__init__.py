@@ -1,1 +1,1 @@
-"""The backend that moves bytes through InfiniBand and RoCE cards."""
+"""The backend for InfiniBand and RoCE cards."""

@@ -1,13 +1,13 @@
-"""Between hosts with InfiniBand or RoCE cards: the asker's card reads and writes the owner's memory.
+"""Buffers on other hosts with InfiniBand or RoCE cards: the requester's card reads and writes the owner's memory.
 
-The owner's part ends when a queue pair is connected and a buffer registered, once per pair of processes and once per
-buffer; no code runs there for a transfer. ``card`` has pyverbs and an opened card, ``ports`` which ports
+The owner connects a queue pair once per pair of processes, and registers a buffer once; after that no code runs there
+for a transfer. ``card`` has pyverbs and an opened card, ``ports`` which ports
 reach each other, ``route`` the queue pairs to one owner, ``transfer`` and ``queue_pairs`` how a transfer is
 cut up and driven, ``regions`` the regions here, and ``responder`` those of buffers.
 
-Atomics are not here: the owner does them, for all backends alike. A card's own atomics are atomic only among those of
-the same card (``IBV_ATOMIC_HCA``, on nearly every one there is), and not with a processor's, so a word that is reached
-by two ways at once would lose updates.
+Atomics are not here: the owner performs them for all backends alike. A card's own atomics are atomic only among those
+of the same card (``IBV_ATOMIC_HCA``, on nearly all cards), not with those of a processor, so a word that is reached in
+two ways at once would lose updates.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from monarch_kernel.runtime.transfer.verbs.responder import Responder
 from monarch_kernel.runtime.transfer.verbs.route import Route
 from monarch_kernel.runtime.transfer.verbs.transfer import Transfer
 
-#: So long it is not tried again what turned out to be impossible (seconds): devices and networks come and go.
+#: How long what turned out to be impossible is not tried again (seconds): devices and networks come and go.
 BARRED_FOR = 300.0
-#: How long an error waits for the news that the owner is dead, and the end for transfers under way (seconds).
+#: How long an error waits for the report that the owner is dead, and ``close`` for running transfers (seconds).
 CAUSE_WAIT = 1.0
 END_WAIT = 2.0
 #: Looked up for each transfer, so its text is the key of the cards that it names.
@@ -74,11 +74,11 @@ class Verbs:
         self._guard = threading.Lock()
         self._cards: dict[tuple[str, int], tuple[Card, RegionCache]] = {}
         self._routes: dict[tuple[str, str], Route] = {}
-        #: Why a buffer (by key) or all of an owner (by name) cannot be reached in this way, and since when.
+        #: Why a buffer (by key) or all buffers of an owner (by name) cannot be reached, and since when.
         self._barred: dict[int | str, tuple[str, float]] = {}
         self._responder = Responder()
         self._closed = False
-        #: Of the cards for transfers that begin here, by the value of the setting.
+        #: The cards for transfers that begin here, by the value of the setting.
         self._chosen_by: dict[str | None, list[tuple[Card, RegionCache]]] = {}
         self._pid = os.getpid()
         _all.add(self)
@@ -103,7 +103,7 @@ class Verbs:
         if op.handle.owner.id in self._engine.node.deaths:
             raise Gone
         if not self._engine.work.runs_here() and not self._ready(op.handle):
-            raise Unfit("the owner has to be asked first, which the calling thread must not wait for")
+            raise Unfit("the owner must be asked first, and the calling thread must not wait for that")
         routes = [self._route(op.handle, card, regions) for card, regions in self._chosen()]
         try:
             Transfer(op, deadline, routes, lambda: self._closed, self._engine.registration_around).run()
@@ -141,7 +141,7 @@ class Verbs:
             return route
 
     def _explained(self, op: Op, status: int, routes: list[Route], deadline: float | None) -> Exception:
-        """What a work request's failure means."""
+        """The error that the failure of a work request stands for."""
         e, handle, owner = pyverbs().e, op.handle, op.handle.owner.id
         for route in routes:
             route.forget(handle.key)
@@ -150,11 +150,13 @@ class Verbs:
                 return Gone()
             if not any(route.proven for route in routes):
                 names = ", ".join(route.card.name for route in routes)
-                return Unfit(f"the owner's card does not answer {names}: nothing of RDMA gets from one to the other")
-            return RDMAError(f"{op} failed: the owner's card does not answer any more", owner)
+                return Unfit(
+                    f"the owner's card does not answer {names}: RDMA traffic does not get from one to the other"
+                )
+            return RDMAError(f"{op} failed: the owner's card no longer answers", owner)
         if status in (e.IBV_WC_REM_ACCESS_ERR, e.IBV_WC_REM_INV_REQ_ERR, e.IBV_WC_REM_OP_ERR):
             if self._engine.node.poller.in_leader():
-                return self._engine.dropped(op)  # what it nearly always is; the owner cannot be asked here
+                return self._engine.dropped(op)  # nearly always the reason; this thread cannot ask the owner
             try:
                 routes[0].ask(handle, 0, min(deadline or float("inf"), time.monotonic() + CAUSE_WAIT))
             except RDMATimeoutError:
@@ -177,7 +179,7 @@ class Verbs:
             return encode(self._responder.answer(key, registration.memory, asked, peer, path))
 
     def dropped(self, key: int) -> None:
-        """A registration of this process is let go: from here on no card may touch it."""
+        """A registration of this process was dropped: from now on no card may touch it."""
         if os.getpid() != self._pid:
             return
         self._responder.dropped(key)
@@ -191,7 +193,7 @@ class Verbs:
             routes = [self._routes.pop(key) for key in list(self._routes) if key[0] == proc]
             self._barred.pop(proc, None)
         for route in routes:
-            route.dead = True  # what is under way looks at this
+            route.dead = True  # running transfers check this
 
         def tidy() -> None:
             for route in routes:
@@ -211,7 +213,7 @@ class Verbs:
             route.end()
         for route in routes:
             if not route.wait_ended(max(0.0, end - time.monotonic())):
-                return  # a thread still has a queue pair, and would find it gone: the end of the process will do
+                return  # a thread still uses a queue pair, so the end of the process closes it
         for card, _ in self._cards.values():
             card.close()
 
@@ -225,13 +227,13 @@ class Verbs:
             if known is None:
                 port = next((p for p in find_ports() if (p.device, p.number) == (device, number)), None)
                 if port is None:
-                    raise Unfit(f"port {number} of {device} is not active any more")
+                    raise Unfit(f"port {number} of {device} is no longer active")
                 card = Card(port)
                 known = self._cards[device, number] = card, RegionCache(card)
             return known
 
     def _chosen(self) -> list[tuple[Card, RegionCache]]:
-        """The cards for transfers that begin here: those that were named, or one of the fastest."""
+        """The cards for transfers that begin here: the configured ones, or one of the fastest."""
         named = os.environ.get(_DEVICE)
         known = self._chosen_by.get(named)
         if known is not None:
@@ -241,27 +243,27 @@ class Verbs:
             raise Unfit(why_not())
         if not named:
             best = [p for p in ports if (p.rate, p.ethernet) == (ports[0].rate, ports[0].ethernet)]
-            # The processes of a host are spread over its cards.
+            # Spreads the processes of a host over its cards.
             ports = [best[zlib.crc32(self._engine.node.id.encode()) % len(best)]]
         known = self._chosen_by[named] = [self._card(p.device, p.number) for p in ports]
         return known
 
     def _facing(self, theirs: CardPort) -> tuple[Card, Gid, Gid]:
-        """The card and the addresses for a peer with this port: of the same name if possible, as hosts are alike."""
+        """The card and the addresses for a peer with this port: preferably of the same name, as hosts are alike."""
         ports = sorted(find_ports(), key=lambda p: (p.device, p.number) != (theirs.device, theirs.number))
         for port in ports:
             card, _ = self._card(port.device, port.number)
             gids = pair(card.port, theirs)
             if gids is not None:
                 return card, *gids
-        raise Unfit(f"no RDMA device of {self._engine.node.id} reaches {theirs.device} of the asking process")
+        raise Unfit(f"no RDMA device of {self._engine.node.id} reaches {theirs.device} of the requesting process")
 
 
 _all: weakref.WeakSet[Verbs] = weakref.WeakSet()
 
 
 def _keep_for_ever() -> None:
-    """In a fork: its copies of our objects must never be collected, as that would destroy what the parent uses."""
+    """In a fork: its copies of the objects must never be collected, as that would destroy what the parent uses."""
     for verbs in _all:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(verbs))
 

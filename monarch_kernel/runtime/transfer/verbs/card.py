@@ -1,7 +1,7 @@
-"""pyverbs, and an opened card: its protection domain, its memory regions, its queue pairs.
+"""pyverbs, and an opened card: its protection domain, memory regions and queue pairs.
 
-pyverbs is Cython over libibverbs and never releases the GIL, so nothing here may wait inside it. It is imported when
-a card with an active port is there, and not before.
+pyverbs is Cython over libibverbs and never releases the GIL, so nothing here may wait inside it. It is imported only
+if a card with an active port is present.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from monarch_kernel.runtime.transfer.verbs.ports import CardPort, FoundPort, Gid
 
 #: Work requests that a queue pair holds.
 DEPTH = 64
-#: 4.096 us * 2**14 = 67 ms until a packet is sent again, and how often. 7 would be for ever on some cards.
+#: A packet is sent again after 4.096 us * 2**14 = 67 ms, this often. On some cards, 7 means for ever.
 ACK_TIMEOUT, RETRIES = 14, 6
-#: How many address table entries are asked for.
+#: How many address table entries are queried.
 _GIDS = 1024
-#: Memory of at least this size is faulted in before it is registered, as pinning it holds the GIL.
+#: Memory of at least this size is faulted in before registration, because pinning it holds the GIL.
 _POPULATE = 1 << 20
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 
@@ -42,11 +42,11 @@ def pyverbs() -> Any:
     """pyverbs's classes and enums, by name.
 
     Raises:
-        ImportError: it is not installed, or does not fit the libibverbs that is.
+        ImportError: it is not installed, or does not match the installed libibverbs.
     """
     root = logging.getLogger()
     quiet = logging.NullHandler()
-    root.addHandler(quiet)  # importing pyverbs calls logging.basicConfig, which now does nothing
+    root.addHandler(quiet)  # makes the logging.basicConfig() call in pyverbs do nothing
     try:
         names: dict[str, Any] = {}
         for module, wanted in {
@@ -73,9 +73,9 @@ def pyverbs() -> Any:
 class Card:
     """One port of a card, opened.
 
-    Every pyverbs object lives in ``_open`` until it is closed: a fork of this process can then keep all of them from
-    being destroyed there, which would destroy ours. They are made, used and closed under a lock, as they crash when
-    they are closed twice, or used afterwards.
+    Every pyverbs object stays in ``_open`` until it is closed, so that a fork of this process keeps its copies alive:
+    destroying those would destroy the originals. Objects are made, used and closed under a lock, because closing one
+    twice, or using it afterwards, crashes the process.
 
     Raises:
         Unfit: it cannot be opened; says why.
@@ -85,8 +85,8 @@ class Card:
         v = pyverbs()
         self._v = v
         self.name = f"{chosen.device}:{chosen.number}"
-        self._open: dict[Any, None] = {}  # in the order in which they were made
-        # A weak reference may call back, and end a region, in the middle of all this.
+        self._open: dict[Any, None] = {}  # in order of creation
+        # Reentrant: a weak reference may call back at any point here, and close a region.
         self._guard = threading.RLock()
         self._closed = False
         try:
@@ -127,14 +127,14 @@ class Card:
         """pyverbs, for one use of the card."""
         with self._guard:
             if self._closed:
-                raise Unfit(f"{self.name} has been given back: this process shuts its runtime down")
+                raise Unfit(f"{self.name} is closed: this process is shutting its runtime down")
             yield self._v
 
     def end(self, thing: Any, *, wait: bool = True) -> bool:
         """Close a region, a queue pair or a completion queue, if it is not closed already.
 
         Args:
-            wait: for another thread that uses the card right now; if not, False is given and nothing done.
+            wait: for another thread that is using the card. Otherwise returns False and does nothing.
         """
         if not self._guard.acquire(blocking=wait):
             return False
@@ -147,7 +147,7 @@ class Card:
         return True
 
     def close(self) -> None:
-        """Give the card back, and all that was made on it."""
+        """Close the card, and all that was made on it."""
         with self._guard:
             self._closed = True
             for thing in reversed(list(self._open)):
@@ -156,15 +156,15 @@ class Card:
     # -- memory ------------------------------------------------------------------------------------
 
     def register(self, address: int, length: int, *, remote: bool, writable: bool, populate: bool = True) -> Any:
-        """Make memory known to the card.
+        """Register memory with the card.
 
         Args:
-            remote: for peers to reach, else for transfers that begin here.
+            remote: peers reach it; otherwise it serves transfers that begin here.
             writable: whether the card may write to it.
-            populate: it is the CPU's, and can be faulted in.
+            populate: it is CPU memory, which can be faulted in.
 
         Raises:
-            Unfit: it cannot be; says why.
+            Unfit: it cannot be registered; says why.
         """
         if populate and length >= _POPULATE:
             start = address // _PAGE * _PAGE
@@ -179,7 +179,7 @@ class Card:
                 ) from None
 
     def register_dmabuf(self, fd: int, offset: int, length: int, *, remote: bool, writable: bool) -> Any:
-        """The same for memory of another device, which a dma-buf stands for; the card knows it by its offset."""
+        """Register the memory of another device by its dma-buf, in which the card addresses it by offset."""
         with self._using() as v:
             try:
                 return self._own(v.DmaBufMR(self._pd, length, self._access(remote, writable), dmabuf=fd, offset=offset))
@@ -196,15 +196,15 @@ class Card:
     # -- queue pairs -------------------------------------------------------------------------------
 
     def completion_queue(self) -> Any:
-        """For one queue pair's work requests."""
+        """A completion queue for the work requests of one queue pair."""
         with self._using() as v:
             return self._own(v.CQ(self.context, self.depth + 1, None, None, 0))
 
     def queue_pair(self, queue: Any = None) -> tuple[Any, QueuePairEnd]:
-        """A queue pair to connect; without a queue, one that only answers its peer.
+        """A queue pair to connect; without a completion queue, one that only responds to its peer.
 
         Raises:
-            Unfit: the card gives none.
+            Unfit: the card has none left.
         """
         v, e = self._v, self._v.e
         cap = v.QPCap(max_send_wr=self.depth if queue else 1, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
@@ -216,16 +216,16 @@ class Card:
             try:
                 pair = self._own(v.QP(self._pd, init, attr))
             except v.PyverbsError as error:
-                raise Unfit(f"{self.name} gives no queue pair ({error})") from None
+                raise Unfit(f"{self.name} cannot make a queue pair ({error})") from None
             return pair, QueuePairEnd(pair.qp_num, secrets.randbits(24))
 
     def connect(
         self, pair: Any, mine: QueuePairEnd, here: Gid, theirs: QueuePairEnd, there: Gid, port: CardPort, *, asks: bool
     ) -> None:
-        """Connect a queue pair to one of a peer's; ``asks``: this side begins transfers.
+        """Connect a queue pair to one of a peer; ``asks``: this side begins transfers.
 
         Raises:
-            Unfit: the two cannot reach each other.
+            Unfit: they cannot reach each other.
         """
         v = self._v
         attr = v.QPAttr(port_num=self.port.number)

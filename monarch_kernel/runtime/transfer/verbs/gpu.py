@@ -17,31 +17,31 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def register(card: Card, memory: Memory, *, remote: bool, writable: bool) -> tuple[Any, int]:
-    """Make memory known to a card, of whichever device it is.
+    """Register memory of any device with a card.
 
     Args:
         remote, writable: as in ``Card.register``.
 
     Returns:
-        The region, and what to add to an address to get the one that the card knows.
+        The region, and the offset from an address to the one that the card uses.
 
     Raises:
-        Unfit: it cannot be; says why.
+        Unfit: it cannot be registered; says why.
     """
     low, high = memory.layout.span()
     if not memory.device:
         return card.register(low, high - low, remote=remote, writable=writable), 0
     if memory.ready is not None:
-        memory.ready.synchronize()  # which also makes the device's context this thread's
+        memory.ready.synchronize()  # also makes the device's context current in this thread
     start = low // _PAGE * _PAGE
     fd = _exported(start, -(-high // _PAGE) * _PAGE - start)
     if fd is None:
         return card.register(low, high - low, remote=remote, writable=writable, populate=False), 0
     try:
-        # The card knows the memory by its offset in the dma-buf.
+        # The card addresses the memory by its offset in the dma-buf.
         return card.register_dmabuf(fd, low - start, high - low, remote=remote, writable=writable), -start
     finally:
-        os.close(fd)  # the region holds on to what it stands for
+        os.close(fd)  # the region keeps the memory
 
 
 @cache
@@ -62,9 +62,9 @@ def _cuda() -> Any:
 
 
 def _exported(start: int, size: int) -> int | None:
-    """A dma-buf of device memory; None if the driver gives none."""
+    """A dma-buf of device memory; None if the driver cannot export one."""
     cuda, fd, yes = _cuda(), ctypes.c_int(-1), ctypes.c_uint(1)
-    # Copies by the GPU are then done when they say so, also for cards that read the memory afterwards.
+    # Makes copies by the GPU complete when they report so, also for cards that read the memory afterwards.
     cuda.cuPointerSetAttribute(ctypes.byref(yes), _SYNC_MEMOPS, start)
     error = cuda.cuMemGetHandleForAddressRange(ctypes.byref(fd), start, size, _DMA_BUF_FD, 0)
     return None if error else fd.value

@@ -1,4 +1,4 @@
-"""Which port of one process's cards reaches which port of another's, and what the two tell each other to connect."""
+"""Ports of cards: which ones two processes connect, and the messages that they exchange for that."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOPBACK = 1
 
 
 class Gid(msgspec.Struct, array_like=True, frozen=True):
-    """One of a port's addresses."""
+    """An address of a port."""
 
     index: int
     value: str  # as an IPv6 address
@@ -23,7 +23,7 @@ class Gid(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def scope(self) -> int:
-        """How good it is: that of one link, loopback (``LOOPBACK``), routed IPv6, IPv4."""
+        """Its rank, from worst to best: link-local, loopback (``LOOPBACK``), routed IPv6, IPv4."""
         address = ipaddress.IPv6Address(self.value)
         if address.ipv4_mapped is not None:
             return LOOPBACK if address.ipv4_mapped.is_loopback else 3
@@ -36,7 +36,7 @@ class Gid(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CardPort(msgspec.Struct, array_like=True, frozen=True):
-    """A port, as the other side has to know it."""
+    """A port, as the peer needs to know it."""
 
     device: str
     number: int
@@ -44,8 +44,8 @@ class CardPort(msgspec.Struct, array_like=True, frozen=True):
     lid: int
     gids: tuple[Gid, ...]
     mtu: int  # IBV_MTU_*
-    reads_in: int  # how many READs it answers at once
-    reads_out: int  # how many it may have under way
+    reads_in: int  # how many READs it serves at once
+    reads_out: int  # how many it may have in flight
     network: str  # see network()
 
 
@@ -57,7 +57,7 @@ class QueuePairEnd(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ConnectRequest(msgspec.Struct, array_like=True, frozen=True):
-    """What the asker says: these queue pairs of mine want to be connected, those are gone."""
+    """The requester's message: the queue pairs to connect, and those that are gone."""
 
     port: CardPort
     ends: tuple[QueuePairEnd, ...]
@@ -65,14 +65,14 @@ class ConnectRequest(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ConnectAnswer(msgspec.Struct, array_like=True, frozen=True):
-    """What the owner says: its ends, in the same order, and how its card knows the buffer's memory."""
+    """The owner's answer: its ends, in the same order, and how its card addresses the buffer."""
 
     port: CardPort
     here: Gid  # of the owner's port
-    there: Gid  # of the asker's
+    there: Gid  # of the requester's port
     ends: tuple[QueuePairEnd, ...]
     rkey: int
-    shift: int  # to add to an address of the owner's to get the one that its card knows
+    shift: int  # from an address of the owner's to the one that its card uses
 
 
 encode = msgspec.msgpack.Encoder().encode
@@ -81,7 +81,7 @@ decode_answer = msgspec.msgpack.Decoder(ConnectAnswer).decode
 
 
 def network() -> str:
-    """The network namespace of this process: its loopback addresses mean something within it only."""
+    """The network namespace of this process, within which its loopback addresses are valid."""
     with open("/proc/sys/kernel/random/boot_id") as f:
         return f"{f.read().strip()}-{os.stat('/proc/self/ns/net').st_ino:x}"
 
@@ -106,13 +106,13 @@ def _rank(a: Gid, b: Gid, mine: CardPort, theirs: CardPort) -> tuple[int, ...] |
         return (0,) if a.subnet == b.subnet else None
     same_network = mine.network == theirs.network
     if LOOPBACK in (a.scope, b.scope):
-        # A loopback address reaches one's own port only.
+        # A loopback address reaches only the port itself.
         if not same_network or (mine.device, mine.number, a.value) != (theirs.device, theirs.number, b.value):
             return None
     elif a.scope != b.scope or (a.value == b.value and not same_network):
         return None
     both = int(ipaddress.IPv6Address(a.value)) ^ int(ipaddress.IPv6Address(b.value))
-    # RoCE v2 before v1; then what reaches furthest; then what seems to be in one subnet.
+    # RoCE v2 before v1, then the widest scope, then the longest common prefix.
     return a.kind, a.scope, 128 - both.bit_length()
 
 
@@ -127,7 +127,7 @@ class FoundPort(msgspec.Struct, frozen=True):
 
 
 def find_ports(wanted: str | None = None, root: str = CLASS) -> list[FoundPort]:
-    """The active ports of this host's InfiniBand and RoCE cards, or of the wanted ones; best (or first named) first."""
+    """The active ports of the InfiniBand and RoCE cards, or of the named ones; best (or first named) first."""
     wanted = environment.RDMA_DEVICE.get() if wanted is None else wanted
     active = sorted(_active(root), key=lambda port: (-port.rate, port.device, port.number))
     names = [name.strip() for name in wanted.split(",") if name.strip()]
@@ -147,7 +147,7 @@ def _active(root: str) -> Iterable[FoundPort]:
         return
     for device in devices:
         try:
-            # iWARP cards ("4: RNIC") set up connections in another way.
+            # iWARP cards ("4: RNIC") set up connections differently.
             if not _read(root, device, "node_type").startswith("1:"):
                 continue
             for number in os.listdir(os.path.join(root, device, "ports")):
@@ -157,7 +157,7 @@ def _active(root: str) -> Iterable[FoundPort]:
                     ethernet = _read(port, "link_layer") == "Ethernet"
                     yield FoundPort(device, int(number), ethernet, int(_read(port, "lid"), 16), rate)
         except (OSError, ValueError):
-            continue  # it was taken away meanwhile
+            continue  # it was removed meanwhile
 
 
 def _read(*path: str) -> str:

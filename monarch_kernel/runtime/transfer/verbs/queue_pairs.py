@@ -1,4 +1,4 @@
-"""Queue pairs, and how a transfer is cut into work requests and driven through several of them at once."""
+"""Queue pairs of the requester: a transfer is cut into work requests and spread over several of them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from monarch_kernel.runtime.transfer.verbs.card import Card, pyverbs
 #: (address here, address there, length)
 Work = tuple[int, int, int]
 
-#: Work requests that are handed over at once; the last one of them reports.
+#: The most work requests that are posted at once; the last one reports.
 BATCH = 16
-#: Most bytes under way on one queue pair.
+#: The most bytes in flight on one queue pair.
 WINDOW = 32 << 20
-#: So long a finished work request is looked for without pausing (seconds), and the longest pause between two looks.
+#: How long completions are polled without a pause (seconds), and the longest pause between two polls.
 SPIN, PAUSE = 50e-6, 1e-3
 
 
 class WorkFailure(Exception):
-    """The card could not do a work request, and its queue pair is of no use any more.
+    """A work request failed, and its queue pair is no longer usable.
 
     Attributes:
         status: ``IBV_WC_*``.
@@ -36,16 +36,16 @@ class WorkFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MemoryKeys:
-    """How a card knows the memory here, and the owner's card the memory there."""
+    """How the card here addresses the local memory, and the owner's card the buffer."""
 
     lkey: int
     rkey: int
-    here: int = 0  # to add to an address
-    there: int = 0
+    here: int = 0  # to add to a local address
+    there: int = 0  # to add to an address of the owner's
 
 
 class QueuePair:
-    """A queue pair that begins transfers, used by one of them at a time."""
+    """A queue pair that begins transfers; used by one transfer at a time."""
 
     def __init__(self, card: Card) -> None:
         self.card = card
@@ -65,20 +65,20 @@ class QueuePair:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether no work request is in flight."""
         return self._done == self._posted
 
     def close(self) -> None:
-        """End it; what is under way ends with it, and touches no memory afterwards."""
+        """Close it; work requests in flight end, and touch no memory afterwards."""
         self.card.end(self.pair)
         self.card.end(self.queue)
 
     def staging(self) -> int:
-        """How many work requests it takes now."""
+        """How many work requests it accepts now."""
         return 0 if self._bytes >= WINDOW else self.card.depth - (self._posted - self._done)
 
     def post(self, works: list[Work], opcode: int, keys: MemoryKeys) -> None:
-        """Hand work requests to the card."""
+        """Post work requests to the card."""
         v = self._v
         self._posted += len(works)
         number, flags = self._posted, self._signaled
@@ -96,13 +96,13 @@ class QueuePair:
             raise WorkFailure(-1) from None
         finally:
             for thing in made:
-                thing.close()  # these two free nothing when they are collected
+                thing.close()  # they free nothing when they are collected
         size = sum(length for _, _, length in works)
         self._sent.append((number, size))
         self._bytes += size
 
     def poll(self) -> bool:
-        """Whether some have been done since the last call.
+        """Whether work requests have completed since the last call.
 
         Raises:
             Failed: one was not.
@@ -118,7 +118,7 @@ class QueuePair:
 
 
 def works(mine: Layout, at: int, theirs: Layout, there: int, size: int, most: int) -> Iterator[Work]:
-    """A transfer as work requests of at most ``most`` bytes, each in one piece here and there."""
+    """A transfer as work requests of at most ``most`` bytes, each contiguous here and at the owner."""
     here, remote = mine.runs(at, at + size), theirs.runs(there, there + size)
     a = b = (0, 0)
     while size:
@@ -135,10 +135,10 @@ def works(mine: Layout, at: int, theirs: Layout, there: int, size: int, most: in
 def drive(
     queue_pairs: list[tuple[QueuePair, MemoryKeys]], todo: Iterator[Work], write: bool, check: Callable[[], None]
 ) -> None:
-    """Do all the work, on whichever lane has room.
+    """Run all work requests, each on a queue pair that has room.
 
     Args:
-        check: called again and again; raises when it has to end.
+        check: called repeatedly; raises to end the transfer.
 
     Raises:
         Failed: see there.
@@ -165,12 +165,12 @@ def drive(
         if moved:
             quiet = now
         elif now - quiet > SPIN:
-            # In proportion to the wait so far, so that a long one costs little and a short one stays short.
+            # In proportion to the wait so far: a long wait costs little CPU time, and a short one stays short.
             time.sleep(min((now - quiet) / 4, PAUSE))
 
 
 def _batch(todo: Iterator[Work], staging: int) -> list[Work]:
-    """Some of what is left: many small pieces, or one large one."""
+    """The next work requests: many small pieces, or one large piece."""
     batch: list[Work] = []
     size = 0
     for work in islice(todo, staging):

@@ -1,17 +1,17 @@
-"""Memory of this process as a card knows it: regions kept for the next transfer, and memory to go through.
+"""Memory of this process that is registered with a card: regions kept for later transfers, and staging buffers.
 
-Registering memory pins every page of it, which may cost more than the transfer itself, so regions are kept. But a
-region stands for physical pages: were the memory freed and its addresses used again, a kept region would quietly read
-and write pages that are nobody's any more. So a region is kept only while it is certain to be about the same pages:
+Registering memory pins all its pages, which may cost more than the transfer itself, so regions are kept. But a region
+stands for physical pages: if the memory were freed and its addresses reused, a kept region would silently read and
+write stale pages. So a region is kept only while it certainly stands for the same pages:
 
 * An array that owns its data: a weak reference to it ends the region just before the data is freed. (NumPy refuses to
   resize an array in place while there are weak references to it.)
-* Memory that this process has registered as an ``RDMABuffer``: until that is dropped. Its owner has promised as much
-  to everybody.
+* Memory that this process has registered as an ``RDMABuffer``: until that is dropped. The registration keeps it alive
+  anyway.
 
 Everything else is registered for one transfer: what a ``bytearray``, an ``mmap`` or a foreign library does with its
-memory cannot be seen, and a tensor's storage may be resized in place, to the same address and other pages, which
-leaves no trace. Nothing is kept alive for the cache's sake.
+memory is not observable, and a tensor's storage may be resized in place, to other pages at the same address, without a
+trace. The cache keeps no memory alive.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from monarch_kernel.runtime.transfer.memory import Layout, Memory
 from monarch_kernel.runtime.transfer.verbs.card import Card
 from monarch_kernel.runtime.transfer.verbs.gpu import register
 
-#: Transfers of at most so many bytes, and pieces of scattered ones, go through memory that is registered for good.
+#: Transfers of up to this many bytes, and pieces of scattered ones, go through permanently registered memory.
 SMALL = 64 << 10
 STAGE = 2 << 20
 
 
-#: Whose memory (an object's id, or the key of a registration), and from where to where.
+#: Whose memory (an object's id, or the key of a registration), and its first and last address.
 Key = tuple[int, int, int]
 
 
@@ -50,29 +50,29 @@ class MemoryRegion:
         self._card = card
         self.size = high - low
         self.writable = writable
-        #: ``shift`` is added to an address to get the one that the card knows.
+        #: ``shift`` is the offset from an address to the one that the card uses.
         self._handle, self.shift = register(card, memory, remote=False, writable=writable)
         self.lkey: int = self._handle.lkey
-        self.watch: Any = None  # the weak reference that ends it
+        self.watch: Any = None  # the weak reference that closes it
         self.users = 1
 
     def close(self, *, wait: bool = True) -> bool:
-        """Have the card forget it; ``wait`` as in ``Card.end``."""
+        """Deregister it; ``wait`` as in ``Card.end``."""
         return self._card.end(self._handle, wait=wait)
 
 
 class RegionCache:
-    """What this process has registered on one card for transfers that begin here."""
+    """The regions of this process on one card, for transfers that begin here."""
 
     def __init__(self, card: Card) -> None:
         self._card = card
-        # Weak references call back in the middle of anything: this is changed and copied by single operations only.
+        # Weak references call back at any point, so this is changed and copied only by single operations.
         self._kept: dict[Key, MemoryRegion] = {}
-        self._left: list[MemoryRegion] = []  # to close: their memory is gone, and the card was in use
+        self._left: list[MemoryRegion] = []  # still to close: their memory was freed while the card was in use
         self._guard = threading.Lock()
         self._staging: list[StagingBuffer] = []
         self._pid = os.getpid()
-        #: How often a region was there already, and how often not.
+        #: How often a region was found, and how often not.
         self.hits = self.misses = 0
 
     @contextmanager
@@ -81,7 +81,7 @@ class RegionCache:
 
         Args:
             writing: the card writes to it.
-            buffer: the registration of this process's own that it is within; 0 for none.
+            buffer: the registration of this process that the memory lies in; 0 for none.
 
         Raises:
             Unfit: it cannot be registered.
@@ -97,7 +97,7 @@ class RegionCache:
             self.misses += 1
             region = MemoryRegion(self._card, memory, writing or (keep and not memory.why_readonly))
             if keep:
-                self._end(key)  # one that may not be written
+                self._end(key)  # an existing one is read-only
                 if not buffer:
                     region.watch = weakref.ref(root, lambda _: self._lost(key))
                 self._kept[key] = region
@@ -118,22 +118,22 @@ class RegionCache:
                 return None
             region.users += 1
             self.hits += 1
-            self._kept[key] = self._kept.pop(key, region)  # those used last come last
+            self._kept[key] = self._kept.pop(key, region)  # the most recently used come last
             return region
 
     def _lost(self, key: Key) -> None:
-        """The memory is about to be freed, so nobody uses it. Called in the middle of anything: waits for nothing."""
+        """The memory is about to be freed, so nothing uses it. Called at any point: must not wait."""
         region = self._kept.pop(key, None)
         if region is not None and os.getpid() == self._pid and not region.close(wait=False):
-            self._left.append(region)  # never found again, so it may as well be closed later
+            self._left.append(region)  # it cannot be found any more, so it may be closed later
 
     def dropped(self, buffer: int) -> None:
-        """A registration of this process's own ends."""
+        """A registration of this process was dropped."""
         for key in [key for key in self._kept.copy() if key[0] == buffer]:
             self._end(key)
 
     def _end(self, key: Key) -> None:
-        """Keep a region no longer; whoever uses it closes it."""
+        """Remove a region; its last user closes it, if it has one."""
         with self._guard:
             region = self._kept.pop(key, None)
             unused = region is not None and not region.users
@@ -154,7 +154,7 @@ class RegionCache:
 
     @contextmanager
     def staging(self, size: int) -> Generator[StagingBuffer, None, None]:
-        """Contiguous memory to go through, of at least so many bytes.
+        """Contiguous registered memory of at least this size, to stage a transfer.
 
         Raises:
             Unfit: it cannot be registered.
@@ -177,7 +177,7 @@ class RegionCache:
 
 
 class StagingBuffer:
-    """Memory of our own, registered."""
+    """Contiguous memory that is permanently registered."""
 
     def __init__(self, card: Card, size: int) -> None:
         self._card = card
@@ -187,16 +187,16 @@ class StagingBuffer:
         self.lkey: int = self._handle.lkey
 
     def layout(self, size: int) -> Layout:
-        """Its first bytes."""
+        """The layout of its first bytes."""
         return Layout(self.address, (), size)
 
     def close(self) -> None:
-        """Give it back."""
+        """Deregister it."""
         self._card.end(self._handle)
 
 
 def owner_of(memory: Memory) -> Any:
-    """The array that owns the memory, and with whose end it is freed; None if that cannot be seen."""
+    """The array that owns the memory, which is freed with it; None if that is unknown."""
     numpy = sys.modules.get("numpy")
     root: Any = memory.keep
     if numpy is None or not isinstance(root, numpy.ndarray):

@@ -1,4 +1,4 @@
-"""The owner's part: queue pairs that answer peers' cards, and buffers registered for them. Cards do the rest."""
+"""The owner's part: queue pairs that respond to peers' cards, and buffers registered for them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from monarch_kernel.runtime.transfer.verbs.ports import ConnectAnswer, ConnectRe
 
 
 class Responder:
-    """What this process has prepared for others."""
+    """The queue pairs and regions that this process has set up for peers."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        #: peer -> (its card's port, its number of the queue pair) -> ours, and the card it is on
+        #: peer -> (its card's port, number of its queue pair) -> the card and queue pair here
         self._pairs: dict[str, dict[tuple[str, int], tuple[Card, Any]]] = {}
-        #: buffer -> card -> its region there, and what to add to an address
+        #: buffer -> card -> its region, and the offset of its addresses there
         self._regions: dict[int, dict[str, tuple[Card, Any, int]]] = {}
         self._dead: set[str] = set()
 
@@ -29,7 +29,7 @@ class Responder:
         """Register a buffer and connect a peer's queue pairs.
 
         Raises:
-            Unfit: it is not possible.
+            Unfit: the card cannot do it.
             RDMAError: the peer is dead.
         """
         card, here, there = path
@@ -64,14 +64,14 @@ class Responder:
             card.end(pair)
 
     def dropped(self, key: int) -> None:
-        """No peer's card may reach the buffer any more: those that are about to get an error."""
+        """Let no peer's card reach the buffer any more: running transfers get an error."""
         with self._guard:
             regions = self._regions.pop(key, {})
         for card, region, _ in regions.values():
             card.end(region)
 
     def peer_dead(self, peer: str) -> None:
-        """End its queue pairs."""
+        """Close the queue pairs of a peer."""
         with self._guard:
             self._dead.add(peer)
             pairs = self._pairs.pop(peer, {})

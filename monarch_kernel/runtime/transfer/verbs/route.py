@@ -1,4 +1,4 @@
-"""The way from one card of this process to one owner: queue pairs, made when needed, and its buffers' keys."""
+"""The route from a card of this process to one owner: queue pairs, made on demand, and the keys of its buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch_kernel.runtime.transfer.verbs.ports import ConnectRequest, decode_a
 from monarch_kernel.runtime.transfer.verbs.queue_pairs import QueuePair
 from monarch_kernel.runtime.transfer.verbs.regions import RegionCache
 
-#: How many buffers of an owner are remembered.
+#: The most buffers of an owner that are remembered.
 REMOTES = 1 << 16
 
 #: (buffer, request, deadline) -> the owner's answer
@@ -24,26 +24,26 @@ Offer = Callable[[Handle, bytes, float | None], bytes]
 
 @dataclass(frozen=True, slots=True)
 class RemoteRegion:
-    """How the owner's card knows a buffer."""
+    """How the owner's card addresses a buffer."""
 
     rkey: int
     shift: int
 
 
 class Route:
-    """Lanes are lent to one transfer at a time: one that fails takes no other with it."""
+    """Each queue pair is lent to one transfer at a time, so that a failure affects no other."""
 
     def __init__(self, card: Card, regions: RegionCache, offer: Offer, most: int) -> None:
         self.card = card
         self.regions = regions
         self.dead = False
-        #: Whether the owner has ever connected a queue pair of this route, and whether any transfer was done by one.
+        #: Whether the owner has ever connected a queue pair of this route, and whether a transfer over one succeeded.
         self.works = self.proven = False
         self._offer = offer
         self._most = most
-        self._queue_pairs = 0  # all there are, lent, free or being made
+        self._queue_pairs = 0  # all of them: lent, free or being made
         self._free: list[QueuePair] = []
-        self._gone: list[int] = []  # numbers of ours that were connected and are no more
+        self._gone: list[int] = []  # numbers of connected ones that were closed
         self._remotes: dict[int, RemoteRegion] = {}
         self._changed = threading.Condition()
 
@@ -51,7 +51,7 @@ class Route:
     def lent(
         self, op: Op, wanted: int, deadline: float | None
     ) -> Generator[tuple[list[QueuePair], RemoteRegion], None, None]:
-        """Between 1 and ``wanted`` queue pairs that reach the owner, and the buffer as its card knows it.
+        """Between 1 and ``wanted`` queue pairs that reach the owner, and the buffer as the owner's card addresses it.
 
         Raises:
             Unfit, Gone, RDMAError, RDMATimeoutError: as ``Backend.move``.
@@ -85,10 +85,10 @@ class Route:
                 with self._changed:
                     if remote is None or not self._queue_pairs:
                         raise
-                    self._most = self._queue_pairs  # no more are to be had
+                    self._most = self._queue_pairs  # there are no more
 
     def ask(self, handle: Handle, count: int, deadline: float | None) -> None:
-        """Have the owner register a buffer and connect so many new queue pairs, which are counted already."""
+        """Have the owner register a buffer and connect ``count`` new queue pairs, which are already counted."""
         made: list[QueuePair] = []
         kept = 0
         with self._changed:
@@ -138,12 +138,12 @@ class Route:
         return key in self._remotes and bool(self._free) and not self.dead
 
     def forget(self, key: int) -> None:
-        """A buffer may be known by another name there, or not at all any more."""
+        """Forget a buffer: the owner may have another key for it, or none."""
         with self._changed:
             self._remotes.pop(key, None)
 
     def end(self) -> None:
-        """Close all that is not lent; the rest follows when it comes back."""
+        """Close what is not lent; the rest is closed when it is returned."""
         with self._changed:
             self.dead = True
             free, self._free = self._free, []
@@ -153,6 +153,6 @@ class Route:
             queue_pair.close()
 
     def wait_ended(self, seconds: float) -> bool:
-        """Whether everything has come back and was closed."""
+        """Wait until all queue pairs are closed; False if that takes longer."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue_pairs, seconds)

@@ -1,4 +1,4 @@
-"""One transfer over RDMA cards: from where to where it goes directly, what goes through memory in between."""
+"""One transfer through RDMA cards: what goes directly between the two memories, and what is staged."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from monarch_kernel.runtime.transfer.verbs.queue_pairs import MemoryKeys, QueueP
 from monarch_kernel.runtime.transfer.verbs.regions import SMALL, STAGE, StagingBuffer
 from monarch_kernel.runtime.transfer.verbs.route import Route
 
-#: One queue pair for each so many bytes of a transfer; and one work request moves between this and PIECE_MAX.
+#: Bytes of a transfer per queue pair; one work request moves between this and PIECE_MAX.
 PIECE = 1 << 20
 PIECE_MAX = 8 << 20
-#: Pieces of scattered memory here shorter than this are gathered by a copy. The card gathers longer ones.
+#: Pieces of scattered local memory shorter than this are gathered by a copy, longer ones by the card.
 SHORT = 16 << 10
-#: A work request costs about as much as so many bytes on the wire: to read the gaps of scattered memory there as well
-#: pays while they are shorter. At most so many bytes are read in this way.
+#: A work request costs about as much as this many bytes on the wire, so shorter gaps of scattered remote memory are
+#: read as well; SPAN_MAX limits such a read.
 GAP = 16 << 10
 SPAN_MAX = 256 << 20
 
@@ -31,9 +31,9 @@ class Transfer:
     """One operation.
 
     Args:
-        routes: to its owner, one for each card that shall take part.
-        closing: whether everything has to end.
-        buffer: gives the registration of this process's own that memory is within; 0 for none.
+        routes: to its owner, one for each card that takes part.
+        closing: whether the backend is shutting down.
+        buffer: returns the registration of this process that memory lies in; 0 for none.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Transfer:
         self._theirs = op.handle.layout
 
     def run(self) -> None:
-        """Do it.
+        """Run the transfer.
 
         Raises:
             Failed, Unfit, Gone, RDMAError, RDMATimeoutError: see ``Backend.move`` and ``WorkFailure``.
         """
         op, mine = self._op, self._op.memory.layout
         if op.memory.ready is not None:
-            op.memory.ready.synchronize()  # what a GPU was computing when the transfer was asked for
+            op.memory.ready.synchronize()  # work that the GPU had queued when the transfer was requested
         whole = self._theirs.part(op.offset, op.offset + op.size)
         if not op.write and not op.memory.device and whole is not None and _worth_spanning(whole):
             self._read_span(whole)
@@ -67,7 +67,7 @@ class Transfer:
             self._in_between()
 
     def _directly(self) -> bool:
-        """Between the memory here and there; False (and nothing done) if that here cannot be registered."""
+        """Directly between the two memories; False, with nothing done, if the local one cannot be registered."""
         op = self._op
         most = -(-op.size // PIECE)
         routes = self._routes[:most]
@@ -75,7 +75,7 @@ class Transfer:
         buffer = self._buffer(op.memory.layout)
         with ExitStack() as stack:
             try:
-                # Given back last: no card may know a lane that is in use, and not the memory.
+                # Entered first, so released last: no queue pair may be in use while its memory is not registered.
                 regions = [stack.enter_context(r.regions.lent(op.memory, not op.write, buffer)) for r in routes]
             except Unfit:
                 return False
@@ -88,7 +88,7 @@ class Transfer:
         return True
 
     def _in_between(self) -> None:
-        """Through contiguous memory that is registered already, piece by piece."""
+        """Through contiguous memory that is already registered, piece by piece."""
         op, mine = self._op, self._op.memory
         cuts = [(0, op.size)] if op.size <= STAGE else _cuts(mine.layout, op.size)
         route = self._routes[0]
@@ -104,7 +104,7 @@ class Transfer:
                     scatter(mine, lo, hi - lo, staging.address)
 
     def _read_span(self, whole: Layout) -> None:
-        """Everything between the first and the last byte, to pick from here."""
+        """Read everything between the first and the last byte, then pick the runs here."""
         low, high = whole.span()
         self._theirs = Layout(low, (), high - low)
         route = self._routes[0]
@@ -137,13 +137,13 @@ class Transfer:
         if any(route.dead for route in self._routes):
             raise Gone
         if self._closing():
-            raise RDMAError(f"{self._op} failed: this process shuts its runtime down", owner)
+            raise RDMAError(f"{self._op} failed: this process is shutting its runtime down", owner)
         if self._deadline is not None and time.monotonic() > self._deadline:
             raise RDMATimeoutError(f"{self._op} did not end in time", owner)
 
 
 def _cuts(layout: Layout, size: int) -> list[tuple[int, int]]:
-    """Pieces of scattered memory that a copy gathers fast; of contiguous memory, any."""
+    """Pieces that a copy gathers fast; for contiguous memory, any pieces."""
     if layout.contiguous:
         return [(lo, min(lo + STAGE, size)) for lo in range(0, size, STAGE)]
     return steps(layout, 0, size)
