@@ -12,12 +12,11 @@ import json
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.kernel.output.rank_lines import Limits, RankLines
 from monarch_kernel.kernel.output.rows import Key, Row, Rows, Section, blocks_of
-from monarch_kernel.kernel.output.transcript import Block, CutOutput, RichView, Source, TextView, View
+from monarch_kernel.kernel.output.transcript import Block, CutOutput, MimeBundle, RichView, Source, TextView, View
 
 
 @dataclass(slots=True)
@@ -50,8 +49,8 @@ class Folding:
     def display(
         self,
         source: Source,
-        data: dict[str, Any],
-        metadata: dict[str, Any] | None = None,
+        data: MimeBundle,
+        metadata: MimeBundle | None = None,
         *,
         display_id: str | None = None,
         update: bool = False,
@@ -224,9 +223,9 @@ def notices(cut: Collection[CutOutput]) -> list[Block]:
     return blocks
 
 
-def _rich_key(data: dict[str, Any]) -> Key:
+def _rich_key(data: MimeBundle) -> Key:
     return ("rich", json.dumps(data, sort_keys=True, default=repr))
 
 
-def _bundle_size(data: dict[str, Any]) -> int:
+def _bundle_size(data: MimeBundle) -> int:
     return sum(len(value) if isinstance(value, str | bytes) else len(repr(value)) for value in data.values())

@@ -7,6 +7,8 @@ import uuid
 from functools import cached_property
 from typing import Any, Protocol
 
+from monarch_kernel.kernel.output.transcript import MimeBundle
+
 
 class Publisher(Protocol):
     """Shows things in one cell; called on any thread, by one thread at a time."""
@@ -14,7 +16,7 @@ class Publisher(Protocol):
     #: Whether what was shown can be replaced.
     live: bool
 
-    def show(self, key: int, data: dict[str, Any], metadata: dict[str, Any], *, update: bool) -> None:
+    def show(self, key: int, data: MimeBundle, metadata: dict[str, Any], *, update: bool) -> None:
         """Show a MIME bundle, or replace the one shown under the same key."""
         ...
 
@@ -42,7 +44,7 @@ class NotebookPublisher:
         # Kept from the first output on: %%capture may be in place for this cell, and gone when its last output comes.
         return self._shell.display_pub
 
-    def show(self, key: int, data: dict[str, Any], metadata: dict[str, Any], *, update: bool) -> None:
+    def show(self, key: int, data: MimeBundle, metadata: dict[str, Any], *, update: bool) -> None:
         """See `Publisher`."""
         transient = {"display_id": f"{self._id}-{key}"}
         session = getattr(self._display, "session", None)
@@ -80,7 +82,7 @@ class TerminalPublisher:
     def __init__(self) -> None:
         self._progress = False
 
-    def show(self, key: int, data: dict[str, Any], metadata: dict[str, Any], *, update: bool) -> None:
+    def show(self, key: int, data: MimeBundle, metadata: dict[str, Any], *, update: bool) -> None:
         """See `Publisher`."""
         if not update and (text := data.get("text/plain")):
             self.write("stdout", f"{text}\n")

@@ -7,7 +7,7 @@ from typing import Any
 
 from monarch_kernel.kernel.output.rank_lines import LONGEST_LINE, Limits
 from monarch_kernel.kernel.output.render import raw_line
-from monarch_kernel.kernel.output.transcript import Source
+from monarch_kernel.kernel.output.transcript import MimeBundle, Source
 
 
 @dataclass(slots=True)
@@ -16,8 +16,8 @@ class RawText:
 
     stream: str
     text: str
-    data: dict[str, Any] | None = None
-    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    data: MimeBundle | None = None
+    metadata: MimeBundle = field(default_factory=dict[str, Any])
 
 
 class RawLines:

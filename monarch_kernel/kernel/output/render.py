@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from html import escape
-from typing import Any
 
 from monarch_kernel.display import styles
 from monarch_kernel.kernel.output.ansi import ansi_to_html, strip_ansi
-from monarch_kernel.kernel.output.transcript import Block, RichView, Source, TextView, View
+from monarch_kernel.kernel.output.transcript import Block, MimeBundle, RichView, Source, TextView, View
 from monarch_kernel.meshes import format_ranks
 
 # Longer rank sets are cut: a label is read at a glance, and the tooltip has the rest.
@@ -53,7 +52,7 @@ def raw_line(source: Source, line: str, *, name_mesh: bool = False) -> str:
     return f"{label((source,), name_meshes=name_mesh)} {line}"
 
 
-def bundle(view: View, *, name_meshes: bool = False, tooltip: Tooltip | None = None) -> dict[str, Any]:
+def bundle(view: View, *, name_meshes: bool = False, tooltip: Tooltip | None = None) -> MimeBundle:
     """The MIME bundle that shows a section as it is now; an empty section shows nothing."""
     if isinstance(view, RichView):
         return dict(view.data) or {"text/plain": "", "text/html": ""}

@@ -15,9 +15,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
 
-from monarch_kernel.kernel.output.transcript import Block, Source
+from monarch_kernel.kernel.output.transcript import Block, MimeBundle, Source
 
 _SECTION_ROWS = 100
 _SECTION_BYTES = 16_384
@@ -42,8 +41,8 @@ class Row:
     text: str
     section: Section
     born: float
-    data: dict[str, Any] | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
+    data: MimeBundle | None = None
+    metadata: MimeBundle = field(default_factory=dict)
     sources: set[Source] = field(default_factory=set)
     label: Row | None = None  # the label row of a rich row
     target: Row | None = None  # the rich row of a label row
@@ -84,7 +83,7 @@ class Rows:
         """`source` wrote a line, or a text result of several lines."""
         self._join(source, ("text", stream, line))
 
-    def add_rich(self, source: Source, key: Key, data: dict[str, Any], metadata: dict[str, Any]) -> Row:
+    def add_rich(self, source: Source, key: Key, data: MimeBundle, metadata: MimeBundle) -> Row:
         """`source` displayed a MIME bundle."""
         count = len(self.sections)
         row = self._join(source, key, data, metadata)
@@ -92,7 +91,7 @@ class Rows:
             self._sort_by_rank(source, row)
         return row
 
-    def replace(self, source: Source, row: Row, key: Key, data: dict[str, Any], metadata: dict[str, Any]) -> Row:
+    def replace(self, source: Source, row: Row, key: Key, data: MimeBundle, metadata: MimeBundle) -> Row:
         """`source` replaced a MIME bundle that it had displayed; the row that shows the new one."""
         if row.key == key:
             return row
@@ -168,8 +167,8 @@ class Rows:
         self,
         source: Source,
         key: Key,
-        data: dict[str, Any] | None = None,
-        metadata: dict[str, Any] | None = None,
+        data: MimeBundle | None = None,
+        metadata: MimeBundle | None = None,
     ) -> Row:
         row = self._partner(source, key)
         if row is None:
@@ -223,7 +222,7 @@ class Rows:
 
     # -- new rows ----------------------------------------------------------------------------
 
-    def _append(self, key: Key, data: dict[str, Any] | None, metadata: dict[str, Any] | None) -> Row:
+    def _append(self, key: Key, data: MimeBundle | None, metadata: MimeBundle | None) -> Row:
         if data is None:
             row = self._new_row(self._text_section(), key, key[1], key[2])
             row.section.size += len(row.text)

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+#: A rich result: data by MIME type, as Jupyter has it.
+MimeBundle = dict[str, Any]
+
 
 class Source(NamedTuple):
     """Where output comes from: the name of a mesh, and a rank of it."""
@@ -40,7 +43,7 @@ class RichView:
 
     id: int
     sources: frozenset[Source]
-    data: dict[str, Any]
+    data: MimeBundle
     metadata: dict[str, Any]
 
 
