@@ -1,1 +1,1 @@
-"""What the kernel runs in ranks: the actors that `%mesh` spawns there, and the IPython that their cells see."""
+"""The part of the kernel that runs in ranks: the actors that `%mesh` spawns there, and IPython for their cells."""

@@ -1,4 +1,4 @@
-"""What a rank's cells do at this moment: written by the executor, read by the monitor beside it."""
+"""The state of the cells of a rank: the executor writes it, the monitor reads it on another thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from monarch_kernel.kernel.rank.lazy_shell import LazyShell
 
 
 class Activity:
-    """What `CellExecutor` does on the main thread of this process, and what `Monitor` wants of it."""
+    """What `CellExecutor` does on the main thread of this process, and what `Monitor` asks of it."""
 
     cell: str = ""
     file: str = ""

@@ -1,9 +1,9 @@
-"""The event loop of a rank's cells: the one that `await` uses, and that code finds which asks for the running one.
+"""The event loop of the cells of a rank: `await` uses it, and `asyncio.get_running_loop()` finds it.
 
-In a notebook's kernel every cell runs inside a running loop, so that `asyncio.create_task(f())` works in any of them.
-On a rank, a cell that awaits nothing runs outside: tracebacks and debuggers see no frames of asyncio, and
-`asyncio.run()` works there, too. So while a cell runs, `asyncio.get_running_loop()` falls back to this loop. The tasks
-that it gets go on whenever a cell awaits, and between cells, where the executor waits in it.
+In a notebook kernel every cell runs inside a running loop, so that `asyncio.create_task(f())` works in all of them.
+On a rank, a cell without `await` runs outside of any loop: tracebacks and debuggers then see no frames of asyncio, and
+`asyncio.run()` works, too. So while such a cell runs, `asyncio.get_running_loop()` falls back to this loop. Its tasks
+run whenever a cell awaits, and between cells, when the executor waits in the loop.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any
 
-_offered = threading.local()  # `loop`: the CellLoop of the cell that this thread runs
+_offered = threading.local()  # `loop`: the CellLoop of the cell on this thread
 _running_loop = asyncio.get_running_loop
 
 
 def _running_or_offered() -> asyncio.AbstractEventLoop:
-    """Return the running event loop; in a cell that runs in none, the loop of its cells."""
+    """Return the running event loop, or that of the cells inside a cell that runs in none."""
     try:
         return _running_loop()
     except RuntimeError:
@@ -30,13 +30,13 @@ def _running_or_offered() -> asyncio.AbstractEventLoop:
 
 
 class CellLoop:
-    """An event loop that is made when a cell first needs one. Used on one thread."""
+    """An event loop, created when a cell first needs one. Used on one thread."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def get(self) -> asyncio.AbstractEventLoop:
-        """The loop."""
+        """The loop, created on first use."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
@@ -44,9 +44,9 @@ class CellLoop:
 
     @contextmanager
     def offered(self) -> Generator[None]:
-        """While a cell runs on this thread, who asks for the running loop gets this one."""
+        """Make this the loop that `asyncio.get_running_loop()` returns while a cell runs on this thread."""
         if asyncio.get_running_loop is not _running_or_offered:
-            # `asyncio` itself, `create_task` for one, looks it up in `asyncio.events`.
+            # `asyncio` itself, for example `create_task`, looks it up in `asyncio.events`.
             asyncio.get_running_loop = asyncio.events.get_running_loop = _running_or_offered
         _offered.loop = self
         try:
@@ -55,7 +55,7 @@ class CellLoop:
             _offered.loop = None
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine to its end, and with it the tasks that cells have left here."""
+        """Run a coroutine to its end, together with the tasks that cells have left."""
         loop = self.get()
         task = loop.create_task(coroutine)
         try:
@@ -66,16 +66,16 @@ class CellLoop:
                 try:
                     loop.run_until_complete(task)
                 except BaseException as ended:
-                    error.__traceback__ = ended.__traceback__  # where the cell waited, not where the loop did
+                    error.__traceback__ = ended.__traceback__  # where the cell waited, instead of where the loop did
             raise
 
     @property
     def existing(self) -> asyncio.AbstractEventLoop | None:
-        """The loop, if it was needed: tasks, servers and timers of earlier cells may have to go on in it."""
+        """The loop, if it exists: tasks, servers and timers of earlier cells may have to go on in it."""
         return self._loop
 
     def close(self) -> None:
-        """End what cells left behind here."""
+        """Close the loop, with everything that cells have left in it."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.close()
             asyncio.set_event_loop(None)

@@ -1,4 +1,4 @@
-"""Runs one cell in a namespace, as IPython would: on a rank, but knows nothing of actors or meshes.
+"""Runs a cell in a namespace, as IPython would. Knows nothing of actors or meshes.
 
 A cell's source is Python already (the kernel has transformed it). Its last expression is shown, `await` works
 at the top level, and its traceback begins at the cell's own first frame.
@@ -23,7 +23,7 @@ _FUTURES = {getattr(__future__, name).compiler_flag for name in __future__.all_f
 
 @dataclass(slots=True)
 class Outcome:
-    """How a cell ended: `error` is None when it ran through."""
+    """How a cell ended; `error` is None if it completed."""
 
     value: Any = None
     has_value: bool = False
@@ -31,11 +31,11 @@ class Outcome:
 
 
 class CellRunner:
-    """Runs cells, one after the other, in one namespace.
+    """Runs cells in one namespace, one at a time.
 
     Args:
         namespace: the globals of all cells.
-        show: is given the value of a cell's last expression, unless that is None.
+        show: called with the value of the last expression of a cell, unless it is None.
     """
 
     def __init__(self, namespace: dict[str, Any], show: Callable[[Any], None]) -> None:
@@ -45,7 +45,7 @@ class CellRunner:
         self.loop = CellLoop()
 
     def run(self, cell: Cell) -> Outcome:
-        """Run `cell`; whatever it raises is in the outcome, even SystemExit and KeyboardInterrupt."""
+        """Run `cell`. The outcome holds what it raises, even SystemExit and KeyboardInterrupt."""
         remember_source(cell.filename, cell.raw)
         outcome = Outcome()
         try:
@@ -66,7 +66,7 @@ class CellRunner:
         return outcome
 
     def close(self) -> None:
-        """End what cells left behind in their event loop."""
+        """Close the event loop of the cells."""
         self.loop.close()
 
     def _compile(self, cell: Cell) -> tuple[CodeType, CodeType | None]:
@@ -80,7 +80,7 @@ class CellRunner:
     def _code(self, tree: ast.Module | ast.Expression, filename: str, mode: str) -> CodeType:
         flags = self._flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         code: CodeType = compile(tree, filename, mode, flags, dont_inherit=True)
-        for flag in _FUTURES:  # `from __future__ import ...` holds for the cells that follow
+        for flag in _FUTURES:  # `from __future__ import ...` applies to later cells, too
             self._flags |= code.co_flags & flag
         return code
 
@@ -91,7 +91,7 @@ class CellRunner:
 
 
 def _from_file(traceback: Any, filename: str) -> Any:
-    """A traceback without the frames above the first one in `filename`; whole if there is none."""
+    """A traceback without the frames above the first one in `filename`; all of it if there is none."""
     at = traceback
     while at is not None:
         if at.tb_frame.f_code.co_filename == filename:

@@ -25,9 +25,9 @@ from monarch_kernel.kernel.rank.user_code import fault_of
 from monarch_kernel.kernel.rank.value_size import shortened, text_at_least
 from monarch_kernel.spmd import are_broken, meetings, tidy_up
 
-#: A string (or bytes) that is longer than this is shown by its beginning (characters).
+#: Of a longer string (or bytes) only the beginning is shown (characters).
 TEXT_LIMIT = 100_000
-#: How much of it (characters).
+#: The length of that beginning (characters).
 SHOWN = 1_000
 
 
@@ -37,14 +37,14 @@ class CellReply:
 
     Attributes:
         rank: the rank in its mesh.
-        value: the pickled value of the last expression; None if there is none or it was not sent.
+        value: the pickled value of the last expression; None if there is none, or it is not sent.
         has_value: whether the cell ends in an expression.
-        unsent: why the value was not sent, as a sentence.
-        shown: the value as text, where it was not sent.
+        unsent: why the value is not sent, as a sentence.
+        shown: a value that is not sent, as text.
         fault: the exception that ended the cell.
         seconds: how long it took.
-        broken: the process group that it is in cannot be used any more.
-        meetings: how many process groups it has joined; ranks with different numbers would not meet.
+        broken: whether the process group of the rank is unusable.
+        meetings: how many process groups the rank has joined; ranks with different numbers would not meet.
     """
 
     rank: int
@@ -59,7 +59,7 @@ class CellReply:
 
 
 class CellExecutor(Actor):
-    """Runs cells in this rank's `__main__`, on its main thread."""
+    """Runs cells in the `__main__` of this rank, on its main thread."""
 
     __tool__ = True
 
@@ -82,7 +82,7 @@ class CellExecutor(Actor):
 
     @endpoint
     def reserve(self, backend: str, world_size: int, local_size: int, local: bool) -> Rendezvous:
-        """Choose where the ranks meet; called on rank 0."""
+        """Choose a rendezvous. Called on rank 0."""
         return choose_rendezvous(backend, world_size, local_size, local=local)
 
     @endpoint
@@ -92,7 +92,7 @@ class CellExecutor(Actor):
 
     @endpoint
     def leave_group(self) -> None:
-        """Leave the process group: ranks that wait for this one in a collective get an error."""
+        """Leave the process group. Ranks that wait for this one in a collective get an error."""
         end_process_group()
 
     def __cleanup__(self, error: BaseException | None) -> None:
@@ -105,11 +105,11 @@ class CellExecutor(Actor):
 
     @endpoint
     def run(self, cell: Cell) -> CellReply:
-        """Run a cell. Never raises: what the cell raises is in the reply."""
+        """Run a cell. Never raises: the reply holds what the cell raises."""
         started = time.perf_counter()
         try:
             reply = self._run(cell, started)
-        except BaseException as error:  # an interrupt that hit this code, around the user's
+        except BaseException as error:  # an interrupt that hit this code instead of the cell
             reply = self._reply(started, fault=fault_of(error))
         Activity.cell = ""
         Activity.ended.append(cell.id)
@@ -122,19 +122,19 @@ class CellExecutor(Actor):
         rank_output.begin_cell(cell.id)
         Activity.file, Activity.since = cell.filename, time.time()
         Activity.cell = cell.id
-        if cell.id in Activity.stopped:  # it waited behind another cell when it was interrupted
+        if cell.id in Activity.stopped:  # it was interrupted while it was queued behind another cell
             raise KeyboardInterrupt
         self._shell.before_cell(cell.raw, cell.source)
         outcome = self._runner.run(cell)
         fault = None
         if outcome.error is not None:
             fault = fault_of(outcome.error)
-            keep_failure(outcome.error, cell.id)  # a debugger may stop here
+            keep_failure(outcome.error, cell.id)  # the debugger may stop here
         try:
             self._shell.after_cell(outcome.value, outcome.error)
         except BaseException as error:  # drawing a figure runs user code
             fault = fault or fault_of(error)
-        # Its frames hold on to the user's objects, and to us: what they refer to must go when the user lets go.
+        # Its frames refer to objects of the user, which must be freed when user code drops them.
         outcome.error = None
         tidy_up()
         if fault is not None:
@@ -177,12 +177,12 @@ class CellExecutor(Actor):
 
     @endpoint
     def pull(self, names: list[str]) -> dict[str, Any]:
-        """Variables of the cells' namespace; those that do not exist are left out."""
+        """Variables of the cells' namespace, without those that do not exist."""
         return {name: self._names[name] for name in names if name in self._names}
 
 
 def _main_module() -> types.ModuleType:
-    """A fresh `__main__`: the one of this process holds the host agent's names."""
+    """A fresh `__main__`; that of this process has the names of the host agent."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
@@ -190,7 +190,7 @@ def _main_module() -> types.ModuleType:
 
 
 def _surely(action: Any, *args: Any) -> None:
-    """Call `action`, once more if an interrupt hits it."""
+    """Call `action`, and again if an interrupt hits it."""
     try:
         action(*args)
     except KeyboardInterrupt:
@@ -201,10 +201,10 @@ def _no_input(prompt: object = "") -> str:
     asking = sys._getframe(1).f_globals.get("__name__")
     if asking in ("cmd", "pdb", "bdb"):
         raise RuntimeError(
-            "pdb cannot ask on a rank, where nobody can type; write breakpoint() instead: it stops the rank and opens "
+            "pdb does not work on ranks, which have no standard input; use breakpoint(): it stops the rank and opens "
             "a prompt in the notebook, see also %mesh break and %mesh pm"
         )
     raise RuntimeError(
-        "input() does not work on ranks, where nobody can type; ask in an ordinary cell and send the answer with "
-        "%mesh push"
+        "input() does not work on ranks, which have no standard input; ask in an ordinary cell, and send the answer "
+        "with %mesh push"
     )

@@ -1,7 +1,7 @@
-"""Gives a rank its IPython shell the moment anything there imports IPython, and not before.
+"""Creates the IPython shell of a rank when IPython is first imported there, and not before.
 
-Libraries find out at import whether they run in IPython (matplotlib's inline backend does), so that the
-shell has to exist as soon as the package is there. `get_ipython` and `display` are builtins from the start.
+Some libraries check at import whether they run in IPython (the inline backend of matplotlib does), so the shell has to
+exist as soon as the package is imported. `get_ipython` and `display` are builtins from the start.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from monarch_kernel.introspection import after_import
 _INLINE = "module://matplotlib_inline.backend_inline"
 
 
-#: Names that cells have from the start.
+#: Names that every cell has from the start.
 GIVEN = ("get_ipython", "rank", "world_size", "point")
 
 
 class LazyShell:
-    """The shell of this rank, if it has come to that.
+    """The shell of this rank, once it is needed.
 
     Args:
-        main: the module whose namespace the cells run in.
+        main: the module in whose namespace cells run.
     """
 
     def __init__(self, main: ModuleType) -> None:
         self._main = main
         self._shell: Any = None
-        self._info: Any = None  # of the cell that runs, if it has begun with the shell
+        self._info: Any = None  # about the running cell, if the shell existed when it began
 
     def install(self) -> None:
-        """Watch for IPython's import, and make `get_ipython` and `display` available."""
+        """Watch for the import of IPython, and make `get_ipython` and `display` available."""
         if importlib.util.find_spec("IPython") is None:
             os.environ.pop("MPLBACKEND", None)
             return
@@ -56,22 +56,22 @@ class LazyShell:
 
     @property
     def existing(self) -> Any:
-        """The shell, or None if nothing needed it so far."""
+        """The shell, or None if nothing has needed it yet."""
         return self._shell
 
     def get(self) -> Any:
-        """The shell, made now if need be; None where IPython is not installed."""
+        """The shell, created on first use; None where IPython is not installed."""
         if self._shell is None:
             try:
                 from monarch_kernel.kernel.rank.rank_shell import make_shell
             except ImportError:
                 return None
-            if self._shell is None:  # importing IPython may have made it
+            if self._shell is None:  # the import of IPython may have created it
                 self._shell = make_shell(self._main)
         return self._shell
 
     def bundle(self, value: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """How IPython shows `value`: data and metadata, empty if it showed itself; None without IPython."""
+        """The MIME bundle of `value` and its metadata; empty if `value` displays itself, None without IPython."""
         shell = self.get()
         if shell is None:
             return None
@@ -81,7 +81,7 @@ class LazyShell:
         return jsonable(data), jsonable(metadata)
 
     def before_cell(self, raw: str, source: str) -> None:
-        """Run what was registered for the beginning of cells: %autoreload looks for changed modules here."""
+        """Run the hooks for the beginning of cells, such as the check of %autoreload for changed modules."""
         self._info = None
         if self._shell is not None:
             from IPython.core.interactiveshell import ExecutionInfo
@@ -91,7 +91,7 @@ class LazyShell:
             self._shell.events.trigger("pre_run_cell", self._info)
 
     def after_cell(self, value: Any, error: BaseException | None) -> None:
-        """Run what was registered for the end of cells: matplotlib shows its figures here."""
+        """Run the hooks for the end of cells, such as that of matplotlib, which shows its figures."""
         if self._shell is None:
             return
         self._shell.events.trigger("post_execute")

@@ -1,4 +1,4 @@
-"""The actor that tells where a rank's main thread is, and interrupts or releases the cell that runs there."""
+"""The actor that reports where the main thread of a rank is, and interrupts or releases the cell that runs there."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Whereabouts:
 
     Attributes:
         rank: the rank in its mesh.
-        file: of the user's innermost line.
-        line: its number.
+        file: the file of the innermost line of user code.
+        line: the number of that line.
         function: its function.
         waits: whether it waits in torch for other ranks.
-        cell: the id of the cell that runs.
-        cell_file: what tracebacks call that.
-        since: when that began (`time.time()`).
-        endpoint: what runs instead of a cell, if it is an actor: `trainers.step`.
+        cell: the id of the running cell.
+        cell_file: the name of the cell in tracebacks.
+        since: when the cell began (`time.time()`).
+        endpoint: the endpoint that runs instead of a cell: `trainers.step`.
     """
 
     rank: int
@@ -44,14 +44,14 @@ class Whereabouts:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """What an interrupt found on a rank: whether the cell had begun. One that had not will not run any of its code."""
+    """A rank's reply to an interrupt: whether the cell had begun. A cell that had not never runs there."""
 
     rank: int
     begun: bool
 
 
 class Monitor(Actor):
-    """Tells where this rank's main thread is, from a thread of its own."""
+    """Reports where the main thread of this rank is, from another thread."""
 
     __tool__ = True
 
@@ -62,7 +62,7 @@ class Monitor(Actor):
 
     @endpoint
     def where(self) -> Whereabouts | None:
-        """Where this rank is in its cell, or in an endpoint of an actor; None when neither runs."""
+        """Where this rank is in its cell, or in an endpoint; None while neither runs."""
         if not Activity.cell:
             return self._in_endpoint()
         place = where_is(self._main, is_foreign)
@@ -79,7 +79,7 @@ class Monitor(Actor):
 
     @endpoint
     def interrupt_cell(self, cell: str) -> Interrupted:
-        """Raise KeyboardInterrupt in that cell, now or as soon as it begins; never in another one."""
+        """Raise KeyboardInterrupt in that cell, now or as soon as it begins, and in no other."""
         dropped = self._drop(cell)
         if dropped.begun and cell not in Activity.ended:
             os.kill(os.getpid(), signal.SIGINT)
@@ -88,7 +88,7 @@ class Monitor(Actor):
 
     @endpoint
     def release_cell(self, cell: str, failed: tuple[int, ...]) -> None:
-        """Other ranks have failed in that cell: end this one's waits for them, until the cell has ended here."""
+        """End the waits of this rank for ranks that have failed in that cell, until the cell ends here."""
         self._release(cell, failed)
 
     def _release(self, cell: str, failed: tuple[int, ...]) -> None:
@@ -99,16 +99,16 @@ class Monitor(Actor):
 
     @endpoint
     def drop_cell(self, cell: str) -> Interrupted:
-        """If that cell has not begun, raise KeyboardInterrupt in it as soon as it does."""
+        """If that cell has not begun, raise KeyboardInterrupt as soon as it does."""
         return self._drop(cell)
 
     def _drop(self, cell: str) -> Interrupted:
-        # In this order: a cell that begins now says so before it looks whether it was stopped.
+        # In this order, since a cell that begins sets its id before it checks whether it was stopped.
         Activity.stopped.add(cell)
         return Interrupted(self._rank, Activity.cell == cell or cell in Activity.ended)
 
     def _waits(self) -> bool:
-        """Whether the main thread is in torch, in a process group, and has not computed since it was last asked."""
+        """Whether the main thread is in torch and a process group, and has used no processor time since last asked."""
         ticks, self._ticks = self._ticks, cpu_ticks(os.getpid())
         if ticks != self._ticks or not in_process_group():
             return False

@@ -1,4 +1,4 @@
-"""What a rank knows of its names: completions and descriptions, for the cell that is being typed in the notebook.
+"""Completions and descriptions of names on a rank, for a cell that is being typed in the notebook.
 
 These functions run on a rank, on a thread beside its main one.
 """
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_kernel.kernel.rank.activity import Activity
-from monarch_kernel.kernel.rank.lazy_shell import GIVEN
+from monarch_kernel.kernel.rank.lazy_shell import GIVEN, LazyShell
 
-#: Names with this beginning are not the user's.
+#: Names with this prefix are hidden.
 _HIDDEN = "_"
 
 
@@ -22,16 +22,16 @@ def look_up(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return None if shell is None else function(shell, *args)
 
 
-def variables(shell: Any) -> list[str]:
-    """The user's names in the namespace of a rank's cells."""
+def variables(shell: LazyShell) -> list[str]:
+    """The variables of user code in the namespace of the cells."""
     return sorted(name for name in shell.names if not name.startswith(_HIDDEN) and name not in GIVEN)
 
 
-def completions(shell: Any, code: str, cursor: int) -> tuple[str, list[tuple[str, str]]] | None:
-    """What may stand at a place in the body of a cell.
+def completions(shell: LazyShell, code: str, cursor: int) -> tuple[str, list[tuple[str, str]]] | None:
+    """Completions at a position in the body of a cell.
 
     Returns:
-        The beginning that the completions replace, and each with its type; None where there is no IPython.
+        The prefix that the completions replace, and each completion with its type; None without IPython.
     """
     ip = shell.get()
     if ip is None:
@@ -45,8 +45,8 @@ def completions(shell: Any, code: str, cursor: int) -> tuple[str, list[tuple[str
     return code[start:cursor], [(each.text, each.type or "") for each in found]
 
 
-def description(shell: Any, name: str, detail: int, omit: tuple[str, ...]) -> dict[str, Any] | None:
-    """What `name?` shows, as a MIME bundle; None for a name that is not there, or without IPython."""
+def description(shell: LazyShell, name: str, detail: int, omit: tuple[str, ...]) -> dict[str, Any] | None:
+    """The output of `name?` as a MIME bundle; None for an unknown name, or without IPython."""
     ip = shell.get()
     if ip is None:
         return None

@@ -1,4 +1,4 @@
-"""How a value is shown without IPython: as text where that is all there is to it, or as the bundle it makes itself."""
+"""Displays a value without IPython: as text, or as the MIME bundle of its own methods."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _RICH = (
 
 
 def plain_text(value: Any) -> str | None:
-    """How a value is shown when text is all there is to it; None where it takes IPython to tell."""
+    """The text of a value that has no other representation; None where IPython has to decide."""
     kind = type(value)
     if kind in _PLAIN:
         return repr(value)
     if kind in _CONTAINERS:
-        if size_at_least(value, _SMALL) > _SMALL:  # its repr is not one line, and may be huge
+        if size_at_least(value, _SMALL) > _SMALL:  # its repr takes several lines, and may be huge
             return None
         text = repr(value)
         return text if len(text) <= _LINE and "\n" not in text else None
@@ -33,7 +33,7 @@ def plain_text(value: Any) -> str | None:
 
 
 def fallback_bundle(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The MIME bundle of a value where there is no IPython."""
+    """The MIME bundle of a value, and its metadata, without IPython."""
     data: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
     if _has(value, "_repr_mimebundle_"):
@@ -49,5 +49,5 @@ def fallback_bundle(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _has(value: Any, name: str) -> bool:
-    # Looked up on the type: objects that answer to any attribute (mocks, proxies) are not rich by that.
+    # Looked up on the type, since some objects (mocks, proxies) have every attribute.
     return callable(getattr(type(value), name, None))

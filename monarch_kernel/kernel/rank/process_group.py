@@ -1,4 +1,4 @@
-"""What `torch.distributed` needs on a rank: torchrun's environment variables, and a process group at will."""
+"""Sets up `torch.distributed` on a rank: the environment of torchrun, and a process group if one is wanted."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from monarch_kernel.spmd import Meeting, are_broken, count_meetings, join, leave
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the ranks meet, and the backend of the process group to join (empty for none)."""
+    """Where ranks meet, and the backend of their process group (empty for none)."""
 
     meeting: Meeting
     backend: str
 
 
 def choose_rendezvous(backend: str, world_size: int, local_size: int, *, local: bool) -> Rendezvous:
-    """Choose, as rank 0, where the ranks meet.
+    """Choose a rendezvous, on rank 0.
 
     Args:
-        backend: of the process group to come, or empty: then the user's own `init_process_group()` will listen there.
-        world_size: how many ranks there are.
-        local_size: how many of them on each host, in consecutive order.
-        local: all ranks are on this machine.
+        backend: of the process group. If it is empty, `init_process_group()` in user code will listen there.
+        world_size: the number of ranks.
+        local_size: the number of consecutive ranks on each host.
+        local: whether all ranks are on this machine.
     """
     return Rendezvous(reserve(world_size, local_size, local=local, serve=bool(backend)), backend)
 
@@ -34,12 +34,12 @@ def set_up(meet: Rendezvous, rank: int, threads: int) -> bool:
     """Set the variables that torchrun sets, and join the process group if `meet` names a backend.
 
     Args:
-        meet: where.
-        rank: of this process.
-        threads: for OpenMP and torch, unless the user's environment says otherwise.
+        meet: the rendezvous.
+        rank: the rank of this process.
+        threads: the number of threads of OpenMP and torch, unless the environment sets it.
 
     Returns:
-        Whether a process group was made here.
+        Whether a process group was created.
     """
     set_environment(meet.meeting, rank)
     count_meetings(meet.meeting)
@@ -47,9 +47,9 @@ def set_up(meet: Rendezvous, rank: int, threads: int) -> bool:
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     torch: Any = sys.modules.get("torch")
     if torch is not None and not set_by_user:
-        torch.set_num_threads(threads)  # imported before the variable was set
+        torch.set_num_threads(threads)  # torch was imported before the variable was set
     if not meet.backend:
-        if are_broken():  # one that the user has made, and that cannot be used any more
+        if are_broken():  # a group of user code that is unusable
             leave()
         return False
     if meet.backend == "nccl":
@@ -72,7 +72,7 @@ def end_process_group() -> None:
 
 
 def cpu_ticks(thread: int) -> int:
-    """Processor time of a thread of this process so far, in clock ticks; -1 where that is not known."""
+    """The processor time of a thread of this process so far, in clock ticks; -1 if unknown."""
     try:
         with open(f"/proc/self/task/{thread}/stat", encoding="ascii", errors="replace") as stat:
             fields = stat.read().rpartition(")")[2].split()

@@ -1,7 +1,7 @@
-"""IPython on a rank: what `get_ipython()`, `display()`, magics and figures need there.
+"""IPython on a rank, for `get_ipython()`, `display()`, magics and figures.
 
-Imported only when a cell uses IPython or has a result that text cannot show (see `lazy_shell`). The shell
-does not run cells: `CellRunner` does. It stores no history and makes no files.
+Imported only when a cell uses IPython, or has a result that is more than text (see `lazy_shell`). `CellRunner`, and not
+the shell, runs cells. The shell stores no history and writes no files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONFIG = Config({"HistoryManager": {"enabled": False, "hist_file": ":memory:"}}
 
 
 class RankDisplayPublisher(DisplayPublisher):
-    """Sends what is displayed to the cell that displayed it."""
+    """Sends displays to the output of the cell that displays them."""
 
     def publish(
         self,
@@ -38,7 +38,7 @@ class RankDisplayPublisher(DisplayPublisher):
         update: bool = False,
         **_kwargs: Any,
     ) -> None:
-        """Called by everything that displays."""
+        """Called for every display."""
         display_id = (transient or {}).get("display_id")
         rank_output.emit_display(jsonable(data), jsonable(metadata or {}), display_id=display_id, update=update)
 
@@ -53,7 +53,7 @@ class RankShell(InteractiveShell):
     display_pub_class = RankDisplayPublisher  # type: ignore[assignment]
 
     def init_ipython_dir(self, ipython_dir: Any) -> None:
-        """No folder of its own: a rank leaves nothing behind."""
+        """Make no folder: a rank leaves no files behind."""
 
     def init_profile_dir(self, profile_dir: Any) -> None:
         """See `init_ipython_dir`."""
@@ -61,46 +61,46 @@ class RankShell(InteractiveShell):
         self.db = {}  # what %cd and %bookmark remember
 
     def enable_gui(self, gui: Any = None) -> None:
-        """Figures are shown inline, or not at all: there is no screen."""
+        """Refuse backends that need a screen; figures are shown inline."""
         if gui not in (None, "inline"):
             raise UsageError(
                 f"a rank has no screen for {gui!r}; use %matplotlib inline, which shows figures in the notebook"
             )
 
     def enable_matplotlib(self, gui: Any = None) -> Any:
-        """`%matplotlib`; refuses a backend that needs a screen before it is loaded."""
+        """`%matplotlib`; refuses a backend that needs a screen before loading it."""
         self.enable_gui(pylabtools.find_gui_and_backend(gui, None)[0])
         return super().enable_matplotlib(gui)
 
     def init_user_ns(self) -> None:
-        """Adds what magics need and nothing over the user's own names: cells may have run before this shell."""
+        """Add the names that magics need, without replacing any: cells may have run before the shell exists."""
         self.user_ns.setdefault("get_ipython", self.get_ipython)
         self.user_ns.setdefault("_dh", [os.getcwd()])
-        for name in GIVEN:  # %who shows the user's own
+        for name in GIVEN:  # %who shows only names of user code
             self.user_ns_hidden[name] = self.user_ns.get(name)
 
     def init_hooks(self) -> None:
-        """There is no pager: `?` prints."""
+        """Make `?` print, since there is no pager."""
         super().init_hooks()
         self.set_hook("show_in_pager", page.as_hook(_print_page), 99)
 
     def init_sys_modules(self) -> None:
-        """`__main__` is the cells' namespace already."""
+        """Do nothing: `__main__` already is the namespace of the cells."""
 
     def system(self, cmd: str) -> None:
-        """`!cmd`: writes straight to the rank's stdout and stderr, as it runs."""
+        """`!cmd`: runs with the stdout and stderr of the rank."""
         rank_output.flush()
-        # IPython's warning about !pip and !cd names lines of its own.
+        # IPython's own method warns about !pip and !cd, and names its own lines in the warning.
         self.system_raw(cmd)
 
     def ask_exit(self) -> None:
         """`exit()` in a cell."""
-        raise UsageError("a rank is ended from the notebook: %mesh down, or %mesh restart for a fresh one")
+        raise UsageError("stop ranks from the notebook: %mesh down, or %mesh restart for fresh ones")
 
-    _magics = 0  # how many run now, one inside the other
+    _magics = 0  # how many are nested at the moment
 
     def run_line_magic(self, magic_name: str, line: str, _stack_depth: int = 1) -> Any:
-        """What a magic runs and would only print the error of (`%run`, `%time`) fails the cell."""
+        """Run a magic. An error that it would only print (`%run`, `%time`) fails the cell."""
         self._magics += 1
         try:
             return super().run_line_magic(magic_name, line, _stack_depth + 1)
@@ -108,9 +108,9 @@ class RankShell(InteractiveShell):
             self._magics -= 1
 
     def run_cell_magic(self, magic_name: str, line: str, cell: str) -> Any:
-        """See `run_line_magic`; refuses the one cell magic that would call itself."""
+        """See `run_line_magic`. Refuses `%%mesh`, which would call itself."""
         if magic_name == "mesh":
-            raise UsageError("%%mesh stands in the first line of a cell, once")
+            raise UsageError("%%mesh can only stand in the first line of a cell")
         self._magics += 1
         try:
             return super().run_cell_magic(magic_name, line, cell)
@@ -118,7 +118,7 @@ class RankShell(InteractiveShell):
             self._magics -= 1
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Raise what a magic has caught, instead of only showing it: other ranks may wait for this one."""
+        """Raise what a magic has caught instead of only showing it, since other ranks may wait for this one."""
         value = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
         if self._magics and value is not None:
             raise value
@@ -129,7 +129,7 @@ class RankShell(InteractiveShell):
 
 
 def make_shell(main: ModuleType) -> RankShell:
-    """This rank's shell, over the namespace of its cells; one per process."""
+    """Create the shell of this process, over the namespace of its cells."""
     displayhook, excepthook = sys.displayhook, sys.excepthook
     shell: Any = RankShell.instance(config=_CONFIG, user_module=main, user_ns=vars(main))
     sys.displayhook, sys.excepthook = displayhook, excepthook
@@ -138,7 +138,7 @@ def make_shell(main: ModuleType) -> RankShell:
 
 
 def jsonable(data: dict[str, Any]) -> dict[str, Any]:
-    """A MIME bundle or its metadata as JSON can carry it; bytes as base64, as in notebooks."""
+    """A MIME bundle, or its metadata, in a form that fits JSON; bytes become base64, as in notebooks."""
     return {key: value if isinstance(value, str) else _jsonable(value) for key, value in data.items()}
 
 

@@ -1,4 +1,4 @@
-"""What of a cell's value is sent to the notebook: all of it if it is small, and else what it looks like."""
+"""Pickles the value of a cell for the notebook; of a large value only a short text is sent."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import cloudpickle
 
 from monarch_kernel.kernel.rank.value_size import shortened, size_at_least
 
-#: A cell's value is sent to the notebook if its pickle is not larger than this (bytes).
+#: The largest pickle of a value that a cell sends (bytes).
 VALUE_LIMIT = 16_000_000
 
 
 def pickled(value: Any) -> tuple[bytes | None, str]:
-    """The pickle of a value, or None and why it is not sent."""
+    """The pickle of a value, or None and the reason why it is not sent."""
     size = size_at_least(value, VALUE_LIMIT)
     if size > VALUE_LIMIT:
         return None, _too_large(size)
@@ -29,11 +29,11 @@ def pickled(value: Any) -> tuple[bytes | None, str]:
 
 
 class _Full(Exception):
-    """A pickle has grown too large to be sent."""
+    """A pickle is too large to be sent."""
 
 
 class _Limited(io.BytesIO):
-    """Takes a pickle until it is larger than what a cell sends; the rest is never made."""
+    """Takes a pickle up to the limit, so that the rest of it is never made."""
 
     def write(self, data: Any, /) -> int:
         if self.tell() + len(data) > VALUE_LIMIT:
@@ -46,5 +46,5 @@ def _too_large(size: int) -> str:
 
 
 def short(value: Any) -> str:
-    """What a value that is not sent looks like."""
+    """A short text for a value that is not sent."""
     return shortened(value, 200)

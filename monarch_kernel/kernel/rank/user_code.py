@@ -1,4 +1,4 @@
-"""Which code is the user's, on a rank: where a thread is in it, and its faults without the frames of ours."""
+"""Finds user code on a rank: where a thread is in it, and its faults without frames of this package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monarch_kernel.kernel.traceback_frames import WAITING
 
 _KERNEL = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(_KERNEL)) + os.sep
-# Code that is not the user's: where a rank is, is told by the innermost line outside of these.
+# Not user code: the location of a rank is the innermost line outside these folders.
 _FOREIGN = tuple(
     {
         _PACKAGE,
@@ -41,13 +41,13 @@ def where_is(thread: int, is_foreign: Callable[[str], bool]) -> tuple[str, int, 
 
 
 def is_foreign(file: str) -> bool:
-    """Whether a file is not the user's: ours, Python's, or installed."""
+    """Whether a file is not user code, but part of this package, of Python or of an installed package."""
     return file.startswith(_FOREIGN) or file.startswith("<frozen") or any(part in file for part in _INSTALLED)
 
 
 def fault_of(error: BaseException) -> Fault:
-    """An exception that ended a cell, as the notebook gets it."""
-    # Where an interrupt hits, it is the line of the user that counts, not what waits below it.
+    """The fault of an exception that ended a cell."""
+    # Of an interrupt, the line of user code matters, and not the code that waits below it.
     waits = WAITING if isinstance(error, KeyboardInterrupt) else ()
     fault = capture(error, (_KERNEL, *_ipython(), *waits))
     return msgspec.structs.replace(fault, of_peer=True) if failed_by_peer(error) else fault
