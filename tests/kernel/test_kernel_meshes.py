@@ -174,7 +174,7 @@ def test_a_mesh_without_its_host_agent(start_kernel: Callable[..., Kernel]) -> N
     kernel.ok(end)
     assert kernel.run("%%mesh\n1").ename == "MeshCellError"
     assert "its host agent died" in kernel.ok("%mesh status").text
-    assert "the logs of mesh m went with its host agent" in kernel.run("%mesh logs").evalue
+    assert "the logs of mesh m were lost with its host agent" in kernel.run("%mesh logs").evalue
     kernel.ok("x = 1")
     assert "the others" not in kernel.run("%mesh push x").evalue
     assert "2 healed" in kernel.ok("%mesh heal").stdout

@@ -1,1 +1,1 @@
-"""`%mesh` and `%%mesh`: the subcommands, their arguments, and their completion."""
+"""`%mesh` and `%%mesh`: the subcommands, their arguments, and completion."""

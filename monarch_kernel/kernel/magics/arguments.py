@@ -1,8 +1,8 @@
-"""Reads what follows `%mesh` and `%%mesh`; every mistake is one `UsageError` that says what would be right.
+"""Parses what follows `%mesh` and `%%mesh`. Every mistake is a `UsageError` of one sentence, with what would be right.
 
-`parse` is the only reader of these lines. Most are words and options in any order, split as a shell splits them. Where
-one argument is an expression or a command, it is taken as it is, quotes and all: `text_argument` declares it, and says
-where its options stand.
+`parse` is the only parser of these lines. Most hold words and options in any order, which it splits as a shell does. An
+argument that is an expression or a command is taken verbatim, with its quotes: `text_argument` declares it, and says
+where its options are.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Magic = TypeVar("Magic", bound=Callable[..., object])
 
 
 class Arguments(argparse.Namespace):
-    """What a line says: an attribute for each argument of its magic.
+    """The arguments of a line, each an attribute.
 
     Attributes:
-        magic: how the user writes the magic: `%mesh up`.
-        line: what follows it, as it was typed.
+        magic: the magic as the user writes it: `%mesh up`.
+        line: the rest of the line, as typed.
     """
 
     magic: str
@@ -43,11 +43,11 @@ class Arguments(argparse.Namespace):
 
 
 class OptionsAt(Enum):
-    """Where the options of a line stand that has a text in it."""
+    """Where the options are in a line with a verbatim text."""
 
     BEGINNING = auto()
     BOTH_ENDS = auto()
-    #: The text's own reader finds them.
+    #: The parser of the text itself finds them.
     WITHIN = auto()
 
 
@@ -55,22 +55,22 @@ class OptionsAt(Enum):
 
 
 def ranks_option(text: str = _RANKS) -> Callable[[Magic], Magic]:
-    """`-r`, the ranks that a magic concerns; `Subcommands.addressed` reads it."""
+    """Declare `-r`, the ranks that a magic acts on; see `Subcommands.addressed`."""
     return argument("-r", "--ranks", metavar="RANKS", help=text)
 
 
 def mesh_option(text: str = _MESH) -> Callable[[Magic], Magic]:
-    """`--on`, the mesh of a magic whose other arguments are names or texts."""
+    """Declare `--on`, the mesh of a magic whose positional arguments are something else."""
     return argument("--on", metavar="NAME", help=text)
 
 
 def mesh_argument() -> Callable[[Magic], Magic]:
-    """The mesh of a magic that has no other arguments than this and options."""
+    """Declare the mesh as the only positional argument."""
     return argument("name", nargs="?", metavar="NAME", help=_MESH)
 
 
 def text_argument(name: str, options: OptionsAt, **how: Any) -> Callable[[Magic], Magic]:
-    """An argument that is the line as it is, but for the options at its ends."""
+    """Declare an argument that is the verbatim line, except for its options."""
 
     def declare(function: Magic) -> Magic:
         cast("Any", function).text_argument = (name, options)
@@ -95,7 +95,7 @@ def parse(function: Callable[..., object], line: str) -> Arguments | None:
 
 
 def peek(function: Callable[..., object], line: str) -> Arguments | None:
-    """`parse` for a line that nobody has run: None for one that asks for help, or is wrong so far."""
+    """`parse` for a line that has not been run: None if it asks for help, or is wrong so far."""
     try:
         return _read(function, line)
     except UsageError:
@@ -129,7 +129,7 @@ def _read(function: Callable[..., object], line: str) -> Arguments | None:
 
 
 def _split(parser: argparse.ArgumentParser, line: str, options: OptionsAt) -> tuple[list[str], str]:
-    """The options of a line with a text in it, as words, and the text."""
+    """Split a line into its options, as words, and its verbatim text."""
     text = line.strip()
     if options is OptionsAt.WITHIN:
         return (["--help"], "") if text.split(None, 1)[:1] in [[word] for word in _HELP] else ([], text)
@@ -152,7 +152,7 @@ def _words(match: re.Match[str]) -> list[str]:
 
 
 def _check_text(parser: argparse.ArgumentParser, text: str, options: OptionsAt, command: str) -> None:
-    """Raise UsageError if the text has an option in it that is unknown, or lacks its value."""
+    """Raise UsageError if the text contains an option that is unknown, or lacks its value."""
     if options is OptionsAt.BEGINNING and text.startswith("-"):
         option = re.split(r"[\s=]", text, maxsplit=1)[0]
         if any(option in action.option_strings for action in parser._actions):
@@ -164,7 +164,7 @@ def _check_text(parser: argparse.ArgumentParser, text: str, options: OptionsAt, 
 
 
 def without_comment(line: str) -> str:
-    """`line` up to a `#` that begins a word outside of quotes."""
+    """`line` up to the first `#` that begins a word outside quotes."""
     quote = ""
     for at, char in enumerate(line):
         if quote:
@@ -197,12 +197,12 @@ def _unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
 
 
 def parser_of(function: Callable[..., object]) -> argparse.ArgumentParser:
-    """The parser that `magic_arguments` has made of the declared arguments."""
+    """The parser that `magic_arguments` makes of the declared arguments."""
     return cast("Any", function).parser
 
 
 def command_of(function: Callable[..., object]) -> str:
-    """How the user writes the command of a `magic_arguments` function."""
+    """The command of a `magic_arguments` function, as the user writes it."""
     return f"%{parser_of(function).prog}"
 
 
@@ -220,14 +220,18 @@ def summary(function: Callable[..., object]) -> str:
 
 
 def check_name(command: str, name: str, what: str = "mesh") -> str:
-    """`name`, if it can be a name."""
+    """Return `name` if it is a valid name.
+
+    Raises:
+        UsageError: it is not.
+    """
     if not name.isidentifier() or keyword.iskeyword(name):
         raise usage_error(command, f"{name!r} cannot name a {what}; use letters, digits and _, such as 'trainers'")
     return name
 
 
 def select(command: str, ranks: str | None, where: Sequence[str], extent: Extent, mesh: str) -> tuple[int, ...]:
-    """The ranks that `-r` or `--where` name; all of them without either."""
+    """The ranks that `-r` or `--where` select; all ranks without either."""
     if ranks is not None and where:
         raise usage_error(command, "give either -r or --where, not both")
     text = ",".join(where) if where else ranks

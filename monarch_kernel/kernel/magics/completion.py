@@ -1,4 +1,4 @@
-"""Tab completion of `%mesh` and `%%mesh`: subcommands, options, mesh names, dimensions, variables. Pure."""
+"""Completes `%mesh` and `%%mesh` lines: subcommands, options, mesh names, dimensions, variables. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from monarch_kernel.debugger.commands.grammar import COMMANDS
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What may be named at this moment.
+    """The names that a line may use at this moment.
 
     Attributes:
-        meshes: dimensions and sizes of each mesh, by name.
+        meshes: the dimensions and sizes of each mesh, by name.
         current: the mesh in use.
-        variables: names in the notebook.
-        kept: meshes that can be attached to.
-        breakpoints: their numbers.
-        files: sources that breakpoints may be in.
+        variables: the variables of the notebook.
+        kept: the kept meshes that can be attached.
+        breakpoints: the numbers of breakpoints.
+        files: source files for breakpoints.
         of_ranks: asks a rank for the names of its variables.
     """
 
@@ -39,7 +39,7 @@ class MeshCompleter:
     Args:
         subcommands: the parser of each subcommand of `%mesh`.
         cell: the parser of `%%mesh`.
-        known: asked at each completion.
+        known: called at each completion.
     """
 
     def __init__(
@@ -53,9 +53,10 @@ class MeshCompleter:
         self._known = known
 
     def complete(self, before: str) -> tuple[list[str], str] | None:
-        """Completions of what stands before the cursor in the line, and the word that they replace.
+        """Complete the part of a line before the cursor.
 
-        None: this is no line of ours.
+        Returns:
+            The completions, and the word that they replace; None for a line of another magic.
         """
         text = before.lstrip()
         cell = text.startswith("%%mesh ")

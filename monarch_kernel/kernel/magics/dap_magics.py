@@ -1,4 +1,4 @@
-"""`%mesh debugpy`, and which rank a front end's debugger shows."""
+"""`%mesh focus` and `%mesh debugpy`: ranks in debuggers that speak DAP."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class DapMagics(Subcommands):
     # -- %mesh focus -----------------------------------------------------------------------------
 
     @magic_arguments("mesh focus")
-    @argument("rank", nargs="?", type=int, metavar="RANK", help="a stopped rank (default: say who is stopped)")
+    @argument("rank", nargs="?", type=int, metavar="RANK", help="a stopped rank (default: list the stopped ranks)")
     @mesh_option("its mesh, where several have that rank stopped")
     def focus(self, found: Arguments) -> None:
-        """Have JupyterLab's debugger show another stopped rank. Works in its "Evaluate Code" box, too."""
+        """Show another stopped rank in the debugger of JupyterLab. Works in its "Evaluate Code" box, too."""
         kernel = getattr(self._notebook.shell, "kernel", None)
         ranks = getattr(getattr(kernel, "debugger", None), "ranks", None)
         if ranks is None:
@@ -49,7 +49,7 @@ class DapMagics(Subcommands):
     @ranks_option("ranks, such as 3 or 0-1 (needed to start)")
     @argument("--stop", action="store_true", help="end it (without -r: on all ranks)")
     def debugpy(self, found: Arguments) -> None:
-        """Open ranks to any IDE that speaks DAP: a port here for each, and a launch configuration for VS Code."""
+        """Open ranks to any IDE that speaks DAP: a local port for each, and a launch configuration for VS Code."""
         gateways = self._gateways()
         if found.ranks is None:
             if found.stop:

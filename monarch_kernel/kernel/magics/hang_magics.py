@@ -14,19 +14,19 @@ from monarch_kernel.kernel.usage_errors import usage_error
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hang.verdict import Verdict
 
-#: How long ranks that do not answer are waited for (seconds).
+#: How long to wait for ranks that do not answer (seconds).
 TIMEOUT = 5.0
 
 
 class HangMagics(Subcommands):
-    """Hangs of meshes."""
+    """Explaining hangs."""
 
     @magic_arguments("mesh hang")
     @mesh_argument()
     @ranks_option()
-    @argument("--timeout", type=float, metavar="SECONDS", help="wait so long for ranks that do not answer (5)")
+    @argument("--timeout", type=float, metavar="SECONDS", help="how long to wait for ranks that do not answer (5)")
     def hang(self, found: Arguments) -> Verdict:
-        """Say why a mesh does not go on: who waits in which collective, who is not there, and where that rank is."""
+        """Explain a hang: which ranks wait in which collective, which ranks are missing, and where those are."""
         timeout = TIMEOUT if found.timeout is None else found.timeout
         if not timeout > 0:
             raise usage_error(found.magic, f"--timeout takes a number of seconds above 0, not {timeout:g}")

@@ -1,7 +1,7 @@
-"""Completion and inspection in `%%mesh` cells, with the names of a rank instead of the notebook's.
+"""Completion and inspection in `%%mesh` cells, with the names of a rank instead of those of the notebook.
 
-One rank is asked: the first of those the cell addresses that runs nothing, as far as is known here. It gets a moment to
-answer; then the notebook goes on without it, and does not ask it again for a while.
+The first rank of the cell that is idle, as far as the notebook knows, is asked. If it does not answer within a moment,
+the notebook goes on without it, and does not ask it again for a while.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from monarch_kernel.kernel.rank import name_lookup
 if TYPE_CHECKING:
     from monarch_kernel.kernel.session import ManagedMesh, MeshSession
 
-#: How long a rank may take to answer (seconds): the first time, when it may have to import IPython, and later.
+#: How long a rank may take to answer (seconds): the first time, when it may import IPython, and later.
 FIRST, LATER = 3.0, 1.0
-#: How long a rank that did not answer is not asked again (seconds).
+#: How long a rank that has not answered is not asked again (seconds).
 REST = 20.0
 
-#: Gives the mesh and the ranks that the first line of a cell names; None where that cannot be told.
+#: Gives the mesh and the ranks that the first line of a cell names, or None.
 Addressed = Callable[[str], "tuple[ManagedMesh, Sequence[int]] | None"]
 
 
 class Introspection:
-    """Asks ranks for the names of cells that are being typed.
+    """Asks ranks about names in cells that are being typed.
 
     Args:
         session: the meshes.
-        addressed: reads the first line of a cell.
+        addressed: parses the first line of a cell.
     """
 
     def __init__(self, session: MeshSession, addressed: Addressed) -> None:
@@ -42,7 +42,7 @@ class Introspection:
         self._late: dict[tuple[str, int], float] = {}
 
     def complete(self, code: str, cursor: int) -> tuple[str, list[tuple[str, str]]] | None:
-        """Completions at a place in a cell, as `name_lookup.completions`; None where no rank was asked or answered."""
+        """`name_lookup.completions` at a position in a cell; None if no rank was asked, or none answered."""
         split = split_header(code)
         if split is None or cursor < len(split[0]):
             return None
@@ -50,7 +50,7 @@ class Introspection:
         return self._ask(header, name_lookup.completions, body, cursor - len(header))
 
     def describe(self, code: str, cursor: int, name: str, detail: int, omit: Sequence[str]) -> dict[str, Any] | None:
-        """The description of a name in a cell, as a MIME bundle; None where no rank knows it, or none was asked."""
+        """The description of a name in a cell, as a MIME bundle; None if no rank was asked, or none knows the name."""
         split = split_header(code)
         if split is None or cursor < len(split[0]):
             return None
@@ -80,7 +80,7 @@ class Introspection:
         return None
 
     def _order(self, managed: ManagedMesh, ranks: Sequence[int]) -> list[int]:
-        """The ranks to try, best first; those that lately did not answer are left out."""
+        """The ranks to ask, best first, without those that have not answered recently."""
         now = time.monotonic()
         name = managed.procs.name
         runs = [run for run in get_relay().background if isinstance(run, CellRun) and run.managed is managed]

@@ -1,4 +1,4 @@
-"""Completion and inspection in the front end: of `%mesh` lines, and of `%%mesh` cells with the names of a rank."""
+"""Hooks into IPython for completion and inspection, in `%mesh` lines and `%%mesh` cells."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from monarch_kernel.meshes import KeptError
 
 
 def matcher(notebook: Notebook, ranks: Introspection) -> Any:
-    """The completions of `%mesh` lines and `%%mesh` cells, as IPython asks for them."""
+    """An IPython completion matcher for `%mesh` lines and `%%mesh` cells."""
     parsers = {word: parser_of(function) for word, function in FUNCTIONS.items()}
     completer = MeshCompleter(parsers, parser_of(MeshMagics.mesh_cell), lambda: known(notebook, ranks.variables))
 
@@ -46,14 +46,18 @@ def matcher(notebook: Notebook, ranks: Introspection) -> Any:
 
 
 class _Nothing(tuple[Any, ...]):
-    """No completions, and none of the notebook's own either: IPython drops those only for a matcher that has some."""
+    """No completions, which still suppress those of the notebook: IPython asks whether there are any."""
 
     def __len__(self) -> int:
         return 1
 
 
 def inspecting(ip: Any, ranks: Introspection) -> Callable[[], None]:
-    """Have a kernel describe names of `%%mesh` cells as a rank knows them; gives what undoes that."""
+    """Make the kernel describe names of `%%mesh` cells as a rank knows them.
+
+    Returns:
+        A function that undoes this.
+    """
     kernel = getattr(ip, "kernel", None)
     if kernel is None:
         return lambda: None
@@ -77,13 +81,13 @@ def inspecting(ip: Any, ranks: Introspection) -> Callable[[], None]:
 
 
 def known(notebook: Notebook, of_ranks: Callable[[], Iterable[str]]) -> Known:
-    """What may be completed at this moment."""
+    """The names that a line may use at this moment."""
     session, shell = notebook.session, notebook.shell
     meshes = {name: dict(mesh.extent) for name, mesh in session.proc_meshes().items()}
     hidden = getattr(shell, "user_ns_hidden", {})
     variables = [name for name in shell.user_ns if name not in hidden]
     kept: list[str] = []
-    with suppress(KeptError):  # %mesh ls says what is wrong
+    with suppress(KeptError):  # %mesh ls shows the error
         kept = [info.name for info in kept_by_others()]
     hub = sys.modules.get("monarch_kernel.debugger.controller.hub")
     debugger = hub.existing_debugger() if hub is not None else None

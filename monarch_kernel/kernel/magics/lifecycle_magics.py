@@ -1,4 +1,4 @@
-"""Subcommands of `%mesh` that start, choose, mend and end meshes."""
+"""Subcommands of `%mesh` that start, choose, heal and stop meshes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from monarch_kernel.kernel.usage_errors import usage_error
 
 
 class LifecycleMagics(Subcommands):
-    """Meshes come and go."""
+    """Starting, choosing, healing and stopping meshes."""
 
     @magic_arguments("mesh up")
     @argument("words", nargs="*", metavar="NAME | DIM=SIZE", help="a name (default: m), and dimensions: gpus=4")
@@ -26,12 +26,14 @@ class LifecycleMagics(Subcommands):
     @argument("--env", action="append", default=[], metavar="K=V", help="an environment variable; repeatable")
     @argument("--dist", choices=["gloo", "nccl"], help="join all ranks in a torch.distributed process group")
     @argument("--preload", action="append", default=[], metavar="MODULE", help="import it once, for all ranks")
-    @argument("--reuse", action="store_true", help="use the mesh of that name if there is one like this")
-    @argument("--replace", action="store_true", help="end the mesh of that name first, if there is one")
-    @argument("--keep", action="store_true", help="it stays when this kernel ends; %%mesh attach finds it again")
-    @argument("--idle", type=float, metavar="HOURS", help="with --keep: it ends after so long without a kernel (12)")
+    @argument("--reuse", action="store_true", help="use the existing mesh of that name if it is like this")
+    @argument("--replace", action="store_true", help="stop the mesh of that name first, if there is one")
+    @argument("--keep", action="store_true", help="it outlives this kernel; %%mesh attach takes it back")
+    @argument(
+        "--idle", type=float, metavar="HOURS", help="with --keep: it ends after so many hours without a kernel (12)"
+    )
     def up(self, found: Arguments) -> None:
-        """Start a mesh of processes on this host, and use it for the cells that follow."""
+        """Start a mesh of processes on this host, and use it for the following cells."""
         name, dims = up_arguments(found.magic, found.words, found.procs)
         env = env_arguments(found.magic, found.env)
         preload = tuple(word for item in found.preload for word in item.split(",") if word)
@@ -48,14 +50,14 @@ class LifecycleMagics(Subcommands):
     @magic_arguments("mesh use")
     @argument("name", metavar="NAME", help="the mesh")
     def use(self, found: Arguments) -> None:
-        """Run the cells that follow on this mesh."""
+        """Run the following cells on this mesh."""
         managed = self._session.use(found.name)
         print(f"mesh {managed.name}: {managed.describe()}, in use")
 
     @magic_arguments("mesh down")
     @mesh_argument()
     @argument("--all", action="store_true", help="all meshes of this notebook")
-    @argument("--force", action="store_true", help="also a kept mesh that another kernel holds")
+    @argument("--force", action="store_true", help="also a kept mesh that is attached to another kernel")
     def down(self, found: Arguments) -> None:
         """Stop a mesh and its processes."""
         if found.all and found.name:
@@ -73,34 +75,34 @@ class LifecycleMagics(Subcommands):
     @mesh_argument()
     @ranks_option()
     def interrupt(self, found: Arguments) -> None:
-        """Raise KeyboardInterrupt in what runs on a mesh: cells that were started with -a, and calls of actors."""
+        """Raise KeyboardInterrupt in what runs on a mesh: cells that were started with -a, and endpoints."""
         mesh, ranks = self.addressed(found)
         for run in get_relay().background:
             if isinstance(run, CellRun) and run.managed.procs is mesh:
-                run.drop(ranks)  # a cell that waits behind another one must not begin
+                run.drop(ranks)  # a queued cell must not begin
         print(mesh_lifecycle.interrupt(mesh, ranks))
 
     @magic_arguments("mesh heal")
     @mesh_argument()
     @ranks_option()
     def heal(self, found: Arguments) -> None:
-        """Replace ranks that died, in their places; the others keep their variables."""
+        """Replace dead ranks; the others keep their variables."""
         mesh, ranks = self.addressed(found)
         print(mesh_lifecycle.heal(self._session, mesh, ranks))
 
     @magic_arguments("mesh restart")
     @mesh_argument()
     def restart(self, found: Arguments) -> None:
-        """Stop a mesh and start it again with the same options; its variables are gone."""
+        """Stop a mesh and start it again with the same options; its variables are lost."""
         print(mesh_lifecycle.restart(self._session, found.name))
 
     # -- kept meshes ---------------------------------------------------------------------------
 
     @magic_arguments("mesh attach")
     @argument("name", metavar="NAME", help="the mesh, or the path of its folder")
-    @argument("--force", action="store_true", help="also if another kernel holds it, which then has it no more")
+    @argument("--force", action="store_true", help="also if it is attached to another kernel, which then loses it")
     def attach(self, found: Arguments) -> None:
-        """Take over a mesh that was started with --keep: its variables, its actors, what runs on it."""
+        """Attach a mesh that was started with --keep: its variables, its actors, and what runs on it."""
         host = kept_meshes.attach(self._session, found.name, found.force)
         for mesh in host.proc_meshes:
             managed = self._session.managed(mesh.name)
@@ -109,7 +111,7 @@ class LifecycleMagics(Subcommands):
             dead = deaths_of(mesh)
             for cause in dict.fromkeys(dead.values()):
                 ranks = listed([rank for rank, why in dead.items() if why == cause])
-                print(f"  died meanwhile: {ranks}, {cause}; %mesh heal {mesh.name} puts fresh ones in their places")
+                print(f"  died meanwhile: {ranks}, {cause}; %mesh heal {mesh.name} replaces them")
             places = rank_places(self._notebook, mesh, actors=False)
             for place in dict.fromkeys(places.values()):
                 ranks = listed([rank for rank, where in places.items() if where == place])
@@ -118,10 +120,10 @@ class LifecycleMagics(Subcommands):
             print(f"{host.name}: attached; there is no mesh on it")
         if host.missed:
             size = memory(sum(host.missed.values()))
-            print(f"  {size} of older output are not shown; %mesh logs has what was kept of them")
+            print(f"  {size} of older output are not shown; %mesh logs has what is left of it")
 
     @magic_arguments("mesh detach")
     @mesh_argument()
     def detach(self, found: Arguments) -> None:
-        """Let go of a mesh that was started with --keep, without ending it."""
+        """Detach a mesh that was started with --keep; it goes on."""
         print(kept_meshes.detach(self._session, found.name))

@@ -1,4 +1,4 @@
-"""`%mesh` and `%%mesh`: what users type."""
+"""The magics `%mesh`, which dispatches to its subcommands, and `%%mesh`, which runs a cell on ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.usage_errors import nearest, usage_error
 
-#: Where the subcommands of `%mesh` are.
+#: The groups of subcommands.
 GROUPS: tuple[type[Subcommands], ...] = (
     LifecycleMagics,
     StatusMagics,
@@ -78,7 +78,7 @@ class MeshMagics(Magics):
 
     @line_magic
     def mesh(self, line: str) -> Any:
-        """Start, list and stop meshes of processes, and move variables between them and the notebook.
+        """Start, list and stop meshes of processes, and copy variables between them and the notebook.
 
         %mesh --help lists the subcommands, %mesh SUB --help tells about one.
         """
@@ -108,14 +108,14 @@ class MeshMagics(Magics):
     @mesh_option()
     @ranks_option()
     @argument("--where", action="append", default=[], metavar="DIM=SLICE", help="as -r, a dimension at a time")
-    @argument("-o", "--out", metavar="VAR", help="keep the values of the last expression in this variable")
-    @argument("-a", "--no-wait", action="store_true", help="go on at once; the output still comes here")
-    @argument("--raw", action="store_true", help="every line as it comes, with its rank, nothing folded")
+    @argument("-o", "--out", metavar="VAR", help="store the values of the last expression in this variable")
+    @argument("-a", "--no-wait", action="store_true", help="do not wait; the output still appears here")
+    @argument("--raw", action="store_true", help="print each line as it arrives, with its rank, without folding")
     def mesh_cell(self, line: str, cell: str) -> None:
         """Run the cell on the ranks of a mesh.
 
-        Each rank has its own variables, which stay from cell to cell; rank, world_size and point are there
-        from the start. The value of the cell is a ValueMesh of the last expression's values.
+        Each rank has its own variables, which persist from cell to cell; rank, world_size and point are defined from
+        the start. The value of the cell is a ValueMesh of the values of its last expression.
         """
         found = parse(MeshMagics.mesh_cell, line)
         if found is None:
@@ -126,16 +126,17 @@ class MeshMagics(Magics):
         if found.out is not None:
             check_name(found.magic, found.out, "variable")
         if not cell.strip():
-            raise usage_error(found.magic, "the cell is empty; write what the ranks are to run below the first line")
+            raise usage_error(found.magic, "the cell is empty; write the code for the ranks below the first line")
         made = self._notebook.make_cell(cell)
         managed = self._session.get(found.on, found.magic)
         ranks = select(found.magic, found.ranks, found.where, managed.extent, managed.name)
         self._run(managed, ranks, made, found)
 
     def addressed_by(self, line: str) -> tuple[ManagedMesh, tuple[int, ...]] | None:
-        """The mesh and the ranks that the first line of a cell means, for what looks at a cell before it is run.
+        """The mesh and the ranks that the first line of a cell addresses, before the cell is run.
 
-        None: cells have not run there yet, or the line makes no sense so far.
+        Returns:
+            None if no cell has run there yet, or the line is not valid so far.
         """
         found = peek(MeshMagics.mesh_cell, line)
         if found is None:
@@ -161,13 +162,13 @@ class MeshMagics(Magics):
         relay = get_relay()
 
         def pressed() -> None:
-            if not relay.connected:  # a plain ipykernel or IPython: the interrupt came to us alone
+            if not relay.connected:  # in a plain ipykernel or IPython, the interrupt reaches only this code
                 relay.press(cell.id)
 
         with relay.active(run), notebook.stops.runs(run):
             run.start()
             run.wait(pressed)
-        if run.detached:  # at the prompt, while ranks are stopped
+        if run.detached:  # by the debugger's prompt, while ranks are stopped
             handle = wait_in_background(run)
             if found.out:
                 notebook.shell.user_ns[found.out] = handle

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class StackMagics(Subcommands):
-    """Stacks of ranks."""
+    """Showing stacks."""
 
     @magic_arguments("mesh stacks")
     @mesh_argument()
     @ranks_option()
     @argument("--native", action="store_true", help="with the frames of native code (py-spy holds each rank for 0.1 s)")
-    @argument("--all-threads", action="store_true", help="those too that run none of your code")
-    @argument("--values", action="store_true", help="with the local variables where your code is")
-    @argument("--over", type=float, metavar="SECONDS", help="look for so long, and show what moves and what does not")
+    @argument("--all-threads", action="store_true", help="also threads without user code")
+    @argument("--values", action="store_true", help="with the local variables of user code")
+    @argument("--over", type=float, metavar="SECONDS", help="watch for so long, and show what moves and what does not")
     @argument("--timeout", type=float, metavar="SECONDS", help="read ranks from outside that take longer (1)")
     def stacks(self, found: Arguments) -> Stacks:
-        """Show where the code of all ranks is: one tree of their stacks, equal ones folded."""
+        """Show the stacks of all ranks as one tree, with equal ones merged."""
         timeout = 1.0 if found.timeout is None else found.timeout
         if not timeout > 0:
             raise usage_error(found.magic, f"--timeout takes a number of seconds above 0, not {timeout:g}")

@@ -1,4 +1,4 @@
-"""Subcommands of `%mesh` that show meshes: which there are, what their ranks do, and what they have put out."""
+"""Subcommands of `%mesh` that list meshes, and show the state and the output of their ranks."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from monarch_kernel.kernel.output.mesh_tables import (
 from monarch_kernel.kernel.usage_errors import usage_error
 from monarch_kernel.meshes import KeptError, held, kept_host_of
 
-#: How long a question to all ranks may take before those that did not answer are left out (seconds).
+#: How long ranks may take to answer before they are left out (seconds).
 ASK_TIMEOUT = 2.0
 
 
 class StatusMagics(Subcommands):
-    """Meshes as they are now."""
+    """The state of meshes."""
 
     @magic_arguments("mesh ls")
     def ls(self, _found: Arguments) -> MeshList | None:
-        """List the meshes; * marks the one in use. Kept meshes that no notebook or another one holds follow."""
+        """List the meshes; * marks the one in use. Kept meshes that are not attached to this notebook follow."""
         meshes = self._session.proc_meshes()
         try:
             others = kept_by_others()
@@ -61,7 +61,7 @@ class StatusMagics(Subcommands):
     @mesh_argument()
     @ranks_option()
     def status(self, found: Arguments) -> MeshStatus:
-        """Show each rank of a mesh: state, process, memory, and where its code is."""
+        """Show each rank of a mesh: its state, process and memory, and what it is doing."""
         mesh, ranks = self.addressed(found)
         states = mesh.status().get(ASK_TIMEOUT)
         places = rank_places(self._notebook, mesh)
@@ -88,7 +88,7 @@ class StatusMagics(Subcommands):
     @ranks_option()
     @argument("-n", "--lines", type=int, metavar="N", help="only the last N lines of each rank")
     def logs(self, found: Arguments) -> None:
-        """Print all that ranks have put out, from every cell, rank by rank."""
+        """Print the output of ranks, from every cell, rank by rank."""
         if found.lines is not None and found.lines < 1:
             raise usage_error(found.magic, f"-n takes a number of lines of at least 1, not {found.lines}")
         mesh, ranks = self.addressed(found)
@@ -96,7 +96,7 @@ class StatusMagics(Subcommands):
             texts = output.logs(mesh, ranks=ranks, tail=found.lines)
         except SupervisionError as error:
             raise usage_error(
-                found.magic, f"the logs of mesh {mesh.name} went with its host agent: {error.cause}"
+                found.magic, f"the logs of mesh {mesh.name} were lost with its host agent: {error.cause}"
             ) from None
         for rank in ranks:
             lines = texts.get(rank).rstrip("\n").split("\n")[-(found.lines or 0) :]
@@ -104,7 +104,7 @@ class StatusMagics(Subcommands):
 
 
 def rank_places(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict[int, str]:
-    """Where the ranks of a mesh are that run a cell, or an endpoint of an actor."""
+    """Where those ranks of a mesh are that run a cell or an endpoint."""
     managed = notebook.session.managed(mesh.name)
     if managed is None:
         return _called(mesh) if actors else {}
@@ -123,7 +123,7 @@ def rank_places(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict
 
 
 def _called(mesh: ProcMesh) -> dict[int, str]:
-    """Which ranks of a mesh this process waits for, and in which call."""
+    """The ranks of a mesh that this process waits for, and the call of each."""
     waiting = {proc: f"called: {call.what}" for call in awaited_here() for proc in call.procs}
     procs = mesh._target().procs
     return {rank: waiting[ref.id] for rank, ref in enumerate(procs) if ref.id in waiting}

@@ -31,7 +31,7 @@ _NOT_HELD = "Other cells are already waiting, so no prompt opens here; {line} in
 
 
 class StopMagics(Subcommands):
-    """Breakpoints and stopped ranks."""
+    """Setting breakpoints, and examining stopped ranks."""
 
     def __init__(self, notebook: Notebook) -> None:
         super().__init__(notebook)
@@ -49,7 +49,7 @@ class StopMagics(Subcommands):
     @mesh_option("only on this mesh (default: all meshes, later ones too)")
     @argument("--if", dest="condition", metavar="EXPR", help="stop only where this is true")
     @argument("--hits", metavar="N", help="from the Nth hit on")
-    @argument("--first", action="store_true", help="only the first rank that gets there")
+    @argument("--first", action="store_true", help="stop only the first rank that gets there")
     @argument("--when-differs", metavar="EXPR", help="only if ranks disagree on this")
     @argument("--log", metavar="TEXT", help="print this instead of stopping; {EXPR} in it is evaluated")
     @argument("--on-error", nargs="?", metavar="TYPE", help="where an endpoint or a cell fails with that exception")
@@ -66,7 +66,7 @@ class StopMagics(Subcommands):
         print(breakpoint_commands.armed_text(made, self._notebook.file_label))
 
     @magic_arguments("mesh clear")
-    @argument("numbers", nargs="*", metavar="N", help="of breakpoints, as %%mesh break lists them; or all")
+    @argument("numbers", nargs="*", metavar="N", help="numbers of breakpoints, as in %%mesh break; or all")
     def clear(self, found: Arguments) -> None:
         """Remove breakpoints."""
         print(_refused(breakpoint_commands.clear, get_debugger(), " ".join(found.numbers), found.magic))
@@ -82,7 +82,7 @@ class StopMagics(Subcommands):
         help="execute this instead of opening a prompt: where, print x",
     )
     def debug(self, found: Arguments) -> None:
-        """Look into stopped ranks and move them on: a prompt in this cell, or one command; help lists the commands."""
+        """Examine and resume stopped ranks: a prompt in this cell, or a single command; help lists the commands."""
         debugger = get_debugger()
         prompt = self._notebook.stops
         if not found.command:
@@ -114,7 +114,7 @@ class StopMagics(Subcommands):
     @ranks_option()
     @mesh_option()
     def pm(self, found: Arguments) -> None:
-        """Open the frames of the last exceptions of ranks, whether or not there were breakpoints."""
+        """Open the frames of the last exceptions of ranks, with or without breakpoints."""
         debugger = get_debugger()
         found.on = self._session.find(found.on, found.magic).name
         mesh, ranks = self._stops_at(found)
@@ -129,7 +129,7 @@ class StopMagics(Subcommands):
             print("%mesh debug print EXPR, where, up, locals look into these frames; %mesh debug continue closes them.")
 
     def _stops_at(self, found: Arguments) -> tuple[str | None, tuple[int, ...] | None]:
-        """The mesh and the ranks that `--on` and `-r` name; None for all that have stopped."""
+        """The mesh and the ranks of `--on` and `-r`; None for all stopped ranks."""
         if found.on is None and found.ranks is None:
             return None, None
         mesh = self._session.find(found.on, found.magic)
@@ -138,7 +138,7 @@ class StopMagics(Subcommands):
         return mesh.name, select(found.magic, found.ranks, [], mesh.extent, mesh.name)
 
     def _one_shot(self) -> Console:
-        """The console of single commands; it remembers the frame, and what `ranks` and `group` chose."""
+        """The console of single commands. It keeps the frame, and the choice of `ranks` and `group`."""
         from monarch_kernel.debugger.commands.console import Console
 
         debugger = get_debugger()

@@ -1,4 +1,4 @@
-"""What every group of subcommands of `%mesh` has: the notebook, its meshes, and how its subcommands are found."""
+"""The base of all groups of subcommands of `%mesh`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PREFIX = "mesh "
 
 
 class Subcommands:
-    """A group of subcommands: each method with `magic_arguments("mesh NAME")` is one, and is given the parsed line.
+    """A group of subcommands. Each method with `magic_arguments("mesh NAME")` is one; it gets the parsed line.
 
     Args:
-        notebook: the shell that they are typed into.
+        notebook: the notebook in which they are run.
     """
 
     def __init__(self, notebook: Notebook) -> None:

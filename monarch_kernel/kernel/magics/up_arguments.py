@@ -1,4 +1,4 @@
-"""What `%mesh up` takes: a name, dimensions, and the options of the processes."""
+"""Checks the arguments of `%mesh up`: the name, the dimensions, and the options of the processes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from monarch_kernel.kernel.magics.arguments import check_name
 from monarch_kernel.kernel.usage_errors import usage_error
 
-#: More processes than this on one host are taken for a mistake.
+#: More processes than this on one host are refused as a mistake.
 MOST_PROCS = 1024
-#: What `--procs N` calls its one dimension.
+#: The dimension of `--procs N`.
 DEFAULT_DIM = "gpus"
 DEFAULT_NAME = "m"
-#: How long a kept mesh stays without a kernel (hours).
+#: How long a kept mesh lives without a kernel (hours).
 DEFAULT_IDLE = 12
 
 
@@ -62,7 +62,7 @@ def _size(command: str, what: str, size: int) -> int:
 def idle_argument(command: str, hours: float | None, keep: bool) -> float:
     """The seconds of `--idle HOURS`."""
     if hours is not None and not keep:
-        raise usage_error(command, "--idle is for a mesh that is kept: give --keep, too")
+        raise usage_error(command, "--idle applies to kept meshes only; add --keep")
     if hours is None:
         return DEFAULT_IDLE * 3600
     if not hours > 0:

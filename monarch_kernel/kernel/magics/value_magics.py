@@ -20,26 +20,30 @@ from monarch_kernel.kernel.usage_errors import usage_error
 
 
 class ValueMagics(Subcommands):
-    """Values of ranks, compared."""
+    """Comparing values of ranks."""
 
     @magic_arguments("mesh diff")
     @text_argument(
-        "expression", OptionsAt.BOTH_ENDS, nargs="?", metavar="EXPR", help="of Python; the rest of the line, as it is"
+        "expression",
+        OptionsAt.BOTH_ENDS,
+        nargs="?",
+        metavar="EXPR",
+        help="a Python expression: the rest of the line, verbatim",
     )
     @ranks_option()
     @mesh_option("the mesh (default: the one in use), or a variable with actors: their self")
-    @argument("--in-frame", action="store_true", help="look into stopped frames, also those of %%mesh pm")
-    @argument("--up", type=int, default=0, metavar="N", help="so many of your frames up from the innermost one")
-    @argument("--grads", action="store_true", help="of a module, compare the gradients")
+    @argument("--in-frame", action="store_true", help="evaluate in stopped frames, also those of %%mesh pm")
+    @argument("--up", type=int, default=0, metavar="N", help="N frames of user code up from the innermost one")
+    @argument("--grads", action="store_true", help="compare the gradients of a module")
     @argument("--timeout", type=float, metavar="S", help="how long ranks may take (default: 30 seconds)")
     def diff(self, found: Arguments) -> Any:
         """Evaluate an expression on every rank: one line per distinct value, and where the values differ.
 
-        It looks into stopped frames while ranks of the mesh are stopped, and else sees what cells on the ranks see.
-        Tensors, modules and whatever contains them stay where they are: ranks reduce them to figures and digests.
+        While ranks of the mesh are stopped, it evaluates in their stopped frames, and otherwise in the namespace of
+        the cells. Tensors, modules and containers of them are not sent: ranks reduce them to figures and digests.
         """
         if not found.expression:
-            raise usage_error(found.magic, "say what to compare, such as loss or net.fc.weight")
+            raise usage_error(found.magic, "say what to compare, for example loss or net.fc.weight")
         if found.timeout is not None and not found.timeout > 0:
             raise usage_error(found.magic, f"--timeout takes a number of seconds above 0, not {found.timeout:g}")
         from monarch_kernel.debugger.controller.values import diff
@@ -61,7 +65,7 @@ class ValueMagics(Subcommands):
             raise usage_error(found.magic, str(error)) from None
 
     def _meant(self, name: str | None, command: str) -> tuple[Any, str]:
-        """The proc mesh of that name (or the one in use), or the actors in the variable of that name."""
+        """The proc mesh of that name (or the one in use), or the actor mesh in the variable of that name."""
         if name is not None and name not in self._session.proc_meshes():
             value = self._notebook.shell.user_ns.get(name)
             if isinstance(value, ActorMesh):

@@ -18,7 +18,7 @@ from monarch_kernel.kernel.usage_errors import usage_error
 
 
 class VariableMagics(Subcommands):
-    """Variables of cells, there and here."""
+    """Copying variables."""
 
     @magic_arguments("mesh push")
     @argument("names", nargs="+", metavar="VAR", help="variables of the notebook")
@@ -34,14 +34,14 @@ class VariableMagics(Subcommands):
             except Exception as error:  # pickling runs user code
                 kind = type(value).__name__
                 raise usage_error(
-                    found.magic, f"{name} (a {kind}) cannot be sent: {error}; make it on the ranks, in a %%mesh cell"
+                    found.magic, f"{name} (a {kind}) cannot be sent: {error}; create it on the ranks, in a %%mesh cell"
                 ) from None
         calls = [(part, part.mesh.push.call(values)) for part in managed.executors(ranks)]
         for part, call in calls:
             try:
                 call.get()
             except SupervisionError as error:
-                more = "; the others have it now" if len(error.ranks) < len(ranks) else ""
+                more = "; the other ranks have it" if len(error.ranks) < len(ranks) else ""
                 raise _cannot_answer(found.magic, managed.name, part.ranks, error, more) from None
 
     @magic_arguments("mesh pull")
@@ -88,7 +88,7 @@ class VariableMagics(Subcommands):
 def _cannot_answer(
     command: str, mesh: str, ranks: Sequence[int], error: SupervisionError, more: str = ""
 ) -> UsageError:
-    """What to say when some of the ranks addressed are dead."""
+    """The error for a command that addresses dead ranks."""
     dead = [ranks[rank] for rank in error.ranks]
     who = f"rank {listed(dead)} of mesh {mesh}"
     return usage_error(
