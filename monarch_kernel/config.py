@@ -6,7 +6,7 @@ environment variables: ``environment_variables()`` lists them, as ``docs/configu
 This module holds names only.
 """
 
-from monarch_kernel.environment import InvalidSettingError, Variable
+from monarch_kernel.environment import EnvironmentVariable, InvalidSettingError
 from monarch_kernel.environment import variables as environment_variables
 from monarch_kernel.runtime.actor.settings import (
     clear_runtime_config,
@@ -17,8 +17,8 @@ from monarch_kernel.runtime.actor.settings import (
 )
 
 __all__ = [
+    "EnvironmentVariable",
     "InvalidSettingError",
-    "Variable",
     "clear_runtime_config",
     "configure",
     "configured",

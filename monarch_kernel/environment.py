@@ -22,7 +22,7 @@ class InvalidSettingError(ValueError):
     """An environment variable has a value that it cannot have; names the variable, the value, and what is allowed."""
 
 
-class Variable(Generic[T]):
+class EnvironmentVariable(Generic[T]):
     """An environment variable that users may set.
 
     Args:
@@ -95,10 +95,10 @@ class Variable(Generic[T]):
         return f"<{self.name}>"
 
 
-_variables: list[Variable[Any]] = []
+_variables: list[EnvironmentVariable[Any]] = []
 
 
-def variables() -> tuple[Variable[Any], ...]:
+def variables() -> tuple[EnvironmentVariable[Any], ...]:
     """All environment variables that users may set, in the order of the documentation."""
     return tuple(_variables)
 
@@ -170,7 +170,7 @@ def _quarter_of_memory() -> str:
 
 # -- hosts and processes -------------------------------------------------------------------------
 
-KEY_FILE = Variable(
+KEY_FILE = EnvironmentVariable(
     "KEY_FILE",
     _text,
     "",
@@ -179,7 +179,7 @@ KEY_FILE = Variable(
     "controller, worker",
     shown_default="this user's own key",
 )
-ALLOW = Variable(
+ALLOW = EnvironmentVariable(
     "ALLOW",
     _text,
     "",
@@ -188,7 +188,7 @@ ALLOW = Variable(
     "controller, worker",
     shown_default="the key file's name with `.allow` behind it",
 )
-HEARTBEAT_TIMEOUT = Variable(
+HEARTBEAT_TIMEOUT = EnvironmentVariable(
     "HEARTBEAT_TIMEOUT",
     _seconds(0.1, 3600),
     "3",
@@ -196,7 +196,7 @@ HEARTBEAT_TIMEOUT = Variable(
     "how long a host may be silent until it counts as lost; the same in all processes",
     "controller, worker",
 )
-SILENCE_TIMEOUT = Variable(
+SILENCE_TIMEOUT = EnvironmentVariable(
     "SILENCE_TIMEOUT",
     _seconds(0.1, 1e6),
     "600",
@@ -204,7 +204,7 @@ SILENCE_TIMEOUT = Variable(
     "how long a process that runs user code may be silent while its host still answers",
     "controller, worker",
 )
-START_LIMIT = Variable(
+START_LIMIT = EnvironmentVariable(
     "START_LIMIT",
     _seconds(0),
     "120",
@@ -212,7 +212,7 @@ START_LIMIT = Variable(
     "how long a rank may take to come up, 0: no limit; `mesh_proc_spawn_max_idle` of `configure` overrides it",
     "controller, host agent, worker",
 )
-PING_PERIOD = Variable(
+PING_PERIOD = EnvironmentVariable(
     "PING_PERIOD",
     _seconds(0),
     "1",
@@ -220,7 +220,7 @@ PING_PERIOD = Variable(
     "how often a host agent asks its ranks for a sign of life; 0: never",
     "host agent, worker",
 )
-UNRESPONSIVE_AFTER = Variable(
+UNRESPONSIVE_AFTER = EnvironmentVariable(
     "UNRESPONSIVE_AFTER",
     _seconds(0),
     "3",
@@ -228,7 +228,7 @@ UNRESPONSIVE_AFTER = Variable(
     "how long a rank may leave that unanswered until it is reported as unresponsive",
     "host agent, worker",
 )
-KEPT_DIR = Variable(
+KEPT_DIR = EnvironmentVariable(
     "KEPT_DIR",
     _text,
     "",
@@ -237,7 +237,7 @@ KEPT_DIR = Variable(
     "controller",
     shown_default="`<tmp>/monarch-kernel-<uid>/kept`",
 )
-BACKLOG = Variable(
+BACKLOG = EnvironmentVariable(
     "BACKLOG",
     _whole(0),
     "1048576",
@@ -248,7 +248,7 @@ BACKLOG = Variable(
 
 # -- calls ---------------------------------------------------------------------------------------
 
-CAST_FANOUT = Variable(
+CAST_FANOUT = EnvironmentVariable(
     "CAST_FANOUT",
     _whole(1),
     "16",
@@ -256,7 +256,7 @@ CAST_FANOUT = Variable(
     "to how many host agents a process sends a cast itself; beyond that they pass it on as a tree",
     "controller, ranks",
 )
-ERROR_GRACE = Variable(
+ERROR_GRACE = EnvironmentVariable(
     "ERROR_GRACE",
     _seconds(0),
     "1",
@@ -264,7 +264,7 @@ ERROR_GRACE = Variable(
     "how long a call that has failed on one rank waits for the others, so that one error tells of all",
     "controller, ranks",
 )
-SEGMENT_THRESHOLD = Variable(
+SEGMENT_THRESHOLD = EnvironmentVariable(
     "SEGMENT_THRESHOLD",
     _whole(0),
     "131072",
@@ -272,7 +272,7 @@ SEGMENT_THRESHOLD = Variable(
     "buffers of a message that add up to less travel through the socket, others in shared memory",
     "all",
 )
-SEGMENT_KEEP = Variable(
+SEGMENT_KEEP = EnvironmentVariable(
     "SEGMENT_KEEP",
     _whole(0),
     "1073741824",
@@ -280,7 +280,7 @@ SEGMENT_KEEP = Variable(
     "how much free shared memory a process keeps for its next messages",
     "all",
 )
-SEGMENT_LIMIT = Variable(
+SEGMENT_LIMIT = EnvironmentVariable(
     "SEGMENT_LIMIT",
     _whole(0),
     _quarter_of_memory,
@@ -292,7 +292,7 @@ SEGMENT_LIMIT = Variable(
 
 # -- the debugger --------------------------------------------------------------------------------
 
-POST_MORTEM = Variable(
+POST_MORTEM = EnvironmentVariable(
     "POST_MORTEM",
     _seconds(0),
     "300",
@@ -300,7 +300,7 @@ POST_MORTEM = Variable(
     "how long the frames of a failed endpoint or cell are kept for post-mortem debugging; 0: not at all",
     "controller, ranks",
 )
-ORPHANED_STOPS = Variable(
+ORPHANED_STOPS = EnvironmentVariable(
     "ORPHANED_STOPS",
     _one_of("resume", "end"),
     "resume",
@@ -317,7 +317,7 @@ ORPHANED_STOPS = Variable(
 BACKENDS = ("local", "cuda_ipc", "cma", "segment", "ibverbs", "tcp")
 ENCRYPTED, TRUSTED_NETWORK = "encrypted", "trusted-network"
 
-RDMA_BACKEND = Variable(
+RDMA_BACKEND = EnvironmentVariable(
     "RDMA_BACKEND",
     _one_of("auto", *BACKENDS),
     "auto",
@@ -325,7 +325,7 @@ RDMA_BACKEND = Variable(
     "forces a backend; `auto` chooses one for each pair of processes",
     "all",
 )
-RDMA_TCP = Variable(
+RDMA_TCP = EnvironmentVariable(
     "RDMA_TCP",
     _one_of(ENCRYPTED, TRUSTED_NETWORK),
     ENCRYPTED,
@@ -333,7 +333,7 @@ RDMA_TCP = Variable(
     "whether bytes may go by TCP in the clear",
     "all",
 )
-RDMA_TCP_FALLBACK = Variable(
+RDMA_TCP_FALLBACK = EnvironmentVariable(
     "RDMA_TCP_FALLBACK",
     _flag,
     "",
@@ -342,7 +342,7 @@ RDMA_TCP_FALLBACK = Variable(
     "all",
     shown_default="TCP, with a warning",
 )
-RDMA_STREAMS = Variable(
+RDMA_STREAMS = EnvironmentVariable(
     "RDMA_STREAMS",
     _whole(0),
     _one_per_core,
@@ -351,7 +351,7 @@ RDMA_STREAMS = Variable(
     "all",
     shown_default="one per core, up to 4",
 )
-RDMA_THREADS = Variable(
+RDMA_THREADS = EnvironmentVariable(
     "RDMA_THREADS",
     _whole(0),
     _one_per_core,
@@ -360,7 +360,7 @@ RDMA_THREADS = Variable(
     "all",
     shown_default="one per core, up to 4",
 )
-RDMA_HUGEPAGES = Variable(
+RDMA_HUGEPAGES = EnvironmentVariable(
     "RDMA_HUGEPAGES",
     _whole(0),
     "8388608",
@@ -368,7 +368,7 @@ RDMA_HUGEPAGES = Variable(
     "from this size on, registered memory is moved to huge pages; 0: never",
     "all",
 )
-RDMA_DEVICE = Variable(
+RDMA_DEVICE = EnvironmentVariable(
     "RDMA_DEVICE",
     _text,
     "",
@@ -377,7 +377,7 @@ RDMA_DEVICE = Variable(
     "all",
     shown_default="one of the fastest ports",
 )
-RDMA_GID_INDEX = Variable(
+RDMA_GID_INDEX = EnvironmentVariable(
     "RDMA_GID_INDEX",
     _index,
     "",
@@ -386,7 +386,7 @@ RDMA_GID_INDEX = Variable(
     "all",
     shown_default="the best that both sides have",
 )
-RDMA_QUEUE_PAIRS = Variable(
+RDMA_QUEUE_PAIRS = EnvironmentVariable(
     "RDMA_QUEUE_PAIRS",
     _whole(1),
     "4",
@@ -394,7 +394,7 @@ RDMA_QUEUE_PAIRS = Variable(
     "queue pairs to one owner, over which a large transfer is spread",
     "all",
 )
-RDMA_REGIONS = Variable(
+RDMA_REGIONS = EnvironmentVariable(
     "RDMA_REGIONS",
     _whole(0),
     "64",
@@ -402,7 +402,7 @@ RDMA_REGIONS = Variable(
     "how many pieces of memory stay registered for later transfers, per card",
     "all",
 )
-RDMA_REGION_BYTES = Variable(
+RDMA_REGION_BYTES = EnvironmentVariable(
     "RDMA_REGION_BYTES",
     _whole(0),
     "17179869184",

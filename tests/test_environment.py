@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel import environment
-from monarch_kernel.config import InvalidSettingError, environment_variables
+from monarch_kernel.config import EnvironmentVariable, InvalidSettingError, environment_variables
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = (ROOT / "docs" / "configuration.md").read_text()
@@ -21,7 +21,7 @@ OURS = {environment.RUN, environment.ROOT, environment.AGENT, environment.IMPORT
 NAME = re.compile(r"MONARCH_KERNEL_[A-Z_]*[A-Z]")
 
 
-def row(variable: environment.Variable[Any]) -> str:
+def row(variable: EnvironmentVariable[Any]) -> str:
     texts = (f"`{variable.name}`", variable.allowed, variable.shown_default, variable.meaning, variable.read_by)
     return f"| {' | '.join(texts)} |"
 
@@ -60,10 +60,10 @@ def test_only_one_module_has_their_names_in_its_code() -> None:
         (environment.RDMA_TCP_FALLBACK, "0", False),
         (environment.RDMA_GID_INDEX, "3", 3),
     ],
-    ids=lambda v: v.name if isinstance(v, environment.Variable) else str(v),
+    ids=lambda v: v.name if isinstance(v, EnvironmentVariable) else str(v),
 )
 def test_what_is_set_counts_and_what_is_empty_does_not(
-    variable: environment.Variable[Any], text: str, value: Any, monkeypatch: pytest.MonkeyPatch
+    variable: EnvironmentVariable[Any], text: str, value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(variable.name, raising=False)
     default = variable.get()
@@ -74,7 +74,7 @@ def test_what_is_set_counts_and_what_is_empty_does_not(
 
 
 @pytest.mark.parametrize("variable", environment_variables(), ids=lambda v: v.name)
-def test_every_default_is_valid(variable: environment.Variable[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_default_is_valid(variable: EnvironmentVariable[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(variable.name, raising=False)
     variable.get()
 
@@ -95,7 +95,7 @@ def test_every_default_is_valid(variable: environment.Variable[Any], monkeypatch
     ],
 )
 def test_what_is_not_valid_is_named(
-    variable: environment.Variable[Any], text: str, monkeypatch: pytest.MonkeyPatch
+    variable: EnvironmentVariable[Any], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable.name, text)
     with pytest.raises(InvalidSettingError) as caught:
@@ -133,6 +133,7 @@ except SupervisionError as error:
 def test_a_variable_that_is_set_after_the_import_counts() -> None:
     program = """
 import os
+import monarch_kernel.actor
 from monarch_kernel.runtime.actor.process import get_system
 os.environ["MONARCH_KERNEL_CAST_FANOUT"] = "3"
 os.environ["MONARCH_KERNEL_SEGMENT_THRESHOLD"] = "12345"

@@ -16,7 +16,7 @@ from monarch_kernel.actor import ProcMesh
 from monarch_kernel.errors import RankFailure, build_actor_error
 from monarch_kernel.output import calling_origin
 from monarch_kernel.pool.pool import Pool, TaskFuture, pool_of
-from monarch_kernel.pool.worker import Failed
+from monarch_kernel.pool.worker import ItemFailure
 from monarch_kernel.subscriptions import Subscribers, Subscription
 
 #: How often whoever waits looks up to tell of progress (seconds).
@@ -200,9 +200,9 @@ class Mapping(Iterator[Any]):
         values: list[Any] = chunk.future.result()
         self._open -= chunk.count
         rank = chunk.future.rank or 0
-        return [self._error(value, rank) if isinstance(value, Failed) else value for value in values]
+        return [self._error(value, rank) if isinstance(value, ItemFailure) else value for value in values]
 
-    def _error(self, failed: Failed, rank: int) -> BaseException:
+    def _error(self, failed: ItemFailure, rank: int) -> BaseException:
         self.failed += 1
         procs, extent = self._pool.procs, self._pool.extent
         failure = RankFailure(rank, dict(extent.point(rank)), "", procs.pids().get(rank), "", failed.fault)

@@ -14,7 +14,7 @@ from monarch_kernel.errors import Fault, capture
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class ItemFailure:
     """An item whose function raised, where the others of its chunk go on."""
 
     fault: Fault
@@ -61,7 +61,7 @@ class Worker(Actor):
         """Run a defined function with each of some items; `first` is the number of the first.
 
         Args:
-            keep: go on after an item whose function raised: it gives a `Failed`. Else what it raised is raised.
+            keep: go on after an item whose function raised: it gives a `ItemFailure`. Else what it raised is raised.
         """
         function = self._functions[key]
         values: list[Any] = []
@@ -72,7 +72,7 @@ class Worker(Actor):
                 error.add_note(f"item {number} of the map: {_short(args)}")
                 if not keep or isinstance(error, TaskInterrupted) or not isinstance(error, Exception):
                     raise
-                values.append(Failed(capture(error)))
+                values.append(ItemFailure(capture(error)))
         return values
 
     # -- data ------------------------------------------------------------------------------------

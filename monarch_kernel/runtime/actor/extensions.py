@@ -27,7 +27,7 @@ class DebuggerFunctions(Protocol):
     def select(self, mesh: Any) -> Any: ...
 
 
-class DebugHub(Protocol):
+class DebugHubAccess(Protocol):
     """The controller's actor that hears of stopped ranks."""
 
     def hub_actor(self) -> Any: ...
@@ -41,7 +41,7 @@ class ConsoleServer(Protocol):
     def close(self) -> None: ...
 
 
-class RankDebugger(Protocol):
+class BreakpointHandler(Protocol):
     """The debugger's part in a rank."""
 
     def stop_here(self, frame: FrameType) -> None: ...
@@ -77,9 +77,9 @@ class PoolFunctions(Protocol):
 #: The module that offers what a Protocol says, as functions.
 MODULES: dict[type[Any], str] = {
     DebuggerFunctions: "monarch_kernel.debug",
-    DebugHub: "monarch_kernel.debugger.controller.hub_actor",
+    DebugHubAccess: "monarch_kernel.debugger.controller.hub_actor",
     ConsoleServer: "monarch_kernel.debugger.terminal.server",
-    RankDebugger: "monarch_kernel.debugger.rank.process",
+    BreakpointHandler: "monarch_kernel.debugger.rank.process",
     PoolFunctions: "monarch_kernel.pool",
 }
 
@@ -89,9 +89,9 @@ def debugger_functions() -> DebuggerFunctions:
     return cast("DebuggerFunctions", import_module(MODULES[DebuggerFunctions]))
 
 
-def debug_hub() -> DebugHub:
+def debug_hub() -> DebugHubAccess:
     """For Monarch's ``debug_controller()``."""
-    return cast("DebugHub", import_module(MODULES[DebugHub]))
+    return cast("DebugHubAccess", import_module(MODULES[DebugHubAccess]))
 
 
 def console_server() -> ConsoleServer:
@@ -99,9 +99,9 @@ def console_server() -> ConsoleServer:
     return cast("ConsoleServer", import_module(MODULES[ConsoleServer]))
 
 
-def rank_debugger() -> RankDebugger:
+def rank_debugger() -> BreakpointHandler:
     """For ``breakpoint()`` in a rank."""
-    return cast("RankDebugger", import_module(MODULES[RankDebugger]))
+    return cast("BreakpointHandler", import_module(MODULES[BreakpointHandler]))
 
 
 def pool_functions() -> PoolFunctions:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from monarch_kernel.environment import RDMA_BACKEND, RDMA_TCP, RDMA_TCP_FALLBACK, TRUSTED_NETWORK, Variable
+from monarch_kernel.environment import RDMA_BACKEND, RDMA_TCP, RDMA_TCP_FALLBACK, TRUSTED_NETWORK, EnvironmentVariable
 
 T = TypeVar("T")
 
 #: What ``configure`` has set in this process, by variable: later changes of the environment do not count.
-_configured: dict[Variable[Any], Any] = {}
+_configured: dict[EnvironmentVariable[Any], Any] = {}
 
 
 class RDMATcpFallbackWarning(UserWarning):
@@ -64,5 +64,5 @@ def tcp_fallback() -> bool | None:
     return _get(RDMA_TCP_FALLBACK)
 
 
-def _get(variable: Variable[T]) -> T:
+def _get(variable: EnvironmentVariable[T]) -> T:
     return _configured[variable] if variable in _configured else variable.get()
