@@ -1,4 +1,4 @@
-"""How messages of the Debug Adapter Protocol lie in a stream of bytes: a header with the length, then JSON."""
+"""The framing of the Debug Adapter Protocol in a stream of bytes: a header with the length, then JSON."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ def frame(message: dict[str, Any]) -> bytes:
 
 
 class Frames:
-    """Cuts what arrives into messages."""
+    """Cuts a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._held = b""
 
     @property
     def rest(self) -> bytes:
-        """The beginning of a message that is not whole yet."""
+        """The beginning of a message that is not complete yet."""
         return self._held
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are whole now, each with its header.
+        """The messages that are complete now, each with its header.
 
         Raises:
-            ValueError: that is not this protocol.
+            ValueError: it is not this protocol.
         """
         self._held += data
         found: list[bytes] = []
@@ -44,7 +44,7 @@ class Frames:
 
 
 def content(message: bytes) -> dict[str, Any]:
-    """What a framed message says."""
+    """The JSON of a framed message."""
     return dict(json.loads(message.partition(_END)[2]))
 
 

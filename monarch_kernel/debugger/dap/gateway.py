@@ -1,11 +1,11 @@
-"""A door to debugpy in a rank, for any IDE: a port of this machine's loopback interface, open to this user only.
+"""Access to debugpy in a rank for any IDE: a port of this machine's loopback interface, open to this user only.
 
 DAP is the right to run code, and has no passwords. A port of the loopback interface is open to every user of the
-machine, and whose a connection is cannot be told for sure. So a client has to know a token: it is in the launch
-configuration that is printed, and IDEs send that as arguments of the request ``attach``. Until a client has given it,
-nothing that it says reaches the rank; ``initialize``, which comes first, is answered here. Besides, connections of
-other users, as the operating system knows them, are closed at once. A session is not touched by other connections.
-From here on everything goes through the actor runtime, to ranks of this and of any other host.
+machine, and the owner of a connection cannot be established for sure. So a client has to know a token: it is in the
+launch configuration that is printed, and IDEs send that as arguments of the request ``attach``. Until a client has
+given it, nothing that it sends reaches the rank; ``initialize``, which comes first, is answered here. Besides,
+connections of other users, as the operating system knows them, are closed at once. A session is not affected by other
+connections. From here on everything goes through the actor runtime, to ranks of this and of any other host.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from monarch_kernel.actor import ActorError, Channel, SupervisionError
+from monarch_kernel.actor import ActorError, ActorMesh, Channel, ProcMesh, SupervisionError
 from monarch_kernel.debugger.dap.framing import Frames, content, frame
-from monarch_kernel.debugger.rank.debugpy_tunnel import START_TIMEOUT, Begun, DebugpyTunnel
+from monarch_kernel.debugger.rank.debugpy_tunnel import START_TIMEOUT, DebugpyProcess, DebugpyTunnel
 
 _CHUNK = 65536
 _LOOPBACK = "127.0.0.1"
 #: How long the rank may take for one step of a connection (seconds).
 TIMEOUT = 5.0
-#: How long a client may take to give the token (seconds), how many may be about to, and how much they may say before.
-PATIENCE = 20.0
-STRANGERS = 8
-_LARGEST = 256 * 1024
-#: How long a client waits for the session before its own to end (seconds).
+#: How long a client may take to give the token (seconds), how many clients may be without it at a time, and how many
+#: bytes each may send before it.
+TOKEN_TIMEOUT = 20.0
+MOST_UNKNOWN = 8
+_MOST_BYTES = 256 * 1024
+#: How long a client waits for the previous session to end (seconds).
 HANDOVER = 5.0
-#: How long no client is accepted after it was impossible (seconds).
-PAUSE = 0.1
-#: The property of a launch configuration that has the token.
+#: How long the gateway waits after a client could not be accepted (seconds).
+ACCEPT_PAUSE = 0.1
+#: The property of a launch configuration that holds the token.
 TOKEN = "token"
-# The number of the request by which debugpy is told what the client has said to us; no IDE uses it.
+# The number of the request that repeats to debugpy what the client has sent us; no IDE uses it.
 _REPLAYED = 2**30
-# All connections of this machine, with whose they are: see proc(5).
+# All connections of this machine with their owners: see proc(5).
 _TCP = "/proc/net/tcp"
 _ESTABLISHED = "01"
 
@@ -56,29 +57,29 @@ class Gateway:
         RuntimeError: debugpy cannot run there now; the sentence says why.
     """
 
-    def __init__(self, mesh: Any, rank: int) -> None:
-        self.mesh: str = mesh.name
+    def __init__(self, mesh: ProcMesh, rank: int) -> None:
+        self.mesh = mesh.name
         self.rank = rank
         #: What a client must give as ``token`` of its request ``attach``.
         self.token = secrets.token_urlsafe(16)
         where = mesh.slice(**mesh.extent.point(rank))
-        self._tunnel: Any = where.spawn("debugpy", DebugpyTunnel)
+        self._tunnel: ActorMesh[DebugpyTunnel] = where.spawn("debugpy", DebugpyTunnel)
         try:
-            self.begun: Begun = self._tunnel.begin.call_one().get(START_TIMEOUT + TIMEOUT)
+            self.begun: DebugpyProcess = self._tunnel.begin.call_one().get(START_TIMEOUT + TIMEOUT)
         except TimeoutError:
             raise RuntimeError(
-                f"rank {rank} of mesh {mesh.name} did not start debugpy in {START_TIMEOUT + TIMEOUT:.0f} s: it does "
-                f"not let go of the interpreter, or is stopped; %mesh stacks --native -r {rank} shows where it is"
+                f"rank {rank} of mesh {mesh.name} did not start debugpy in {START_TIMEOUT + TIMEOUT:.0f} s: it holds "
+                f"the interpreter lock, or is stopped; %mesh stacks --native -r {rank} shows where it is"
             ) from None
         except (ActorError, SupervisionError) as error:
             raise RuntimeError(f"rank {rank} of mesh {mesh.name}: {_reason(error)}") from None
         if self.begun.stops:
             raise RuntimeError(
-                f"rank {rank} of mesh {mesh.name} is stopped in the mesh debugger: have it go on, then start debugpy"
+                f"rank {rank} of mesh {mesh.name} is stopped in the mesh debugger: continue it, then start debugpy"
             )
         self._lock = threading.Lock()
-        self._session = threading.Lock()  # held for the one client that is carried
-        self._strangers: list[socket.socket] = []  # who has not given the token yet, oldest first
+        self._session = threading.Lock()  # held for the client whose bytes are carried
+        self._unknown: list[socket.socket] = []  # the clients that have not given the token yet, oldest first
         self._threads: set[threading.Thread] = set()
         self._listener = socket.create_server((_LOOPBACK, 0), backlog=128)
         self._over, self._wake = os.pipe()
@@ -93,7 +94,7 @@ class Gateway:
         return host, port
 
     def close(self) -> None:
-        """End debugging in the rank, and close the door."""
+        """End debugging in the rank, and close the port."""
         self._end()
         self._thread.join(TIMEOUT)
         for thread in list(self._threads):
@@ -109,14 +110,14 @@ class Gateway:
             self._wake = -1
 
     def _end(self) -> None:
-        """Have the threads end; called when the rank is gone, too."""
+        """Have the threads end; also called when the rank is gone."""
         with self._lock:
             if self._wake >= 0:
                 os.write(self._wake, b"x")
 
     @property
     def is_open(self) -> bool:
-        """Whether it still serves; it ends with the rank."""
+        """Whether it still serves; that ends with the rank."""
         return self._thread.is_alive()
 
     def _serve(self) -> None:
@@ -126,45 +127,45 @@ class Gateway:
             try:
                 client, peer = self._listener.accept()
             except OSError:  # it has hung up already, or this process has too many files open
-                if self._over in _readable(self._over, timeout=PAUSE):
+                if self._over in _readable(self._over, timeout=ACCEPT_PAUSE):
                     return
                 continue
             if not belongs_to(peer, self.address, {os.getuid(), 0}):
                 client.close()
                 continue
             with self._lock:
-                self._strangers.append(client)
-                if len(self._strangers) > STRANGERS:
+                self._unknown.append(client)
+                if len(self._unknown) > MOST_UNKNOWN:
                     with suppress(OSError):
-                        self._strangers.pop(0).shutdown(socket.SHUT_RDWR)  # its thread closes it
-                thread = threading.Thread(target=self._meet, args=(client,), name="monarch-debugpy", daemon=True)
+                        self._unknown.pop(0).shutdown(socket.SHUT_RDWR)  # its thread closes it
+                thread = threading.Thread(target=self._handle, args=(client,), name="monarch-debugpy", daemon=True)
                 self._threads.add(thread)
             thread.start()
 
-    def _meet(self, client: socket.socket) -> None:
+    def _handle(self, client: socket.socket) -> None:
         """One client, from its first byte to its end."""
         try:
             with client:
-                begun = _Handshake(client, self._over, self.token, self.begun.capabilities).run()
+                greeted = _Handshake(client, self._over, self.token, self.begun.capabilities).run()
                 with self._lock:
-                    if client in self._strangers:
-                        self._strangers.remove(client)
-                if begun is None:
+                    if client in self._unknown:
+                        self._unknown.remove(client)
+                if greeted is None:
                     return
                 if not self._session.acquire(timeout=HANDOVER):
-                    begun.refuse("another client debugs this rank: end its session first")
+                    greeted.refuse("another client debugs this rank: end its session first")
                     return
                 try:
-                    self._carry(client, begun)
+                    self._carry(client, greeted)
                 finally:
                     self._session.release()
         except (TimeoutError, ActorError, SupervisionError):
-            self._end()  # the rank is gone, or as good as gone
+            self._end()  # the rank is gone, or does not answer
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())
 
-    def _carry(self, client: socket.socket, begun: _Handshake) -> None:
+    def _carry(self, client: socket.socket, greeted: _Handshake) -> None:
         """Carry one client's bytes until either side ends, or the gateway is closed."""
         port, receiver = Channel[bytes].open()
         self._tunnel.connect.call_one(port).get(TIMEOUT)
@@ -173,7 +174,7 @@ class Gateway:
         def listen() -> None:
             try:
                 while data := receiver.recv().get():
-                    if not begun.is_replay(data):
+                    if not greeted.is_replay(data):
                         client.sendall(data)
             except Exception:  # the rank has died, or the client is gone
                 pass
@@ -182,7 +183,7 @@ class Gateway:
         thread = threading.Thread(target=listen, name="monarch-debugpy-reader", daemon=True)
         thread.start()
         try:
-            self._tunnel.write.broadcast(begun.said)
+            self._tunnel.write.broadcast(greeted.requests)
             while True:
                 ready = _readable(client.fileno(), ended, self._over)
                 if ended in ready or self._over in ready:
@@ -203,11 +204,11 @@ class Gateway:
 
 
 class _Handshake:
-    """What is said with a client until it has given the token.
+    """The exchange with a client until it has given the token.
 
     Args:
         client: the connection.
-        over: a descriptor that can be read when the gateway ends.
+        over: a descriptor that becomes readable when the gateway ends.
         token: what the client must give.
         capabilities: what debugpy answers to ``initialize``.
     """
@@ -218,18 +219,18 @@ class _Handshake:
         self._token = token
         self._capabilities = capabilities
         self._attach: dict[str, Any] = {}
-        #: What debugpy is to be told now: the requests of the client, without the token.
-        self.said = b""
+        #: The requests of the client that debugpy gets now, without the token.
+        self.requests = b""
 
     def run(self) -> _Handshake | None:
-        """Until the token was given: this; None if the client did not, or has gone."""
+        """Talk until the client has given the token: this; None if it did not give it, or is gone."""
         try:
             return self if self._run() else None
         except (OSError, ValueError, TypeError, RecursionError):
-            return None  # it is gone, or speaks something else
+            return None  # it is gone, or speaks another protocol
 
     def _run(self) -> bool:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TOKEN_TIMEOUT
         frames = Frames()
         size = 0
         while (left := end - time.monotonic()) > 0:
@@ -238,31 +239,31 @@ class _Handshake:
                 return False
             data = self._client.recv(_CHUNK)
             size += len(data)
-            if not data or size > _LARGEST:
+            if not data or size > _MOST_BYTES:
                 return False
             messages = frames.feed(data)
             for number, message in enumerate(messages):
-                if not self._hear(content(message)):
+                if not self._take(content(message)):
                     return False
                 if self._attach:
-                    # No client says anything before this one is answered; if one does, it gets its turn.
-                    self.said += b"".join(messages[number + 1 :]) + frames.rest
+                    # No client sends anything before this request is answered; if one does, that comes after it.
+                    self.requests += b"".join(messages[number + 1 :]) + frames.rest
                     return True
         return False
 
-    def _hear(self, request: dict[str, Any]) -> bool:
+    def _take(self, request: dict[str, Any]) -> bool:
         """Take one request; whether the client may go on."""
         arguments = request.get("arguments")
         arguments = dict(arguments) if isinstance(arguments, dict) else {}
         command = request.get("command")
         if command == "initialize":
             self._answer(request, success=True, body=self._capabilities)
-            self.said = frame({**request, "seq": _REPLAYED, "arguments": arguments})
+            self.requests = frame({**request, "seq": _REPLAYED, "arguments": arguments})
             return True
         given = arguments.pop(TOKEN, None)
         self._attach = request
         if command == "attach" and isinstance(given, str) and hmac.compare_digest(given.encode(), self._token.encode()):
-            self.said += frame({**request, "arguments": arguments})
+            self.requests += frame({**request, "arguments": arguments})
             return True
         self.refuse(
             f'give the token that %mesh debugpy has printed, as the property "{TOKEN}" of the launch configuration '
@@ -280,10 +281,10 @@ class _Handshake:
         try:
             self._client.sendall(frame({**answer, **fields}))
         except OSError:
-            pass  # it is gone, which is noticed when it is read from
+            pass  # it is gone, as the next read will show
 
     def is_replay(self, message: bytes) -> bool:
-        """Whether this is debugpy's answer to what has been answered here."""
+        """Whether this is debugpy's answer to a request that was answered here."""
         return b'"initialize"' in message and content(message).get("request_seq") == _REPLAYED
 
 
@@ -298,7 +299,7 @@ def _readable(*fds: int, timeout: float | None = None) -> list[int]:
 def belongs_to(peer: tuple[str, int], here: tuple[str, int], users: set[int]) -> bool:
     """Whether the process at the other end of a connection of the loopback interface runs as one of these users.
 
-    Only a connection that is established, and belongs to a process, says whose it is: the others are listed with uid 0.
+    Only an established connection that belongs to a process has an owner: the others are listed with uid 0.
     """
     wanted = [_hex(peer), _hex(here)]
     try:

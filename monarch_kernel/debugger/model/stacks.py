@@ -1,4 +1,4 @@
-"""What a rank is doing, as plain values: its stacks, and who runs them; named tuples, which pickle fast."""
+"""What a rank is doing: its stacks, and what they belong to. Plain values; named tuples, which pickle fast."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THREAD = "thread"  # the user's, or a library's
 
 NATIVE = "native"  # a kind of code, beside those of `source_locations`
 
-#: Frames of one stack that are sent: so many of its outer end, so many of its inner one.
+#: The frames of one stack that are sent, at most: so many at its outer end, so many at its inner one.
 OUTER_FRAMES, INNER_FRAMES = 40, 160
 
 
@@ -22,11 +22,11 @@ class StackFrame(NamedTuple):
     """One frame of a stack.
 
     Attributes:
-        place: file, line, function, and whose code it is.
-        source: the line of the user's code without its indentation, '' where it is not known or not the user's.
-        span: which columns of `source` run now (from, to); (0, 0) where that is not known, or is all of it.
-        times: how often it follows itself, for a recursion.
-        left_out: how many frames were left out before this one, of a very deep stack.
+        place: file, line, function, and the kind of code.
+        source: the line of user code without its indentation; '' where it is not known, or not user code.
+        span: the columns of `source` that run now (from, to); (0, 0) where that is not known, or is all of it.
+        times: how often it calls itself, in a recursion.
+        left_out: how many frames before this one were left out of a very deep stack.
     """
 
     place: Place
@@ -37,7 +37,7 @@ class StackFrame(NamedTuple):
 
     @property
     def user(self) -> bool:
-        """Whether it is the user's code."""
+        """Whether it is user code."""
         return self.place.kind == USER
 
 
@@ -46,12 +46,12 @@ class Stack(NamedTuple):
 
     Attributes:
         kind: `ENDPOINT`, `CODE`, `TASK` or `THREAD`.
-        name: `actor.endpoint`, the name of the task or of the thread (without what differs from rank to rank).
+        name: `actor.endpoint`, or the name of the task or thread (without what differs from rank to rank).
         frames: from the outermost to the innermost.
         thread: the identifier of its thread (`threading.get_ident`); 0 for a task that waits.
-        state: what is special about it, as a phrase: that it is suspended, stopped, or holds the interpreter lock.
-        cell: the notebook's cell that has called the endpoint, as the front end of that time knows it; "" for none.
-        values: local variables of the innermost frame of the user's code, as text; only if asked for.
+        state: what is special about it, as a phrase: it is stopped, or holds the interpreter lock, for instance.
+        cell: the id of the notebook's cell that has called the endpoint; "" for none.
+        values: local variables of the innermost frame of user code, as text; only if asked for.
     """
 
     kind: str
@@ -64,13 +64,13 @@ class Stack(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What one rank is doing. Without stacks it is idle: it waits for a message.
+    """What one rank is doing. Without stacks it is idle, waiting for a message.
 
     Attributes:
-        pid: its process.
-        stacks: those of the user's code, or all.
-        hidden: how many threads there are beside.
-        outside: py-spy has read it, since the rank did not answer; asyncio's tasks are not in it.
+        pid: the process.
+        stacks: those of user code, or all.
+        hidden: how many other threads there are.
+        outside: py-spy has read it, since the rank did not answer; it has no asyncio tasks.
         note: what is wrong with the rank, as a clause; '' if nothing.
     """
 

@@ -1,9 +1,9 @@
 """debugpy in one rank, reached through the actor runtime and in no other way.
 
-`DebugpyTunnel` lives in the rank. debugpy runs in the rank's process (no adapter process of its own). It listens at no
-port, where any user of the host could connect and thereby end the session that is there: what it takes for its
-listening socket gives it one end of a socket pair for each connection, and the tunnel carries bytes between the other
-end and the caller of `connect`.
+`DebugpyTunnel` is an actor of the rank, and debugpy runs in the rank's process (there is no adapter process). It does
+not listen at a port, where any user of the host could connect and thereby end the current session: what it takes for
+its listening socket gives it one end of a socket pair for each connection, and the tunnel carries bytes between the
+other end and the caller of `connect`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import monarch_kernel
 from monarch_kernel.actor import Actor, Port, endpoint
 from monarch_kernel.debugger.dap.framing import Frames, content, frame
 
-#: How long debugpy may take to begin (seconds).
+#: How long debugpy may take to start (seconds).
 START_TIMEOUT = 15.0
-# How long debugpy may take to let go of everything (seconds).
+# How long debugpy may take to resume and release everything (seconds).
 _GOODBYE = 2.0
 _CHUNK = 65536
 # Our own requests have numbers that no IDE uses.
@@ -33,15 +33,15 @@ _BYE = b'"disconnect"'
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """What there is to know of a rank with debugpy.
+class DebugpyProcess:
+    """A rank with debugpy.
 
     Attributes:
         pid: its process.
         folder: its working folder.
         python: its version, such as (3, 11).
-        stops: how many threads the mesh debugger holds there.
-        capabilities: what debugpy answers to ``initialize``; empty while threads are held.
+        stops: how many threads the mesh debugger holds stopped there.
+        capabilities: what debugpy answers to ``initialize``; empty while threads are stopped.
     """
 
     pid: int
@@ -65,11 +65,11 @@ class DebugpyTunnel(Actor):
         self._held: Port[None] | None = None
 
     @endpoint
-    def begin(self) -> Begun:
+    def begin(self) -> DebugpyProcess:
         """Start debugpy; user code goes on.
 
         Raises:
-            RuntimeError: it is not installed, or did not begin.
+            RuntimeError: it is not installed, or did not start.
         """
         from monarch_kernel.debugger.rank.process import existing_engine
 
@@ -77,20 +77,20 @@ class DebugpyTunnel(Actor):
         stops = len(engine.stops()) if engine is not None else 0
         if not stops and self._listener is None:
             result: list[Any] = []
-            # On a thread that ends: debugpy traces the one that starts it, which must not be ours.
+            # On a thread that ends: debugpy traces the thread that starts it, which must not be ours.
             thread = threading.Thread(target=lambda: result.append(_listen()), daemon=True)
             thread.start()
             thread.join(START_TIMEOUT)
             if not result:
-                raise RuntimeError(f"debugpy did not begin in {START_TIMEOUT:.0f} s")
+                raise RuntimeError(f"debugpy did not start in {START_TIMEOUT:.0f} s")
             if isinstance(result[0], Exception):
                 raise RuntimeError(f"debugpy cannot be started: {result[0]}")
             self._listener = result[0]
             self._ask_capabilities()
-        return Begun(os.getpid(), os.getcwd(), sys.version_info[:2], stops, self._capabilities)
+        return DebugpyProcess(os.getpid(), os.getcwd(), sys.version_info[:2], stops, self._capabilities)
 
     def _ask_capabilities(self) -> None:
-        """Ask debugpy, as an IDE does first, what it can do: the gateway has to say it before it lets an IDE in."""
+        """Ask debugpy for its capabilities, as an IDE does first: the gateway reports them before it admits one."""
         said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         connection = self._open(said.put)
         arguments = {"adapterID": "debugpy", "clientID": "monarch_kernel"}
@@ -101,7 +101,7 @@ class DebugpyTunnel(Actor):
             except queue.Empty:
                 message = b""
             if not message:
-                raise RuntimeError("debugpy has begun, but does not answer")
+                raise RuntimeError("debugpy has started, but does not answer")
             reply = content(message)
             if reply.get("type") == "response" and reply.get("command") == "initialize":
                 self._capabilities = reply["body"]
@@ -109,7 +109,7 @@ class DebugpyTunnel(Actor):
 
     @endpoint
     def connect(self, port: Port[bytes]) -> None:
-        """Connect to debugpy; what it says goes to `port`, and b"" at the end. An older connection ends."""
+        """Connect to debugpy; what it sends goes to `port`, and b"" at the end. An older connection ends."""
         self._close()
         self._open(port.send)
 
@@ -124,7 +124,7 @@ class DebugpyTunnel(Actor):
 
     @endpoint(explicit_response_port=True)
     def hold(self, port: Port[None]) -> None:
-        """Never answered: the caller learns by it that this rank has ended."""
+        """Never answered: its failure tells the caller that this rank has ended."""
         self._held = port
 
     @endpoint
@@ -138,11 +138,11 @@ class DebugpyTunnel(Actor):
 
     @endpoint
     def hang_up(self) -> None:
-        """End the connection; threads that debugpy has stopped go on."""
+        """End the connection; threads that debugpy has stopped run again."""
         self._close()
 
     def __cleanup__(self, error: BaseException | None) -> None:
-        """End debugging: what it stopped goes on, and no code is traced any more."""
+        """End debugging: stopped threads run again, and no code is traced any more."""
         self._close()
         if self._listener is not None:
             import pydevd  # type: ignore[import-not-found]  # debugpy has it on the path
@@ -155,20 +155,20 @@ class DebugpyTunnel(Actor):
         if self._socket is None:
             return
         connection, self._socket = self._socket, None
-        # An IDE that vanished has not said goodbye, and debugpy would keep stopped what is stopped.
+        # An IDE that vanished has not disconnected, and debugpy would keep its stopped threads stopped.
         goodbye = {"type": "request", "seq": _LAST, "command": "disconnect", "arguments": {"terminateDebuggee": False}}
         try:
             connection.sendall(frame(goodbye))
             connection.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # the other end was faster
+            pass  # the other end has closed already
         if self._reader is not None:
             self._reader.join(_GOODBYE)
         connection.close()
 
 
 class _Hooks:
-    """What `breakpoint()` calls: pydevd puts its own function there when it is imported, for good."""
+    """The hook of `breakpoint()`: pydevd installs its own when it is imported, for good."""
 
     def __init__(self) -> None:
         self._before: Callable[..., Any] | None = None
@@ -178,11 +178,11 @@ class _Hooks:
         self._before = sys.breakpointhook
 
     def take(self, pydevd: ModuleType) -> None:
-        """`breakpoint()` stops for the IDE; pydevd may have been imported, and have been put away, before."""
+        """`breakpoint()` stops for the IDE; pydevd may have been imported, and its hook taken back, before."""
         pydevd.install_breakpointhook()
 
     def give_back(self) -> None:
-        """It stops for whom it did before."""
+        """`breakpoint()` does what it did before."""
         if self._before is not None:
             sys.breakpointhook, self._before = self._before, None
 
@@ -191,16 +191,16 @@ _hooks = _Hooks()
 
 
 class _Listener:
-    """What debugpy takes for its listening socket: connections come from this process, and from nowhere else."""
+    """What debugpy takes for its listening socket: all connections come from this process."""
 
     def __init__(self) -> None:
         self._offered: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
 
     def offer(self, sock: socket.socket) -> None:
-        """Have debugpy accept this one."""
+        """Have debugpy accept this socket."""
         self._offered.put(sock)
 
-    # What debugpy calls.
+    # The methods that debugpy calls.
 
     def getsockname(self) -> tuple[str, int]:
         return "", 0
@@ -219,9 +219,9 @@ class _Listener:
 
 
 def _listen() -> _Listener | Exception:
-    """Start debugpy; where it waits for connections, or what went wrong."""
+    """Start debugpy; returns what it listens at, or what went wrong."""
     try:
-        os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else it prints into the user's cell
+        os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # otherwise it prints into the cell
         _hooks.note()
         import debugpy  # type: ignore[import-not-found]
         from debugpy.server import api  # type: ignore[import-not-found]
@@ -242,8 +242,8 @@ def _listen() -> _Listener | Exception:
                 block_until_connected=False,
                 wait_for_ready_to_run=False,
                 patch_multiprocessing=False,
-                # A user's actor that is between two calls may be the one that polls for the whole process: whatever
-                # an IDE asks for, it must not be stopped in there.
+                # A user's actor that is between two calls may be the one that polls for the whole process: an IDE must
+                # not be able to stop it there.
                 dont_trace_start_patterns=(_folder_of(debugpy), _folder_of(monarch_kernel)),
             )
             pydevd.get_global_debugger().wait_for_server_socket_ready()
@@ -259,7 +259,7 @@ def _folder_of(package: ModuleType) -> str:
 
 
 def spare_runtime() -> None:
-    """Have debugpy leave the runtime's threads of this process alone: with them stopped, nobody could reach it."""
+    """Have debugpy leave the runtime's threads alone: if they were stopped, this process could not be reached."""
     for thread in threading.enumerate():
         if thread.name.startswith("monarch-") and thread.name != "monarch-actor-driver":
             _spare(thread)
@@ -271,7 +271,7 @@ def _spare(thread: threading.Thread) -> None:
 
 
 def _read(connection: socket.socket, heard: Callable[[bytes], object]) -> None:
-    """Carry what debugpy says, up to its answer to the goodbye of the tunnel itself."""
+    """Carry what debugpy sends, up to its answer to the tunnel's own disconnect request."""
     frames = Frames()
     try:
         while data := connection.recv(_CHUNK):

@@ -141,10 +141,10 @@ def test_who_does_not_give_the_token_does_not_reach_the_rank(monkeypatch: pytest
     thread = owner.event("stopped")["threadId"]
     for given, command in ((None, "attach"), ("x", "attach"), (7, "attach"), (gateway.token, "evaluate")):
         stranger(gateway, given, command).close()
-    idle = [socket.create_connection(gateway.address) for _ in range(3 * gateways.STRANGERS)]
+    idle = [socket.create_connection(gateway.address) for _ in range(3 * gateways.MOST_UNKNOWN)]
     idle[0].sendall(b"Content-Length: -1\r\n\r\n")
     idle[1].sendall(b"Content-Length: 6\r\n\r\n[[[[[[")
-    idle[2].sendall(b"x" * (gateways._LARGEST + 1))
+    idle[2].sendall(b"x" * (gateways._MOST_BYTES + 1))
     second = Ide(gateway.address)
     refused = second.refused(second.send("attach", token=gateway.token))
     assert refused["message"] == "another client debugs this rank: end its session first"

@@ -54,7 +54,7 @@ def test_ranks_share_a_path_up_to_where_they_part() -> None:
     (root,) = merged.roots
     assert (root.kind, root.name, root.ranks) == (ENDPOINT, "trainer.step", [0, 1, 2])
     (main,) = root.children
-    assert main.ranks == [0, 1, 2] and main.parts and not main.here
+    assert main.ranks == [0, 1, 2] and main.diverges and not main.here
     load, step = main.children
     assert (load.frame.place.name, load.ranks, load.here) == ("load", [1], [1])  # the fewest ranks first
     assert (step.ranks, step.here) == ([0, 2], [])
@@ -66,7 +66,7 @@ def test_ranks_share_a_path_up_to_where_they_part() -> None:
 def test_a_stack_that_ends_where_others_go_on() -> None:
     merged = merge({0: rank(endpoint(MAIN)), 1: rank(endpoint(*LOADS))})
     (main,) = merged.roots[0].children
-    assert main.parts and main.here == [0] and main.children[0].ranks == [1]
+    assert main.diverges and main.here == [0] and main.children[0].ranks == [1]
 
 
 def test_the_text() -> None:
@@ -154,7 +154,7 @@ def test_what_a_rank_does_at_once_is_no_parting() -> None:
     tasks = [Stack(TASK, "go", (MAIN, user(name, line))) for name, line in (("one", 1), ("two", 2))]
     stacks = shown({at: rank(*tasks) for at in range(8)})
     assert "├─ [0-7] 1 of 2 at once\n" in stacks.text()
-    assert "ranks part here" not in stacks.html()
+    assert "ranks diverge here" not in stacks.html()
     assert len(stacks.classes) == 1
 
 
@@ -270,7 +270,7 @@ def test_the_html_is_closed_escaped_and_needs_nothing() -> None:
     assert not tags.open
     assert set(tags.seen) <= {"div", "span", "details", "summary", "pre", "b"}
     assert "&lt;lambda&gt;" in html and "&lt;b&gt;cause" in html and "&lt;v&gt;" in html
-    assert "ranks part here: 2 ways" in html
+    assert "ranks diverge here: 2 ways" in html
     assert 'title="3: pid 100"' in html
     assert "<script" not in html and "http" not in html
 

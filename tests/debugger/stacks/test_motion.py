@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from monarch_kernel.debugger.model.stacks import ENDPOINT, TASK, Snapshot, Stack, StackFrame
-from monarch_kernel.debugger.rank.stacks.motion import MOVES, joined, watch
+from monarch_kernel.debugger.rank.stacks.motion import MOVES, combined, sample
 from monarch_kernel.debugger.source_locations import USER, Place
 
 
@@ -16,7 +16,7 @@ def stack(*lines: tuple[str, int], name: str = "a.f", thread: int = 5, kind: str
     return Stack(kind, name, frames, thread)
 
 
-def look(*stacks: Stack) -> Snapshot:
+def taken(*stacks: Stack) -> Snapshot:
     return Snapshot(1, stacks)
 
 
@@ -26,13 +26,13 @@ def only(snapshot: Snapshot) -> tuple[list[tuple[str, int]], str]:
 
 
 def test_what_stays() -> None:
-    same = look(stack(("f", 1), ("g", 2)))
-    assert only(joined([same] * 3, 2)) == ([("f", 1), ("g", 2)], "has not moved for 2 s")
+    same = taken(stack(("f", 1), ("g", 2)))
+    assert only(combined([same] * 3, 2)) == ([("f", 1), ("g", 2)], "has not moved for 2 s")
 
 
 def test_a_thread_that_uses_the_processor_does_not_hang() -> None:
-    same = look(stack(("f", 1)))
-    assert only(joined([same] * 3, 2, {5})) == ([("f", 1)], "computes at the same place")
+    same = taken(stack(("f", 1)))
+    assert only(combined([same] * 3, 2, {5})) == ([("f", 1)], "computes at the same place")
 
 
 @pytest.mark.parametrize(
@@ -48,27 +48,27 @@ def test_a_thread_that_uses_the_processor_does_not_hang() -> None:
 def test_what_moves_ends_where_it_does(
     first: list[tuple[str, int]], last: list[tuple[str, int]], common: list[tuple[str, int]]
 ) -> None:
-    assert only(joined([look(stack(*first)), look(stack(*last))], 2)) == (common, MOVES)
+    assert only(combined([taken(stack(*first)), taken(stack(*last))], 2)) == (common, MOVES)
 
 
 def test_another_call_is_no_standstill() -> None:
-    begun = joined([look(), look(stack(("f", 1)))], 2)
+    begun = combined([taken(), taken(stack(("f", 1)))], 2)
     assert only(begun)[1] == MOVES
-    other = joined([look(stack(("f", 1), name="a.g")), look(stack(("f", 1)))], 2)
+    other = combined([taken(stack(("f", 1), name="a.g")), taken(stack(("f", 1)))], 2)
     assert only(other)[1] == MOVES
-    assert joined([look(stack(("f", 1))), look()], 2).stacks == ()
+    assert combined([taken(stack(("f", 1))), taken()], 2).stacks == ()
 
 
 def test_threads_and_tasks_of_one_name_are_told_apart() -> None:
-    first = look(stack(("f", 1), thread=5), stack(("f", 1), thread=6), stack(("t", 1), kind=TASK, thread=0))
-    last = look(stack(("f", 1), thread=5), stack(("f", 2), thread=6), stack(("t", 1), kind=TASK, thread=0))
-    states = [each.state for each in joined([first, last], 1).stacks]
+    first = taken(stack(("f", 1), thread=5), stack(("f", 1), thread=6), stack(("t", 1), kind=TASK, thread=0))
+    last = taken(stack(("f", 1), thread=5), stack(("f", 2), thread=6), stack(("t", 1), kind=TASK, thread=0))
+    states = [each.state for each in combined([first, last], 1).stacks]
     assert states == ["has not moved for 1 s", MOVES, "has not moved for 1 s"]
 
 
 def test_a_state_that_says_more_stays() -> None:
-    stopped = look(stack(("f", 1))._replace(state="stopped: breakpoint 1"))
-    assert only(joined([stopped, stopped], 1))[1] == "stopped: breakpoint 1"
+    stopped = taken(stack(("f", 1))._replace(state="stopped: breakpoint 1"))
+    assert only(combined([stopped, stopped], 1))[1] == "stopped: breakpoint 1"
 
 
 def test_real_threads() -> None:
@@ -85,7 +85,7 @@ def test_real_threads() -> None:
     for thread in threads:
         thread.start()
     try:
-        found = {each.name: each for each in watch(0.5).stacks}
+        found = {each.name: each for each in sample(0.5).stacks}
     finally:
         stop.set()
         for thread in threads:

@@ -97,7 +97,7 @@ def test_one_rank_is_elsewhere(team: Team) -> None:
     assert "workers.py" in text and "self.load(batch)" in text
     assert not found.late and not found.dead
     assert json.loads(json.dumps(found.asdict()))["classes"][0]["ranks"] == [2]
-    assert "ranks part here" in found.html()
+    assert "ranks diverge here" in found.html()
 
 
 def test_only_some_ranks(team: Team) -> None:

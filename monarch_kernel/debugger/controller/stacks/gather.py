@@ -13,7 +13,7 @@ from monarch_kernel.debugger.controller.query import ask, chosen_ranks
 from monarch_kernel.debugger.controller.stacks.pyspy import HOLDS_LOCK, read_snapshot, with_native
 from monarch_kernel.debugger.controller.stacks.report import Stacks
 from monarch_kernel.debugger.model.stacks import Snapshot
-from monarch_kernel.debugger.rank.stacks.motion import watch
+from monarch_kernel.debugger.rank.stacks.motion import sample
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.introspection import StackRead, Whole, hosts_of, stacks_from_outside, whole_of
@@ -65,7 +65,7 @@ def stacks(
         raise ValueError(f"timeout is a number of seconds above 0, not {timeout}")
     silent = _silent(whole, chosen)
     early = _OutsideReader(whole, silent, native)  # meanwhile, the others answer
-    function = partial(watch, over) if over else snapshot
+    function = partial(sample, over) if over else snapshot
     asked = [rank for rank in chosen if rank not in silent]
     answers = ask(mesh, function, all_threads, values, ranks=asked, timeout=timeout + over)
     # Not at the same time: while their native frames are read, ranks cannot answer.

@@ -1,7 +1,7 @@
-"""A merged tree as HTML: branches fold, and a frame opens the code around it, or the libraries' frames it stands for.
+"""Merged stacks as HTML: branches fold, and a line opens the code around it, or the frames of libraries it stands for.
 
-It needs no script and no style sheet, and takes its colours from what surrounds it, so it looks right on light and
-dark pages, in any front end, and in a saved notebook.
+It needs no script and no style sheet, and inherits its colours, so that it looks right on light and dark pages, in any
+front end, and in a saved notebook.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.display import styles
 from monarch_kernel.meshes import format_ranks
 
-#: Lines around a frame's that are shown when it is opened.
+#: Lines before and after a frame's own that are shown when it is opened.
 CONTEXT = 3
-#: Frames that can be opened; further ones of a very large tree show their line only.
+#: Frames that can be opened; the others of a very large tree show their line only.
 _MOST_CONTEXTS = 400
 #: Runs of ranks, and processes, that a tooltip lists.
 _MOST_RUNS, _MOST_PROCESSES = 60, 8
@@ -70,7 +70,7 @@ class _Page:
 
     def _root(self, root: StackRoot) -> str:
         head = f"{self._ranks(root.ranks)} <b>{escape(owner_label(root, self._label))}</b>{self._where(root.ranks)}"
-        head += _parting(root)
+        head += _divergence(root)
         return _details(head, self._below(root), open_=True, inside=styles.TREE_INSIDE, style="margin-top:6px")
 
     def _below(self, branch: StackBranch) -> str:
@@ -93,7 +93,7 @@ class _Page:
         lines = lines_of(path, self._label)
         width = min(max((len(line.place) for line in lines if line.source), default=0), 60)
         end = path[-1]
-        rows = [self._line(line, width, _parting(end) if line is lines[-1] else "") for line in lines]
+        rows = [self._line(line, width, _divergence(end) if line is lines[-1] else "") for line in lines]
         return "".join(rows) + (self._below(end) if end.children else self._end(end))
 
     def _line(self, line: DisplayLine, width: int, chip: str) -> str:
@@ -119,7 +119,7 @@ class _Page:
         file, line = frame.place.file, frame.place.line
         if not frame.source or self._contexts >= _MOST_CONTEXTS:
             return ""
-        if linecache.getline(file, line).strip() != frame.source:  # the file here is not the ranks'
+        if linecache.getline(file, line).strip() != frame.source:  # the ranks' file is another one
             return ""
         self._contexts += 1
         rows: list[str] = []
@@ -162,10 +162,10 @@ class _Page:
         return f"  {_span(styles.DIM, escape(where))}" if where else ""
 
 
-def _parting(branch: StackBranch) -> str:
-    """A mark where ranks go different ways."""
+def _divergence(branch: StackBranch) -> str:
+    """A mark where ranks diverge."""
     ways = sum(not each.concurrent for each in continuations_of(branch))
-    return f" {_span(styles.FORK_CHIP, f'ranks part here: {ways} ways')}" if ways > 1 else ""
+    return f" {_span(styles.FORK_CHIP, f'ranks diverge here: {ways} ways')}" if ways > 1 else ""
 
 
 def _details(head: str, body: str, *, open_: bool = False, inside: str = "", style: str = "") -> str:

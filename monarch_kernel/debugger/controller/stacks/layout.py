@@ -17,7 +17,7 @@ from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, S
 from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, Label, shown_cell, shown_file
 from monarch_kernel.meshes import format_points
 
-#: Ways that ranks go from one place; further ones are only counted.
+#: Ways in which stacks go on from one place that are shown; further ones are only counted.
 MOST_BRANCHES = 40
 _MOST_NAMES, _MOST_NATIVE = 3, 6
 # Names in one line take about this width.
@@ -54,7 +54,7 @@ class Continuation(NamedTuple):
         ranks: the ranks that go this way.
         node: the next frame; None where the stacks of these ranks end.
         note: what is said of it beside the ranks.
-        concurrent: the same ranks also go other ways, in other tasks or threads: they have not parted.
+        concurrent: the same ranks also go other ways, in other tasks or threads: they have not diverged.
     """
 
     ranks: Sequence[int]
@@ -101,7 +101,7 @@ def where_label(ranks: Sequence[int], extent: Extent) -> str:
 
 
 def continuations_of(branch: StackBranch) -> list[Continuation]:
-    """How stacks go on where a path ends. Ranks that do several things at once (tasks, threads) have not parted."""
+    """How stacks go on where a path ends. Ranks that do several things at once (tasks, threads) have not diverged."""
     together = [child for child in branch.children if child.ranks == branch.ranks]
     found: list[Continuation] = []
     for child in branch.children:
@@ -159,7 +159,7 @@ def at_once_of(node: FrameNode) -> str:
 
 
 def times_of(node: FrameNode) -> str:
-    """How often a frame follows itself: `×12`, or `×3–40` where ranks differ; '' for once."""
+    """The depth of a recursion: `×12`, or `×3–40` where ranks differ; '' for none."""
     least, most = node.times
     if most == 1:
         return ""
@@ -186,13 +186,13 @@ def _user_place(node: FrameNode, label: Label | None) -> str:
 
 
 def _mixes(one: StackFrame, other: StackFrame) -> bool:
-    """Whether two neighbours belong to different lines: native code is one line, whatever libraries it is in."""
+    """Whether two neighbours need lines of their own: native code takes one line, whatever libraries it is in."""
     native = one.place.kind == NATIVE
     return native != (other.place.kind == NATIVE) or (not native and _package(one) != _package(other))
 
 
 def _library(group: Sequence[FrameNode]) -> DisplayLine:
-    # Functions whose names py-spy does not find say nothing.
+    # Functions whose names py-spy has not found are of no use.
     named = [node for node in group if node.frame.place.name != "?"] or list(group[-1:])
     frame = named[-1].frame
     native = frame.place.kind == NATIVE
@@ -204,7 +204,7 @@ def _library(group: Sequence[FrameNode]) -> DisplayLine:
 
 
 def _shortened_names(names: list[str], most: int) -> list[str]:
-    """Some of a chain of calls: how it begins, and where it is, which is what matters most."""
+    """A chain of calls cut to its beginning and its end; the end matters most."""
     while True:
         left = len(names) - most
         shown = names if left <= 0 else [*names[: most - 2], f"… {left + 1} …", names[-1]]
@@ -225,7 +225,7 @@ def _called(node: FrameNode, whole: bool) -> str:
 
 
 def _native_name(name: str) -> str:
-    """A function of C++ without parameters, template arguments and outer namespaces: `Engine::execute`."""
+    """A C++ function without parameters, template arguments and outer namespaces: `Engine::execute`."""
     depth = 0
     plain: list[str] = []
     for letter in name.replace("(anonymous namespace)", "anonymous"):

@@ -1,4 +1,4 @@
-"""Many stacks as one tree: ranks that share the outer frames share its branch, up to where they part. Pure."""
+"""Many stacks as one tree: ranks with the same outer frames share a branch, up to where they diverge. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _B = TypeVar("_B", bound="StackBranch")
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StackBranch:
-    """Where stacks begin or go on.
+    """A place where stacks begin or continue.
 
     Attributes:
-        ranks: who is here, sorted.
+        ranks: the ranks that are here, sorted.
         children: the frames that follow, the fewest ranks first.
     """
 
@@ -28,15 +28,15 @@ class StackBranch:
 
 @dataclass(slots=True, eq=False)
 class FrameNode(StackBranch):
-    """A frame, and what the ranks that are in it have called.
+    """A frame, with the frames that it has called on some ranks.
 
     Attributes:
-        frame: of one of the ranks; theirs are alike but for how deep a recursion is.
+        frame: of one of the ranks; the others' are the same but for the depth of a recursion.
         here: the ranks whose stacks end here.
-        counts: how many stacks, of ranks of which several end here: threads or tasks that do the same.
-        states: what is special about some of those, and whose that is.
-        values: local variables of those, if they were asked for.
-        times: the least and the most often that the frame follows itself.
+        counts: for ranks of which several stacks end here (threads or tasks that do the same), how many.
+        states: what is special about some of the stacks that end here, with their ranks.
+        values: local variables of the stacks that end here, if they were asked for.
+        times: the smallest and the largest depth of a recursion of this frame.
     """
 
     frame: StackFrame
@@ -47,19 +47,19 @@ class FrameNode(StackBranch):
     times: tuple[int, int] = (1, 1)
 
     @property
-    def parts(self) -> bool:
-        """Whether the ranks part here."""
+    def diverges(self) -> bool:
+        """Whether the ranks diverge here."""
         return len(self.children) + bool(self.here) > 1
 
 
 @dataclass(slots=True, eq=False)
 class StackRoot(StackBranch):
-    """What some ranks are doing, by who does it.
+    """The stacks of some ranks that belong to the same cell, endpoint, task or thread.
 
     Attributes:
         kind: as in `Stack`.
         name: as in `Stack`; of a cell, the file of its code.
-        cells: the cells that have called the endpoint, and on which ranks.
+        cells: the cells that have called the endpoint, with their ranks.
     """
 
     kind: str
@@ -72,8 +72,8 @@ class StackClass:
     """Ranks that do the same.
 
     Attributes:
-        ranks: which, sorted.
-        stacks: what they do; none if they are idle.
+        ranks: sorted.
+        stacks: of one of them; none if they are idle.
     """
 
     ranks: tuple[int, ...]
@@ -87,7 +87,7 @@ class StackClass:
 
 @dataclass(frozen=True, slots=True)
 class MergedStacks:
-    """All snapshots as one.
+    """All snapshots together.
 
     Attributes:
         roots: the tree; the fewest ranks first, here and at each branch.
@@ -116,7 +116,7 @@ def merge(snapshots: Mapping[int, Snapshot]) -> MergedStacks:
             ends.append((id(_add(root, rank, stack)), stack.state))
         if not ends:
             idle.append(rank)
-        # How many threads do the same is no difference: their number may be a matter of chance.
+        # How many threads do the same makes no difference: their number may be a matter of chance.
         classes.setdefault(tuple(sorted(set(ends), key=repr)), []).append(rank)
     made = [StackClass(tuple(ranks), snapshots[ranks[0]].stacks) for ranks in classes.values()]
     made.sort(key=lambda each: (len(each.ranks), each.ranks))
@@ -124,7 +124,7 @@ def merge(snapshots: Mapping[int, Snapshot]) -> MergedStacks:
 
 
 def _add(root: StackRoot, rank: int, stack: Stack) -> StackBranch:
-    """Add a stack of a rank; where it ends."""
+    """Add a stack of a rank; returns where it ends."""
     _join(root.ranks, rank)
     if stack.cell:
         _join(root.cells.setdefault(stack.cell, []), rank)
@@ -170,7 +170,7 @@ def _owner(stack: Stack, names: dict[tuple[str, str], str]) -> tuple[str, str]:
 
 
 def _names(snapshots: Mapping[int, Snapshot]) -> dict[tuple[str, str], str]:
-    """What endpoints are called by ranks that answered: from outside, only their functions are seen."""
+    """The names of endpoints, from ranks that answered: from outside, only their functions are seen."""
     found: dict[tuple[str, str], str] = {}
     if any(snapshot.outside for snapshot in snapshots.values()):
         for snapshot in snapshots.values():
@@ -186,7 +186,7 @@ def _sorted(branches: Iterable[_B]) -> list[_B]:
 
 
 def _finished(roots: Iterable[StackRoot]) -> tuple[StackRoot, ...]:
-    """The roots in order, and what is below them. Without recursion: stacks may be deep."""
+    """The roots and all that is below them, in order. Not recursive, as stacks may be deep."""
     ordered = _sorted(roots)
     todo: list[StackBranch] = [*ordered]
     while todo:

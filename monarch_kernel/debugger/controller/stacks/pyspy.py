@@ -1,4 +1,4 @@
-"""What py-spy has read of a rank (its JSON), as a snapshot like those that ranks make. Pure, but for source lines."""
+"""What py-spy has read of a rank (its JSON) as a snapshot, like a rank's own. Pure, but for source lines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SpiedThread(TypedDict, total=False):
 
 
 def read_snapshot(dump: str, pid: int, note: str, all_threads: bool = False) -> Snapshot:
-    """The snapshot that a dump of `py-spy --json --full-filenames` is.
+    """A dump of `py-spy --json --full-filenames` as a snapshot.
 
     Raises:
         ValueError: it is no such dump.
@@ -66,7 +66,7 @@ def read_snapshot(dump: str, pid: int, note: str, all_threads: bool = False) -> 
 
 
 def with_native(snapshot: Snapshot, dump: str) -> Snapshot:
-    """A rank's own snapshot with the frames of native code among its own, as py-spy has read them with `--native`.
+    """A rank's own snapshot with the frames of native code that py-spy has read with `--native`.
 
     Raises:
         ValueError: `dump` is no such dump.
@@ -104,7 +104,7 @@ def _frames(thread: SpiedThread) -> list[StackFrame]:
     frames = [_frame(frame) for frame in reversed(thread.get("frames") or ())]
     start = next((at for at, frame in enumerate(frames) if frame.place.kind != NATIVE), 0)
     if frames[start:] and (frames[start].place.file, frames[start].place.name) == ("<string>", "<module>"):
-        start += 1  # how the process began
+        start += 1  # the start of the process
     return frames[start:]
 
 
@@ -112,7 +112,7 @@ def _frame(frame: SpiedFrame) -> StackFrame:
     file, name, line = str(frame.get("filename") or ""), str(frame.get("name") or "?"), int(frame.get("line") or 0)
     module = frame.get("module")
     if module is not None:
-        # An address is another one in each process, and tells nobody anything.
+        # Addresses differ from process to process, and mean nothing to the reader.
         return StackFrame(Place(str(module), 0, "?" if name.startswith("0x") else name, NATIVE))
     kind = kind_of(file)
     source = source_of(file, line) if kind == USER and (os.path.exists(file) or not os.path.isabs(file)) else ""

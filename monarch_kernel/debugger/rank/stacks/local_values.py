@@ -1,4 +1,4 @@
-"""Local variables as short texts, without running the user's code: no `repr` of objects whose class is theirs."""
+"""Local variables as short texts, without running user code: never the `repr` of an object of a user's class."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import types
 from types import FrameType
 from typing import Any
 
-#: How many variables of a frame are told, and how long a text may be.
+#: How many variables of a frame are reported, and how long a text may be.
 MOST, LENGTH = 12, 60
 _ITEMS = 4
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
-_SELF = ("self", "cls")  # whose class the function's name tells
+_SELF = ("self", "cls")  # the function's name tells the class
 _DULL = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 
 
 def local_values(frame: FrameType) -> tuple[tuple[str, str], ...]:
-    """The variables of a frame, name and text; of a module or a cell, those that its code mentions."""
+    """The variables of a frame as names and texts; of a module or a cell, those that its code mentions."""
     code = frame.f_code
     values: dict[str, Any] = frame.f_locals
     names = [*code.co_varnames, *code.co_cellvars, *code.co_freevars] if code.co_flags & 1 else [*code.co_names]
@@ -54,7 +54,7 @@ def _container(value: Any, depth: int) -> str:
         return f"<{kind.__name__} of {size}>"
     try:
         items = list(value.items() if kind is dict else value)[:_ITEMS]
-    except RuntimeError:  # its thread has changed it meanwhile
+    except RuntimeError:  # its thread has changed it during the copy
         return f"<{kind.__name__} of {size}>"
     more = ", …" if size > len(items) else ""
     if kind is dict:
@@ -66,7 +66,7 @@ def _container(value: Any, depth: int) -> str:
 
 
 def _array(value: Any) -> str:
-    """What an array or a tensor is: `Tensor float32 [3, 4] cuda:0`; '' for anything else."""
+    """An array or a tensor: `Tensor float32 [3, 4] cuda:0`; '' for anything else."""
     module = type(value).__module__.partition(".")[0]
     if module not in ("torch", "numpy", "jax", "jaxlib"):
         return ""
@@ -75,7 +75,7 @@ def _array(value: Any) -> str:
         device = str(getattr(value, "device", ""))
         where = "" if device in ("", "cpu") else f" {device}"
         return f"<{type(value).__name__} {dtype} [{', '.join(map(str, shape))}]{where}>"
-    except Exception:  # no array, or one whose shape cannot be told
+    except Exception:  # not an array, or one whose shape cannot be read
         return ""
 
 

@@ -1,9 +1,9 @@
-"""What moves and what does not: several snapshots of a process as one, in which stacks end where they began to differ.
+"""Several snapshots of a process as one, in which stacks end where they move.
 
-Ranks that compute are in another line at each look. What they have in common over some seconds is the same for all of
+Ranks that compute are at another line in each sample. What they have in common over some seconds is the same for all of
 them, so that they fold into one branch; and a rank that hangs stands out, as its whole stack stays. A thread that uses
-the processor is never said to hang: a loop may be seen at the same line each time, as it is there that it lets others
-run.
+the processor is never reported to hang: a loop may be sampled at the same line each time, as that is where it releases
+the interpreter.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from collections.abc import Container, Hashable, Sequence
 from monarch_kernel.debugger.model.stacks import Snapshot, Stack, StackFrame
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 
-#: How often a process is looked at (seconds), and how many looks there are at most.
+#: The time between samples (seconds), and how many there are at most.
 PERIOD, MOST = 0.05, 100
-#: A thread that has used more than this part of the time computes.
+#: A thread that has used the processor for more than this part of the time computes.
 BUSY = 0.05
 MOVES = "moves"
 
 
-def watch(seconds: float, all_threads: bool = False, values: bool = False) -> Snapshot:
-    """The snapshot of this process over so many seconds."""
+def sample(seconds: float, all_threads: bool = False, values: bool = False) -> Snapshot:
+    """A snapshot of this process over so many seconds."""
     period = max(PERIOD, seconds / MOST)
     end = time.monotonic() + seconds
     before = _processor_seconds()
-    looks = [snapshot(all_threads, values)]
+    samples = [snapshot(all_threads, values)]
     while time.monotonic() < end:
         time.sleep(min(period, max(0.0, end - time.monotonic())))
-        looks.append(snapshot(all_threads, values))
+        samples.append(snapshot(all_threads, values))
     used = {thread: now - before.get(thread, 0.0) for thread, now in _processor_seconds().items()}
-    return joined(looks, seconds, {thread for thread, time_used in used.items() if time_used > BUSY * seconds})
+    return combined(samples, seconds, {thread for thread, time_used in used.items() if time_used > BUSY * seconds})
 
 
-def joined(looks: Sequence[Snapshot], seconds: float, busy: Container[int] = ()) -> Snapshot:
-    """Several snapshots of a process, the latest last, as one. Pure.
+def combined(samples: Sequence[Snapshot], seconds: float, busy: Container[int] = ()) -> Snapshot:
+    """Several samples of a process, the latest last, as one. Pure.
 
     Args:
-        looks: the snapshots.
-        seconds: over how long they were taken.
-        busy: the threads that have used the processor meanwhile.
+        samples: the snapshots.
+        seconds: the time over which they were taken.
+        busy: the threads that have used the processor during that time.
     """
-    known = [_by_owner(look) for look in looks]
+    known = [_by_owner(one) for one in samples]
     stacks: list[Stack] = []
     for owner, stack in known[-1].items():
         seen = [each[owner] for each in known if owner in each]
@@ -54,15 +54,15 @@ def joined(looks: Sequence[Snapshot], seconds: float, busy: Container[int] = ())
         else:
             still = "computes at the same place" if stack.thread in busy else f"has not moved for {seconds:g} s"
             stacks.append(stack._replace(state=stack.state or still))
-    return looks[-1]._replace(stacks=tuple(stacks))
+    return samples[-1]._replace(stacks=tuple(stacks))
 
 
-def _by_owner(look: Snapshot) -> dict[Hashable, Stack]:
-    """The stacks of a snapshot by what stays the same over time: the thread, or the task's name and its number."""
+def _by_owner(taken: Snapshot) -> dict[Hashable, Stack]:
+    """The stacks of a snapshot by what stays the same over time: the thread, or the task's name and number."""
     found: dict[Hashable, Stack] = {}
     counts: dict[Hashable, int] = {}
-    for stack in look.stacks:
-        # An endpoint that began meanwhile is another one, though it runs on the same thread.
+    for stack in taken.stacks:
+        # An endpoint that has begun since is another one, though it runs on the same thread.
         kind: Hashable = (stack.kind, stack.name, stack.thread)
         counts[kind] = counts.get(kind, 0) + 1
         found[(kind, counts[kind])] = stack
@@ -70,9 +70,9 @@ def _by_owner(look: Snapshot) -> dict[Hashable, Stack]:
 
 
 def _common(all_frames: Sequence[tuple[StackFrame, ...]]) -> tuple[tuple[StackFrame, ...], bool]:
-    """The frames that all have from the outermost on, and whether there are others.
+    """The outer frames that all samples have in common, and whether they differ further in.
 
-    The last one, if it went from line to line, has no line.
+    If the innermost common function went from line to line, its frame has no line.
     """
     last = all_frames[-1]
     shortest = min(map(len, all_frames))
@@ -87,13 +87,13 @@ def _common(all_frames: Sequence[tuple[StackFrame, ...]]) -> tuple[tuple[StackFr
 
 
 def _processor_seconds() -> dict[int, float]:
-    """How long each thread has used the processor, by its identifier."""
+    """The processor time of each thread so far, by its identifier."""
     tick = os.sysconf("SC_CLK_TCK")
     main = threading.main_thread()
     found: dict[int, float] = {}
     known: dict[int, threading.Thread] = dict(getattr(threading, "_active", {}))  # enumerate() would take a lock
     for ident, thread in known.items():
-        # After a fork Python still has the number that the main thread had in its parent.
+        # After a fork Python still reports the id that the main thread had in the parent.
         number = os.getpid() if thread is main else thread.native_id
         try:
             with open(f"/proc/self/task/{number}/stat", "rb") as file:

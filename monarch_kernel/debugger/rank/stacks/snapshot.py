@@ -1,7 +1,7 @@
 """What this process is doing now: its threads and its asyncio tasks as stacks.
 
-Runs in a rank, on the debugger's thread; the others run on meanwhile. The whole takes well below a millisecond for a
-few threads; source lines are read once.
+Runs in a rank, on the debugger's thread; the other threads keep running. It takes well below a millisecond for a few
+threads; source lines are read once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from monarch_kernel.debugger.rank.stacks.trimming import (
 from monarch_kernel.debugger.source_locations import USER, Place, is_user_frame, kind_of, source_of
 from monarch_kernel.introspection import Running, endpoints_here
 
-#: Frames of one thread that are looked at; what is further out is left out.
+#: Frames of one thread that are read, from the innermost one outwards.
 DEEPEST = 20_000
 _ORDER = (CODE, ENDPOINT, TASK, THREAD)
 _STOPPED = "stopped by the debugger"
@@ -38,11 +38,11 @@ _Raw = tuple[CodeType, int, int]
 
 
 def snapshot(all_threads: bool = False, values: bool = False) -> Snapshot:
-    """The stacks of this process; the calling thread is left out.
+    """The stacks of this process, without the calling thread.
 
     Args:
-        all_threads: those too that run no code of the user's.
-        values: with the local variables of each innermost frame of the user's, as text.
+        all_threads: include threads that run no user code.
+        values: include the local variables of the innermost frame of user code, as text.
     """
     return _Reader(all_threads, values).read()
 
@@ -126,7 +126,7 @@ class _Reader:
         return found
 
     def _walked(self, thread: _Thread, frame: FrameType, steps: dict[int, TaskStack]) -> _Thread:
-        """Read the frames of a thread, and what is to be known of them."""
+        """Read the frames of a thread, and what else is needed of them."""
         raw = thread.raw
         at: FrameType | None = frame
         inner: FrameType | None = None
@@ -149,7 +149,7 @@ class _Reader:
     def _of_thread(self, thread: _Thread) -> Stack | None:
         step = thread.step
         if step is not None and not has_user_code(self._made(_without_start(thread.raw[: thread.step_at]))):
-            # The event loop of an actor or a thread: what counts is the task that it runs.
+            # The event loop of an actor or a thread: the task that it runs is what matters.
             whole = [*self._of_links(step), *self._made(thread.raw[thread.step_at :])]
             return self._stack(whole, self._running(step), TASK, _task_name(step), thread.ident, thread.values)
         frames = self._made(_without_start(thread.raw))
@@ -159,7 +159,7 @@ class _Reader:
     # -- tasks ---------------------------------------------------------------------------------
 
     def _of_task(self, task: TaskStack, loop: _Thread | None) -> Stack | None:
-        """A task that waits. What its loop was started for goes on from where that was."""
+        """A task that waits. The task that a loop was started for goes on from the place where it was started."""
         frames = self._of_links(task)
         running = self._running(task)
         kind, name = TASK, _task_name(task)
@@ -191,7 +191,7 @@ class _Reader:
         ident: int,
         values: tuple[tuple[str, str], ...],
     ) -> Stack | None:
-        """What is shown of these frames; None if they are nothing to the user."""
+        """What is shown of these frames; None if they are of no interest to the user."""
         user = has_user_code(frames)
         if running is not None and (user or not running.tool):
             kind, name = (CODE, "") if running.tool else (ENDPOINT, f"{running.actor}.{running.endpoint}")
@@ -222,7 +222,7 @@ class _Reader:
 
 
 def _stops() -> dict[int, str]:
-    """Why threads are stopped, as the debugger of this process knows it."""
+    """Why threads are stopped, as the stop engine of this process knows it."""
     debugger: Any = sys.modules.get("monarch_kernel.debugger.rank.process")
     engine = debugger.existing_engine() if debugger is not None else None
     if engine is None:
@@ -236,13 +236,13 @@ def _why(stop: Any) -> str:
 
 
 def _without_start(raw: list[_Raw]) -> list[_Raw]:
-    """A thread's frames without how its process began."""
+    """A thread's frames without the start of its process."""
     code = raw[0][0]
     return raw[1:] if (code.co_filename, code.co_name) == ("<string>", "<module>") else raw
 
 
 def _source(code: CodeType, line: int, instruction: int) -> tuple[str, tuple[int, int]]:
-    """The source line of an instruction, and which columns of it run now."""
+    """The source line of an instruction, and the columns of it that run now."""
     import linecache
 
     text = linecache.getline(code.co_filename, line)

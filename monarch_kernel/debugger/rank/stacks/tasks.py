@@ -1,8 +1,8 @@
 """The asyncio tasks of this process as stacks: each from its outermost awaiter to what it waits for.
 
-A task that another one awaits is no stack of its own: its frames go on after those of its awaiter. So the stack of what
-`gather` waits for begins with who called `gather`. Reads other threads' loops without stopping them; what changes
-meanwhile is left out.
+A task that another one awaits has no stack of its own: its frames follow those of its awaiter. So the stack of what
+`gather` waits for begins with the caller of `gather`. Reads other threads' loops without stopping them; what changes
+during that is left out.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-#: How far what coroutines await, and tasks that wait for tasks, are followed.
+#: How far chains of awaited coroutines, and of tasks that wait for tasks, are followed.
 _LONGEST_CHAIN, _LONGEST_PATH = 500, 100
 
 
 class TaskStack:
-    """One leaf of what tasks wait for.
+    """One path of tasks that wait for each other, down to a task that waits for no other.
 
     Attributes:
-        tasks: those on the way, the outermost first.
-        links: frames from the outermost to the innermost, of all tasks on the way.
-        running: the frame of the innermost task's coroutine, if that task runs now and its thread tells the rest.
+        tasks: those on the path, the outermost first.
+        links: frames from the outermost to the innermost, of all tasks on the path.
+        running: the frame of the innermost task's coroutine, if that task runs now; its thread has the rest.
     """
 
     __slots__ = ("links", "running", "tasks")
@@ -35,7 +35,7 @@ class TaskStack:
 
 
 def task_stacks() -> list[TaskStack]:
-    """All tasks that are not done, of all loops of this process."""
+    """All unfinished tasks of all loops of this process."""
     tasks = list(_all_tasks())
     waits = {id(task): _waits_for(task) for task in tasks}
     known = {id(task): task for task in tasks}
@@ -43,7 +43,7 @@ def task_stacks() -> list[TaskStack]:
     found: list[TaskStack] = []
     seen: set[int] = set()
     roots = [task for task in tasks if id(task) not in awaited]
-    # Tasks that wait for each other have no root: each circle begins anywhere.
+    # Tasks that wait for each other have no root: each cycle begins anywhere.
     for task in (*roots, *tasks):
         if id(task) not in seen:
             _follow([task], [], waits, seen, found)
@@ -70,13 +70,13 @@ def _all_tasks() -> Iterator[Any]:
     module: Any = sys.modules.get("asyncio.tasks")
     if module is None:
         return
-    # 3.11 has one set; 3.12 tells those that began at once apart.
+    # 3.11 has one set; 3.12 keeps eagerly started tasks apart.
     for name in ("_all_tasks", "_scheduled_tasks", "_eager_tasks"):
         held = getattr(module, name, ())
         for _attempt in range(100):
             try:
                 tasks = list(held)
-            except RuntimeError:  # another thread has made a task meanwhile
+            except RuntimeError:  # another thread has just made a task
                 continue
             yield from (task for task in tasks if not task.done())
             break
@@ -102,7 +102,7 @@ def _waits_for(task: Any) -> list[Any]:
 
 
 def _shielded(future: Any) -> Any:
-    """What `shield()` protects, where this is the future that it gives out."""
+    """What `shield()` protects, where this is the future that it returns."""
     for callback, *_context in getattr(future, "_callbacks", None) or ():
         names = getattr(getattr(callback, "__code__", None), "co_freevars", ())
         if "inner" in names and callback.__module__ == "asyncio.tasks":
@@ -111,7 +111,7 @@ def _shielded(future: Any) -> Any:
 
 
 def _group(frame: FrameType) -> list[Any]:
-    """The tasks that `wait()`, `wait_for()` or the end of a task group waits for: their future does not tell."""
+    """The tasks that `wait()`, `wait_for()` or the end of a task group waits for, which their future does not tell."""
     module = frame.f_globals.get("__name__")
     names: dict[str, Any] = frame.f_locals
     if module == "asyncio.taskgroups":
@@ -147,10 +147,10 @@ def _look(at: Any) -> tuple[FrameType | None, Any, bool]:
     for prefix, following in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
         frame = getattr(at, f"{prefix}_frame", None)
         if frame is not None:
-            # An asynchronous generator counts as running while it waits, too: who awaits it knows better.
+            # An asynchronous generator counts as running also while it waits; its awaiter knows better.
             running = prefix != "ag" and bool(getattr(at, f"{prefix}_running", False))
             return frame, getattr(at, following, None), running
-    if type(at).__name__ in _WRAPPERS:  # they do not say whose step they are, but they hold it
+    if type(at).__name__ in _WRAPPERS:  # they do not tell what they step, but they refer to it
         for held in gc.get_referents(at):
             if type(held).__name__ in ("coroutine", "async_generator", *_WRAPPERS):
                 return _look(held)
@@ -161,7 +161,7 @@ _WRAPPERS = ("async_generator_asend", "async_generator_athrow", "anext_awaitable
 
 
 def _adapted(frame: FrameType) -> Any:
-    """The coroutine that a generator of ours drives by hand (see `runtime.actor.execution.interruptible`)."""
+    """The coroutine that one of our generators steps by hand (see `runtime.actor.execution.interruptible`)."""
     if frame.f_code.co_name != "__await__" or frame.f_globals.get("__name__") != _STEPPING:
         return None
     return frame.f_locals.get("coroutine")

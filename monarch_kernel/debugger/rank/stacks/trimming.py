@@ -1,6 +1,6 @@
-"""What of a stack is shown: without the frames that led to the user's code, nor those of a debugger. Pure.
+"""The part of a stack that is shown: not the frames that lead to user code, nor those of a debugger. Pure.
 
-The same rules hold for what a rank says of itself and for what py-spy has read.
+The same rules hold for what a rank reports and for what py-spy has read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _THREAD = re.compile(r"Thread-\d+ \((?P<target>.*)\)$")
 
 
 def thread_name(name: str) -> str:
-    """What a thread is called, without what differs from rank to rank: `Thread-3 (load)` is `load`."""
+    """The name of a thread without what differs from rank to rank: `Thread-3 (load)` is `load`."""
     match = _THREAD.match(name)
     if match:
         return match["target"] or "Thread"
@@ -34,7 +34,7 @@ def thread_name(name: str) -> str:
 
 
 def is_ours(name: str) -> bool:
-    """Whether a thread is the runtime's."""
+    """Whether a thread belongs to the runtime."""
     return name.startswith("monarch-")
 
 
@@ -47,17 +47,17 @@ def kind_by_frames(frames: Sequence[StackFrame]) -> str:
 
 
 def has_user_code(frames: Sequence[StackFrame]) -> bool:
-    """Whether the user's code is in it."""
+    """Whether there is user code in it."""
     return any(frame.user for frame in frames)
 
 
 def is_stopped(frames: Sequence[StackFrame]) -> bool:
-    """Whether a debugger of ours holds this stack."""
+    """Whether our debugger has stopped this stack."""
     return _cut_stop(frames) != len(frames)
 
 
 def trimmed(frames: Sequence[StackFrame], kind: str) -> tuple[StackFrame, ...]:
-    """The part of a stack (the outermost frame first) that is its owner's: all of it if there is no such part."""
+    """The part of a stack (the outermost frame first) that its owner runs; all of it if there is no such part."""
     shown = list(frames[: _cut_stop(frames)])
     first = next((at for at, frame in enumerate(shown) if frame.user), len(shown))
     if kind == ENDPOINT:
@@ -70,7 +70,7 @@ def trimmed(frames: Sequence[StackFrame], kind: str) -> tuple[StackFrame, ...]:
 
 
 def folded(frames: Sequence[StackFrame]) -> tuple[StackFrame, ...]:
-    """A stack with equal neighbours as one frame, and without the middle of a very deep one."""
+    """A stack with equal neighbours as one frame, and without the middle of a very deep stack."""
     kept: list[StackFrame] = []
     for frame in frames:
         last = kept[-1] if kept else None
@@ -86,7 +86,7 @@ def folded(frames: Sequence[StackFrame]) -> tuple[StackFrame, ...]:
 
 
 def _after_callers(frames: Sequence[StackFrame]) -> int:
-    """Where the endpoint begins: after the innermost frame of what calls endpoints."""
+    """Where the endpoint begins: after the innermost frame of the runtime that calls endpoints."""
     begin = 0
     for at, frame in enumerate(frames):
         if frame.place.kind == RUNTIME and frame.place.file.endswith(ENDPOINT_RUNNERS):
@@ -95,7 +95,7 @@ def _after_callers(frames: Sequence[StackFrame]) -> int:
 
 
 def _cut_stop(frames: Sequence[StackFrame]) -> int:
-    """Where a debugger has taken over from the user's code; the length if none has."""
+    """Where our debugger has taken over from user code; the length if it has not."""
     user = False
     for at, frame in enumerate(frames):
         place = frame.place
