@@ -54,7 +54,7 @@ def trace(peer: str) -> None:
     from monarch_kernel.runtime.node import link
 
     node = get_system().node
-    connection = node.links[peer]
+    connection: Any = node.links[peer]
     connection._sock = Traced(connection._sock, send=("send", "sent"), recv=("recv", "received"))
     poller: Any = node.poller
     poller._epoll = Traced(poller._epoll, poll=("sleep", "awake"))

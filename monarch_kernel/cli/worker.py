@@ -47,7 +47,7 @@ def add_worker_command(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from monarch_kernel.protocol.worker_addresses import worker_address
-    from monarch_kernel.runtime.host.worker_agent import exec_worker, report_failure
+    from monarch_kernel.runtime.host.worker_main import exec_worker, report_failure
 
     try:
         if worker_address(options.listen).listen.startswith("tcp://"):

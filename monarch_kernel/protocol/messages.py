@@ -11,6 +11,7 @@ This file is long because the wire is one list: who adds a message sees all othe
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -593,7 +594,7 @@ Message = (
 encode = msgspec.msgpack.Encoder().encode
 encode_death = msgspec.msgpack.Encoder().encode
 decode_death = msgspec.msgpack.Decoder(Death).decode
-decode: Any = msgspec.msgpack.Decoder(Message).decode
+decode: Callable[[bytes | memoryview], Message] = msgspec.msgpack.Decoder(Message).decode
 
 
 def death_of(body: Any) -> Death:

@@ -14,7 +14,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle
 
@@ -26,6 +26,9 @@ _PADDING = bytes(_ALIGN)
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 
 Buffers = list[Any]  # bytes-like pieces, in order
+#: What follows a header. To send: bytes-like, or ``Buffers``. As handlers get it: bytes-like; ``Apart`` if its
+#: buffers lie in shared memory; a ``Death`` that has not left this process.
+Body: TypeAlias = Any
 
 
 class Apart:

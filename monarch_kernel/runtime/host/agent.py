@@ -21,8 +21,7 @@ import pickle
 import signal
 import socket
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable
 
 import msgspec
 
@@ -37,6 +36,7 @@ from monarch_kernel.protocol.messages import (
     GetStatus,
     KillProcs,
     LogText,
+    Message,
     OutputChunk,
     OutputEnd,
     ProcEnding,
@@ -52,11 +52,13 @@ from monarch_kernel.protocol.messages import (
     encode,
 )
 from monarch_kernel.protocol.private_files import remove_socket
+from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.fork_requests import fork_request, load_env
 from monarch_kernel.runtime.host.procs import ForkClient, OomWatch, Proc, describe_exit
 from monarch_kernel.runtime.host.responsiveness import ResponsivenessMonitor
 from monarch_kernel.runtime.host.stack_reader import PySpy, StackReader
+from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.relay import Relay
 
@@ -105,7 +107,7 @@ class Agent:
         os.makedirs(self._logs, mode=0o700, exist_ok=True)
         self._base = ForkClient(server, self._poller, self._on_fork_event)
         self._base_pid = server_pid
-        self._templates: dict[Any, tuple[str, ForkClient]] = {}
+        self._templates: dict[Hashable, tuple[str, ForkClient]] = {}
         self._made = 0
         self._procs: dict[str, Proc] = {}
         self._early_watchers: dict[str, set[str]] = {}
@@ -119,18 +121,14 @@ class Agent:
         self._over = False
         self._code = 0
         self._reap_wanted = False
-        self._node.handlers.update(
-            {
-                SpawnProcs: self._on_spawn,
-                KillProcs: self._on_kill,
-                StopProcs: self._on_stop,
-                Watch: self._on_watch,
-                GetStatus: self._on_status,
-                GetLogs: self._on_logs,
-                AskStacks: self._on_stacks,
-                Shutdown: self._on_shutdown,
-            }
-        )
+        self._node.handle(SpawnProcs, self._on_spawn)
+        self._node.handle(KillProcs, self._on_kill)
+        self._node.handle(StopProcs, self._on_stop)
+        self._node.handle(Watch, self._on_watch)
+        self._node.handle(GetStatus, self._on_status)
+        self._node.handle(GetLogs, self._on_logs)
+        self._node.handle(AskStacks, self._on_stacks)
+        self._node.handle(Shutdown, self._on_shutdown)
         self._relay = Relay(node)
         node.reply_gate = self
         self._node.on_hello.append(self._on_hello)
@@ -165,12 +163,12 @@ class Agent:
         log.info("ending: %s", why)
         self._over = True
 
-    def _on_sigterm(self, signum: int, _frame: Any) -> None:
+    def _on_sigterm(self, signum: int, _frame: object) -> None:
         self._code = 128 + signum
         self._over = True
         self._poller.wake()
 
-    def _on_sigchld(self, _signum: int, _frame: Any) -> None:
+    def _on_sigchld(self, _signum: int, _frame: object) -> None:
         self._reap_wanted = True
         self._poller.wake()
 
@@ -192,7 +190,7 @@ class Agent:
 
     # -- starting ranks -----------------------------------------------------------------------
 
-    def _on_spawn(self, _link: Any, message: SpawnProcs, _body: Any) -> None:
+    def _on_spawn(self, _link: PeerLink, message: SpawnProcs, _body: Body) -> None:
         node = self._node
         if self._is_late(message):
             log.info("started nothing for %s, which has gone", message.owner.id)
@@ -262,7 +260,7 @@ class Agent:
         self._templates[key] = (name, client)
         return client
 
-    def _template_key(self, preload: list[str], load_time: dict[str, str | None], sys_path: list[str]) -> Any:
+    def _template_key(self, preload: list[str], load_time: dict[str, str | None], sys_path: list[str]) -> Hashable:
         """What ranks must have in common to be forked from one template."""
         return (tuple(preload), tuple(sorted(load_time.items())))
 
@@ -391,7 +389,7 @@ class Agent:
                 output.remove()
         self._check_waits()
 
-    def _tell(self, peer: str, message: Any, body: Any = b"") -> None:
+    def _tell(self, peer: str, message: Message, body: Body = b"") -> None:
         try:
             self._node.send(peer, message, body)
         except LookupError:
@@ -435,7 +433,7 @@ class Agent:
             if len(data) < _CHUNK:
                 return
 
-    def holds(self, proc: str, reply: Reply, body: Any) -> bool:
+    def holds(self, proc: str, reply: Reply, body: Body) -> bool:
         """See ``ReplyGate``: the output of a rank goes up before its answer to a relayed cast does."""
         known = self._procs.get(proc)
         if known is not None and reply.written > known.marked:
@@ -471,7 +469,7 @@ class Agent:
 
     # -- requests -----------------------------------------------------------------------------
 
-    def _on_hello(self, link: Any) -> None:
+    def _on_hello(self, link: PeerLink) -> None:
         proc = self._procs.get(link.peer)
         if proc is None or proc.exit is not None:
             return
@@ -481,7 +479,7 @@ class Agent:
         if proc.stopping:
             self._tell(proc.id, EndProc(proc.stopping))
 
-    def _on_watch(self, link: Any, message: Watch, _body: Any) -> None:
+    def _on_watch(self, link: PeerLink, message: Watch, _body: Body) -> None:
         for name in message.procs:
             proc = self._procs.get(name)
             if proc is None:
@@ -502,7 +500,7 @@ class Agent:
         proc = self._procs.get(name)
         return proc is not None and bool(proc.exit or proc.stopping or proc.killing or proc.is_exiting())
 
-    def _on_kill(self, link: Any, message: KillProcs, _body: Any) -> None:
+    def _on_kill(self, link: PeerLink, message: KillProcs, _body: Body) -> None:
         for proc in self._living(message.procs):
             self._kill(proc, message.reason or "killed by its owner")
         self._answer_when_gone(message.procs, False, functools.partial(_reply, link, message.call))
@@ -512,14 +510,14 @@ class Agent:
         if proc.pid:
             cleanup.kill_group(proc.pid)
 
-    def _on_stop(self, link: Any, message: StopProcs, _body: Any) -> None:
+    def _on_stop(self, link: PeerLink, message: StopProcs, _body: Body) -> None:
         names = message.procs
         if names is None:
             names = [proc.id for proc in self._procs.values() if proc.belongs_to(link.peer)]
         self._stop(self._living(names), message.reason or "stopped by its owner", message.grace)
         self._answer_when_gone(names, True, functools.partial(self._stopped, link, message))
 
-    def _stopped(self, link: Any, message: StopProcs) -> None:
+    def _stopped(self, link: PeerLink, message: StopProcs) -> None:
         """All procs that were to stop are gone."""
         _reply(link, message.call)
 
@@ -537,7 +535,7 @@ class Agent:
 
         self._poller.call_later(grace, kill_rest)
 
-    def _on_shutdown(self, link: Any, message: Shutdown, _body: Any) -> None:
+    def _on_shutdown(self, link: PeerLink, message: Shutdown, _body: Body) -> None:
         self._shut_down("the host agent shuts down", message.grace, functools.partial(_reply, link, message.call))
 
     def _shut_down(self, why: str, grace: float, done: Callable[[], None]) -> None:
@@ -550,7 +548,7 @@ class Agent:
         self._stop(self._living(self._procs), why, grace)
         self._answer_when_gone(list(self._procs), True, finish)
 
-    def _living(self, names: Any) -> list[Proc]:
+    def _living(self, names: Iterable[str]) -> list[Proc]:
         procs = (self._procs.get(name) for name in names)
         return [proc for proc in procs if proc is not None and proc.exit is None]
 
@@ -573,7 +571,7 @@ class Agent:
         deadline = time.monotonic() + 2.0
 
         def check() -> None:
-            waiting = any(getattr(link, "queued", 0) for link in self._node.links.values())
+            waiting = any(link.queued for link in self._node.links.values())
             if waiting and time.monotonic() < deadline:
                 self._poller.call_later(0.005, check)
             else:
@@ -581,7 +579,7 @@ class Agent:
 
         check()
 
-    def _on_status(self, link: Any, message: GetStatus, _body: Any) -> None:
+    def _on_status(self, link: PeerLink, message: GetStatus, _body: Body) -> None:
         found: list[ProcStatus] = []
         for name in message.procs:
             proc = self._procs.get(name)
@@ -597,7 +595,7 @@ class Agent:
                 found.append(ProcStatus(name, state, proc.pid, self._node.ref.host, why, rss, cpu, uptime))
         _reply(link, message.call, msgspec.msgpack.encode(found))
 
-    def _on_logs(self, link: Any, message: GetLogs, _body: Any) -> None:
+    def _on_logs(self, link: PeerLink, message: GetLogs, _body: Body) -> None:
         found: list[LogText] = []
         for name in message.procs:
             proc = self._procs.get(name)
@@ -607,10 +605,10 @@ class Agent:
                 found.append(LogText(name, b"", b""))
         _reply(link, message.call, msgspec.msgpack.encode(found))
 
-    def _on_stacks(self, link: Any, message: AskStacks, _body: Any) -> None:
+    def _on_stacks(self, link: PeerLink, message: AskStacks, _body: Body) -> None:
         self._stack_reader.read(message, self._procs, functools.partial(_reply, link, message.call))
 
 
-def _reply(link: Any, call: int, value: bytes | None = None) -> None:
+def _reply(link: PeerLink, call: int, value: bytes | None = None) -> None:
     """Answer a request as an endpoint would: the body is a pickle (of bytes or None)."""
     link.send(encode(Reply(call, 0, OK)), pickle.dumps(value, 5))

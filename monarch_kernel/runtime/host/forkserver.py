@@ -37,7 +37,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn, TypeVar
 
 import msgspec
 
@@ -54,6 +54,9 @@ _MAX_PACKET = 48 * 1024
 _SPILLED = b"\xc1"  # begins no MessagePack value
 _MAX_FDS = 8
 _FD_SIZE = array.array("i").itemsize
+
+
+T = TypeVar("T")
 
 
 class Fork(msgspec.Struct, array_like=True, tag=1):
@@ -128,8 +131,8 @@ class TemplateFailed(msgspec.Struct, array_like=True, tag=15):
 Request = Fork | MakeTemplate | Retire
 Event = Forked | ForkFailed | Exited | TemplateReady | TemplateFailed
 _encode = msgspec.msgpack.Encoder().encode
-decode_request: Any = msgspec.msgpack.Decoder(Request).decode
-decode_event: Any = msgspec.msgpack.Decoder(Event).decode
+decode_request: Callable[[bytes], Request] = msgspec.msgpack.Decoder(Request).decode
+decode_event: Callable[[bytes], Event] = msgspec.msgpack.Decoder(Event).decode
 
 
 # -- packets ----------------------------------------------------------------------------------
@@ -140,7 +143,7 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send_packet(sock: socket.socket, message: Any, fds: list[int] | None = None) -> None:
+def send_packet(sock: socket.socket, message: Request | Event, fds: list[int] | None = None) -> None:
     """Send one request or event.
 
     Raises:
@@ -160,7 +163,7 @@ def send_packet(sock: socket.socket, message: Any, fds: list[int] | None = None)
             os.close(spill)
 
 
-def receive_packet(sock: socket.socket, decode: Callable[[bytes], Any]) -> tuple[Any, list[int]]:
+def receive_packet(sock: socket.socket, decode: Callable[[bytes], T]) -> tuple[T | None, list[int]]:
     """The next packet and its descriptors; ``(None, [])`` at the end of the socket."""
     room = (_MAX_PACKET + 64, socket.CMSG_SPACE(_MAX_FDS * _FD_SIZE), socket.MSG_CMSG_CLOEXEC)
     try:

@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 import time
-from typing import Any
 
 import msgspec
 
@@ -44,10 +43,12 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.output_records import MARKER
 from monarch_kernel.protocol.private_files import PrivateFolder
+from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.agent import Agent, _reply
 from monarch_kernel.runtime.host.procs import Proc
 from monarch_kernel.runtime.host.worker_agent import WorkerAgent, WorkerConfig
+from monarch_kernel.runtime.node.interfaces import PeerLink
 
 log = logging.getLogger(__name__)
 
@@ -77,14 +78,10 @@ class KeeperAgent(WorkerAgent):
         self._since = time.time()
         self._free_since = self._since
         self._describing = False
-        self._node.handlers.update(
-            {
-                Keep: self._on_keep,
-                TakeOver: self._on_take_over,
-                Hear: self._on_hear,
-                LetGo: self._on_let_go,
-            }
-        )
+        self._node.handle(Keep, self._on_keep)
+        self._node.handle(TakeOver, self._on_take_over)
+        self._node.handle(Hear, self._on_hear)
+        self._node.handle(LetGo, self._on_let_go)
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -98,7 +95,7 @@ class KeeperAgent(WorkerAgent):
         self._give_up_name()
         super()._leave(why)
 
-    def _on_shutdown(self, link: Any, message: Shutdown, body: Any) -> None:
+    def _on_shutdown(self, link: PeerLink, message: Shutdown, body: Body) -> None:
         self._give_up_name()
         super()._on_shutdown(link, message, body)
 
@@ -118,7 +115,7 @@ class KeeperAgent(WorkerAgent):
 
     # -- whose it is --------------------------------------------------------------------------------
 
-    def _on_take_over(self, link: Any, message: TakeOver, _body: Any) -> None:
+    def _on_take_over(self, link: PeerLink, message: TakeOver, _body: Body) -> None:
         holder = self._holder
         if self._leaving or self._folder.lock_fd < 0:
             _reply(link, message.call, msgspec.msgpack.encode(Held("it is ending")))
@@ -150,7 +147,7 @@ class KeeperAgent(WorkerAgent):
         held = Held("", self._record, deaths, pids, self._config.idle)
         _reply(link, message.call, msgspec.msgpack.encode(held))
 
-    def _on_let_go(self, link: Any, message: LetGo, _body: Any) -> None:
+    def _on_let_go(self, link: PeerLink, message: LetGo, _body: Body) -> None:
         if self._holder is not None and self._holder.id == link.peer:
             self._release()
             self._end_if_empty()
@@ -184,7 +181,7 @@ class KeeperAgent(WorkerAgent):
         if mine:
             self._end_if_empty()
 
-    def _on_keep(self, link: Any, message: Keep, body: Any) -> None:
+    def _on_keep(self, link: PeerLink, message: Keep, body: Body) -> None:
         if self._holder is None or link.peer != self._holder.id:
             return  # its last words, after it was taken over
         if len(body):
@@ -202,7 +199,7 @@ class KeeperAgent(WorkerAgent):
             return super()._is_late(message)
         return message.owner.id in self._node.deaths  # that there is no controller is no reason to start nothing
 
-    def _on_spawn(self, link: Any, message: SpawnProcs, body: Any) -> None:
+    def _on_spawn(self, link: PeerLink, message: SpawnProcs, body: Body) -> None:
         super()._on_spawn(link, message, body)
         holder = self._holder.id if self._holder is not None else ""
         self._sizes[message.mesh] = dict(zip(message.labels, message.sizes, strict=True))
@@ -221,7 +218,7 @@ class KeeperAgent(WorkerAgent):
     def _must_preload(self, failed: forkserver.TemplateFailed | None) -> bool:
         return Agent._must_preload(self, failed)  # it is on its controller's machine, where the modules are
 
-    def _on_hello(self, link: Any) -> None:
+    def _on_hello(self, link: PeerLink) -> None:
         super()._on_hello(link)
         proc = self._procs.get(link.peer)
         if proc is not None and self._holder is not None and proc.root == self._holder.id:
@@ -241,7 +238,7 @@ class KeeperAgent(WorkerAgent):
         else:
             super()._forward(proc, stream, data)
 
-    def _on_hear(self, link: Any, message: Hear, _body: Any) -> None:
+    def _on_hear(self, link: PeerLink, message: Hear, _body: Body) -> None:
         told: dict[str, tuple[int, int]] = {}
         mine = [proc for proc in self._procs.values() if proc.owner == link.peer]
         limit = min(environment.BACKLOG.get(), BACKLOG_OF_ALL // max(1, len(mine)))

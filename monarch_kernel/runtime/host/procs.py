@@ -10,7 +10,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from monarch_kernel.protocol.messages import LogText, ProcExited, ProcSpec
 from monarch_kernel.protocol.output_records import beginning
@@ -310,13 +309,15 @@ def _counter(path: str, name: bytes) -> int:
 class ForkClient:
     """The agent's end of a fork server's (or template's) socket. Never blocks."""
 
-    def __init__(self, sock: socket.socket, poller: Poller, on_event: Callable[[ForkClient, Any], None]) -> None:
+    def __init__(
+        self, sock: socket.socket, poller: Poller, on_event: Callable[[ForkClient, forkserver.Event | None], None]
+    ) -> None:
         self.failed: forkserver.TemplateFailed | None = None  # why it serves no more
         self.last_used = time.monotonic()
         self._sock = sock
         self._poller = poller
         self._on_event = on_event
-        self._queue: deque[tuple[Any, list[int], bool]] = deque()
+        self._queue: deque[tuple[forkserver.Request, list[int], bool]] = deque()
         sock.setblocking(False)
         poller.register(sock.fileno(), self._on_ready)
 

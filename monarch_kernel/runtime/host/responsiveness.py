@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from monarch_kernel import environment
-from monarch_kernel.protocol.messages import Ping, ProcResponds, ProcUnresponsive, encode
+from monarch_kernel.protocol.messages import Death, Message, Ping, ProcResponds, ProcUnresponsive, encode
+from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.host.procs import Proc
 from monarch_kernel.runtime.host.stack_reader import PySpy, state_of
 from monarch_kernel.runtime.node.node import Node
@@ -37,10 +37,10 @@ class _RankPings:
         self.asked = 0.0  # when, if an answer is due
         self.reported = ""  # why it does not respond, once that was told
 
-    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+    def on_reply(self, rank: int, status: int, body: Body, buffers: tuple[int, ...]) -> None:
         self.monitor.answered(self)
 
-    def on_peer_dead(self, proc: str, death: Any) -> None:
+    def on_peer_dead(self, proc: str, death: Death) -> None:
         if proc == self.proc.id:
             self.monitor.forget(self.proc.id)
 
@@ -58,7 +58,7 @@ class ResponsivenessMonitor:
         self,
         node: Node,
         procs: Callable[[], Iterable[Proc]],
-        tell: Callable[[str, Any], None],
+        tell: Callable[[str, Message], None],
         spy: PySpy,
         look: Callable[[float], None],
     ) -> None:

@@ -11,25 +11,22 @@ import contextlib
 import functools
 import logging
 import os
-import secrets
-import signal
 import socket
 import stat
 import sys
-from typing import Any, NoReturn
+from collections.abc import Hashable
 
 import msgspec
 
 from monarch_kernel.protocol.messages import Death, ProcRef, Shutdown, SpawnProcs, StopProcs
 from monarch_kernel.protocol.private_files import remove_socket, user_name
+from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.protocol.worker_addresses import worker_address
 from monarch_kernel.runtime.host import cleanup, forkserver
-from monarch_kernel.runtime.host.__main__ import restore_python_path, serve_forks
 from monarch_kernel.runtime.host.agent import ORPHAN_GRACE, Agent
-from monarch_kernel.runtime.host.fork_requests import package_root
-from monarch_kernel.runtime.host.launch import interpreter_command
-from monarch_kernel.runtime.node import coredumps, descriptors
+from monarch_kernel.runtime.node import coredumps
 from monarch_kernel.runtime.node.audit import Audit
+from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.link import listens
 from monarch_kernel.runtime.node.node import Node
 
@@ -124,7 +121,7 @@ class WorkerAgent(Agent):
             self._leave("its worker was told to end")
         return super()._between_steps()
 
-    def _on_sigterm(self, signum: int, frame: Any) -> None:
+    def _on_sigterm(self, signum: int, frame: object) -> None:
         self._signals += 1
         self._poller.wake()
 
@@ -153,7 +150,7 @@ class WorkerAgent(Agent):
         if self._config.idle and not self._is_used():
             self._poller.call_later(self._config.idle, forgotten)
 
-    def _on_shutdown(self, link: Any, message: Shutdown, body: Any) -> None:
+    def _on_shutdown(self, link: PeerLink, message: Shutdown, body: Body) -> None:
         self._withdraw(link.peer)
         super()._on_shutdown(link, message, body)
 
@@ -168,7 +165,7 @@ class WorkerAgent(Agent):
 
     # -- those it works for -------------------------------------------------------------------
 
-    def _on_attached(self, link: Any) -> None:
+    def _on_attached(self, link: PeerLink) -> None:
         ref = self._node.refs[link.peer]
         if ref.agent != ref.id:
             return
@@ -187,7 +184,7 @@ class WorkerAgent(Agent):
         name, address = (last[0].gateway, last[0].gateway_address) if last else self._own_gateway
         node.ref = node.refs[node.id] = msgspec.structs.replace(node.ref, gateway=name, gateway_address=address)
 
-    def _on_spawn(self, link: Any, message: SpawnProcs, body: Any) -> None:
+    def _on_spawn(self, link: PeerLink, message: SpawnProcs, body: Body) -> None:
         self._mark(message)
         super()._on_spawn(link, message, body)
 
@@ -195,7 +192,7 @@ class WorkerAgent(Agent):
         """Make what these procs leave behind known as theirs."""
         message.env[cleanup.ROOT_MARKER] = message.root.id
 
-    def _template_key(self, preload: list[str], load_time: dict[str, str | None], sys_path: list[str]) -> Any:
+    def _template_key(self, preload: list[str], load_time: dict[str, str | None], sys_path: list[str]) -> Hashable:
         # Each controller has its own idea of where modules are.
         return (super()._template_key(preload, load_time, sys_path), tuple(sys_path))
 
@@ -241,7 +238,7 @@ class WorkerAgent(Agent):
             self._retire_templates(0)
         self._sweep(controller)
 
-    def _stopped(self, link: Any, message: StopProcs) -> None:
+    def _stopped(self, link: PeerLink, message: StopProcs) -> None:
         if message.procs is None:
             self._sweep(link.peer)
         elif message.rest:
@@ -298,106 +295,3 @@ def _remove_dead_socket(path: str) -> None:
     if listens(path):
         raise OSError(f"cannot listen at ipc://{path}: another process listens there")
     remove_socket(path, (about.st_dev, about.st_ino))
-
-
-# -- starting -----------------------------------------------------------------------------------
-
-
-def exec_worker(
-    address: str,
-    key_file: str | None,
-    name: str,
-    lifeline: int = -1,
-    keep: str = "",
-    idle: float = 0.0,
-    ready: int = -1,
-    folder_lock: int = -1,
-    allow: str | None = None,
-    audit: str = "",
-) -> NoReturn:
-    """Become a worker: this process goes on in a fresh interpreter, whose environment has the marks of a run.
-
-    Raises:
-        OSError: the temporary folder cannot be written.
-    """
-    run_dir = cleanup.make_run_dir()
-    worker = f"worker-{secrets.token_hex(4)}"
-    python_path = os.environ.get("PYTHONPATH")
-    config = WorkerConfig(
-        *(worker, run_dir.path, run_dir.lock_fd, address, name, key_file, lifeline, python_path, keep, idle, ready),
-        *(folder_lock, allow, audit),
-    )
-    fd = forkserver.memfd("config", msgspec.msgpack.encode(config))
-    for inherited in (fd, run_dir.lock_fd, lifeline, ready, folder_lock):
-        if inherited >= 0:
-            os.set_inheritable(inherited, True)
-    env = {
-        **os.environ,
-        cleanup.MARKER: run_dir.path,
-        cleanup.AGENT_MARKER: worker,
-        "PYTHONPATH": os.pathsep.join(filter(None, (package_root(), python_path))),
-    }
-    command = interpreter_command(f"{__package__}.worker_agent", str(fd))
-    os.execve(command[0], command, env)
-
-
-def report_failure(ready: int, error: Exception) -> None:
-    """Say why there will be no worker: on stderr, and to the process that waits for it, as a log may be full."""
-    if ready >= 0:
-        with contextlib.suppress(OSError):
-            os.write(ready, str(error).encode()[:4000])
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"monarch-kernel worker: {error}\n")
-        sys.stderr.flush()
-
-
-def main() -> None:
-    """Run a worker in this process, which ``exec_worker`` has made: fork the fork server, serve."""
-    fd = int(sys.argv[1])
-    with open(fd, "rb") as file:
-        config = msgspec.msgpack.decode(file.read(), type=WorkerConfig)
-    for inherited in (config.lock_fd, config.lifeline, config.ready, config.folder_lock):
-        if inherited >= 0:
-            os.set_inheritable(inherited, False)
-    forkserver.become_subreaper()
-    # Ctrl-C reaches the whole group of the terminal's foreground; this process alone decides.
-    heard = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
-    for number in heard:
-        signal.signal(number, signal.SIG_IGN)
-    restore_python_path(config.python_path)
-    descriptors.raise_limit()
-    ours, theirs = forkserver.make_pair()
-    pid = os.fork()
-    if pid == 0:
-        ours.close()
-        for inherited in (config.lifeline, config.ready, config.folder_lock):
-            if inherited >= 0:
-                os.close(inherited)
-        serve_forks(theirs, config.id, config.run_dir, config.lock_fd, sys.path, None)
-    theirs.close()
-    forkserver.set_name("monarch-worker")
-    level = logging.INFO if config.lifeline < 0 else logging.WARNING
-    logging.basicConfig(format="%(asctime)s worker %(levelname)s %(message)s", level=level)
-    try:
-        worker = _worker_class(config)(config, ours, pid)
-        for number in heard:
-            signal.signal(number, worker._on_sigterm)
-        code = worker.run()
-    except (OSError, ValueError) as e:
-        cleanup.kill_below(pid)
-        cleanup.remove_run_dir(config.run_dir, config.lock_fd)
-        report_failure(config.ready, e)
-        sys.exit(1)
-    sys.exit(code)
-
-
-def _worker_class(config: WorkerConfig) -> type[WorkerAgent]:
-    if not config.keep:
-        return WorkerAgent
-    from monarch_kernel.runtime.host.keeper_agent import KeeperAgent
-
-    return KeeperAgent
-
-
-if __name__ == "__main__":
-    main()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar
+import threading
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Generic, NoReturn, TypeVar
 
 from monarch_kernel.runtime.node.poller import Poller
 
@@ -27,8 +28,8 @@ class Future(Generic[R]):
     def __init__(self, poller: Poller, what: str = "") -> None:
         self._poller = poller
         self._done = False
-        self._parked: list[Any] = []
-        self._callbacks: list[Callable[[Any], None]] | None = None
+        self._parked: list[threading.Lock] = []
+        self._callbacks: list[Callable[[Future[R]], None]] | None = None
         self._value: Any = None
         self._error: BaseException | None = None
         self.what = what
@@ -54,13 +55,13 @@ class Future(Generic[R]):
             for callback in callbacks:
                 self._run(callback)
 
-    def _run(self, callback: Callable[[Any], None]) -> None:
+    def _run(self, callback: Callable[[Future[R]], None]) -> None:
         try:
             callback(self)
         except Exception:
             log.exception("a callback of a Future failed")
 
-    def _result(self) -> Any:
+    def _result(self) -> R:
         """The value, or raise; only when done. Subclasses decode here, on the thread that asks."""
         __tracebackhide__ = True
         if self._error is not None:
@@ -123,7 +124,7 @@ class Future(Generic[R]):
             for pending in callbacks or ():
                 self._run(pending)
 
-    def then(self, convert: Callable[[Any], S]) -> Future[S]:
+    def then(self, convert: Callable[[R], S]) -> Future[S]:
         """A future of ``convert(result)``; ``convert`` runs on the thread that first asks for it."""
         return _Converted(self, convert)
 
@@ -133,7 +134,7 @@ class Future(Generic[R]):
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()
 
-            def wake(_future: Any) -> None:
+            def wake(_future: Future[R]) -> None:
                 try:
                     if _running_here(loop):
                         _settle(waiter)
@@ -155,7 +156,7 @@ class Future(Generic[R]):
 
         return asyncio.ensure_future(follow())
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError("a Future cannot be pickled: get() its value and send that")
 
     def __repr__(self) -> str:
@@ -175,16 +176,16 @@ def _running_here(loop: asyncio.AbstractEventLoop) -> bool:
         return False
 
 
-class _Converted(Future[Any]):
+class _Converted(Future[S], Generic[R, S]):
     __slots__ = ("_convert", "_source")
 
-    def __init__(self, source: Future[Any], convert: Callable[[Any], Any]) -> None:
+    def __init__(self, source: Future[R], convert: Callable[[R], S]) -> None:
         super().__init__(source._poller, source.what)
         self._source = source
-        self._convert: Callable[[Any], Any] | None = convert
+        self._convert: Callable[[R], S] | None = convert
         source.add_done_callback(lambda _s: self._finish())
 
-    def _result(self) -> Any:
+    def _result(self) -> S:
         if self._convert is not None:
             convert = self._convert
             try:
@@ -195,11 +196,11 @@ class _Converted(Future[Any]):
         return super()._result()
 
 
-def nothing(_value: Any) -> None:
+def nothing(_value: object) -> None:
     """What ``then`` takes where only the end counts."""
 
 
-def true(_value: Any) -> bool:
+def true(_value: object) -> bool:
     """What ``then`` takes where the value is that it has come to an end."""
     return True
 
@@ -211,15 +212,15 @@ def resolved(poller: Poller, what: str = "", value: Any = None) -> Future[Any]:
     return future
 
 
-def gathered(poller: Poller, futures: list[Future[Any]], what: str = "") -> Future[list[Any]]:
+def gathered(poller: Poller, futures: Sequence[Future[R]], what: str = "") -> Future[list[R]]:
     """A future of all results, in order; the first failure (in time) is its failure."""
-    whole: Future[list[Any]] = Future(poller, what)
+    whole: Future[list[R]] = Future(poller, what)
     left = len(futures)
     if not futures:
         whole._resolve([])
         return whole
 
-    def one(future: Future[Any]) -> None:
+    def one(future: Future[R]) -> None:
         nonlocal left
         left -= 1
         error = future.exception()

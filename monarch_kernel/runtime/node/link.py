@@ -16,13 +16,14 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
-from monarch_kernel.protocol.messages import PREFIX, decode, encode
+from monarch_kernel.protocol.messages import PREFIX, Message, decode, encode
 from monarch_kernel.protocol.private_files import NotPrivateError, user_name
+from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,25 @@ _LONGEST_CAUSE = 2000
 _UCRED = struct.Struct("3i")
 _HANGUP = select.EPOLLHUP | select.EPOLLERR
 
-Pieces = list[Any]
+Buffer = bytes | bytearray | memoryview
+Pieces = list[Buffer]
+
+
+class Stream(Protocol):
+    """What a link uses of its socket, and of what stands for one (``TlsChannel``)."""
+
+    def fileno(self) -> int: ...
+    def setblocking(self, flag: bool, /) -> None: ...
+    def send(self, data: Buffer, /) -> int: ...
+    def sendmsg(self, buffers: Sequence[memoryview], /) -> int: ...
+    def recv(self, bufsize: int, /) -> bytes: ...
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+    def close(self) -> None: ...
+
+
+#: Called with a link and a message that came over it; with a link that has ended.
+OnMessage = Callable[["Link", Message, Body], None]
+OnClose = Callable[["Link"], None]
 
 
 class LinkError(Exception):
@@ -94,8 +113,8 @@ class Link:
         self,
         poller: Poller,
         peer: str,
-        on_message: Callable[[Link, Any, Any], None],
-        on_close: Callable[[Link], None],
+        on_message: OnMessage,
+        on_close: OnClose,
     ) -> None:
         self._poller = poller
         self.peer = peer
@@ -105,8 +124,8 @@ class Link:
         self.closed = False
         self.ended = ""
         self.queued = 0  # bytes not yet accepted by the kernel
-        self._sock: Any = None
-        self._out: deque[Any] = deque()
+        self._sock: Stream | None = None
+        self._out: deque[memoryview] = deque()
         self._lock = threading.RLock()
         self._moved: Link | None = None
         self._rest = b""
@@ -115,7 +134,7 @@ class Link:
         self._big_at = 0
         self._big_header = 0
 
-    def attach(self, sock: Any) -> None:
+    def attach(self, sock: Stream) -> None:
         """Take the socket (or what is used like one), send what was queued, and begin to receive."""
         sock.setblocking(False)
         with self._lock:
@@ -142,7 +161,7 @@ class Link:
 
     # -- sending --------------------------------------------------------------------------------
 
-    def send(self, header: bytes, body: Any = b"") -> None:
+    def send(self, header: bytes, body: Body = b"") -> None:
         """Queue or send one message. ``body`` is bytes-like, or a list of bytes-like pieces.
 
         The pieces are not kept after this returns: what the kernel did not take is copied.
@@ -186,7 +205,7 @@ class Link:
         """Frames of what waited for a message that it can go with."""
         return b"".join(_pack(len(header), 0) + header for header in map(encode, self._poller.late_for(self.peer)))
 
-    def _queue(self, data: Any) -> None:
+    def _queue(self, data: Buffer) -> None:
         self._out.append(memoryview(data))
         self.queued += len(data)
 
@@ -319,7 +338,7 @@ class Link:
         self._big[: len(have)] = have
         self._big_at, self._big_header = len(have), header_size
 
-    def _receive_big(self, sock: Any) -> bool:
+    def _receive_big(self, sock: Stream) -> bool:
         big = self._big
         assert big is not None
         began = self._big_at

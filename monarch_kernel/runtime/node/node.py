@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 
@@ -28,6 +28,7 @@ from monarch_kernel.protocol.messages import (
     DeathKind,
     Forget,
     Hello,
+    Message,
     ProcEnding,
     ProcExited,
     ProcRef,
@@ -37,7 +38,6 @@ from monarch_kernel.protocol.messages import (
     Refused,
     Release,
     Reply,
-    Routed,
     SegmentRef,
     Watch,
     decode,
@@ -46,9 +46,10 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.private_files import remove_socket, user_name
 from monarch_kernel.protocol.refs import lost_with
-from monarch_kernel.protocol.serialize import Apart
+from monarch_kernel.protocol.serialize import Apart, Body
 from monarch_kernel.runtime.node.acceptor import Acceptor
 from monarch_kernel.runtime.node.audit import Audit
+from monarch_kernel.runtime.node.interfaces import Gate, Handler, PeerLink, ReplyGate, Sink
 from monarch_kernel.runtime.node.link import Link, connect_unix, is_ours, listen_unix, peer_of
 from monarch_kernel.runtime.node.poller import FORKED, Poller, Timer
 from monarch_kernel.runtime.node.routing import Done, Routes, local_site, make_hello
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+M = TypeVar("M", bound=Message)
+
 #: How long the end of a proc's connection waits for news of the proc's end, once its agent knows of none (seconds).
 CAUSE_GRACE = 0.25
 #: How long it waits for its agent to say anything, and then for an end that the agent expects (seconds).
@@ -67,56 +70,41 @@ AGENT_GRACE = 30.0
 #: What may come on a link whose other end has not said who it is.
 _STRANGERS = (Hello, Refused, AskConsole)
 
-Handler = Callable[[Any, Any, Any], None]
-#: Decides when a message that came from another site is delivered: now, or later by the function it gets.
-Gate = Callable[[Routed, Any, Callable[[], None]], None]
-
-
-class Sink(Protocol):
-    """Where the replies of one call go."""
-
-    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
-        """One rank's answer."""
-
-    def on_peer_dead(self, proc: str, death: Death) -> None:
-        """A proc died; fails whatever this call still expects from it."""
-
-
-class ReplyGate(Protocol):
-    """Keeps replies of ranks back until what these had put out before is here."""
-
-    def holds(self, proc: str, reply: Reply, body: Any) -> bool:
-        """Whether this reply will be given to ``Node.settle`` later."""
-        ...
-
-    def release(self, proc: str) -> None:
-        """Give out what is held of a proc: it is dead."""
-
 
 class Loopback:
     """A link to oneself."""
 
     peer: str
     pid = os.getpid()
+    local = True
     attached = True
     closed = False
     queued = 0
+    ended = ""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self.peer = node.id
 
-    def send(self, header: bytes, body: Any = b"") -> None:
+    def send(self, header: bytes, body: Body = b"") -> None:
         """Hand the message to this process's own handler."""
         if type(body) is list:
             body = b"".join(body)
         self._node._dispatch(self, decode(header), body)
 
+    def drain(self) -> None:
+        """Nothing waits here."""
 
-class _Abandoned(dict[str, Any]):
+    def close(self) -> None:
+        """It ends with the process."""
+
+    abandon = close
+
+
+class _Abandoned(dict[str, PeerLink]):
     """The links of a process, in a fork of it."""
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> NoReturn:
         raise RuntimeError(FORKED)
 
 
@@ -167,7 +155,7 @@ class Node:
         for known in (agent, gateway):
             if known is not None:
                 self.refs[known.id] = known
-        self.links: dict[str, Any] = {}
+        self.links: dict[str, PeerLink] = {}
         self.deaths: dict[str, Death] = {}
         #: Those of the dead that may live, as only the connection to them was lost.
         self.out_of_reach: set[str] = set()
@@ -187,7 +175,7 @@ class Node:
         #: Called with (proc id, Death) once per dead peer, after pending calls were failed.
         self.on_peer_dead: list[Callable[[str, Death], None]] = []
         #: Called with the link when a peer has said hello.
-        self.on_hello: list[Callable[[Any], None]] = []
+        self.on_hello: list[Callable[[PeerLink], None]] = []
         #: Peers that may come back after their end: controllers of a kept mesh.
         self.may_return: set[str] = set()
         #: Called first when the node closes.
@@ -226,6 +214,10 @@ class Node:
         self._segment_threshold = environment.SEGMENT_THRESHOLD.get()
         self.poller.on_late = self.send
         self.on_peer_dead.append(lambda proc, _death: self.segments.on_peer_dead(proc))
+
+    def handle(self, kind: type[M], handler: Callable[[PeerLink, M, Body], None]) -> None:
+        """Have messages of this type handled by ``handler(link, message, body)``, on the thread that polls."""
+        self.handlers[kind] = handler
 
     @property
     def is_gateway(self) -> bool:
@@ -268,7 +260,7 @@ class Node:
         """Accept links of this machine at a listening socket, until that is closed."""
         return Acceptor(self.poller, sock, self.id, self._on_socket)
 
-    def _on_socket(self, sock: socket.socket, _address: Any) -> None:
+    def _on_socket(self, sock: socket.socket, _address: object) -> None:
         pid, uid = peer_of(sock)
         if not is_ours(uid):
             sock.close()
@@ -280,7 +272,7 @@ class Node:
         link.pid = pid
         link.attach(sock)
 
-    def _on_hello(self, link: Any, hello: Hello, _body: Any) -> None:
+    def _on_hello(self, link: PeerLink, hello: Hello, _body: Body) -> None:
         if hello.version != WIRE_VERSION:
             theirs = f"{hello.ref.host} speaks wire version {hello.version} (monarch_kernel {hello.release or '?'})"
             ours = f"{self.ref.host} speaks {WIRE_VERSION} (monarch_kernel {__version__})"
@@ -302,7 +294,7 @@ class Node:
             self.links[hello.node] = link
         elif current is link:
             pass
-        elif not current.attached and isinstance(link, Link) and link.local:
+        elif isinstance(current, Link) and not current.attached and isinstance(link, Link) and link.local:
             self.links[hello.node] = link
             link.take_over(current)
         # else: both sides connected at once; this one is only read from
@@ -311,7 +303,7 @@ class Node:
         for callback in self.on_hello:
             callback(link)
 
-    def _on_refused(self, link: Any, refused: Refused, _body: Any) -> None:
+    def _on_refused(self, link: PeerLink, refused: Refused, _body: Body) -> None:
         self.routes.on_refused(link, refused.reason)
         if link.peer:
             cause = f"connection refused: {refused.reason}"
@@ -347,7 +339,7 @@ class Node:
         else:
             self.links[ref.id] = Link(self.poller, ref.id, self._dispatch, self._on_closed)
 
-    def link_to(self, proc: str) -> Any:
+    def link_to(self, proc: str) -> PeerLink | None:
         """The link to a proc, made now if there is none; None if it is dead."""
         link = self.links.get(proc)
         if link is not None:
@@ -394,7 +386,7 @@ class Node:
                 for name in names:
                     self.declare_dead(name, lost_with(None, name, self.refs[name].host))
 
-    def send(self, proc: str, message: Any, body: Any = b"") -> bool:
+    def send(self, proc: str, message: Message, body: Body = b"") -> bool:
         """Send to a proc; False (and nothing sent) if it is known to be dead."""
         link = self.links.get(proc) or self.link_to(proc)
         if link is None:
@@ -404,7 +396,7 @@ class Node:
 
     # -- large buffers ---------------------------------------------------------------------------
 
-    def pack(self, body: Any, buffers: tuple[int, ...], receivers: list[str]) -> tuple[Any, SegmentRef | None]:
+    def pack(self, body: Body, buffers: tuple[int, ...], receivers: list[str]) -> tuple[Body, SegmentRef | None]:
         """Move the buffers of a serialized body into shared memory, if that is worth it for these receivers.
 
         Returns:
@@ -424,7 +416,7 @@ class Node:
                 self.segments.on_release(proc, ref.number)
         return body[-1], ref
 
-    def apart(self, ref: SegmentRef, body: Any) -> Apart:
+    def apart(self, ref: SegmentRef, body: Body) -> Apart:
         """The body of a message whose buffers lie in a segment."""
         return Apart(self.segments.received(ref).memory, bytes(body))
 
@@ -440,14 +432,14 @@ class Node:
         """No more replies are expected; late ones are dropped."""
         self.calls.pop(number, None)
 
-    def _on_reply(self, link: Any, reply: Reply, body: Any) -> None:
+    def _on_reply(self, link: PeerLink, reply: Reply, body: Body) -> None:
         if reply.segment is not None:
             body = self.apart(reply.segment, body)
         if reply.written and self.reply_gate is not None and self.reply_gate.holds(link.peer, reply, body):
             return
         self.settle(reply, body)
 
-    def settle(self, reply: Reply, body: Any) -> None:
+    def settle(self, reply: Reply, body: Body) -> None:
         """Hand a reply to the call that waits for it."""
         sink = self.calls.get(reply.call)
         if sink is not None:
@@ -455,7 +447,7 @@ class Node:
 
     # -- receiving ----------------------------------------------------------------------------
 
-    def _dispatch(self, link: Any, message: Any, body: Any) -> None:
+    def _dispatch(self, link: PeerLink, message: Message, body: Body) -> None:
         kind = type(message)
         if not link.peer and kind not in _STRANGERS:
             log.warning("closed a link that did not begin with Hello")
@@ -469,7 +461,7 @@ class Node:
 
     # -- death --------------------------------------------------------------------------------
 
-    def _on_closed(self, link: Any) -> None:
+    def _on_closed(self, link: PeerLink) -> None:
         peer = link.peer
         self.routes.on_closed(link)
         if self._closed or not peer or peer in self.deaths:
@@ -478,12 +470,12 @@ class Node:
             return
         ref = self.refs.get(peer)
         if ref is not None and ref.agent == peer:
-            self._agent_dead(peer, ref, getattr(link, "ended", ""))
+            self._agent_dead(peer, ref, link.ended)
             return
         if ref is not None and ref.agent in self.deaths:
             self.declare_dead(peer, lost_with(None, peer, ref.host))
             return
-        if why := getattr(link, "ended", ""):  # the link itself has failed, and the proc may live
+        if why := link.ended:  # the link itself has failed, and the proc may live
             self._give_up(peer, f"the connection to it was given up: {why}")
             return
         if ref is None or ref.agent == self.id:
@@ -499,7 +491,7 @@ class Node:
         if not self.send(ref.agent, Watch([peer], closed=True)):
             self.declare_dead(peer, lost_with(None, peer, ref.host))
 
-    def _on_proc_ending(self, _link: Any, message: ProcEnding, _body: Any) -> None:
+    def _on_proc_ending(self, _link: PeerLink, message: ProcEnding, _body: Body) -> None:
         proc = message.proc
         waiting = self._unexplained.pop(proc, None)
         if waiting is None or proc in self.deaths:
@@ -558,15 +550,15 @@ class Node:
             self.out_of_reach.add(proc)
             self.declare_dead(proc, death)
 
-    def death_body(self, receiver: str, death: Death) -> Any:
+    def death_body(self, receiver: str, death: Death) -> Body:
         """The body of a message that tells a process of a death; within this process it is the death itself."""
         return death if receiver == self.id else encode_death(death)
 
-    def _on_proc_started(self, _link: Any, started: ProcStarted, _body: Any) -> None:
+    def _on_proc_started(self, _link: PeerLink, started: ProcStarted, _body: Body) -> None:
         self.pids[started.proc] = started.pid
         link = self.links.get(started.proc)
         ref = self.refs.get(started.proc)
-        if link is None or link.attached or link.closed or ref is None or started.proc in self._expected:
+        if not isinstance(link, Link) or link.attached or link.closed or ref is None or started.proc in self._expected:
             return
         try:
             link.attach(connect_unix(ref.address))
@@ -574,19 +566,19 @@ class Node:
             cause = f"it cannot be reached: {e.strerror or e}"
             self.declare_dead(ref.id, Death.of(DeathKind.UNREACHABLE, cause, ref.id, ref.host, started.pid))
 
-    def _on_unresponsive(self, _link: Any, message: ProcUnresponsive, _body: Any) -> None:
+    def _on_unresponsive(self, _link: PeerLink, message: ProcUnresponsive, _body: Body) -> None:
         if message.proc in self.deaths:
             return
         self.unresponsive[message.proc] = message
         for callback in list(self.on_vitals):
             callback(message.proc, message)
 
-    def _on_responds(self, _link: Any, message: ProcResponds, _body: Any) -> None:
+    def _on_responds(self, _link: PeerLink, message: ProcResponds, _body: Body) -> None:
         if self.unresponsive.pop(message.proc, None) is not None:
             for callback in list(self.on_vitals):
                 callback(message.proc, None)
 
-    def _on_proc_exited(self, _link: Any, exited: ProcExited, _body: Any) -> None:
+    def _on_proc_exited(self, _link: PeerLink, exited: ProcExited, _body: Body) -> None:
         self.out_of_reach.discard(exited.proc)
         self.declare_dead(exited.proc, exited.death())
 

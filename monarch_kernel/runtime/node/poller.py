@@ -25,8 +25,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
+from monarch_kernel.protocol.messages import Message
 from monarch_kernel.runtime.node import descriptors
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ QUIET_TICKS = 20
 _SIGINT = int(signal.SIGINT)
 _getsignal = _signal.getsignal
 
+SignalHandler = Callable[[int, FrameType | None], Any]
+
 EPOLLIN = select.EPOLLIN
 EPOLLOUT = select.EPOLLOUT
 
@@ -53,7 +56,7 @@ class Waitable(Protocol):
     """What ``Poller.wait`` can wait for."""
 
     _done: bool
-    _parked: list[Any]
+    _parked: list[threading.Lock]
 
 
 class Timer:
@@ -84,8 +87,8 @@ class Poller:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._lead = threading.Lock()
         self._leader = 0  # thread ident, valid while _lead is held
-        self._target: Any = None  # what the leader waits for
-        self._followers: deque[Any] = deque()
+        self._target: Waitable | None = None  # what the leader waits for
+        self._followers: deque[threading.Lock] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._counter = itertools.count()
         self._epoch = 0  # grows each time a lead ends
@@ -100,16 +103,16 @@ class Poller:
         self._interrupted = False  # the main thread is to leave its wait
         self._pressed = False  # because of a SIGINT
         self._errand: Callable[[], None] | None = None
-        self._main_parker: Any = None
+        self._main_parker: threading.Lock | None = None
         self._closed = False
         self._main = threading.main_thread().ident
         self._asleep = False  # the leader sleeps, or is about to without another look at ``late``
         #: Messages that can wait, with their receivers: they go along with the next one that is sent there, or when the
         #: leader has nothing else to do.
-        self.late: deque[tuple[str, Any]] = deque()
+        self.late: deque[tuple[str, Message]] = deque()
         #: What is done last when the poller closes, as nothing is handled any more.
         self.at_close: list[Callable[[], None]] = []
-        self.on_late: Callable[[str, Any], Any] = lambda _peer, _message: None
+        self.on_late: Callable[[str, Message], object] = lambda _peer, _message: None
 
     # -- registration -----------------------------------------------------------------------
 
@@ -141,15 +144,15 @@ class Poller:
             self._ensure_background()
         return timer
 
-    def say_late(self, peer: str, message: Any) -> None:
+    def say_late(self, peer: str, message: Message) -> None:
         """Have a message sent when it costs nothing. For finalizers, too, which run anywhere, even inside a send."""
         self.late.append((peer, message))
         if self._asleep and not self._closed:
             self.wake()
 
-    def late_for(self, peer: str) -> list[Any]:
+    def late_for(self, peer: str) -> list[Message]:
         """Take what waits to be said to a peer."""
-        taken: list[Any] = []
+        taken: list[Message] = []
         late = self.late
         for _ in range(len(late)):
             try:
@@ -183,7 +186,7 @@ class Poller:
 
     # -- waiting ----------------------------------------------------------------------------
 
-    def wait(self, waitable: Any, timeout: float | None = None) -> bool:
+    def wait(self, waitable: Waitable, timeout: float | None = None) -> bool:
         """Block until ``waitable._done``, polling if nobody else does.
 
         In the main thread a SIGINT is deferred to the end of the current step and then given to the
@@ -227,7 +230,7 @@ class Poller:
                 return self.wait(waitable, rest)
         return done or waitable._done
 
-    def _shield(self) -> Any:
+    def _shield(self) -> SignalHandler | None:
         """Defer SIGINT; gives the handler to restore, or None where there is nothing to defer. Main thread only."""
         handler = _getsignal(_SIGINT)
         if not callable(handler) or handler == self._defer:
@@ -235,7 +238,7 @@ class Poller:
         _signal.signal(_SIGINT, self._defer)
         return handler
 
-    def _unshield(self, handler: Any) -> bool:
+    def _unshield(self, handler: SignalHandler) -> bool:
         """Restore the handler; whether a SIGINT came in the meantime."""
         _signal.signal(_SIGINT, handler)
         self._interrupted = False
@@ -266,7 +269,7 @@ class Poller:
         if parker is not None:
             _release(parker)
 
-    def _wait(self, waitable: Any, deadline: float | None, main: bool) -> bool:
+    def _wait(self, waitable: Waitable, deadline: float | None, main: bool) -> bool:
         lead = self._lead
         while True:
             if waitable._done or (main and self._interrupted):
@@ -308,7 +311,7 @@ class Poller:
                 except ValueError:
                     pass
 
-    def _lead_for(self, waitable: Any, deadline: float | None, main: bool) -> bool:
+    def _lead_for(self, waitable: Waitable, deadline: float | None, main: bool) -> bool:
         """Poll until done; the caller has acquired ``_lead``, and it is released here."""
         self._leader = threading.get_ident()
         self._target = waitable
@@ -370,7 +373,7 @@ class Poller:
                 except Exception:
                     log.exception("a timer failed; this is a bug in monarch_kernel")
 
-    def notify(self, waitable: Any) -> None:
+    def notify(self, waitable: Waitable) -> None:
         """``waitable`` has become done: wake whoever waits for it."""
         if waitable._parked:
             for parker in tuple(waitable._parked):
@@ -511,13 +514,13 @@ class Shielded:
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
-        self._handler: Any = None
+        self._handler: SignalHandler | None = None
 
     def __enter__(self) -> None:
         if threading.get_ident() == self._poller._main:
             self._handler = self._poller._shield()
 
-    def __exit__(self, kind: Any, error: Any, _traceback: Any) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         handler = self._handler
         if handler is not None and self._poller._unshield(handler) and error is None:
             handler(_SIGINT, None)
@@ -530,11 +533,11 @@ FORKED = (
 )
 
 
-def _refuse(*_args: Any, **_options: Any) -> Any:
+def _refuse(*_args: object, **_options: object) -> NoReturn:
     raise RuntimeError(FORKED)
 
 
-def _release(lock: Any) -> None:
+def _release(lock: threading.Lock) -> None:
     try:
         lock.release()
     except RuntimeError:  # released by somebody else in the meantime

@@ -33,8 +33,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from monarch_kernel.protocol.casts import (
     GONE,
@@ -47,8 +47,21 @@ from monarch_kernel.protocol.casts import (
     CastReplies,
     CastsOver,
 )
-from monarch_kernel.protocol.messages import Call, Death, DeathKind, ProcRef, Routed, decode, encode, encode_death
-from monarch_kernel.protocol.serialize import Apart, padded
+from monarch_kernel.protocol.messages import (
+    Call,
+    Death,
+    DeathKind,
+    Message,
+    ProcRef,
+    Routed,
+    SegmentRef,
+    decode,
+    encode,
+    encode_death,
+)
+from monarch_kernel.protocol.serialize import Apart, Body, padded
+from monarch_kernel.runtime.node.interfaces import Gate, Handler, PeerLink, Sink
+from monarch_kernel.runtime.node.poller import Timer
 
 log = logging.getLogger(__name__)
 
@@ -195,18 +208,18 @@ class _Share:
         self.waiting: dict[int, str] = {}  # rank -> proc
         self.children: set[str] = set()
         self._unsent = CastAnswers()
-        self._kept: list[tuple[CastReplies, Any]] = []
+        self._kept: list[tuple[CastReplies, Body]] = []
         self._complete = False
-        self._timer: Any = None
+        self._timer: Timer | None = None
         self._number = 0
         self._started = relay.clock()
 
     # -- delivery ---------------------------------------------------------------------------------
 
-    def deliver(self, body: Any) -> None:
+    def deliver(self, body: Body) -> None:
         """Give the message to the ranks of this host."""
         node = self._relay.node
-        message = decode(self.cast.header)
+        message: Any = decode(self.cast.header)  # of any type that is addressed to a rank
         if self.cast.answered:
             self.waiting = dict(zip(self.group.ranks, self.group.procs, strict=True))
             self._number = message.call = node.new_call(self)
@@ -233,7 +246,7 @@ class _Share:
 
     # -- replies ----------------------------------------------------------------------------------
 
-    def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
+    def on_reply(self, rank: int, status: int, body: Body, buffers: tuple[int, ...]) -> None:
         """One of our ranks has answered."""
         if rank not in self.waiting:
             return
@@ -263,7 +276,7 @@ class _Share:
             self._unsent.add(rank, GONE, told)
         self.progress()
 
-    def on_branch(self, child: str, message: CastReplies, body: Any) -> None:
+    def on_branch(self, child: str, message: CastReplies, body: Body) -> None:
         """Answers from an agent below."""
         if child not in self.children:
             return
@@ -299,7 +312,7 @@ class _Share:
     def _send(self, complete: bool) -> None:
         answers, self._unsent = self._unsent, CastAnswers()
         message = answers.message(self.source.id, self.cast.number, complete)
-        body: Any = answers.bodies
+        body: Body = answers.bodies
         if self.parent != self.source.id:
             body = b"".join(body)
             self._kept.append((message, body))
@@ -329,16 +342,45 @@ class _Share:
         return self._complete
 
 
+class Timers(Protocol):
+    """What is used of a poller."""
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        """Run ``callback`` in ``delay`` seconds."""
+        ...
+
+
+class RelayNode(Protocol):
+    """What a relay uses of its agent's node; each member is as there."""
+
+    id: str
+    handlers: dict[type, Handler]
+    gate: Gate | None
+    on_hello: list[Callable[[PeerLink], None]]
+    on_peer_dead: list[Callable[[str, Death], None]]
+    refs: dict[str, ProcRef]
+    links: dict[str, PeerLink]
+    deaths: dict[str, Death]
+
+    @property
+    def poller(self) -> Timers: ...
+    def link_to(self, proc: str) -> PeerLink | None: ...
+    def learn(self, ref: ProcRef) -> None: ...
+    def watch(self, procs: Iterable[str]) -> None: ...
+    def send(self, proc: str, message: Message, body: Body = b"") -> bool: ...
+    def pack(self, body: Body, buffers: tuple[int, ...], receivers: list[str]) -> tuple[Body, SegmentRef | None]: ...
+    def new_call(self, sink: Sink) -> int: ...
+    def end_call(self, number: int) -> None: ...
+
+
 class Relay:
     """A host agent's part in casts.
 
     Args:
-        node: the agent's. Of it are used: ``id``, ``handlers``, ``gate``, ``on_hello``, ``on_peer_dead``, ``refs``,
-            ``links``, ``link_to``, ``learn``, ``watch``, ``send``, ``deaths``, ``pack``, ``new_call``, ``end_call`` and
-            ``poller.call_later``.
+        node: the agent's.
     """
 
-    def __init__(self, node: Any, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, node: RelayNode, clock: Callable[[], float] = time.monotonic) -> None:
         self.node = node
         self.clock = clock
         self._sources: dict[str, _Source] = {}
@@ -358,14 +400,14 @@ class Relay:
 
     # -- sending ----------------------------------------------------------------------------------
 
-    def send(self, peer: str, message: Any, body: Any = b"") -> bool:
+    def send(self, peer: str, message: Message, body: Body = b"") -> bool:
         """Send to another process; False if it is dead or unknown."""
         try:
             return self.node.send(peer, message, body)
         except LookupError:
             return False
 
-    def link_to(self, proc: str) -> Any:
+    def link_to(self, proc: str) -> PeerLink | None:
         """The link to a rank; None if it is dead or unknown."""
         try:
             return self.node.link_to(proc)
@@ -380,7 +422,7 @@ class Relay:
             known = self._sources[source] = _Source(source, via)
         return known
 
-    def _gate(self, message: Routed, link: Any, deliver: Callable[[], None]) -> None:
+    def _gate(self, message: Routed, link: PeerLink, deliver: Callable[[], None]) -> None:
         """A message on its own has come for this site."""
         if message.casts < 0:  # not the source's, but a gateway's
             deliver()
@@ -392,7 +434,7 @@ class Relay:
         else:
             merge.add_direct(message.casts, deliver)
 
-    def _on_group(self, link: Any, message: CastGroup, _body: Any) -> None:
+    def _on_group(self, link: PeerLink, message: CastGroup, _body: Body) -> None:
         ref: ProcRef = message.source
         if ref.gateway in self.node.deaths:
             return  # it takes us for dead; what still comes through others has gaps
@@ -423,7 +465,7 @@ class Relay:
         source.children.update(children)
         source.groups[message.group] = _Group(branches[0], children, len(branches) > 1)
 
-    def _on_cast(self, link: Any, message: Cast, body: Any) -> None:
+    def _on_cast(self, link: PeerLink, message: Cast, body: Body) -> None:
         source = self._sources.get(message.source)
         group = source.groups.get(message.group) if source is not None else None
         if source is None or group is None:
@@ -442,7 +484,7 @@ class Relay:
         if share is not None and parent == source.id and share.parent != parent:
             share.move()
 
-    def _accept(self, source: _Source, group: _Group, message: Cast, body: Any, parent: str) -> None:
+    def _accept(self, source: _Source, group: _Group, message: Cast, body: Body, parent: str) -> None:
         share = _Share(self, source, group, message, parent)
         source.casts[message.number] = share
         share.children.update(group.children)
@@ -490,7 +532,7 @@ class Relay:
             for number in [number for number in source.casts if number < source.oldest]:
                 source.forget(number)
 
-    def _on_over(self, _link: Any, message: CastsOver, _body: Any) -> None:
+    def _on_over(self, _link: PeerLink, message: CastsOver, _body: Body) -> None:
         source = self._sources.get(message.source)
         group = source.groups.get(message.group) if source is not None else None
         if source is None or group is None:
@@ -500,7 +542,7 @@ class Relay:
         for child in group.children:
             self.send(child, message)
 
-    def _on_drop(self, _link: Any, message: CastDrop, _body: Any) -> None:
+    def _on_drop(self, _link: PeerLink, message: CastDrop, _body: Body) -> None:
         source = self._sources.get(message.source)
         group = source.groups.pop(message.group, None) if source is not None else None
         if source is None or group is None:
@@ -510,13 +552,13 @@ class Relay:
 
     # -- from below -------------------------------------------------------------------------------
 
-    def _on_replies(self, link: Any, message: CastReplies, body: Any) -> None:
+    def _on_replies(self, link: PeerLink, message: CastReplies, body: Body) -> None:
         source = self._sources.get(message.source)
         share = source.casts.get(message.number) if source is not None else None
         if share is not None:
             share.on_branch(link.peer, message, body)
 
-    def _on_lost(self, link: Any, message: CastLost, _body: Any) -> None:
+    def _on_lost(self, link: PeerLink, message: CastLost, _body: Body) -> None:
         source = self._sources.get(message.source)
         if source is not None and link.peer in source.children:
             self._lose(source, message.agent)
@@ -542,7 +584,7 @@ class Relay:
 
     # -- deaths -----------------------------------------------------------------------------------
 
-    def _on_hello(self, link: Any) -> None:
+    def _on_hello(self, link: PeerLink) -> None:
         """Somebody has connected: if it is a gateway, it counts what it sends from now on."""
         for source in [source for source in self._sources.values() if source.via == link.peer]:
             self._drop(source)

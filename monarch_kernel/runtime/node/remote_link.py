@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import Any, Protocol
 
 from monarch_kernel.protocol.messages import ProcRef, Routed, encode
+from monarch_kernel.protocol.serialize import Body
+from monarch_kernel.runtime.node.interfaces import PeerLink
 
-if TYPE_CHECKING:
-    from monarch_kernel.runtime.node.node import Node
+
+class SendingNode(Protocol):
+    """What the link uses of its node: the numbers that bring casts and other messages into one order."""
+
+    id: str
+    order_lock: threading.RLock
+    casts_to: dict[str, int]
+    directs_to: dict[str, int]
 
 
 class RemoteLink:
@@ -15,9 +24,11 @@ class RemoteLink:
 
     __slots__ = ("_node", "_ref", "_routed", "_stamp", "_via", "closed", "peer", "pid")
 
+    local = False
     attached = True
+    ended = ""
 
-    def __init__(self, node: Node, ref: ProcRef, via: Any) -> None:
+    def __init__(self, node: SendingNode, ref: ProcRef, via: PeerLink) -> None:
         self._node = node
         self._ref = ref
         self._via = via
@@ -32,7 +43,7 @@ class RemoteLink:
         """Bytes on the way to the gateway that the kernel has not taken yet."""
         return self._via.queued
 
-    def send(self, header: bytes, body: Any = b"") -> None:
+    def send(self, header: bytes, body: Body = b"") -> None:
         """As ``Link.send``."""
         if self.closed:
             return

@@ -23,7 +23,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.messages import (
@@ -43,12 +43,15 @@ from monarch_kernel.protocol.messages import (
     encode_death,
 )
 from monarch_kernel.protocol.private_files import NotPrivateError
+from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.node.acceptor import UnixListener
+from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.link import Link, connect_unix, describe, is_peers_fault, listen_unix
 from monarch_kernel.runtime.node.remote_link import RemoteLink
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.node.node import Node
+    from monarch_kernel.runtime.node.tcp import Listener
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +91,7 @@ class Routes:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._dials: dict[Any, _Dial] = {}
+        self._dials: dict[PeerLink, _Dial] = {}
         self._dialled: dict[str, str] = {}  # gateways by the URL that they were reached at
         self._lost_at: dict[str, float] = {}
         #: At a gateway: for each other one the procs here that send there, and whom each was introduced to.
@@ -96,18 +99,14 @@ class Routes:
         #: How often a gateway was lost: as this process has heard, or (at a gateway) as it has told each of its site.
         self._heard: Counter[str] = Counter()
         self._told: Counter[tuple[str, str]] = Counter()
-        self._listeners: list[Any] = []
+        self._listeners: list[UnixListener | Listener] = []
         #: The connections with each gateway, by name: usually one, two if both sides have dialled at once.
-        self._connections: dict[str, dict[str, Any]] = {}
+        self._connections: dict[str, dict[str, PeerLink]] = {}
         self._lost_connections: dict[str, tuple[str, ...]] = {}
-        node.handlers.update(
-            {
-                Routed: self._on_routed,
-                Introduce: self._on_introduce,
-                Unreachable: self._on_unreachable,
-                AgentLost: self._on_agent_lost,
-            }
-        )
+        node.handle(Routed, self._on_routed)
+        node.handle(Introduce, self._on_introduce)
+        node.handle(Unreachable, self._on_unreachable)
+        node.handle(AgentLost, self._on_agent_lost)
         node.on_peer_dead.append(self._on_peer_dead)
 
     # -- links ----------------------------------------------------------------------------------
@@ -116,7 +115,7 @@ class Routes:
         """Whether a proc belongs to another site."""
         return ref.site != self._node.ref.site
 
-    def link_to(self, ref: ProcRef) -> Any:
+    def link_to(self, ref: ProcRef) -> PeerLink | None:
         """The link to a proc of another site, made now; None if it turns out to be out of reach."""
         node = self._node
         if node.is_gateway and ref.id == ref.gateway:
@@ -141,14 +140,14 @@ class Routes:
                 node.links[ref.id] = link
         return link
 
-    def _gateway_link(self, ref: ProcRef) -> Any:
+    def _gateway_link(self, ref: ProcRef) -> PeerLink | None:
         """The link to the gateway of this proc's site."""
         node = self._node
         if ref.gateway not in node.refs:
             node.learn(gateway_of(ref))
         return node.link_to(ref.gateway)
 
-    def _connect(self, ref: ProcRef) -> Any:
+    def _connect(self, ref: ProcRef) -> PeerLink | None:
         node = self._node
         why = "there is no connection to it" if not ref.gateway_address else self._why_not(ref.gateway_address)
         if why:
@@ -230,7 +229,7 @@ class Routes:
         self._listeners.append(listener)
         return listener.url
 
-    def on_hello(self, link: Any, hello: Hello) -> bool:
+    def on_hello(self, link: PeerLink, hello: Hello) -> bool:
         """Look at the Hello of a connection between sites, or of a dialled one; False if it was refused."""
         node = self._node
         dialled = hello.answer or link in self._dials
@@ -253,11 +252,11 @@ class Routes:
         node.deaths.pop(hello.node, None)
         return True
 
-    def is_one_of(self, peer: str, link: Any) -> bool:
+    def is_one_of(self, peer: str, link: PeerLink) -> bool:
         """Whether this is one of the connections with a gateway, though perhaps not the one that is sent through."""
         return link in self._connections.get(peer, {}).values()
 
-    def greeted(self, link: Any, hello: Hello) -> None:
+    def greeted(self, link: PeerLink, hello: Hello) -> None:
         """The link is in its place now."""
         if hello.answer:
             link.send(make_hello(self._node))
@@ -266,7 +265,7 @@ class Routes:
             self._dialled[dial.url] = hello.node
             dial.answered(hello.ref)
 
-    def refuse(self, link: Any, reason: str) -> None:
+    def refuse(self, link: PeerLink, reason: str) -> None:
         """Tell the other side why it is not accepted, and end the link."""
         log.warning("refused a connection: %s", reason)
         dial = self._dials.pop(link, None)
@@ -275,21 +274,21 @@ class Routes:
         link.send(encode(Refused(reason)))
         link.close()
 
-    def on_refused(self, link: Any, reason: str) -> None:
+    def on_refused(self, link: PeerLink, reason: str) -> None:
         """The other side will not talk to us."""
         dial = self._dials.pop(link, None)
         if dial is not None:
             dial.failed(reason)
 
-    def on_closed(self, link: Any) -> None:
+    def on_closed(self, link: PeerLink) -> None:
         """A link that nobody has said Hello on has ended."""
         dial = self._dials.pop(link, None)
         if dial is not None:
-            dial.failed(getattr(link, "ended", "") or "the connection was closed")
+            dial.failed(link.ended or "the connection was closed")
 
     # -- passing on -------------------------------------------------------------------------------
 
-    def _on_routed(self, link: Any, message: Routed, body: Any) -> None:
+    def _on_routed(self, link: PeerLink, message: Routed, body: Body) -> None:
         node = self._node
         if message.gateway != node.id or not node.is_gateway:
             if message.to == node.id:
@@ -301,7 +300,7 @@ class Routes:
         else:
             self._deliver(link, message, body)
 
-    def _deliver(self, link: Any, message: Routed, body: Any) -> None:
+    def _deliver(self, link: PeerLink, message: Routed, body: Body) -> None:
         """To somebody of this site."""
         node = self._node
         if message.to == node.id:
@@ -316,7 +315,7 @@ class Routes:
             return
         target.send(encode(message), body)
 
-    def _pass_on(self, link: Any, message: Routed, body: Any) -> None:
+    def _pass_on(self, link: PeerLink, message: Routed, body: Body) -> None:
         """To the gateway of another site."""
         node = self._node
         via = node.links.get(message.gateway)
@@ -333,7 +332,7 @@ class Routes:
             return
         via.send(encode(message), body)
 
-    def _return(self, link: Any, message: Routed, death: Death) -> None:
+    def _return(self, link: PeerLink, message: Routed, death: Death) -> None:
         """Tell the sender that its receiver is gone."""
         back = encode(Unreachable(message.to))
         if link.peer == message.source:
@@ -342,7 +341,7 @@ class Routes:
         prefix = len(back).to_bytes(4, "little") + back
         link.send(encode(Routed(message.source, self._node.id, link.peer, -1)), prefix + encode_death(death))
 
-    def _arrived(self, message: Routed, body: Any) -> None:
+    def _arrived(self, message: Routed, body: Body) -> None:
         """A message for this process. What cannot be handled ends the link to its sender, not that to our gateway."""
         try:
             self._take(message, body)
@@ -357,17 +356,16 @@ class Routes:
                 via.send(encode(Unreachable(node.id)), encode_death(here))
             node.declare_dead(message.source, Death.of(DeathKind.UNREACHABLE, cause, message.source))
 
-    def _take(self, message: Routed, body: Any) -> None:
+    def _take(self, message: Routed, body: Body) -> None:
         node = self._node
         view = memoryview(body)
         at = 4 + int.from_bytes(view[:4], "little")
         inner = decode(view[4:at])
-        kind = type(inner)
-        if kind is Unreachable:
+        if isinstance(inner, Unreachable):
             self._on_unreachable(None, inner, view[at:])
             return
         link = node.links.get(message.source)
-        if kind is Hello:
+        if isinstance(inner, Hello):
             self._on_far_hello(link, inner)
             return
         if link is None:
@@ -378,7 +376,7 @@ class Routes:
                 return
         node._dispatch(link, inner, view[at:])
 
-    def _on_far_hello(self, link: Any, hello: Hello) -> None:
+    def _on_far_hello(self, link: PeerLink | None, hello: Hello) -> None:
         """A proc of another site begins to talk to this one."""
         node = self._node
         # It has begun anew, over a new connection. (For a controller it stays dead: whoever loses that ends.)
@@ -401,7 +399,7 @@ class Routes:
 
     # -- news ---------------------------------------------------------------------------------------
 
-    def _on_introduce(self, link: Any, message: Introduce, _body: Any) -> None:
+    def _on_introduce(self, link: PeerLink, message: Introduce, _body: Body) -> None:
         node = self._node
         ref = message.ref
         node.learn(ref)
@@ -415,10 +413,10 @@ class Routes:
             self._introduced.setdefault(ref.gateway, {}).setdefault(link.peer, set()).add(ref.id)
             via.send(encode(Introduce(ref)))
 
-    def _on_unreachable(self, _link: Any, message: Unreachable, body: Any) -> None:
+    def _on_unreachable(self, _link: PeerLink | None, message: Unreachable, body: Body) -> None:
         self._node.declare_dead(message.proc, decode_death(body))
 
-    def _on_agent_lost(self, _link: Any, message: AgentLost, body: Any) -> None:
+    def _on_agent_lost(self, _link: PeerLink, message: AgentLost, body: Body) -> None:
         node = self._node
         death = decode_death(body)
         self._heard[message.agent] += 1
@@ -481,7 +479,7 @@ class _Dial:
         self._timer = node.poller.call_later(timeout + 1.0, self._too_late) if known is None else None
         poller = node.poller
         if url.startswith("ipc://"):
-            self.link: Any = Link(poller, known.id if known else "", node._dispatch, node._on_closed)
+            self.link: Link = Link(poller, known.id if known else "", node._dispatch, node._on_closed)
         else:
             from monarch_kernel.runtime.node.tcp import dial
 
@@ -540,7 +538,7 @@ class _Dial:
 
     def _too_late(self) -> None:
         if self._routes._dials.pop(self.link, None) is not None:
-            self.failed(getattr(self.link, "ended", "") or self._why)
+            self.failed(self.link.ended or self._why)
 
 
 def gateway_of(ref: ProcRef) -> ProcRef:

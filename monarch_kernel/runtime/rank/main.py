@@ -27,7 +27,8 @@ from monarch_kernel import aliases
 from monarch_kernel.protocol.kept_mesh import Adopt
 from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, ProcRef, RankConfig, Reply
 from monarch_kernel.protocol.messages import encode as encode_header
-from monarch_kernel.protocol.serialize import dumps, loads
+from monarch_kernel.protocol.refs import Death
+from monarch_kernel.protocol.serialize import Body, dumps, loads
 from monarch_kernel.runtime.actor import extensions
 from monarch_kernel.runtime.actor.calls.requests import acknowledge
 from monarch_kernel.runtime.actor.context import Context, current, shared
@@ -36,6 +37,7 @@ from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance
 from monarch_kernel.runtime.actor.process import set_system
 from monarch_kernel.runtime.actor.system import ActorSystem
+from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.rank import output_capture, random_seeds
 
@@ -60,16 +62,16 @@ class Rank:
         self.system.on_end_proc = self._end
         if config.owner.id == config.root.id:  # the controller gets its output
             self.system.mark_output = self._mark_output
-        self.node.handlers[Bootstrap] = self._on_bootstrap
+        self.node.handle(Bootstrap, self._on_bootstrap)
         if config.kept:
             self._keep_from(config.root)
-            self.node.handlers[Adopt] = self._on_adopt
+            self.node.handle(Adopt, self._on_adopt)
         self._main_work: deque[Callable[[], None]] = deque()
         self._main_taken = False
         self._ending: str | None = None
         # The waitable of the main thread while no actor has it.
         self._done = False
-        self._parked: list[Any] = []
+        self._parked: list[threading.Lock] = []
 
     def run(self) -> int:
         """Serve until told to end; the exit code."""
@@ -110,7 +112,7 @@ class Rank:
         self.system.kept_from.add(root.id)
         self.node.may_return.add(root.id)
 
-    def _on_adopt(self, _link: Any, message: Adopt, _body: Any) -> None:
+    def _on_adopt(self, _link: PeerLink, message: Adopt, _body: Body) -> None:
         """Another controller has taken over: what the one before owned here is its own now."""
         root = message.root
         system, node = self.system, self.node
@@ -164,7 +166,7 @@ class Rank:
 
     _bootstrapping = False
 
-    def _on_bootstrap(self, link: Any, message: Bootstrap, body: Any) -> None:
+    def _on_bootstrap(self, link: PeerLink, message: Bootstrap, body: Body) -> None:
         if not len(body):
             acknowledge(link, message.call, message.rank)
             return
@@ -176,7 +178,7 @@ class Rank:
         self._main_work.append(lambda: self._bootstrap(link, message, data))
         self._notify()
 
-    def _bootstrap(self, link: Any, message: Bootstrap, body: bytes) -> None:
+    def _bootstrap(self, link: PeerLink, message: Bootstrap, body: bytes) -> None:
         token = current.set(Context(self.system.client, message.rank, shared(message.labels, message.sizes)))
         self._bootstrapping = True
         status, answer = OK, dumps(None)[0]
@@ -209,7 +211,7 @@ class Rank:
                 ).start()
             self._notify()
 
-    def _on_peer_dead(self, proc: str, _death: Any) -> None:
+    def _on_peer_dead(self, proc: str, _death: Death) -> None:
         if proc == self._config.agent.id:
             # Nobody would ever stop or watch this proc again.
             _flush()

@@ -7,10 +7,10 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from monarch_kernel.protocol.keys import Keys
+from monarch_kernel.runtime.node.link import OnClose, OnMessage
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller, Timer
 from monarch_kernel.runtime.node.tcp import greeting
 from monarch_kernel.runtime.node.tcp.addresses import join, resolve, split
@@ -46,8 +46,8 @@ def dial(
     poller: Poller,
     url: str,
     keys: Keys,
-    on_message: Callable[[Any, Any, Any], None],
-    on_close: Callable[[Any], None],
+    on_message: OnMessage,
+    on_close: OnClose,
     timeout: float,
     steady: bool = False,
 ) -> TcpLink:
@@ -77,8 +77,8 @@ class _Dial:
         host: str,
         port: int,
         keys: Keys,
-        on_message: Callable[[Any, Any, Any], None],
-        on_close: Callable[[Any], None],
+        on_message: OnMessage,
+        on_close: OnClose,
         timeout: float,
         steady: bool,
     ) -> None:

@@ -21,13 +21,11 @@ import os
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from monarch_kernel import environment
+from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.runtime.node.poller import Poller
-
-if TYPE_CHECKING:
-    from monarch_kernel.runtime.node.tcp.link import TcpLink
 
 log = logging.getLogger(__name__)
 
@@ -97,18 +95,35 @@ class PeerHealth:
         return suspected and self._suspected
 
 
+class BeatingLink(Protocol):
+    """A link that is kept alive, and looked after."""
+
+    keys: Keys
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+    def beat(self) -> None:
+        """Tell the other side that this process lives."""
+
+    def look(self) -> None:
+        """End the link if the other side is gone."""
+
+
 class Heartbeat:
     """The beats of all links of a poller, and the judgement on their other ends."""
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
         self._interval = heartbeat_timeout() / 4
-        self._links: set[TcpLink] = set()
+        self._links: set[BeatingLink] = set()
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def join(self, link: TcpLink) -> None:
+    def join(self, link: BeatingLink) -> None:
         """A link is up."""
         with self._lock:
             self._links.add(link)
@@ -118,7 +133,7 @@ class Heartbeat:
                 self._thread.start()
                 self._poller.call_later(self._look_interval, lambda: self._look(ended))
 
-    def leave(self, link: TcpLink) -> None:
+    def leave(self, link: BeatingLink) -> None:
         """A link has ended."""
         with self._lock:
             self._links.discard(link)

@@ -6,11 +6,11 @@ import hashlib
 import logging
 import ssl
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from monarch_kernel.protocol.keys import Keys
-from monarch_kernel.runtime.node.link import Link
+from monarch_kernel.protocol.serialize import Body
+from monarch_kernel.runtime.node.link import Link, OnClose, OnMessage
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
 from monarch_kernel.runtime.node.tcp.channel import TlsChannel
 from monarch_kernel.runtime.node.tcp.graceful_close import GracefulClose
@@ -45,7 +45,7 @@ class TcpLink(Link):
         where: the other end's address, for people.
     """
 
-    __slots__ = ("__weakref__", "_health", "_maker", "certificate", "fingerprint", "keys", "name", "where")
+    __slots__ = ("__weakref__", "_channel", "_health", "_maker", "certificate", "fingerprint", "keys", "name", "where")
 
     local = False
 
@@ -55,12 +55,13 @@ class TcpLink(Link):
         maker: Maker,
         keys: Keys,
         where: str,
-        on_message: Callable[[Any, Any, Any], None],
-        on_close: Callable[[Any], None],
+        on_message: OnMessage,
+        on_close: OnClose,
     ) -> None:
         super().__init__(poller, "", on_message, on_close)
         self._maker = maker
         self._health: PeerHealth | None = None
+        self._channel: TlsChannel  # once it has come up
         self.keys = keys
         self.where = where
         #: The other end's certificate, and what it is called here.
@@ -81,12 +82,13 @@ class TcpLink(Link):
             self.certificate, self.name, self.ended = certificate, name, ""
             self.fingerprint = hashlib.sha256(certificate).hexdigest()
             self._health = PeerHealth(steady)
+            self._channel = channel
             self.attach(channel)
         heartbeat_of(self._poller).join(self)
         if channel.pending():
             self._poller.call_later(0, lambda: self._on_event(EPOLLIN))
 
-    def send(self, header: bytes, body: Any = b"") -> None:
+    def send(self, header: bytes, body: Body = b"") -> None:
         """As ``Link.send``."""
         with self._poller.shielded():  # an interrupt in between would cut a message in two
             super().send(header, body)
@@ -101,7 +103,7 @@ class TcpLink(Link):
                 if not self.closed:
                     self._flush()
         if events & ~EPOLLOUT:
-            while self.receive() and not self.closed and self._sock.pending():
+            while self.receive() and not self.closed and self._channel.pending():
                 pass
 
     def receive(self) -> bool:
@@ -143,7 +145,7 @@ class TcpLink(Link):
             return
         if self.keys.name_of(self.certificate) is None:
             self.give_up(REVOKED)
-        elif health.is_unreachable(self._sock.info()) or (health.is_silent() and not self.receive()):
+        elif health.is_unreachable(self._channel.info()) or (health.is_silent() and not self.receive()):
             self.end(LOST)
 
     # -- ending -----------------------------------------------------------------------------------
@@ -165,16 +167,16 @@ class TcpLink(Link):
                     return
                 self.closed = True
                 self.ended = why
-                channel, out = self._sock, self._out
+                attached, out = self.attached, self._out
                 self._out = deque()
                 self.queued = 0
                 self._big = None
-                if channel is not None:
-                    self._poller.unregister(channel.fileno())
+                if attached:
+                    self._poller.unregister(self._channel.fileno())
                     if orderly:
-                        GracefulClose(self._poller, channel, out)
+                        GracefulClose(self._poller, self._channel, out)
                     else:
-                        channel.close()
+                        self._channel.close()
             if self._health is not None:
                 heartbeat_of(self._poller).leave(self)
             self._maker.ended(self)

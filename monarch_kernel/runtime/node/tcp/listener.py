@@ -14,6 +14,7 @@ from typing import Any
 from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.runtime.node.acceptor import Acceptor
 from monarch_kernel.runtime.node.audit import Audit
+from monarch_kernel.runtime.node.link import OnClose, OnMessage
 from monarch_kernel.runtime.node.poller import EPOLLIN, Poller
 from monarch_kernel.runtime.node.tcp import greeting
 from monarch_kernel.runtime.node.tcp.addresses import join, origin, resolve, split
@@ -67,9 +68,9 @@ class Listener:
         poller: Poller,
         url: str,
         keys: Keys,
-        on_message: Callable[[Any, Any, Any], None],
-        on_close: Callable[[Any], None],
-        on_link: Callable[[Any], None],
+        on_message: OnMessage,
+        on_close: OnClose,
+        on_link: Callable[[TcpLink], None],
         audit: Audit,
         steady: bool = False,
     ) -> None:

@@ -1,0 +1,117 @@
+"""How a worker starts: a process becomes one in a fresh interpreter, forks its fork server, and serves."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import sys
+from typing import NoReturn
+
+import msgspec
+
+from monarch_kernel.runtime.host import cleanup, forkserver
+from monarch_kernel.runtime.host.__main__ import restore_python_path, serve_forks
+from monarch_kernel.runtime.host.fork_requests import package_root
+from monarch_kernel.runtime.host.keeper_agent import KeeperAgent
+from monarch_kernel.runtime.host.launch import interpreter_command
+from monarch_kernel.runtime.host.worker_agent import WorkerAgent, WorkerConfig
+from monarch_kernel.runtime.node import descriptors
+
+
+def exec_worker(
+    address: str,
+    key_file: str | None,
+    name: str,
+    lifeline: int = -1,
+    keep: str = "",
+    idle: float = 0.0,
+    ready: int = -1,
+    folder_lock: int = -1,
+    allow: str | None = None,
+    audit: str = "",
+) -> NoReturn:
+    """Become a worker: this process goes on in a fresh interpreter, whose environment has the marks of a run.
+
+    Raises:
+        OSError: the temporary folder cannot be written.
+    """
+    run_dir = cleanup.make_run_dir()
+    worker = f"worker-{secrets.token_hex(4)}"
+    python_path = os.environ.get("PYTHONPATH")
+    config = WorkerConfig(
+        *(worker, run_dir.path, run_dir.lock_fd, address, name, key_file, lifeline, python_path, keep, idle, ready),
+        *(folder_lock, allow, audit),
+    )
+    fd = forkserver.memfd("config", msgspec.msgpack.encode(config))
+    for inherited in (fd, run_dir.lock_fd, lifeline, ready, folder_lock):
+        if inherited >= 0:
+            os.set_inheritable(inherited, True)
+    env = {
+        **os.environ,
+        cleanup.MARKER: run_dir.path,
+        cleanup.AGENT_MARKER: worker,
+        "PYTHONPATH": os.pathsep.join(filter(None, (package_root(), python_path))),
+    }
+    command = interpreter_command(f"{__package__}.worker_main", str(fd))
+    os.execve(command[0], command, env)
+
+
+def report_failure(ready: int, error: Exception) -> None:
+    """Say why there will be no worker: on stderr, and to the process that waits for it, as a log may be full."""
+    if ready >= 0:
+        with contextlib.suppress(OSError):
+            os.write(ready, str(error).encode()[:4000])
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"monarch-kernel worker: {error}\n")
+        sys.stderr.flush()
+
+
+def main() -> None:
+    """Run a worker in this process, which ``exec_worker`` has made: fork the fork server, serve."""
+    fd = int(sys.argv[1])
+    with open(fd, "rb") as file:
+        config = msgspec.msgpack.decode(file.read(), type=WorkerConfig)
+    for inherited in (config.lock_fd, config.lifeline, config.ready, config.folder_lock):
+        if inherited >= 0:
+            os.set_inheritable(inherited, False)
+    forkserver.become_subreaper()
+    # Ctrl-C reaches the whole group of the terminal's foreground; this process alone decides.
+    heard = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, signal.SIG_IGN)
+    restore_python_path(config.python_path)
+    descriptors.raise_limit()
+    ours, theirs = forkserver.make_pair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        for inherited in (config.lifeline, config.ready, config.folder_lock):
+            if inherited >= 0:
+                os.close(inherited)
+        serve_forks(theirs, config.id, config.run_dir, config.lock_fd, sys.path, None)
+    theirs.close()
+    forkserver.set_name("monarch-worker")
+    level = logging.INFO if config.lifeline < 0 else logging.WARNING
+    logging.basicConfig(format="%(asctime)s worker %(levelname)s %(message)s", level=level)
+    try:
+        worker = _worker_class(config)(config, ours, pid)
+        for number in heard:
+            signal.signal(number, worker._on_sigterm)
+        code = worker.run()
+    except (OSError, ValueError) as e:
+        cleanup.kill_below(pid)
+        cleanup.remove_run_dir(config.run_dir, config.lock_fd)
+        report_failure(config.ready, e)
+        sys.exit(1)
+    sys.exit(code)
+
+
+def _worker_class(config: WorkerConfig) -> type[WorkerAgent]:
+    return KeeperAgent if config.keep else WorkerAgent
+
+
+if __name__ == "__main__":
+    main()
