@@ -313,7 +313,7 @@ def test_one_rank_of_several() -> None:
         "ValueError: boom",
         "",
         "Ranks 0-1 answered: their results are in `.values` of this error.",
-        "Rank 3 had not answered yet when this was raised.",
+        "Rank 3 had not answered when this was raised.",
     ]
     assert error.values == {0: "a", 1: "b"}
     assert error.unanswered == [3]
@@ -511,10 +511,10 @@ def test_supervision_error_names_rank_host_cause_and_what_to_do() -> None:
     assert str(error) == (
         "Endpoint call w.step() failed: rank 1 of 4 of mesh 'w' (gpus=1), host vm, pid 101, "
         "cannot answer: killed by SIGKILL.\n"
-        "  Other ranks still work: slice them, or replace what died by heal() of the proc mesh.\n"
+        "  Other ranks still work: slice the mesh to them, or replace the dead ranks with heal() of the proc mesh.\n"
         "\n"
         "Ranks 0,2 answered: their results are in `.values` of this error.\n"
-        "Rank 3 had not answered yet when this was raised."
+        "Rank 3 had not answered when this was raised."
     )
     assert (error.endpoint, error.mesh_name, error.ranks) == ("w.step", "w", (1,))
     assert error.cause == "killed by SIGKILL"

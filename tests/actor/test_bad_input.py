@@ -77,7 +77,7 @@ def test_labels_that_overlap(procs: Procs) -> None:
         ({"bootstrap": threading.Lock().acquire}, TypeError, "bootstrap .*cannot be pickled"),
         ({"proc_bind": [{"cpus": "0"}] * 3}, ValueError, "proc_bind has 3 entries, but .* makes 2 processes"),
         ({"proc_bind": [{"membind": "0"}] * 2}, ValueError, "only 'cpus' and 'physcpubind' are supported"),
-        ({"proc_bind": [{"cpus": "x"}] * 2}, ValueError, "proc_bind.0.: 'x' is no list of CPUs"),
+        ({"proc_bind": [{"cpus": "x"}] * 2}, ValueError, "proc_bind.0.: 'x' is not a list of CPUs"),
     ],
 )
 def test_options_of_spawn_procs(options: Any, error: type[Exception], message: str) -> None:

@@ -164,7 +164,7 @@ def test_a_failed_rank_never_freezes_a_call(procs: Procs, monkeypatch: pytest.Mo
     with pytest.raises(ActorError, match="others wait for me") as caught:
         call.get(PATIENCE)
     assert caught.value.unanswered == [0]
-    assert "Rank 0 had not answered yet" in str(caught.value)
+    assert "Rank 0 had not answered" in str(caught.value)
     receiver.recv().get(PATIENCE)
     world.kill().get(PATIENCE)
 

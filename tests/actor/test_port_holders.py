@@ -72,7 +72,9 @@ def test_a_port_that_was_passed_on_lives_where_it_is(pair: Any) -> None:
     assert waiting.get(PATIENCE) == "still here"
     waiting = receiver.recv()
     _kill(second)
-    with pytest.raises(SupervisionError, match="nobody is left to send: rank 0 of 1 of mesh 'victim', host .*SIGKILL"):
+    with pytest.raises(
+        SupervisionError, match="all holders of the port are gone: rank 0 of 1 of mesh 'victim', host .*SIGKILL"
+    ):
         waiting.get(AT_ONCE)
 
 
@@ -244,7 +246,7 @@ def test_a_sender_that_the_receiver_has_never_met(kind: str, pair: Any, procs: P
     pair.slice(gpus=1).die.broadcast(kind)
     error = waiting.get(PATIENCE)
     assert isinstance(error, SupervisionError)
-    assert "nobody is left to send: rank 0 of 1 of mesh 'victim'" in str(error)
+    assert "all holders of the port are gone: rank 0 of 1 of mesh 'victim'" in str(error)
 
 
 class Receives(Actor):
@@ -296,7 +298,7 @@ def test_a_script_hears_of_it_once(script: Any) -> None:
     code, out, err = ran.finish()
     assert (code, out) == (1, "1\n")
     assert err.count("SIGABRT") == 1, err
-    assert "recv() failed, as nobody is left to send: rank 0 of 1 of mesh 'senders' (gpus=0)" in err
+    assert "recv() failed, as all holders of the port are gone: rank 0 of 1 of mesh 'senders' (gpus=0)" in err
 
 
 # -- messages that nobody can get ----------------------------------------------------------------------------
@@ -375,7 +377,7 @@ def test_senders_on_other_hosts(receiver: str, end: str, transport: str, workers
         os.kill(pid, signal.SIGKILL)
     else:
         made[0].end(signal.SIGKILL)
-    with pytest.raises(SupervisionError, match="(?s)nobody is left to send: rank 0 of 1 of mesh 'victim'.*"):
+    with pytest.raises(SupervisionError, match="(?s)all holders of the port are gone: rank 0 of 1 of mesh 'victim'.*"):
         waiting.get(AT_ONCE)
 
 

@@ -265,7 +265,7 @@ def test_what_cannot_be_had() -> None:
     host = keep("t")
     with pytest.raises(KeptError, match="a kept mesh 't' already exists"):
         keep("t")
-    with pytest.raises(KeptError, match="attached to in this process already"):
+    with pytest.raises(KeptError, match="already attached in this process"):
         attach("t")
     said = script("try:\n    attach('t')\nexcept Exception as e:\n    print(e)")
     assert f"process {os.getpid()}" in said

@@ -113,7 +113,7 @@ def test_a_cell_that_waits_for_a_port_is_marked(ranks: Kernel) -> None:
     )
     out = ranks.run("os.kill(pids[0], signal.SIGKILL)\nawait receiver.recv()")
     assert out.ename == "SupervisionError"
-    assert "nobody is left to send: rank 0 of 1 of mesh 'senders'" in out.evalue
+    assert "all holders of the port are gone: rank 0 of 1 of mesh 'senders'" in out.evalue
     told = [notice["text/plain"] for notice in [*out.displays, *ranks.ok("heard()").displays]]
     assert all("senders" not in each for each in told), "that has been told"
 

@@ -1,6 +1,6 @@
-"""How errors over a mesh read. Compact for a thousand ranks: what is alike is said once.
+"""The text of errors over a mesh. Compact for a thousand ranks: equal failures are shown once.
 
-Works on anything with the attributes of `errors.RankFailure`, which it does not import.
+Works on any object with the attributes of `errors.RankFailure`, which this module does not import.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _MAX_MESSAGE = 200
 _TITLE = " Traceback of where the remote call failed (most recent call last):"
 
 _WHAT_NEXT = {
-    "proc": "Other ranks still work: slice them, or replace what died by heal() of the proc mesh.",
-    "actor": "Its process lives on: heal() of the proc mesh makes the actor anew; or slice the mesh without it.",
-    "agent": "All ranks of that host are gone: heal(hosts=...) moves them to a spare one; or go on without them.",
+    "proc": "Other ranks still work: slice the mesh to them, or replace the dead ranks with heal() of the proc mesh.",
+    "actor": "Its process is alive: heal() of the proc mesh makes the actor again; or slice the mesh without it.",
+    "agent": "All ranks of that host are gone: heal(hosts=...) moves them to a spare host; or go on without them.",
     "stopped": "Spawn it again to go on.",
 }
 
 
-class Failed(Protocol):
-    """What is told of one rank."""
+class FailedRank(Protocol):
+    """A failed rank, as its text needs it."""
 
     @property
     def rank(self) -> int: ...
@@ -54,18 +54,18 @@ def headline(what: str, extent: Extent, ranks: Sequence[int]) -> str:
     return f"{what} failed on {_ranks(ranks)} of {extent.nelements}{_points(ranks, extent)}."
 
 
-def tracebacks(failures: Iterable[Failed], extent: Extent) -> list[str]:
-    """The tracebacks of ranks that raised, each once, with the ranks it is of."""
-    groups: dict[Any, list[Failed]] = {}
+def tracebacks(failures: Iterable[FailedRank], extent: Extent) -> list[str]:
+    """The tracebacks of ranks that raised, each once, with its ranks."""
+    groups: dict[Any, list[FailedRank]] = {}
     for failure in failures:
         if failure.fault is not None:
             groups.setdefault(failure.fault.likeness(), []).append(failure)
     lines: list[str] = []
-    # The most frequent first: the rest is often its consequence.
+    # The most frequent first: the others are often its consequences.
     ordered = sorted(groups.values(), key=len, reverse=True)
     for group in ordered[:_MAX_GROUPS]:
         fault = group[0].fault
-        assert fault is not None  # only such were grouped
+        assert fault is not None  # only those were grouped
         lines += [""] if lines else [_TITLE]
         who = f"{_ranks([f.rank for f in group])}{_points([f.rank for f in group], extent)}, "
         lines.append(f"  {who if extent.nelements > 1 else ''}{_hosts(group)}:")
@@ -78,10 +78,10 @@ def tracebacks(failures: Iterable[Failed], extent: Extent) -> list[str]:
     return lines
 
 
-def deaths(head: str, mesh_name: str, dead: Sequence[Failed], extent: Extent) -> list[str]:
-    """Which ranks cannot answer, why, and what to do; ``head`` says what failed by it."""
+def deaths(head: str, mesh_name: str, dead: Sequence[FailedRank], extent: Extent) -> list[str]:
+    """Which ranks cannot answer, why, and what to do; ``head`` says what failed because of that."""
     mesh = f" of mesh {mesh_name!r}" if mesh_name else ""
-    groups: dict[Any, list[Failed]] = {}
+    groups: dict[Any, list[FailedRank]] = {}
     for failure in dead:
         if failure.death is not None:
             groups.setdefault((failure.death.what, failure.death.cause, failure.death.detail), []).append(failure)
@@ -101,19 +101,19 @@ def deaths(head: str, mesh_name: str, dead: Sequence[Failed], extent: Extent) ->
 
 
 def actor_label(cls: str, name: str, rank: int, extent: Extent) -> str:
-    """An actor as Monarch writes it: its class, the name of its mesh, and its place there."""
+    """An actor in Monarch's notation: its class, the name of its mesh, and its position there."""
     place = str(Point(rank, extent)) if extent.names else ""
     return f"<{cls} {name}{place}>"
 
 
 def have_failed(cls: str, name: str, ranks: Sequence[int], extent: Extent) -> str:
-    """That actors are dead, in words that programs written for Monarch look for."""
+    """A line that says that actors are dead, in words that programs written for Monarch look for."""
     others = f" ({len(ranks) - 1} more of the mesh too)" if len(ranks) > 1 else ""
     return f"  The actor {actor_label(cls, name, ranks[0], extent)} and all its descendants have failed{others}"
 
 
-def released(ranks: Sequence[Failed], failed: Sequence[Failed]) -> list[str]:
-    """Which ranks waited for those that failed, and what is to be done about their process group."""
+def released(ranks: Sequence[FailedRank], failed: Sequence[FailedRank]) -> list[str]:
+    """Which ranks waited for the failed ones, and what to do about their process group."""
     if not ranks:
         return []
     who = _ranks([each.rank for each in ranks]).capitalize()
@@ -126,18 +126,18 @@ def released(ranks: Sequence[Failed], failed: Sequence[Failed]) -> list[str]:
 
 
 def answers(values: Mapping[int, Any], unanswered: Sequence[int]) -> list[str]:
-    """Which ranks answered, and which had not yet."""
+    """Which ranks had answered, and which had not."""
     lines: list[str] = []
     if values:
         results = "its result is" if len(values) == 1 else "their results are"
         lines.append(f"{_ranks(values).capitalize()} answered: {results} in `.values` of this error.")
     if unanswered:
-        lines.append(f"{_ranks(unanswered).capitalize()} had not answered yet when this was raised.")
+        lines.append(f"{_ranks(unanswered).capitalize()} had not answered when this was raised.")
     return ["", *lines] if lines else []
 
 
 def mesh_failure(mesh: str, ranks: Sequence[int], extent: Extent | None, reason: str, death: Death | None) -> str:
-    """One line on a part of a mesh that died."""
+    """One line about a part of a mesh that died."""
     text = f"Mesh {mesh!r} failed"
     if ranks:
         of = f" of {extent.nelements}" if extent is not None else ""
@@ -157,7 +157,7 @@ def _points(ranks: Sequence[int], extent: Extent) -> str:
     return f" ({points})" if points else ""
 
 
-def _hosts(group: Sequence[Failed]) -> str:
+def _hosts(group: Sequence[FailedRank]) -> str:
     by_host: dict[str, list[int]] = {}
     for failure in group:
         by_host.setdefault(failure.host, []).append(failure.pid)
@@ -174,8 +174,8 @@ def _hosts(group: Sequence[Failed]) -> str:
     return "; ".join(parts)
 
 
-def _other_messages(group: Sequence[Failed]) -> list[str]:
-    """Messages of a group that differ from the one shown, which is its first rank's."""
+def _other_messages(group: Sequence[FailedRank]) -> list[str]:
+    """The messages of a group that differ from the one shown, which is that of its first rank."""
     by_message: dict[str, list[int]] = {}
     for failure in group:
         if failure.fault is not None:

@@ -1,7 +1,7 @@
-"""Errors that a caller of a mesh gets: what failed on which ranks, where, and what answered.
+"""Errors of calls on meshes: what failed on which ranks, where, and what answered.
 
-`ActorError`: an endpoint raised. `SupervisionError`: a rank cannot answer any more. `MeshFailure`: what the
-owner of a mesh is told when a part of it died. How they read is in `error_text`.
+`ActorError`: an endpoint raised. `SupervisionError`: a rank cannot answer any more. `MeshFailure`: what the owner of a
+mesh gets when a part of it dies. `error_text` writes their messages.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, cast
 
 from monarch_kernel.protocol.faults import Fault, static_base
 from monarch_kernel.protocol.messages import Death, DeathKind
-from monarch_kernel.runtime.actor import error_text as telling
+from monarch_kernel.runtime.actor import error_text
 from monarch_kernel.runtime.mesh.shape import Extent
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """One rank that failed: where it is, and the fault it raised or the death that took it."""
+    """One failed rank: where it is, and the fault that it raised or its death."""
 
     rank: int
     coords: dict[str, int]
@@ -33,12 +33,12 @@ class RankFailure:
 
     @property
     def exception(self) -> BaseException | None:
-        """The exception it raised, or None when there is none or it cannot be had here."""
+        """The exception that it raised; None if there is none, or if it cannot be rebuilt here."""
         return self.fault.rebuild() if self.fault is not None else None
 
     @property
     def message(self) -> str:
-        """What it said last: the exception's type and message, or the cause of its death."""
+        """The type and message of its exception, or the cause of its death."""
         if self.fault is not None:
             return f"{self.fault.type_name}: {self.fault.message}"
         return self.death.cause if self.death is not None else "unknown"
@@ -46,7 +46,7 @@ class RankFailure:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What an `ActorError` knows; kept in one place because the original's type may use the same names."""
+    """The data of an `ActorError`, in one attribute because the original's type may use the same names."""
 
     exception: BaseException | None
     message: str
@@ -60,33 +60,33 @@ class _Outcome:
 
 
 _OUTCOME = "_monarch_outcome"
-# Found through the class that defines it, since a subclass may have a property called `args`.
+# Taken from the base class, as a subclass may have a property called `args`.
 _set_args = BaseException.__dict__["args"].__set__
 
 
 class ActorError(Exception):
     """An endpoint raised on one or more ranks of a call.
 
-    `str()` shows every failing rank, with equal tracebacks shown once. Where that is safe the error is also
-    an instance of the original exception's type, so that `except ValueError` catches a remote ValueError; the
-    original itself is `exception`.
+    `str()` shows every failing rank, and equal tracebacks once. Where that is safe, the error is also an instance of
+    the original exception's type, so that `except ValueError` catches a remote ValueError; `exception` is the
+    original itself.
     """
 
     #: The type that this class combines with ActorError, if any.
     _original_type: type[Exception] | None = None
 
-    # A subclass made by `_class_for` inherits from a foreign type as well, which may define any of the
-    # methods below, with side effects or other arguments. Being defined here, ours are found first.
+    # A subclass made by `_class_for` also inherits from a foreign type, which may define any of the methods
+    # below with side effects or other arguments. As they are defined here, ours are found first.
     __getattribute__ = BaseException.__getattribute__
     __setattr__ = BaseException.__setattr__
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     def __init_subclass__(cls) -> None:
-        """Without effect; the foreign type's is not called."""
+        """Does nothing; the foreign type's version is not called."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> ActorError:
-        """Made by the C base alone, without the foreign type's `__new__`."""
+        """Made by the C base class only, without the foreign type's `__new__`."""
         return cast("ActorError", static_base(cls).__new__(cls))
 
     def __init__(self, exception: BaseException | None = None, message: str = "An actor call failed.") -> None:
@@ -99,7 +99,7 @@ class ActorError(Exception):
 
     @property
     def exception(self) -> BaseException | None:
-        """The exception of the first failing rank, or None when it could not be sent or read."""
+        """The exception of the first failing rank; None if it could not be sent or read."""
         return self._outcome.exception
 
     @property
@@ -109,7 +109,7 @@ class ActorError(Exception):
 
     @property
     def failures(self) -> list[RankFailure]:
-        """Every failing rank, in rank order; those that only waited for them in a collective are in `released`."""
+        """Every failing rank, in rank order; `released` has those that only waited for them in a collective."""
         return self._outcome.failures
 
     @property
@@ -124,7 +124,7 @@ class ActorError(Exception):
 
     @property
     def unanswered(self) -> list[int]:
-        """Ranks that had not answered yet when this was raised."""
+        """Ranks that had not answered when this was raised."""
         return self._outcome.unanswered
 
     @property
@@ -170,17 +170,17 @@ def build_actor_error(
 ) -> ActorError:
     """The error for a call that failed on at least one rank.
 
-    `call_name` is as in `actor.endpoint`. When all failing ranks raised the same type, the error is an
-    instance of that type too, unless that could run foreign code or mislead (see `_class_for`).
+    `call_name` is as in `actor.endpoint`. When all failing ranks raised the same type, the error is also
+    an instance of that type, unless that could run foreign code or mislead (see `_class_for`).
     """
     failures, released = _own_and_released(failures)
-    # Unpickled once, not for every rank: the others' types are known by name.
+    # Unpickled once, not for every rank: the types of the others are known by name.
     exception = failures[0].exception
     types = {(f.fault.module, f.fault.qualname) for f in failures if f.fault is not None}
     cls = ActorError
     if exception is not None and len(types) == 1:
         cls = _class_for(exception)
-    error = cls(exception, telling.headline(f"Actor call {call_name}", extent, [f.rank for f in failures]))
+    error = cls(exception, error_text.headline(f"Actor call {call_name}", extent, [f.rank for f in failures]))
     outcome = error._outcome  # pyright: ignore[reportPrivateUsage]
     outcome.call_name = call_name
     outcome.extent = extent
@@ -194,7 +194,7 @@ def build_actor_error(
 
 
 def _own_and_released(failures: Sequence[RankFailure]) -> tuple[list[RankFailure], list[RankFailure]]:
-    """Ranks that failed for reasons of their own, and those that failed as others had; if none has one, all are own."""
+    """Ranks that failed by themselves, and those that failed because others did; if there are only the latter, all."""
     ordered = sorted(failures, key=lambda failure: failure.rank)
     own = [failure for failure in ordered if failure.fault is None or not failure.fault.of_peer]
     if not own:
@@ -205,21 +205,21 @@ def _own_and_released(failures: Sequence[RankFailure]) -> tuple[list[RankFailure
 def _actor_error_text(outcome: _Outcome) -> str:
     if outcome.extent is None:
         return outcome.message
-    lines = [outcome.message, *telling.tracebacks(outcome.failures, outcome.extent)]
-    lines += telling.released(outcome.released, outcome.failures)
-    lines += telling.answers(outcome.values, outcome.unanswered)
+    lines = [outcome.message, *error_text.tracebacks(outcome.failures, outcome.extent)]
+    lines += error_text.released(outcome.released, outcome.failures)
+    lines += error_text.answers(outcome.values, outcome.unanswered)
     return "\n".join(lines)
 
 
 class MeshFailure(Exception):
-    """A part of a mesh died: what `__supervise__` of its owner and the fault hook are given."""
+    """A part of a mesh died; the argument of its owner's `__supervise__` and of the fault hook."""
 
-    #: For the runtime: what a pending call that has told of this failure already marks as reported.
+    #: For the runtime: the key under which a pending call marks this failure as reported.
     key: Any = None
 
     @staticmethod
     def was_raised() -> bool:
-        """Whether a call over what died has raised this already where somebody could see it."""
+        """Whether a call has already raised this failure."""
         return False
 
     def __init__(
@@ -244,10 +244,10 @@ class MeshFailure(Exception):
         self.ranks = tuple(ranks)
         self.extent = extent
         self.death = death
-        #: Who had spawned the mesh, and did not handle its failure or is asked to.
+        #: The owner of the mesh, which is asked to handle the failure, or did not.
         self.owner = owner
         #: What died, where and why, in one line.
-        self.headline = telling.mesh_failure(self.mesh, self.ranks, extent, reason, death)
+        self.headline = error_text.mesh_failure(self.mesh, self.ranks, extent, reason, death)
         super().__init__(f"MeshFailure: {self.headline}")
 
     @classmethod
@@ -274,10 +274,10 @@ class MeshFailure(Exception):
         )
 
     def report(self) -> str:
-        """All that is known, in several lines: what died, where and why, whose it was, and what it said last."""
+        """A report in several lines: what died, where and why, its owner, and its last output."""
         lines = [self.headline]
         if self.actor_class and self.ranks and self.extent is not None:
-            lines.append(f"{telling.have_failed(self.actor_class, self.mesh, self.ranks, self.extent)}.")
+            lines.append(f"{error_text.have_failed(self.actor_class, self.mesh, self.ranks, self.extent)}.")
         if self.owner:
             lines.append(f"  Mesh {self.mesh!r} was owned by {self.owner}.")
         if self.death is not None and self.death.detail:
@@ -303,7 +303,7 @@ class MeshFailure(Exception):
 class SupervisionError(MeshFailure):
     """A call that cannot be answered, because a rank's process, actor or host died or was stopped.
 
-    It is a `MeshFailure`, so that a loop can catch that, heal the mesh, and repeat the step that failed.
+    It is a `MeshFailure`, so a loop can catch that, heal the mesh, and repeat the failed step.
     """
 
     def __init__(
@@ -330,12 +330,12 @@ class SupervisionError(MeshFailure):
         #: Why, of the first of them.
         self.cause = self.reason = cause
         self.extent = extent
-        #: Every failing rank: those that are dead, and those whose endpoint raised.
+        #: Every failing rank: dead ones, and those whose endpoint raised.
         self.failures = list(failures)
         self.death = next((failure.death for failure in self.failures if failure.death is not None), None)
         #: Results of the ranks that answered, by rank.
         self.values = dict(values or {})
-        #: Ranks that had not answered yet when this was raised.
+        #: Ranks that had not answered when this was raised.
         self.unanswered = list(unanswered)
         self.owner = ""
 
@@ -346,7 +346,7 @@ class SupervisionError(MeshFailure):
         return error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What else was put on it (notes) is not sent: an error is pickled to tell what happened.
+        # Other attributes (notes) are not sent: the pickle says only what happened.
         state = {
             "endpoint": self.endpoint,
             "mesh": self.mesh,
@@ -372,20 +372,20 @@ def build_supervision_error(
     unanswered: Sequence[int],
     actor_class: str = "",
 ) -> SupervisionError:
-    """The error for a call over at least one rank that is dead; ranks that raised are told as well."""
+    """The error for a call over at least one dead rank; ranks that raised are listed, too."""
     failures, released = _own_and_released(failures)
     dead = [failure for failure in failures if failure.death is not None]
     raised = [failure for failure in failures if failure.fault is not None]
-    lines = telling.deaths(f"Endpoint call {call_name}() failed: ", mesh_name, dead, extent)
+    lines = error_text.deaths(f"Endpoint call {call_name}() failed: ", mesh_name, dead, extent)
     failed = [failure for failure in dead if failure.death is not None and failure.death.kind is not DeathKind.STOPPED]
     if actor_class and failed and failed[0].death is not None:
-        text = telling.have_failed(actor_class, mesh_name, [failure.rank for failure in failed], extent)
+        text = error_text.have_failed(actor_class, mesh_name, [failure.rank for failure in failed], extent)
         lines.append(f"{text}: the mesh is unhealthy with reason: {failed[0].death.cause}")
     if raised:
-        lines.append(telling.headline("The endpoint also", extent, [failure.rank for failure in raised]))
-        lines += telling.tracebacks(raised, extent)
-    lines += telling.released(released, failures)
-    lines += telling.answers(values, unanswered)
+        lines.append(error_text.headline("The endpoint also", extent, [failure.rank for failure in raised]))
+        lines += error_text.tracebacks(raised, extent)
+    lines += error_text.released(released, failures)
+    lines += error_text.answers(values, unanswered)
     return SupervisionError(
         "\n".join(lines),
         endpoint=call_name,
@@ -400,11 +400,11 @@ def build_supervision_error(
 
 
 def build_port_error(groups: Sequence[tuple[str, Extent, Sequence[RankFailure]]]) -> SupervisionError:
-    """The error for a `recv()` when all who were given the port are gone: by mesh, its extent and who is dead of it."""
+    """The error of a `recv()` if all holders of the port are gone: for each mesh, its extent and dead ranks."""
     lines: list[str] = []
     for mesh_name, extent, failures in groups:
-        head = "  " if lines else "recv() failed, as nobody is left to send: "
-        lines += telling.deaths(head, mesh_name, failures, extent)
+        head = "  " if lines else "recv() failed, as all holders of the port are gone: "
+        lines += error_text.deaths(head, mesh_name, failures, extent)
     mesh_name, extent, failures = groups[-1]
     deaths = [failure.death for failure in failures if failure.death is not None]
     return SupervisionError(

@@ -1,9 +1,7 @@
-"""The actor system of one process: its node, its actors, who owns what, and how it starts and ends.
+"""The actor system of one process: its node, its actors, its meshes and their owners, from start to end.
 
 There is one ``ActorSystem`` in a process, and ``process`` holds it. A rank makes it from its configuration; any other
 process becomes a controller the first time it needs one.
-
-This file is long because it holds one class, with one handler for each message that actors need.
 """
 
 from __future__ import annotations
@@ -58,7 +56,8 @@ from monarch_kernel.runtime.actor.execution import postmortem
 from monarch_kernel.runtime.actor.execution.async_instance import AsyncActorInstance
 from monarch_kernel.runtime.actor.execution.bootstrap_hold import BootstrapHold, HeldMessage
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
-from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Client, Instance, LocalLink, on_peers_failed
+from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Client, Instance, on_peers_failed
+from monarch_kernel.runtime.actor.execution.local_link import LocalLink
 from monarch_kernel.runtime.actor.healing.healer import Healer
 from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
 from monarch_kernel.runtime.actor.hosts.host_mesh import host_mesh_of_this_host
@@ -78,19 +77,19 @@ from monarch_kernel.subscriptions import Subscribers
 
 log = logging.getLogger(__name__)
 
-#: How long a call waits for the message that makes its actor (seconds).
+#: How long a call waits for its actor to be made (seconds).
 EARLY_TIMEOUT = 30.0
-#: How long a fault of a mesh that the root owns may wait to be seen by a pending call (seconds).
+#: How long a fault at the root waits for a pending call to report it instead (seconds).
 FAULT_GRACE = 0.1
 
 
 class ActorSystem:
-    """This process's actors and meshes.
+    """The actors and meshes of this process.
 
     Args:
         node: the process's node, already listening.
-        root: the controller's reference.
-        mesh: the proc mesh this proc belongs to ("" in a controller).
+        root: the reference to the controller.
+        mesh: the proc mesh that this proc belongs to ("" in a controller).
     """
 
     def __init__(self, node: Node, root: ProcRef, mesh: str = "") -> None:
@@ -102,24 +101,22 @@ class ActorSystem:
         self.is_root = root.id == node.id
         self.actors: dict[str, ActorInstance] = {}
         self.ended: dict[str, Death] = {}
-        self.finalizing: list[weakref.ref[Any]] = []  # actors that have ended, and have a __del__
+        self.finalizing: list[weakref.ref[Any]] = []  # objects of ended actors that have a __del__
         self.client = Client(self, "root" if self.is_root else f"client-{node.id}")
         self.agent: ProcRef | None = None
-        self.launch: Launch | None = None  # how this proc was started, if not forked: so is what it starts
+        self.launch: Launch | None = None  # how this proc was started, if not forked; procs that it starts use the same
         self.agent_process: Any = None
-        self.own_agents: set[str] = set()  # that this process has started, one after the other
+        self.own_agents: set[str] = set()  # those that this process has started, one after another
         self.agent_answers: Future[bool] | None = None  # done when others can reach the agent, too
         self.agent_env: dict[str, str] = {}  # this process's environment when the agent was started
         self.workers: dict[str, ProcRef] = {}  # the agents of other hosts that this controller is attached to
-        #: In a rank: marks the end of its output before an answer to a process, on behalf of a cell.
+        #: In a rank: marks the end of its output before an answer to a process, for a cell.
         self.mark_output: Callable[[str, str], int] | None = None
         self.output_sinks: list[Callable[[str, int, bytes | None], None]] = []
         self.held_calls = HeldCalls()
         self.tree = Tree()
-        self.proc_meshes: dict[str, Any] = {}  # by unique id, in order of birth
-        self.kept_from: set[str] = (
-            set()
-        )  # controllers whose ends are not the end of this rank, nor of their actors here
+        self.proc_meshes: dict[str, Any] = {}  # by unique id, oldest first
+        self.kept_from: set[str] = set()  # controllers that this rank, and their actors on it, outlive
         self.reported = ReportedDeaths()
         self.caster = Caster(node)
         self.main_driver: Callable[[Callable[[], None]], bool] = lambda _drive: False
@@ -155,11 +152,11 @@ class ActorSystem:
     # -- messages for actors ---------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Keep messages for the actors of others back until ``release``: a bootstrap is going to run."""
+        """Hold messages for other processes' actors until ``release``, as a bootstrap is about to run."""
         self._hold = BootstrapHold(self._handle_now, lambda actor: actor in self.actors or actor in self.ended)
 
     def release(self) -> None:
-        """Handle what was held back, in order, and hold no more."""
+        """Handle the held messages in order, and hold no more."""
         hold = self._hold
         if hold is not None:
             hold.release()
@@ -214,7 +211,7 @@ class ActorSystem:
         return Death.of(DeathKind.NO_ACTOR, cause, self.node.id, self.node.ref.host, self.pid)
 
     def _keep_early(self, link: PeerLink, message: Call, body: Body) -> None:
-        """Keep a call whose actor is not there yet: a reference may be faster than the message that makes the actor."""
+        """Keep a call whose actor does not exist yet, as a reference may arrive before the message that makes it."""
         early = self._early.setdefault(message.actor, [])
         early.append((link, message, body))
         if len(early) == 1:
@@ -225,7 +222,7 @@ class ActorSystem:
             self._refuse(link, message)
 
     def reply(self, link: PeerLink, message: Call, status: int, body: Body, buffers: Buffers = ()) -> None:
-        """Answer a call, to whoever it says."""
+        """Answer a call, at the process that it names."""
         to = message.reply_to
         if to is not None and to.id != link.peer:
             self.node.learn(to)
@@ -265,7 +262,7 @@ class ActorSystem:
         for port in ports:
             instance.hold(port)
         self.actors[create.actor] = instance
-        self.ended.pop(create.actor, None)  # it is healed
+        self.ended.pop(create.actor, None)  # the actor was healed
         for early in self._early.pop(create.actor, ()):
             instance.deliver(*early)
         if spec.background or not self.main_driver(instance.drive):
@@ -278,7 +275,7 @@ class ActorSystem:
         return kind(self, create, spec, build, link, proc_mesh)
 
     def _born_dead(self, link: PeerLink, create: Create, error: bytes, death: Death) -> None:
-        """Nothing of its class can be made here: the actor ends before it began."""
+        """The actor cannot be made here, so it ends before it begins."""
         link.send(encode_header(Reply(create.call, create.rank, ERROR)), error)
         self.ended[create.actor] = death
         self._end_early(create.actor)
@@ -287,7 +284,7 @@ class ActorSystem:
         self.node.send(create.owner_proc.id, failed, self.node.death_body(create.owner_proc.id, death))
 
     def start_local_actor(self, actor: str, name: str, cls: type) -> None:
-        """Make an actor under a fixed id in this process, if it is not there."""
+        """Make an actor with a fixed id in this process, if it does not exist."""
         if actor in self.actors:
             return
         create = Create(actor, name, 0, 0, (), (), self.client.mesh_id, self.node.ref)
@@ -303,9 +300,9 @@ class ActorSystem:
             acknowledge(link, message.call, message.rank)
 
     def actor_ended(self, instance: LocalActor) -> None:
-        """An actor of this process is no more."""
+        """An actor of this process has ended."""
         assert instance.death is not None
-        if self.actors.get(instance.mesh_id) in (instance, None):  # else it was replaced already
+        if self.actors.get(instance.mesh_id) in (instance, None):  # otherwise it was already replaced
             self.ended[instance.mesh_id] = instance.death
             self.actors.pop(instance.mesh_id, None)
 
@@ -339,18 +336,18 @@ class ActorSystem:
         acknowledge(link, message.call, message.rank, names)
 
     def note_interrupt(self, instance: LocalActor) -> None:
-        """The next KeyboardInterrupt of this actor is one that was asked for."""
+        """Expect a KeyboardInterrupt in this actor that was requested."""
         self._interrupted[instance.mesh_id] = self._interrupted.get(instance.mesh_id, 0) + 1
 
     def was_interrupted(self, instance: LocalActor) -> bool:
-        """Whether a KeyboardInterrupt (or cancellation) in this actor was asked for; counts it as arrived."""
+        """Whether a KeyboardInterrupt (or cancellation) in this actor was requested; resets the request."""
         return self._interrupted.pop(instance.mesh_id, 0) > 0
 
     def signal_main_thread(self, attempts: int = 20) -> None:
-        """Interrupt the main thread, also out of a blocking system call.
+        """Interrupt the main thread, even in a blocking system call.
 
-        A signal that arrives just before a system call does not end that call, and its handler does not run; so this
-        looks again, until the handler has run.
+        A signal that arrives just before a system call does not end that call, and its handler does not run. So this
+        repeats the signal until the handler has run.
         """
         heard = self.sigints
         ident = threading.main_thread().ident
@@ -381,21 +378,21 @@ class ActorSystem:
         self._tell_unless_restarted(proc, death, self.tree.proc_died(proc, death))
         if death.kind is not DeathKind.STOPPED:
             self.healer.ask_root(proc)
-        # Actors whose owner lived there go with it.
+        # Actors whose owner was there end with it.
         for actor in list(self.actors.values()):
             if actor.owner_proc.id == proc and proc not in self.kept_from:
                 actor.deliver(LocalLink(), StopActor(actor.mesh_id, 0, 0, "its owner's process ended"), b"")
         self.workers.pop(proc, None)
         if self.is_root and self.agent is not None and proc == self.agent.id:
             if self.agent_answers is not None:
-                self.agent_answers._resolve(True)  # it never will; whoever uses it is told
+                self.agent_answers._resolve(True)  # it never will answer; calls over it fail
             self.agent = self._this_host = None  # the next this_host() starts a new one
         if proc == self.root.id and not self.is_root and proc not in self.kept_from:
             self.on_end_proc("the controller ended")
         self.changed()
 
     def _tell_unless_restarted(self, proc: str, death: Death, notices: list[Notice]) -> None:
-        """Tell the owners of a failure, unless the policy of their procs puts it right."""
+        """Tell the owners of a failure, unless the restart policy of their procs repairs it."""
 
         def give_up(reason: str) -> None:
             self._tell(notices, reason)
@@ -416,18 +413,18 @@ class ActorSystem:
             owner.supervise(failure)
 
     def pass_up(self, instance: LocalActor, failure: MeshFailure) -> None:
-        """An owner that has ended cannot handle a failure; its own end was told to its owner already."""
+        """An owner that has ended cannot handle a failure; its own owner was already told of its end."""
         log.debug("%s has ended before it could handle %s", instance, failure)
 
     def fault_at_root(self, failure: MeshFailure) -> None:
-        """A failure that no actor handled has come to the client of this process."""
+        """A failure that no actor handled has reached the client of this process."""
         hook = unhandled_fault.hook()
         if not unhandled_fault.is_default(hook):
             unhandled_fault.call_hook(hook, failure)
             return
 
         def decide() -> None:
-            # A pending call over what died has raised it already: then it is that call's business.
+            # If a pending call met the same death, that call reports it.
             if failure.key not in self.reported.met:
                 unhandled_fault.end_script(failure)
 
@@ -435,7 +432,7 @@ class ActorSystem:
         self.node.poller.start_background()
 
     def changed(self) -> None:
-        """Some mesh of this controller was born, died or stopped."""
+        """A mesh of this controller was spawned, died or was stopped."""
         mesh_changes.notify()
 
     # -- output ----------------------------------------------------------------------------------------
@@ -455,7 +452,7 @@ class ActorSystem:
     # -- hosts -----------------------------------------------------------------------------------------
 
     def ensure_agent(self) -> ProcRef:
-        """The host agent of this host, started if this is a controller that has none yet."""
+        """The host agent of this host, started if this is a controller without one."""
         agent = self.agent
         if agent is None:
             from monarch_kernel.runtime.host.launch import launch_local_agent
@@ -510,7 +507,7 @@ class ActorSystem:
             remove_run_dir(self.node.run_dir)
 
 
-#: Notified whenever a mesh of this controller was born, died or stopped.
+#: Notified whenever a mesh of this controller was spawned, died or was stopped.
 mesh_changes: Subscribers[[]] = Subscribers("a callback of meshes.on_change")
 
 

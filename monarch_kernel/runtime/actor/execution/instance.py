@@ -1,4 +1,4 @@
-"""An actor in its proc: its mailbox, the thread that drives it, and how it ends.
+"""An actor in its proc: its mailbox, its driver thread and its end (long because one class stands in one file).
 
 Each actor has one thread, its *driver*, which handles one message after the other and polls for the whole process while
 the mailbox is empty. The main thread can drive one actor per proc. `async_instance` has the async kind.
@@ -39,11 +39,11 @@ from monarch_kernel.runtime.actor.definition import ActorSpec, EndpointSpec
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution import collectives, postmortem
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
+from monarch_kernel.runtime.actor.execution.local_link import LocalLink
 from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT
 from monarch_kernel.runtime.actor.ports.holders import GivenPort, give, give_to_unknown, leave, pickled
 from monarch_kernel.runtime.actor.wire_types import ActorMessage, Body, Buffers, PeerLink, Pickled
 from monarch_kernel.runtime.mesh.shape import SINGLE, Point
-from monarch_kernel.runtime.node.future import Future
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.ports.port import ReplyPort
@@ -60,20 +60,6 @@ class _FailureDue:
 
 
 FAILURE: Final = _FailureDue()
-
-
-class LocalLink:
-    """Stands for a link where this process itself asks; an answer resolves the future, if there is one."""
-
-    peer = ""
-
-    def __init__(self, future: Future[Any] | None = None) -> None:
-        self._future = future
-
-    def send(self, header: bytes, body: Any = b"") -> None:
-        """The answer has come."""
-        if self._future is not None:
-            self._future._resolve(None)
 
 
 _NO_LINK = LocalLink()

@@ -1,18 +1,17 @@
-"""Putting new procs and actors into the places of those that died.
+"""Replacing dead procs and actors.
 
-A proc that died stays dead: its successor is another proc, with an id of its own, in the same place of its mesh. So
-nothing that was meant for the old one can ever reach the new one, and what is known of the old one's end stays true.
-Handles of meshes name the procs they were made with, and ask the node who stands in their places now
-(``Node.current``).
+A dead proc stays dead: its successor is another proc, with a new id, at the same rank of its mesh. So no message for
+the old proc can reach the new one, and what is known about the old one's death stays true. Mesh handles name the procs
+they were made with, and ask the node for their current successors (``Node.current``).
 
-Who owns what: the process that spawned procs starts their successors, and that which spawned actors on them makes those
-anew, with the class and arguments of the first time, which it keeps. A successor is made known when all that the healer
-itself owns is there and restored: to the root, which tells everybody it has a link to, and keeps it for who asks later
-(a process asks when it learns of a death). Owners elsewhere make their actors when they hear of it, and the healer
-waits for that.
+The process that spawned procs starts their successors. The process that spawned actors on them makes these again, with
+the original class and arguments, which it keeps. A successor is announced once the healer's own actors on it are made
+and restored. The announcement goes to the root, which passes it on to every process it has a link to, and keeps it for
+later requests (a process asks when it learns of a death). Owners in other processes make their actors when they hear of
+it, and the healer waits for them.
 
-An actor that has a ``checkpoint`` endpoint and a ``__restore__`` method gets, after its new ``__init__``, what its last
-``checkpoint`` returned; its owner's process keeps that, whoever called it.
+An actor that has a ``checkpoint`` endpoint and a ``__restore__`` method gets, after its new ``__init__``, the result of
+its last ``checkpoint``. Its owner's process keeps that result, whichever process made the call.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ log = logging.getLogger(__name__)
 
 
 class Healer:
-    """What one process knows of how its meshes were made, and makes them whole again."""
+    """Keeps a record of how this process made its meshes, and replaces their dead ranks."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -74,9 +73,9 @@ class Healer:
         self.checkpoints: dict[tuple[str, int], tuple[bytes, tuple[int, ...]]] = {}
         self._askers: dict[str, set[str]] = {}
         self.restarts = Restarts()
-        #: Notified with the id of a mesh when it was made, healed or forgotten; with "id#rank" at a checkpoint.
+        #: Notified with the id of a mesh that was made, healed or forgotten, and with "id#rank" at a checkpoint.
         self.records_changed: Subscribers[[str]] = Subscribers("a record of meshes")
-        #: Asked for a host agent in the place of one that is dead; None from those who have none.
+        #: Called for a replacement of a dead host agent; each may return None.
         self.renewers: list[Callable[[str], ProcRef | None]] = []
         handlers = system.node.handlers
         handlers[Replaced] = self._on_replaced
@@ -84,7 +83,7 @@ class Healer:
         handlers[AskEnded] = self._on_ask_ended
         handlers[Checkpoint] = self._on_checkpoint
 
-    # -- what was made, and how ---------------------------------------------------------------------
+    # -- records --------------------------------------------------------------------------------------
 
     def spawned(
         self,
@@ -93,7 +92,7 @@ class Healer:
         bootstrap: tuple[Any, tuple[int, ...]],
         policy: RestartPolicy,
     ) -> None:
-        """Procs were started by these messages."""
+        """Record the messages that started the procs of a mesh."""
         by_rank = {spec.rank: (message, k) for message in messages for k, spec in enumerate(message.procs)}
         body, buffers = bootstrap
         self.spawned_procs[mesh._uid] = SpawnedProcs(by_rank, (_flat(body), buffers), [])
@@ -101,18 +100,18 @@ class Healer:
         self.noted(mesh._uid)
 
     def add_spares(self, mesh: ProcMesh, agents: Sequence[ProcRef]) -> None:
-        """These hosts stand by for a mesh."""
+        """Add spare hosts of a mesh."""
         self.spawned_procs[mesh._uid].spares += agents
 
     def born(self, mesh: ActorMesh[Any], owner: str, body: Any, buffers: tuple[int, ...], ports: Sequence[Any]) -> None:
-        """Actors are made of this pickle, which has these ports in it."""
+        """Record the pickle that the actors of a mesh are made from, and the ports in it."""
         give(ports, mesh._target())
         if all(ref.id != self._system.node.id for ref in mesh._procs):
             self.spawned_actors[mesh._actor] = SpawnedActors(mesh, owner, _flat(body), buffers, ports)
             self.noted(mesh._actor)
 
     def forget(self, mesh_id: str) -> None:
-        """A mesh was stopped for good."""
+        """Drop the records of a mesh that was stopped for good."""
         if self.spawned_actors.pop(mesh_id, None) is not None:
             for key in [key for key in self.checkpoints if key[0] == mesh_id]:
                 del self.checkpoints[key]
@@ -121,7 +120,7 @@ class Healer:
         self.noted(mesh_id)
 
     def noted(self, mesh_id: str) -> None:
-        """Tell whoever keeps a record of this mesh."""
+        """Notify subscribers of a change of this mesh."""
         self.records_changed.notify(mesh_id)
 
     def _on_checkpoint(self, _link: Any, message: Checkpoint, body: Any) -> None:
@@ -132,7 +131,7 @@ class Healer:
     # -- healing ----------------------------------------------------------------------------------
 
     def heal(self, mesh: ProcMesh, hosts: HostMesh | None, timeout: float) -> Future[Healed]:
-        """Replace what is dead in a proc mesh (or slice), and the actors on it. Done by a thread of its own."""
+        """Replace dead procs of a mesh (or slice), and the actors on them, on a separate thread."""
         procs_record = self.spawned_procs.get(mesh._uid)
         if procs_record is None:
             raise HealError(
@@ -158,7 +157,7 @@ class Healer:
         return future
 
     def _broken(self, mesh: ProcMesh) -> set[str]:
-        """The procs of a mesh that are dead, or on which an actor is."""
+        """The procs of a mesh that are dead, or that hold a dead actor."""
         deaths = self._system.node.deaths
         failed = self._system.tree.failed_on()
         return {ref.id for ref in mesh._target().procs if ref.id in deaths or ref.id in failed}
@@ -174,7 +173,7 @@ class Healer:
         new = self._start(mesh, whole, procs_record, dead, hosts, timeout)
         names: dict[str, None] = {}
         restored: dict[str, None] = {}
-        # First what this process owns, so that nobody finds a place without its actors.
+        # This process's own actors first, so that no process finds a successor without its actors.
         deadline = began + timeout
         try:
             for rank, ref in new.items():
@@ -217,7 +216,7 @@ class Healer:
         hosts: HostMesh | None,
         timeout: float,
     ) -> dict[int, ProcRef]:
-        """Start successors of dead procs, and wait for their bootstrap."""
+        """Start the successors of dead procs, and wait for their bootstrap."""
         node = self._system.node
         agents = self._places(mesh, procs_record, dead, hosts)
         new: dict[int, ProcRef] = {}
@@ -261,7 +260,7 @@ class Healer:
         return new
 
     def _discard(self, ref: ProcRef) -> None:
-        """A successor that is not wanted after all."""
+        """Kill a successor, as the heal failed."""
         self._system.tree.ending([ref.id])
         if ref.id not in self._system.node.deaths:
             ask_agent(
@@ -271,7 +270,7 @@ class Healer:
     def _places(
         self, mesh: ProcMesh, procs_record: SpawnedProcs, dead: dict[int, ProcRef], hosts: HostMesh | None
     ) -> dict[int, ProcRef]:
-        """The agent for the successor of each dead proc: the same host if it lives, else a spare one."""
+        """The host agent for the successor of each dead proc: on the same host if that lives, else on a spare one."""
         system = self._system
         node = system.node
         if hosts is not None:
@@ -294,7 +293,7 @@ class Healer:
                 if spare.id not in node.deaths:
                     agent = spare
             if agent is None and system.is_root and ref.site == node.ref.site:
-                agent = system.ensure_agent()  # a worker of this machine: its host is there, if nothing else
+                agent = system.ensure_agent()  # it was a worker of this machine, and the machine is still there
             if agent is None:
                 lost.setdefault(ref.host, []).append(rank)
                 continue
@@ -313,7 +312,7 @@ class Healer:
     def _respawn_all(
         self, old: str, ref: ProcRef, names: dict[str, None], restored: dict[str, None], deadline: float
     ) -> None:
-        """Make all actors that this process owns on ``old`` anew on ``ref``."""
+        """Make all actors that this process owns on ``old`` again on ``ref``."""
         waiting: list[tuple[SpawnedActors, int, OneCall]] = []
         for actors_record in list(self.spawned_actors.values()):
             for rank, proc in enumerate(actors_record.mesh._target().procs):
@@ -363,7 +362,7 @@ class Healer:
         return Target(mesh._name, mesh._actor, current.extent, procs, self._system.reported)
 
     def _restore(self, actors_record: SpawnedActors, rank: int, ref: ProcRef, deadline: float) -> bool:
-        """Give a new actor the last checkpoint of its predecessor, if there is one."""
+        """Restore a new actor from the last checkpoint of its predecessor, if there is one."""
         mesh = actors_record.mesh
         kept = self.checkpoints.get((mesh._actor, rank))
         if kept is None or not hasattr(mesh._cls, "__restore__"):
@@ -389,7 +388,7 @@ class Healer:
         restored: dict[str, None],
         deadline: float,
     ) -> list[Replacement]:
-        """Make actors anew that had died in processes which live on."""
+        """Make actors again that died in processes that are still alive."""
         tree = self._system.tree
         node = self._system.node
         ended = self._ended(mesh, deadline)
@@ -413,7 +412,7 @@ class Healer:
         return revived
 
     def _ended(self, mesh: ProcMesh, deadline: float) -> dict[tuple[str, str], str]:
-        """The causes of the ends of this process's actors in the living procs of a mesh, by proc and actor."""
+        """Why actors of this process in living procs of a mesh have ended, by proc and actor."""
         node = self._system.node
         target = mesh._target()
         on: dict[str, list[str]] = {}
@@ -433,7 +432,7 @@ class Healer:
                 causes: dict[str, str] = call.get(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
                 raise
-            except Exception as e:  # it died meanwhile: the next heal is for that
+            except Exception as e:  # it died in the meantime, which the next heal repairs
                 log.debug("while asking for ended actors: %s", e)
                 continue
             ended.update({(proc, actor): cause for actor, cause in causes.items()})
@@ -449,10 +448,10 @@ class Healer:
                 causes[name] = death.cause
         acknowledge(link, message.call, message.rank, causes)
 
-    # -- making it known ------------------------------------------------------------------------------
+    # -- announcing successors ------------------------------------------------------------------------
 
     def _announce(self, replaced: list[tuple[str, ProcRef]], whole: ProcMesh, deadline: float) -> None:
-        """Tell the root and the procs of the mesh, and wait until those have made their actors anew."""
+        """Tell the root and the procs of the mesh, and wait until they have made their actors again."""
         if not replaced:
             return
         system = self._system
@@ -480,11 +479,11 @@ class Healer:
                 call.get(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
                 raise
-            except Exception as e:  # somebody else died meanwhile: the next heal is for that
+            except Exception as e:  # another proc died in the meantime, which the next heal repairs
                 log.debug("while telling of successors: %s", e)
 
     def _spread(self, proc: str, ref: ProcRef, sender: str) -> None:
-        """At the root: tell everybody there is a link to, and who asked."""
+        """At the root: tell every linked process, and those that asked."""
         node = self._system.node
         peers = {peer for peer, link in node.links.items() if link.attached} | self._askers.pop(proc, set())
         agents = {known.agent for known in node.refs.values()}
@@ -525,13 +524,13 @@ class Healer:
                     call.get(TIMEOUT)
                     self._restore(actors_record, rank, message.ref, time.monotonic() + TIMEOUT)
                 except Exception as e:
-                    log.warning("%s could not be made anew on %s: %s", actors_record.mesh._name, message.ref.id, e)
+                    log.warning("%s could not be made again on %s: %s", actors_record.mesh._name, message.ref.id, e)
             done(calls[0])
 
         threading.Thread(target=restore, name="monarch-heal", daemon=True).start()
 
     def ask_root(self, proc: str) -> None:
-        """Have the root tell us of a dead proc's successor."""
+        """Ask the root for the successor of a dead proc."""
         system = self._system
         if not system.is_root and proc != system.root.id and system.root.id not in system.node.deaths:
             system.node.send(system.root.id, AskReplaced(proc))
@@ -546,10 +545,10 @@ class Healer:
     # -- restarting by itself ---------------------------------------------------------------------------
 
     def takes_over(self, proc: str, death: Death, give_up: Callable[[str], None]) -> bool:
-        """Whether a policy has this proc replaced now, so that its end is nobody's failure yet.
+        """Whether a restart policy replaces this proc now, so that its death is not reported yet.
 
         Args:
-            give_up: called with a reason if it could not be replaced after all.
+            give_up: called with a reason if the replacement fails.
         """
         if death.kind is DeathKind.STOPPED:
             return False

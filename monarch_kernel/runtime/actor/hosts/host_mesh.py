@@ -1,4 +1,4 @@
-"""Host meshes: where processes come from."""
+"""`HostMesh`: hosts, on which processes are started."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from monarch_kernel.runtime.node.future import Future, gathered, nothing, resolv
 from monarch_kernel.runtime.supervision.restarts import RestartPolicy
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
 
-#: More procs than this on one host is taken for a mistake.
+#: More procs than this on one host are treated as a mistake.
 MAX_PROCS_PER_HOST = 4096
 #: How long a host agent may take to start (seconds).
 START_TIMEOUT = 30.0
-#: How long a proc may take to come up (seconds); 0: as long as its host agent's environment says.
+#: How long a proc may take to start (seconds); 0: as long as its host agent's environment says.
 START_LIMIT = 0.0
 
 
@@ -44,11 +44,11 @@ class HostRef:
 
 
 class HostUse:
-    """What a host mesh has in common with its slices and other views.
+    """The state that a host mesh shares with its slices and other views.
 
     Attributes:
-        down: it was shut down.
-        spawned: the ids of the proc meshes that were spawned through any of them, as far as they run.
+        down: whether it was shut down.
+        spawned: the ids of running proc meshes that were spawned through any of them.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class HostUse:
 
 
 class HostMesh(MeshTrait):
-    """A mesh of hosts. ``this_host()`` gives the one of this machine, ``attach_to_workers`` one of many."""
+    """A mesh of hosts. ``this_host()`` returns that of this machine, ``attach_to_workers`` one of several hosts."""
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class HostMesh(MeshTrait):
         self._system = system
         self._hosts = hosts
         self._shape = region
-        self._command = command  # with which procs are started, unless ``spawn_procs`` says another
-        self._use = use  # None for a reference that came from elsewhere
+        self._command = command  # starts procs, unless ``spawn_procs`` gets another
+        self._use = use  # None for a reference from another process
         self._name = name
-        self._part = part  # the hosts of some procs, whatever its region says: not for it to stop
+        self._part = part  # the hosts of some procs: this handle may not stop them
 
     @property
     def _region(self) -> Region:
@@ -116,19 +116,19 @@ class HostMesh(MeshTrait):
         Args:
             per_host: dimensions and sizes of what is started on each host, as in ``{"gpus": 4}``; None starts one.
             bootstrap: a callable (sync or async) that every process runs before anything else.
-            name: for people; any string.
-            proc_bind: for each process of a host, a mapping with ``cpus`` (or ``physcpubind``): where it may run.
-            bootstrap_command: start an interpreter with this command instead of forking; a function gives one for
-            each point. What the processes start themselves with ``this_host()`` is started in the same way.
+            name: a label, any string.
+            proc_bind: for each process of a host, a mapping with ``cpus`` (or ``physcpubind``) that it may use.
+            bootstrap_command: start an interpreter with this command instead of forking; a function gives a command for
+                each point. Processes that these start with ``this_host()`` are started in the same way.
             env: environment variables to set in the processes; None removes one.
-            preload: modules to import before forking, once for all ranks (those that this process has imported of torch
-                and numpy are preloaded anyway).
-            restart: "on_failure" replaces procs that die, as ``heal`` does; a ``RestartPolicy`` says how often, after
-                which wait, and whether one rank or all together. "never": the owner is told.
-            spares: hosts on which nothing is started until one of the others is gone.
+            preload: modules to import before forking, once for all ranks (torch and numpy are always preloaded if this
+                process has imported them).
+            restart: "on_failure" replaces dead procs, as ``heal`` does; a ``RestartPolicy`` says how often, after which
+                delay, and whether one rank or all together. "never": the owner is told.
+            spares: hosts that stay empty until one of the others is gone.
 
         Raises:
-            ValueError: a dimension of the hosts is named again, a size is not a positive whole number.
+            ValueError: a dimension of the hosts is repeated, or a size is not a positive whole number.
             RuntimeError: a host is gone, or the host mesh was shut down.
         """
         if self._down:
@@ -206,7 +206,7 @@ class HostMesh(MeshTrait):
                     node.expect(refs[-1])
         here = current.get()
         owner = here.actor_instance if here is not None else system.client
-        # Known to this process already, so probably wanted in the ranks: import once, before forking.
+        # This process uses them, so the ranks probably will: import them once, before forking.
         modules = [*preload, *(m for m in ("torch", "numpy") if m in sys.modules and m not in preload)]
         call = ManyCall(node, f"{name}.setup", Target(name, uid, extent, tuple(refs), system.reported))
         mesh = ProcMesh(
@@ -252,7 +252,7 @@ class HostMesh(MeshTrait):
                     node.declare_dead(ref.id, death)
             elif host.agent.site != node.ref.site:
                 for ref in chosen:
-                    node.expect(ref)  # only now does its agent know it
+                    node.expect(ref)  # its agent knows the proc only now
         system.healer.spawned(mesh, messages, bootstrap, policy)
         body, buffers = bootstrap
         for rank, ref in enumerate(refs):
@@ -265,7 +265,7 @@ class HostMesh(MeshTrait):
     def _per_proc(
         self, command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent
     ) -> list[Launch]:
-        """How each proc is started; nothing if all are forked."""
+        """How each proc is started; empty if all are forked."""
         if command is None:
             command = self._command
         if command is None:
@@ -285,20 +285,20 @@ class HostMesh(MeshTrait):
         return self
 
     def with_python_executable(self, python: str) -> HostMesh:
-        """The same hosts, where procs run in this interpreter (which must have monarch_kernel installed).
+        """The same hosts, with procs that run in this interpreter, which must have monarch_kernel installed.
 
-        So do those that they start themselves with ``this_host()``.
+        Procs that these start with ``this_host()`` use the same interpreter.
         """
         command = BootstrapCommand(python)
-        launch_of(command)  # raises what is wrong with it
+        launch_of(command)  # raises if the command is invalid
         return HostMesh(self._system, self._hosts, self._shape, command, self._use, self._name, self._part)
 
     def stop(self, reason: str = "host mesh stopped") -> Future[None]:
-        """Stop what was spawned through this mesh and its slices; the hosts stay, and can be used again.
+        """Stop the procs spawned through this mesh and its slices; the hosts stay, and can be used again.
 
-        Other meshes of the same hosts, from another ``attach_to_workers`` or ``job.state()``, keep what they have.
-        What ranks have left behind on a worker, in sessions of their own, ends as soon as none of this controller's
-        ranks is left there.
+        Other meshes of the same hosts, from another ``attach_to_workers`` or ``job.state()``, keep their procs.
+        Processes that ranks have left on a worker, in separate sessions, end with the last of this controller's ranks
+        there.
 
         Raises:
             RuntimeError: this is a slice, or a reference from another process.
@@ -312,18 +312,18 @@ class HostMesh(MeshTrait):
         theirs: dict[str, list[str]] = {host.agent.id: [] for host in self._hosts}
         for ref in (ref for mesh in meshes for ref in mesh._procs):
             theirs.get(ref.agent, []).append(ref.id)
-        for host in self._hosts:  # each answers when they are gone, and with them what they have left
+        for host in self._hosts:  # each answers when the procs and all that they started are gone
             fields = (theirs[host.agent.id], reason, STOP_GRACE, True)
             stopping.append(settled(ask_agent(system.node, host.agent, what, StopProcs, *fields)))
         return gathered(system.node.poller, stopping, what).then(nothing)
 
     def shutdown(self) -> Future[None]:
-        """Stop all that runs on these hosts, and end their workers: the handle cannot be used afterwards.
+        """Stop everything on these hosts and end their workers; the handle cannot be used afterwards.
 
         This process's own host agent goes on, as it ends with this process.
 
         Raises:
-            RuntimeError: this is a slice, or a reference from another process, or was shut down before.
+            RuntimeError: this is a slice or a reference from another process, or was already shut down.
         """
         self._must_be_whole("shutdown")
         assert self._use is not None
@@ -350,7 +350,7 @@ class HostMesh(MeshTrait):
             )
 
     def _everywhere(self, what: str, reason: str, message: Callable[[int], Any]) -> Future[None]:
-        """Drop all that this process has started on these hosts; each agent is asked once. A dead one has nothing."""
+        """Drop all that this process has started on these hosts; asks each living agent once."""
         system = self._system
         agents = {host.agent.id: host.agent for host in self._hosts}
         for mesh in list(system.proc_meshes.values()):
@@ -371,7 +371,7 @@ class HostMesh(MeshTrait):
             await self.shutdown()
 
     def __reduce__(self) -> Any:
-        self.initialized.get(START_TIMEOUT)  # a reference must not be there before what it names
+        self.initialized.get(START_TIMEOUT)  # a reference must not exist before its hosts
         return (_rebuild_host_mesh, (self._hosts, self._shape, self._command, self._name))
 
     def _selected(self) -> list[HostRef]:
@@ -392,10 +392,10 @@ def _rebuild_host_mesh(
 
 
 def _inherited_env(system: System, host: HostRef) -> dict[str, str | None]:
-    """What ranks of a host get of this process's environment: they are forked by an agent that has its own.
+    """The part of this process's environment that ranks of a host inherit, as their agent has its own.
 
-    This process's agent has the environment that this process had then; what has changed since goes along. A worker
-    gets what this process has changed since it was started.
+    This process's agent has the environment of this process at the time it was started; later changes are sent along.
+    A worker gets the changes since this process was started.
     """
     if not system.is_root:
         return {}
@@ -412,7 +412,7 @@ def _environment_at_start() -> dict[str, str]:
     with open("/proc/self/environ", "rb") as file:
         entries = file.read().split(b"\0")
     known = {os.fsdecode(name): os.fsdecode(value) for name, _, value in (e.partition(b"=") for e in entries)}
-    # The interpreter itself sets this one where the locale is "C".
+    # The interpreter itself sets this one if the locale is "C".
     return {"LC_CTYPE": os.environ.get("LC_CTYPE", ""), **known}
 
 
@@ -434,7 +434,7 @@ def _checked_cpus(index: int, bind: Mapping[str, str]) -> str:
     if not cpus:
         raise ValueError(f"proc_bind[{index}]={dict(bind)}: only 'cpus' and 'physcpubind' are supported here")
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", cpus):
-        raise ValueError(f"proc_bind[{index}]: {cpus!r} is no list of CPUs, such as '0-3,8'")
+        raise ValueError(f"proc_bind[{index}]: {cpus!r} is not a list of CPUs such as '0-3,8'")
     return cpus
 
 
@@ -449,7 +449,7 @@ def this_proc() -> ProcMesh:
 
 
 def host_mesh_of_this_host(system: System) -> HostMesh:
-    """The mesh behind ``this_host()``."""
+    """The mesh that ``this_host()`` returns."""
     agent = system.ensure_agent()
     region = SINGLE.region
     return HostMesh(system, (HostRef(agent, agent.host),), region, command_of(system.launch), HostUse())
@@ -458,7 +458,7 @@ def host_mesh_of_this_host(system: System) -> HostMesh:
 def proc_mesh(
     env: Mapping[str, str | None] | None = None, setup: Callable[[], Any] | None = None, **sizes: int
 ) -> ProcMesh:
-    """Processes on this host: ``proc_mesh(gpus=4, env={...})``. Awaitable, as all handles."""
+    """Processes on this host: ``proc_mesh(gpus=4, env={...})``. Awaitable, like all handles."""
     return this_host().spawn_procs(per_host=sizes, env=env, bootstrap=setup)
 
 

@@ -1,11 +1,10 @@
-"""Meshes that outlive their controller, as a controller sees them: starting, finding, letting go, ending.
+"""`KeptHost`: a host whose meshes outlive their controller.
 
-What a later controller must know to go on where this one stops is kept at the mesh's host agent (the *keeper*), in
-parts: for every proc mesh how its procs were started, for every actor mesh of the root how its actors were made, and
-notes of the program's own. A part is sent when it changes, before what it tells of is done, so that a controller that
-is killed has left a record without gaps.
+The mesh's host agent (the *keeper*) keeps a record for later controllers, in parts: for every proc mesh how its procs
+were started, for every actor mesh of the root how its actors were made, and the program's own notes. A part is sent
+when it changes, before the change takes effect, so a killed controller leaves a record without gaps.
 
-Kept is what belongs to the root: what actors in the controller's own process own ends when that process does.
+Only meshes of the root are kept: those that actors in the controller's process own end with that process.
 """
 
 from __future__ import annotations
@@ -53,34 +52,34 @@ log = logging.getLogger(__name__)
 
 #: How long a keeper may take to answer (seconds).
 TIMEOUT = 30.0
-#: Seconds without a controller after which a kept mesh ends, if nothing else was said.
+#: Seconds without a controller after which a kept mesh ends, by default.
 IDLE = 12 * 3600.0
 
 
-#: The part of the record that names the host agents that have died.
+#: The part of the record that names former host agents, which have died.
 FORMER = "former:"
 
 
 class KeptError(RuntimeError):
-    """A kept mesh cannot be had: it is not there, or another controller has it."""
+    """A kept mesh is not available: it does not exist, or another controller holds it."""
 
 
 class KeptHost:
-    """This machine as a host on which what is started stays when this process ends. Made by ``keep`` and ``attach``.
+    """This machine as a host whose procs outlive this process. Made by ``keep`` and ``attach``.
 
     Attributes:
-        name: what ``attach`` finds it by.
+        name: the name that ``attach`` takes.
         hosts: the host mesh to spawn on.
-        idle: seconds without a controller after which all of it ends.
-        missed: bytes of output that ranks put out meanwhile and that were not delivered, by rank's proc; ``logs`` has
+        idle: seconds without a controller after which it ends.
+        missed: bytes of output from the time without a controller that were not delivered, by proc; ``logs`` has
             what is left of them.
-        lost: why this process has it no more; "" while it has.
+        lost: why this process does not hold it any more; "" while it does.
     """
 
     def __init__(self, system: ActorSystem, name: str, agent: ProcRef, idle: float) -> None:
         self._system = system
         self._agent = agent
-        self._agents = {agent.id}  # it, and those that have died before it
+        self._agents = {agent.id}  # it and its predecessors, which have died
         self._lock = threading.Lock()
         self._known: dict[str, str] = {}  # the parts of the record, by mesh
         self._notes: dict[str, bytes] = {}
@@ -97,7 +96,7 @@ class KeptHost:
 
     @property
     def is_kept(self) -> bool:
-        """Whether its host agent lives. If not, what is on it is dead, and ``heal()`` starts another host agent."""
+        """Whether its host agent is alive. If not, all its procs are dead, and ``heal()`` starts another host agent."""
         return not self.lost and self._agent.id not in self._system.node.deaths
 
     # -- what is on it ------------------------------------------------------------------------------
@@ -109,7 +108,7 @@ class KeptHost:
 
     @property
     def actor_meshes(self) -> list[ActorMesh[Any]]:
-        """The actor meshes on it that the controller has spawned, oldest first."""
+        """The actor meshes on it that the controller spawned, oldest first."""
         records = self._system.healer.spawned_actors.values()
         return [actors_record.mesh for actors_record in records if self._holds(actors_record.mesh._procs)]
 
@@ -117,7 +116,7 @@ class KeptHost:
         """The newest actor mesh on it that was spawned under this name.
 
         Raises:
-            LookupError: there is none; says which there are.
+            LookupError: there is none; the message lists the names of the others.
         """
         found = self.actor_meshes
         for mesh in reversed(found):
@@ -127,12 +126,12 @@ class KeptHost:
         raise LookupError(f"there are no actors {name!r} on {self.name} (there are: {known})")
 
     def note(self, key: str, value: Any) -> None:
-        """Keep something for whoever attaches. Meshes of this host go along well."""
+        """Keep a value for later controllers. It may contain meshes of this host."""
         self._notes[key] = pickled = dumps_flat(value)
         self._send(f"note:{key}", pickled)
 
     def noted(self, key: str) -> Any:
-        """What was kept under this key; None if nothing was."""
+        """The value kept under this key; None if there is none."""
         pickled = self._notes.get(key)
         return None if pickled is None else loads(pickled)
 
@@ -204,7 +203,7 @@ class KeptHost:
     # -- when the host agent dies ---------------------------------------------------------------------
 
     def _renew(self, agent: str) -> ProcRef | None:
-        """Another host agent for what one of ours, which has died, had kept; None if it was not ours."""
+        """Another host agent in the place of a dead one of this host; None if the dead one was not of this host."""
         with self._lock:
             if agent not in self._agents or self.lost:
                 return None
@@ -230,10 +229,10 @@ class KeptHost:
     # -- taking over ----------------------------------------------------------------------------------
 
     def _take(self, force: bool) -> None:
-        """Become the holder, and know what was known to the one before.
+        """Become the holder, and take over the record of the previous one.
 
         Raises:
-            KeptError: another controller has it, and lives.
+            KeptError: another living controller holds it.
         """
         system = self._system
         answer = ask_agent(system.node, self._agent, f"attach {self.name}", TakeOver, force).get(TIMEOUT)
@@ -251,10 +250,10 @@ class KeptHost:
         _taken_over.pop(self.name, None)
         try:
             self._rebuild(held)
-        except Exception as e:  # of another version of this package
+        except Exception as e:  # the record is from another version of this package
             self._forget("its record could not be read")
             ask_agent(system.node, self._agent, f"attach {self.name}", LetGo).get(TIMEOUT)
-            raise KeptError(f"mesh {self.name!r} was left alone, as its record cannot be read here: {e}") from e
+            raise KeptError(f"mesh {self.name!r} was left untouched, as its record cannot be read here: {e}") from e
         told = ask_agent(system.node, self._agent, f"attach {self.name}", Hear).get(TIMEOUT)
         heard = msgspec.msgpack.decode(told, type=dict[str, tuple[int, int]])
         self.missed = {proc: left for proc, (_, left) in heard.items() if left}
@@ -309,7 +308,7 @@ class KeptHost:
         self._system.changed()
 
     def _near(self, ref: ProcRef) -> ProcRef:
-        """A proc of this machine is reached by others as this process is."""
+        """The reference to a proc of this machine, which others reach as they reach this process."""
         here = self._system.node.ref
         return msgspec.structs.replace(ref, gateway=here.gateway, gateway_address=here.gateway_address)
 
@@ -342,7 +341,7 @@ class KeptHost:
             healer.restarts.add(uid, policy)
 
     def _ours(self, message: Any) -> Any:
-        """How procs were started, as if by this process."""
+        """How procs were started, rewritten as if by this process."""
         return msgspec.structs.replace(message, owner=self._system.node.ref, root=self._system.node.ref)
 
     def _rebuild_actors(
@@ -373,16 +372,16 @@ class KeptHost:
         dead = {rank for rank, ref in enumerate(procs) if ref.id in system.node.deaths}
         return OwnedMesh(mesh_id, name, system.client.mesh_id, extent, procs, tool=tool, dead=dead)
 
-    # -- letting go -----------------------------------------------------------------------------------
+    # -- releasing ------------------------------------------------------------------------------------
 
     def detach(self) -> None:
-        """Let go of all that is on it, without ending it: another controller can attach now, or this one later."""
+        """Release the host without ending anything on it: another controller can attach now, or this one later."""
         self._must_have()
         ask_agent(self._system.node, self._agent, f"detach {self.name}", LetGo).get(TIMEOUT)
         self._forget(f"mesh {self.name!r} was detached from: attach to it again")
 
     def down(self) -> None:
-        """End all that is on it, and its host agent. The name is free then."""
+        """End everything on it, and its host agent. The name is free afterwards."""
         self._must_have()
         meshes = self.proc_meshes
         self.lost = f"mesh {self.name!r} was ended"
@@ -390,7 +389,7 @@ class KeptHost:
         if self._agent.id not in self._system.node.deaths:
             self.hosts.shutdown().get(TIMEOUT)
             return
-        for mesh in meshes:  # its host agent has died, and all of it
+        for mesh in meshes:  # its host agent has died, and so have its procs
             settled(mesh.stop()).get(TIMEOUT)
 
     def _must_have(self) -> None:
@@ -406,7 +405,7 @@ class KeptHost:
             self._system.healer.renewers.remove(self._renew)
 
     def _forget(self, why: str) -> list[ProcRef]:
-        """Own nothing of it any more. The procs that were here."""
+        """Give up ownership of everything on it. Returns the procs that were on it."""
         system = self._system
         meshes, actors = self.proc_meshes, self.actor_meshes
         self.lost = why
@@ -456,19 +455,19 @@ _hosts: list[KeptHost] = []
 _taken_over: dict[str, str] = {}
 
 
-# -- what programs call ---------------------------------------------------------------------------
+# -- public functions -----------------------------------------------------------------------------
 
 
 def keep(name: str, idle: float = IDLE) -> KeptHost:
-    """Start a host agent on this machine that stays when this process ends, and with it all that is started there.
+    """Start a host agent on this machine that outlives this process, together with all procs started on it.
 
     Args:
-        name: what ``attach`` finds it by.
-        idle: seconds without a controller after which it ends by itself; 0: never.
+        name: the name for ``attach``.
+        idle: seconds without a controller after which it ends; 0: never.
 
     Raises:
-        KeptError: there is a kept mesh of that name, or the host agent could not be started; says why.
-        ValueError: the name or the limit cannot be meant.
+        KeptError: a kept mesh of this name exists, or the host agent could not start; the message says why.
+        ValueError: the name or the limit is invalid.
     """
     system = _controller("keep")
     if idle < 0:
@@ -495,36 +494,36 @@ def _start_keeper(system: ActorSystem, name: str, idle: float) -> ProcRef:
 
 
 def attach(name: str | os.PathLike[str], force: bool = False) -> KeptHost:
-    """Take over a kept mesh: its procs and actors are this controller's from now on.
+    """Take over a kept mesh: its procs and actors belong to this controller from now on.
 
     Args:
         name: its name, or the path of its folder.
-        force: also if another controller that lives has it; that one then has it no more.
+        force: take it even from another living controller, which then loses it.
 
     Raises:
-        KeptError: there is none, or another controller has it.
+        KeptError: there is none, or another controller holds it.
     """
     system = _controller("attach")
     agent, label = _find(system, os.fspath(name))
     for host in held():
         if host._agent.id == agent.id:
-            raise KeptError(f"mesh {label!r} is attached to in this process already")
+            raise KeptError(f"mesh {label!r} is already attached in this process")
     host = KeptHost(system, label, agent, 0.0)
     host._take(force)
     return host
 
 
 def end_kept(name: str | os.PathLike[str], force: bool = False) -> KeptInfo:
-    """End a kept mesh, whether this process has it or not.
+    """End a kept mesh, whether or not this process holds it.
 
     Args:
-        force: also if another controller has it.
+        force: end it even if another controller holds it.
 
     Returns:
-        What it was.
+        Its description.
 
     Raises:
-        KeptError: there is none, or another controller has it.
+        KeptError: there is none, or another controller holds it.
     """
     system = _controller("end")
     agent, label = _find(system, os.fspath(name))
@@ -545,10 +544,10 @@ def end_kept(name: str | os.PathLike[str], force: bool = False) -> KeptInfo:
 
 
 def kept() -> list[KeptInfo]:
-    """The kept meshes of this user on this machine, by name, held or not. Does not start the runtime.
+    """The kept meshes of this user on this machine by name, held or not. Does not start the runtime.
 
     Raises:
-        KeptError: the folder that they would be in is another user's; says whose, and what to do.
+        KeptError: their parent folder belongs to another user; the message says to whom, and what to do.
     """
     try:
         return folders.kept()
@@ -557,24 +556,24 @@ def kept() -> list[KeptInfo]:
 
 
 def held() -> list[KeptHost]:
-    """The kept hosts that this process has."""
+    """The kept hosts that this process holds."""
     return [host for host in _hosts if not host._system._closed and not host.lost]
 
 
 def taken_over() -> dict[str, str]:
-    """What this process had and another one has taken over by force: by name, a sentence that says so."""
+    """The kept meshes that another process took from this one by force: for each name, a sentence that says so."""
     return dict(_taken_over)
 
 
 def kept_host_of(mesh: ProcMesh) -> KeptHost | None:
-    """The kept host that this mesh is on; None if it ends with this process."""
+    """The kept host that this mesh is on; None if the mesh ends with this process."""
     return next((host for host in held() if host._holds(mesh._procs)), None)
 
 
 def _controller(what: str) -> ActorSystem:
     system = get_actor_system()
     if not system.is_root:
-        raise RuntimeError(f"{what}() is for the controller: what outlives it is not for its ranks to say")
+        raise RuntimeError(f"{what}() is for the controller: ranks cannot start or end what outlives it")
     return system
 
 
@@ -583,7 +582,7 @@ def _folder(name: str) -> str:
 
 
 def _find(system: ActorSystem, name: str) -> tuple[ProcRef, str]:
-    """The keeper of a mesh, connected to, and the mesh's name."""
+    """Connect to the keeper of a mesh; returns it with the mesh's name."""
     folder = _folder(name)
     label = os.path.basename(folder)
     try:
@@ -593,7 +592,7 @@ def _find(system: ActorSystem, name: str) -> tuple[ProcRef, str]:
     except (NotPrivateError, NotOursError) as e:
         if isinstance(e, NotPrivateError) and os.sep not in name:
             e = folders.elsewhere(e)
-        raise KeptError(f"there is no kept mesh {name!r} to be had: {e}; nothing there was touched") from None
+        raise KeptError(f"the kept mesh {name!r} is not available: {e}; nothing was changed") from None
     if gone:
         others = ", ".join(info.name for info in kept()) or "none"
         raise KeptError(f"there is no kept mesh {name!r} (there are: {others})")

@@ -27,7 +27,7 @@ T = TypeVar("T")
 class ActorMesh(Healable, MeshTrait, Generic[T]):
     """A mesh of actors of one class. Its endpoints are attributes: ``mesh.method.call(...)``.
 
-    Made by ``ProcMesh.spawn``; picklable, and usable from any process that it was sent to.
+    Made by ``ProcMesh.spawn``. Picklable, and usable in any process that receives it.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         return self._cls_or_pickle
 
     def _class_label(self) -> str:
-        """The class as errors name it; "" if it cannot be loaded here."""
+        """The name of the class in errors; "" if the class cannot be loaded here."""
         try:
             return class_label(self._cls)
         except Exception:  # unpickling runs user code
@@ -81,7 +81,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         endpoint = spec.endpoints.get(name)
         if endpoint is not None:
             handle: Any = Endpoint(self, name, endpoint)
-            self.__dict__[name] = handle  # found without this function from now on
+            self.__dict__[name] = handle  # from now on found without this function
             return handle
         if callable(getattr(spec.cls, name, None)):
             return PlainMethod(self, name)
@@ -116,7 +116,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         return self._cached
 
     def _reach(self, ref: ProcRef) -> PeerLink | None:
-        """A link to one of our procs, made if need be; None if it is dead."""
+        """A link to one of the mesh's procs, made if necessary; None if the proc is dead."""
         self._system.node.learn(ref)
         return self._system.node.link_to(ref.id)
 
@@ -124,7 +124,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
 
     @property
     def initialized(self) -> Future[None]:
-        """Done when every actor's ``__init__`` has returned; raises what went wrong in one."""
+        """Done when every actor's ``__init__`` has returned; raises if one of them failed."""
         if self._ready is None:
             raise RuntimeError(
                 f"{self!r} came from another process: only the handle that spawn returned knows when it is ready"
@@ -132,7 +132,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         return self._ready
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
-        """Stop all actors of the mesh, after what they are doing now; each ``__cleanup__`` runs, owned meshes first."""
+        """Stop all actors of the mesh after their current message: owned meshes first, then ``__cleanup__``."""
         return self._stop(reason)
 
     def _stop(self, reason: str) -> Future[Any]:
@@ -143,7 +143,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         target = self._target()
         call = ManyCall(node, f"{self._name}.stop", target)
         send_to_all(self._system, target, StopActor(self._actor, call._number, 0, reason), sink=call)
-        # An actor that has died already is stopped, too.
+        # An actor that has already died counts as stopped.
         return settled(call)
 
     def __await__(self) -> Generator[Any, None, ActorMesh[T]]:
@@ -187,11 +187,11 @@ def _rebuild_actor_mesh(
 
 
 def settled(call: Future[Any]) -> Future[Any]:
-    """A future that is done when the call is, however it ended."""
+    """A future that is done when the call ends, with or without an error."""
     done: Future[Any] = Future(call._poller, call.what)
     call.add_done_callback(lambda _c: done._resolve(None))
     return done
 
 
-#: Names that an endpoint cannot have, because every actor mesh has such an attribute.
+#: Names that an endpoint cannot have, because every actor mesh has an attribute of that name.
 RESERVED = frozenset(name for name in dir(ActorMesh) if not name.startswith("_"))

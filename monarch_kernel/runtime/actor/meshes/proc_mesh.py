@@ -44,9 +44,9 @@ STOP_GRACE = 5.0
 
 
 class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
-    """A mesh of processes. Made by ``HostMesh.spawn_procs``; actors are spawned on it.
+    """A mesh of processes, on which actors are spawned. Made by ``HostMesh.spawn_procs``.
 
-    Picklable: whoever gets it can spawn actors on it, too.
+    Picklable: any process that receives it can spawn actors on it, too.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
         self._host_region = host_region
         self._owner = owner
         self._ready = ready
-        # Of the mesh and all its slices; "hosts": what the host mesh that it was spawned through shares with its views.
+        # Shared by the mesh and all its slices. "hosts": the state that the spawning host mesh shares with its views.
         self._shared: dict[str, Any] = {"stopped": False, "hosts": None}
-        self._part = False  # not all that was spawned, whatever its region says
+        self._part = False  # only a part of the spawned mesh, although its region is whole
         self._cached: Target | None = None
         self._cached_at = 0  # the node's generation then
 
@@ -168,7 +168,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
             self._uid == target.procs[0].id,
         )
         send_to_all(system, target, message, body, call)
-        if self._uid not in system.proc_meshes:  # somebody else's procs: their agents do not tell us by themselves
+        if self._uid not in system.proc_meshes:  # procs of another process: their agents report deaths only on request
             others = [ref for ref in target.procs if ref.id != node.id]
             for ref in others:
                 node.learn(ref)
@@ -192,9 +192,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
         return self
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
-        """Stop all actors of these procs (with ``__cleanup__``), then the procs; what does not end in time is
-        killed.
-        """
+        """Stop all actors of these procs (with ``__cleanup__``), then the procs; kill procs that do not end in time."""
         return self._stop(reason)
 
     def _stop(self, reason: str) -> Future[Any]:
@@ -203,17 +201,17 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
         self._system.tree.ending(ref.id for ref in self._target().procs)
         done = self._ask_agents(lambda call, procs: StopProcs(call, procs, reason, STOP_GRACE), "stop")
         self._system.changed()
-        return settled(done)  # where a host agent is dead, its procs are, too
+        return settled(done)  # if a host agent is dead, so are its procs
 
     def _forget(self) -> None:
-        """All of it ends on purpose: no more use, and no fault."""
+        """The whole mesh ends on purpose: it cannot be used any more, and its end is not a fault."""
         self._stopped = True
         self._system.proc_meshes.pop(self._uid, None)
         self._system.tree.stopped(self._uid)
         self._system.healer.forget(self._uid)
 
     def kill(self, reason: str = "") -> Future[None]:
-        """SIGKILL these procs, without any cleanup; done when they are gone. No fault, since it was asked for."""
+        """Kill these procs with SIGKILL, without cleanup; done when they are gone. This does not count as a fault."""
         self._system.tree.ending(ref.id for ref in self._target().procs)
         return settled(self._ask_agents(lambda call, procs: KillProcs(call, procs, reason), "kill"))
 
@@ -224,33 +222,34 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
         return self._system.proc_meshes.get(self._uid, self)
 
     def heal(self, hosts: HostMesh | None = None, timeout: float = HEAL_TIMEOUT) -> Future[Healed]:
-        """Replace what is dead: start procs in the places of those that died, and make the actors on them anew.
+        """Replace dead ranks: start new procs for those that died, and make the actors on them again.
 
-        A successor runs on the same host, or, if that is gone, on a spare one. It runs the mesh's bootstrap, gets the
-        actors that its predecessor had, with their original arguments, and what their last ``checkpoint`` returned.
-        Ranks that live are not touched, and all references to the mesh go on being good, in other processes too. Calls
-        that failed are not repeated; those made from now on over what is being replaced wait until it is there.
+        A successor runs on the same host or, if that is gone, on a spare one. It runs the mesh's bootstrap and gets the
+        actors of its predecessor, with their original arguments and the result of their last ``checkpoint``. Living
+        ranks are not touched, and all references to the mesh stay valid, in other processes, too. Failed calls are not
+        repeated; new calls over ranks that are being replaced wait for the successors.
 
         Args:
-            hosts: spare hosts for those that are gone.
-            timeout: for the start of the procs, every ``__init__`` and ``__restore__`` (seconds).
+            hosts: spare hosts, to replace those that are gone.
+            timeout: limit for starting the procs and for every ``__init__`` and ``__restore__`` (seconds).
 
         Returns:
-            What was done (``Healed``); false if nothing was dead.
+            A report (``Healed``), which is false if nothing was dead.
 
         Raises:
-            HealError: this process has not spawned these procs, or a host is gone and there is no spare.
+            HealError: this process did not spawn these procs, or a host is gone and there is no spare.
             ActorError: a bootstrap, an ``__init__`` or a ``__restore__`` raised.
         """
         return self._system.healer.heal(self, hosts, timeout)
 
     def healthy(self) -> ProcMesh:
-        """The ranks that live, as a mesh of its own, to go on with.
+        """A mesh of the living ranks, to go on with.
 
-        It keeps its dimensions if whole slices of one of them are dead (a host, say); else it has one dimension.
+        It keeps its dimensions if only whole slices of one of them are dead (a host, for example); otherwise it has one
+        dimension.
 
         Raises:
-            RuntimeError: no rank lives.
+            RuntimeError: no rank is alive.
         """
         node = self._system.node
         target = self._target()
@@ -275,9 +274,9 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
         return mesh
 
     def _ask_agents(self, message: Any, what: str) -> Future[list[Any]]:
-        """Send one message to each agent involved; a future of the raw replies, without those of dead agents.
+        """Send one message to each host agent of the mesh; a future of the raw replies of living agents.
 
-        It fails only if no agent is there any more.
+        It fails only if all agents are dead.
         """
         node = self._system.node
         by_agent: dict[str, list[ProcRef]] = {}
@@ -301,11 +300,13 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
         return gathered(node.poller, [settled(call) for call in calls], f"{self.name}.{what}").then(answers)
 
     def interrupt(self, cells: str = "") -> Future[ValueMesh[list[str]]]:
-        """Raise KeyboardInterrupt in whatever endpoints run in these procs; gives the names of what was interrupted.
+        """Raise KeyboardInterrupt in all endpoints that run in these procs; gives the names of those interrupted.
 
-        With ``cells`` only in what runs for notebook cells whose ids begin so, and not in cells on ranks themselves.
+        With ``cells``, only in endpoints that run for notebook cells whose ids have this prefix, and not in cells that
+        run on the ranks themselves.
 
-        Procs that cannot answer (native code that holds the GIL) leave the future pending: give ``get`` a timeout.
+        Procs that cannot answer (native code holds the interpreter lock) leave the future pending: give ``get`` a
+        timeout.
         """
         return self._ask_procs(lambda call, rank: Interrupt(call, rank, cells), "interrupt")
 
@@ -317,7 +318,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
         return call
 
     def status(self) -> Future[ValueMesh[ProcStatus]]:
-        """State, pid, memory and CPU use of every proc, as its host agent sees it."""
+        """State, pid, memory and CPU use of every proc, as measured by its host agent."""
         target = self._target()
 
         def merge(replies: list[Any]) -> ValueMesh[ProcStatus]:
@@ -328,7 +329,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
         return settled(asked).then(lambda _: merge([] if asked.exception() is not None else asked.get()))
 
     def unresponsive(self) -> dict[int, str]:
-        """The ranks that live but do not answer, and why, as far as their host agents have told; asks nobody."""
+        """The living ranks that do not respond, and why, as their host agents have reported; sends no messages."""
         node = self._system.node
         silent = node.unresponsive
         if not silent:
@@ -336,7 +337,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
         return {k: silent[ref.id].why for k, ref in enumerate(self._target().procs) if ref.id in silent}
 
     def _unknown(self, ref: ProcRef) -> ProcStatus:
-        """Of a proc whose agent tells nothing."""
+        """The status of a proc whose agent did not answer."""
         death = self._system.node.deaths.get(ref.id) or self._system.node.deaths.get(ref.agent)
         if death is None:
             return ProcStatus(ref.id, "starting", 0, ref.host)
@@ -349,7 +350,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
 
     @property
     def host_mesh(self) -> Any:
-        """The hosts of this mesh. Those of a slice that leaves hosts out have one dimension, ``hosts``."""
+        """The hosts of this mesh. If a slice leaves hosts out, the result has one dimension, ``hosts``."""
         from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, HostRef
 
         hosts: dict[str, HostRef] = {}
@@ -361,7 +362,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
         return HostMesh(self._system, tuple(hosts.values()), region, use=self._shared["hosts"], part=True)
 
     def to_table(self) -> str:
-        """The mesh as a text table, one line for each proc."""
+        """The mesh as a text table with one line per proc."""
         from monarch_kernel.display.tables import TableView, table_text
 
         rows: list[tuple[str, ...]] = []
@@ -374,12 +375,12 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
     def logging_option(
         self, stream_to_client: bool = False, aggregate_window_sec: int | None = None, level: int = 20
     ) -> Future[None]:
-        """How this mesh's output reaches a script's terminal (a notebook routes it to cells by itself).
+        """Set how this mesh's output appears on a script's terminal (a notebook routes output to cells by itself).
 
         Args:
             stream_to_client: prefix each line with its rank, ``[3] text``.
-            aggregate_window_sec: hold lines for so long, and show equal ones of several ranks once.
-            level: of the actors' ``logger``.
+            aggregate_window_sec: hold lines for this time, and show equal lines of several ranks once.
+            level: the level of the actors' ``logger``.
         """
         if aggregate_window_sec is not None and not stream_to_client:
             raise RuntimeError(
@@ -423,7 +424,7 @@ def proc_mesh_of_this_process(system: System) -> ProcMesh:
 
 
 class _Ready(Future[None]):
-    """Done when a call to every ``__init__`` is. Whoever asks for its result has been told of what failed there."""
+    """Done when every ``__init__`` has returned. Failures of these count as reported once its result is read."""
 
     __slots__ = ("_actor", "_call")
 
