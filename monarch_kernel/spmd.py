@@ -1,4 +1,4 @@
-"""Programs that run alike on all ranks, for ``torch.distributed``. Has the names of ``monarch.spmd``, and more.
+"""Programs that run on all ranks, for ``torch.distributed``. Has the names of ``monarch.spmd``, and more.
 
 This module holds names only; ``monarch_kernel.runtime.spmd`` has the code.
 """

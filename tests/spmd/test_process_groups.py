@@ -232,7 +232,7 @@ def test_only_the_groups_connections_are_broken() -> None:
 def test_a_group_is_joined_by_ranks() -> None:
     p = procs(1)
     group = ProcessGroups(p).form().get(60)
-    with pytest.raises(RuntimeError, match="send the group to an endpoint of theirs"):
+    with pytest.raises(RuntimeError, match="send the group to an endpoint of the ranks"):
         group.join()
 
 

@@ -1,4 +1,4 @@
-"""Process groups of torch.distributed over the procs of a mesh, formed anew whenever ranks were lost."""
+"""Process groups of torch.distributed over the procs of a mesh, formed again after ranks were lost."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.spmd import member
 from monarch_kernel.runtime.spmd.member import Meeting
 
-#: How long a rank may take to give up its group, before it is taken for stuck (seconds).
+#: How long a rank may take to give up its group before it counts as stuck (seconds).
 PATIENCE = 10.0
-#: How long its answer may take beyond that (seconds).
+#: How much longer its answer may take (seconds).
 GRACE = 0.5
 
-# The ranks of this process, by the name of the keepers.
+# The ranks of this process, by the name of the group agents.
 _ranks: dict[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group to be: hand it to all ranks, where ``join()`` makes it torch's default group.
+    """A process group that is yet to be joined: send it to all ranks, where ``join()`` makes it torch's default group.
 
     Attributes:
-        number: 1 for the first group of a mesh, counted up by each that is formed.
-        healed: what had to be healed for it.
+        number: 1 for the first group of a mesh, and one more for each group after it.
+        healed: what was healed for it.
         stuck: the ranks that did not give up the last group in time, and were killed and replaced.
-        seconds: how long each part of forming it took: "release", "heal", "meet".
+        seconds: how long each step took: "release", "heal", "meet".
     """
 
     number: int
@@ -47,28 +47,28 @@ class Group:
     healed: Healed
     stuck: tuple[int, ...]
     seconds: dict[str, float]
-    _keepers: str = field(repr=False)
+    _agents: str = field(repr=False)
 
     def join(self, timeout: float = TIMEOUT, **options: Any) -> None:
-        """Leave the group that this rank is in, and join this one; done when all ranks have.
+        """Leave this rank's current group and join this one; returns when all ranks have joined.
 
-        Call it in an endpoint, so that it begins when the step that failed has ended here.
+        Call it in an endpoint, so that it begins after the failed step has ended on this rank.
 
         Args:
             timeout: how long to wait for the other ranks (seconds).
             options: for ``torch.distributed.init_process_group``, such as ``device_id``.
         """
-        rank = _ranks.get(self._keepers)
+        rank = _ranks.get(self._agents)
         if rank is None:
             raise RuntimeError(
-                "Group.join() is for the ranks: send the group to an endpoint of theirs, and call it there"
+                "Group.join() is for the ranks: send the group to an endpoint of the ranks, and call it there"
             )
-        number = (self._keepers, self.number)
+        number = (self._agents, self.number)
         member.join(self.meeting, rank, self.backend, number, timeout, self.timeout, **options)
 
 
-class Keeper(Actor):
-    """Beside the actors that train: it answers while those wait in a collective, and breaks the group's connections."""
+class GroupAgent(Actor):
+    """Runs in each rank beside the training actors: it answers while they wait in a collective, and can break it."""
 
     __tool__ = True
 
@@ -77,29 +77,29 @@ class Keeper(Actor):
 
     @endpoint
     def reserve(self, world_size: int, local_size: int, local: bool, serve: bool) -> Meeting:
-        """On rank 0: choose where the ranks meet."""
+        """On rank 0: reserve the place where the ranks meet."""
         return member.reserve(world_size, local_size, local=local, serve=serve)
 
     @endpoint
     def set_environment(self, meeting: Meeting) -> None:
-        """Set torchrun's variables."""
+        """Set the variables of torchrun."""
         member.set_environment(meeting, self._rank)
 
     @endpoint
     def abandon(self, number: tuple[str, int], patience: float) -> bool:
-        """End whatever collectives run here; gives whether they have ended."""
+        """End the collectives that run here; returns whether they have ended."""
         return member.abandon(number, patience)
 
     def __cleanup__(self, error: BaseException | None) -> None:
-        """So that a mesh that is stopped need not wait for those."""
+        """End them as well, so that stopping the mesh need not wait."""
         member.abandon()
 
 
 class ProcessGroups:
     """The process groups of a mesh, one after the other.
 
-    Form one, have every rank ``join()`` it, and train. When a step fails because ranks died, form the next: survivors
-    are freed from the collectives they wait in, dead ranks are healed, and all meet anew.
+    Form a group, have every rank ``join()`` it, and train. When a step fails because ranks died, form the next group:
+    survivors are released from the collectives they wait in, dead ranks are healed, and all ranks meet again.
 
     ```python
     groups = ProcessGroups(procs)
@@ -107,8 +107,8 @@ class ProcessGroups:
     ```
 
     Args:
-        procs: the ranks of the process groups are those of this mesh.
-        backend: of torch.distributed.
+        procs: the mesh whose ranks are the ranks of the process groups.
+        backend: the one of torch.distributed.
         timeout: of collectives (seconds); None leaves torch's.
     """
 
@@ -117,17 +117,17 @@ class ProcessGroups:
         self._backend = backend
         self._timeout = timeout
         self._name = unique("groups")
-        self._keepers = _spawn_keepers(procs, self._name)
+        self._agents = _spawn_agents(procs, self._name)
         self._number = 0
         self._lock = threading.Lock()
 
     def form(self, hosts: HostMesh | None = None, patience: float = PATIENCE) -> Future[Group]:
-        """Free the ranks from the last group, heal the mesh, and agree on where the next group meets.
+        """Release the ranks from the last group, heal the mesh, and choose where the next group meets.
 
         Args:
-            hosts: spare hosts for those that are gone, as for ``ProcMesh.heal``.
-            patience: ranks that have not given up the last group within so many seconds (they stand still, or hang in
-                it) are killed, and replaced like dead ones.
+            hosts: spare hosts for lost ones, as for ``ProcMesh.heal``.
+            patience: ranks that do not give up the last group within this time (they are stopped, or hang in it) are
+                killed, and replaced like dead ranks (seconds).
 
         Raises:
             HealError: the mesh cannot be healed.
@@ -135,7 +135,7 @@ class ProcessGroups:
         return _in_thread(self._procs, f"{self._procs.name}.form", lambda: self._form(hosts, patience))
 
     def release(self, patience: float = PATIENCE) -> Future[list[int]]:
-        """Free the living ranks from the collectives they wait in; gives those that did not come free in time."""
+        """Release the living ranks from the collectives they wait in; gives the ranks that were not in time."""
         return _in_thread(self._procs, f"{self._procs.name}.release", lambda: self._release(patience))
 
     def _form(self, hosts: HostMesh | None, patience: float) -> Group:
@@ -148,7 +148,7 @@ class ProcessGroups:
                 began = time.monotonic()
                 for rank in self._release(patience):
                     stuck.add(rank)
-                    ranks.slice(ranks=rank).kill("it did not give up its process group").get(TIMEOUT)
+                    ranks.slice(ranks=rank).kill("it did not give up its process group in time").get(TIMEOUT)
                 released = time.monotonic()
                 done = self._procs.heal(hosts).get()
                 healed.replaced += done.replaced
@@ -159,8 +159,8 @@ class ProcessGroups:
                 seconds["release"] += released - began
                 seconds["heal"] += after - released
                 try:
-                    meeting = _meet(self._procs, self._keepers, serve=True)
-                except SupervisionError:  # another one died meanwhile
+                    meeting = _meet(self._procs, self._agents, serve=True)
+                except SupervisionError:  # another rank died meanwhile
                     continue
                 seconds["meet"] += time.monotonic() - after
                 self._number += 1
@@ -178,10 +178,10 @@ class ProcessGroups:
     def _release(self, patience: float) -> list[int]:
         if self._number == 0:
             return []
-        keepers = self._keepers.flatten("ranks")
+        agents = self._agents.flatten("ranks")
         deadline = time.monotonic() + patience + GRACE
         number = (self._name, self._number)
-        calls = [keepers.slice(ranks=rank).abandon.call_one(number, patience) for rank in range(len(keepers))]
+        calls = [agents.slice(ranks=rank).abandon.call_one(number, patience) for rank in range(len(agents))]
         stuck: list[int] = []
         for rank, call in enumerate(calls):
             try:
@@ -189,7 +189,7 @@ class ProcessGroups:
                     stuck.append(rank)
             except TimeoutError:
                 stuck.append(rank)
-            except (SupervisionError, ActorError):  # it is dead
+            except (SupervisionError, ActorError):  # the rank is dead
                 continue
         return stuck
 
@@ -202,9 +202,9 @@ def setup_torch_elastic_env(
     The last dimension counts the ranks of a host (LOCAL_RANK).
 
     Args:
-        master_addr: where rank 0 is reached; by default its host's address.
-        master_port: by default one that is free there.
-        use_ipaddr: accepted as Monarch does; what is found by default is an IP address anyway.
+        master_addr: the address of rank 0; by default that of its host.
+        master_port: by default a free port there.
+        use_ipaddr: accepted for Monarch's sake; the default address is an IP address anyway.
     """
     _setup(proc_mesh, master_addr, master_port).get()
 
@@ -212,29 +212,29 @@ def setup_torch_elastic_env(
 async def setup_torch_elastic_env_async(
     proc_mesh: ProcMesh, master_addr: str | None = None, master_port: int | None = None, use_ipaddr: Any = None
 ) -> None:
-    """``setup_torch_elastic_env``, to be awaited."""
+    """``setup_torch_elastic_env`` as a coroutine."""
     await _setup(proc_mesh, master_addr, master_port)
 
 
 def _setup(procs: ProcMesh, address: str | None, port: int | None) -> Future[None]:
     def work() -> None:
-        keepers = _spawn_keepers(procs, unique("torch-env"))
-        found = _meet(procs, keepers, serve=False)
+        agents = _spawn_agents(procs, unique("torch-env"))
+        found = _meet(procs, agents, serve=False)
         meeting = Meeting(address or found.address, port or found.port, found.world_size, found.local_size)
-        keepers.set_environment.call(meeting).get()
-        keepers.stop().get()
+        agents.set_environment.call(meeting).get()
+        agents.stop().get()
 
     return _in_thread(procs, f"{procs.name}.setup_torch_elastic_env", work)
 
 
-def _spawn_keepers(procs: ProcMesh, name: str) -> ActorMesh[Keeper]:
-    return procs.spawn(name, Keeper, name)
+def _spawn_agents(procs: ProcMesh, name: str) -> ActorMesh[GroupAgent]:
+    return procs.spawn(name, GroupAgent, name)
 
 
-def _meet(procs: ProcMesh, keepers: ActorMesh[Keeper], *, serve: bool) -> Meeting:
+def _meet(procs: ProcMesh, agents: ActorMesh[GroupAgent], *, serve: bool) -> Meeting:
     local = len({ref.site for ref in procs._target().procs}) == 1
     local_size = procs.extent.shape[-1] if procs.extent.names else 1
-    first = keepers.flatten("ranks").slice(ranks=0)
+    first = agents.flatten("ranks").slice(ranks=0)
     return first.reserve.call_one(len(procs), local_size, local, serve).get()
 
 

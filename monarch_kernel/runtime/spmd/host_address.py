@@ -1,4 +1,4 @@
-"""By which address this host is reached from others, and which network interface has it."""
+"""The address at which other hosts reach this one, and the network interface that has it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import socket
 from monarch_kernel.runtime.actor.process import get_system
 
 LOOPBACK = "127.0.0.1"
-#: The interface that gloo shall use.
+#: The variable that names gloo's network interface.
 GLOO = "GLOO_SOCKET_IFNAME"
 
 _chosen = ""
 
 
 def own_address() -> str:
-    """The address that other hosts reach this one at.
+    """The address at which other hosts reach this one.
 
-    On the host of a worker that listens at TCP, the one in that worker's URL; else that of this host's name; else that
-    of the interface which leads out of here. It is a name where only others can resolve it.
+    On the host of a worker that listens at TCP, the one in the worker's URL; else that of this host's name; else that
+    of the interface of the default route. The result is a name if only other hosts can resolve it.
     """
     advertised = _advertised()
     if advertised:
@@ -30,19 +30,19 @@ def own_address() -> str:
         return address
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # nothing is sent: this only chooses the route
+            probe.connect(("192.0.2.1", 9))  # sends nothing, only selects a route
             return str(probe.getsockname()[0])
         except OSError:
             return address or LOOPBACK
 
 
 def choose_interface(address: str) -> None:
-    """Have gloo use the interface with this address of ours, unless the user has chosen one.
+    """Have gloo use the interface with this address of this host, unless the user has chosen one.
 
-    Left alone it goes by the host's name, and where that does not resolve it takes the loopback, silently.
+    By default gloo resolves the host's name, and silently takes the loopback interface if that fails.
 
     Args:
-        address: as ``own_address`` gives it, or the loopback's.
+        address: the result of ``own_address``, or the loopback address.
     """
     global _chosen
     if os.environ.get(GLOO, _chosen) != _chosen:
@@ -55,13 +55,13 @@ def choose_interface(address: str) -> None:
 
 
 def _advertised() -> str:
-    """The host in the URL by which others reach this site's worker; "" on a site that has none."""
+    """The host in the URL at which others reach this site's worker; "" on a site without one."""
     scheme, _, place = get_system().node.ref.gateway_address.partition("://")
     return place.rpartition(":")[0].strip("[]") if scheme == "tcp" else ""
 
 
 def _resolved(name: str) -> str:
-    """An address of a name; "" if it cannot be resolved here."""
+    """The address of a name; "" if it cannot be resolved here."""
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:

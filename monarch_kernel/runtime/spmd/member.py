@@ -1,12 +1,12 @@
 """One rank's side of process groups: where the ranks meet, joining, and getting away from one that lost a rank.
 
-Gloo tells only those of a failed rank that are just then talking to it. The others wait for their neighbours, who will
-never come, until the group's timeout (half an hour by default), and there is no call that ends such a wait. So a rank
-remembers which connections its group opened (``runtime.actor.collectives``). ``abandon`` ends them, from another
-thread: then every collective that is under way ends in an error, here and at whoever waits for this rank.
+When a rank fails, gloo informs only the ranks that are communicating with it. The others wait for their neighbours,
+which never come, until the group's timeout (half an hour by default), and no call ends such a wait. So a rank remembers
+which connections its group opened (``runtime.actor.collectives``). ``abandon`` ends them from another
+thread: then every running collective fails, here and on the ranks that wait for this one.
 
-Nearly every: when gloo sends on a connection in the very moment in which its end is noticed, it forgets to tell the
-sender. Therefore ``abandon`` also says whether the threads that were in torch then have come out of it.
+There is one exception: if gloo begins to send on a connection just as it notices the end, it does not inform the
+sender. Therefore ``abandon`` also reports whether the threads that were in torch have returned from it.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from monarch_kernel.runtime.actor.execution.collectives import Opened, opening
 from monarch_kernel.runtime.actor.execution.postmortem import let_go_of_groups
 from monarch_kernel.runtime.spmd.host_address import LOOPBACK, choose_interface, own_address
 
-#: How long a rank may take to reach rank 0's store, which is there before anybody is told of it (seconds).
+#: How long a rank may take to reach rank 0's store, which exists before its address is sent (seconds).
 CONNECT_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the ranks of a mesh meet, and who they are."""
+    """Where the ranks of a mesh meet, and how many there are."""
 
     address: str
     port: int
     world_size: int
     local_size: int
-    store_port: int = 0  # for programs that run in the ranks and make groups of their own
+    store_port: int = 0  # for programs in the ranks that make their own groups
 
 
 class _Member:
-    """The process group of this process, as far as this module made it."""
+    """The process group of this process, if this module made it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.opened: Opened | None = None  # its connections
-        self.given_up: dict[str, int] = {}  # the last group of each series that must not be joined any more
-        # Where the ranks find each other, at rank 0: of the next group, and of the one before it for latecomers.
+        self.given_up: dict[str, int] = {}  # for each series, the last group that must not be joined any more
+        # The stores where the ranks meet, on rank 0: for the next group, and for latecomers of the one before.
         self.stores: deque[Any] = deque(maxlen=2)
 
 
@@ -57,11 +57,11 @@ _member = _Member()
 
 
 def reserve(world_size: int, local_size: int, *, local: bool, serve: bool = True) -> Meeting:
-    """Choose, as rank 0, where the ranks meet.
+    """As rank 0, choose where the ranks meet.
 
     Args:
-        local: all ranks are on this machine, so that nobody else need reach the port.
-        serve: have the store there at once, for ``join``; otherwise the port is left free for who listens there next.
+        local: all ranks are on this machine, so the loopback address is enough.
+        serve: open the store at once, for ``join``; otherwise the port is left free for a later listener.
     """
     address = LOOPBACK if local else own_address()
     with socket.socket(socket.AF_INET) as taken, socket.socket(socket.AF_INET) as other:
@@ -123,12 +123,12 @@ def join(
     timeout: float | None = None,
     **options: Any,
 ) -> None:
-    """Leave the process group that there is, and be this rank of a new one, which is torch's default group then.
+    """Leave the current process group and join a new one as this rank; it becomes torch's default group.
 
     Args:
-        number: of this group in a series of groups that has this name.
-        join_timeout: how long ranks wait for each other here (seconds).
-        timeout: of collectives (seconds); None leaves torch's.
+        number: the name of a series of groups, and the number of this group in it.
+        join_timeout: how long the ranks wait for each other (seconds).
+        timeout: of collectives (seconds); None for torch's default.
         options: for ``torch.distributed.init_process_group``.
     """
     distributed = _distributed()
@@ -143,15 +143,15 @@ def join(
         with _member.lock:
             if which <= _member.given_up.get(series, 0):
                 raise RuntimeError(
-                    f"process group {which} was given up before rank {rank} joined it: join the next one"
+                    f"process group {which} was given up before rank {rank} joined it: join the next group"
                 )
-            # Who gives the group up from here on breaks that connection.
+            # From here on, giving the group up breaks this connection.
             _member.opened = opened
         try:
             if timeout is not None:
                 options["timeout"] = timedelta(seconds=timeout)
-            # torch names groups by this count, and one that could not be made leaves it raised: then this rank would
-            # look for the others under another name than a rank that is new.
+            # torch names groups by this count, and a failed attempt leaves it increased: this rank would then look for
+            # the others under another name than a new rank does.
             distributed.distributed_c10d._world.group_count = 0
             distributed.init_process_group(backend, store=store, rank=rank, world_size=meeting.world_size, **options)
         except BaseException:
@@ -168,20 +168,20 @@ def leave() -> None:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
         let_go_of_groups()
-        gc.collect()  # its connections are closed when the last work of it is gone
+        gc.collect()  # its connections close when its last work is freed
 
 
 def abandon(number: tuple[str, int] = ("", 0), patience: float = 0.0) -> bool:
-    """End every collective of the group that ``join`` made, or is making, in an error. From any thread.
+    """Make every collective fail of the group that ``join`` made or is making. Callable from any thread.
 
-    The group itself is as good as dead then; ``join`` or ``leave`` clears it away.
+    The group is unusable afterwards; ``join`` or ``leave`` removes it.
 
     Args:
-        number: this group and those before it in the series must not be joined from now on.
-        patience: how long threads that are in torch may take to come out of it (seconds).
+        number: this group, and those before it in the series, cannot be joined from now on.
+        patience: how long threads that are in torch may take to return from it (seconds).
 
     Returns:
-        Whether they have.
+        Whether they have returned.
     """
     series, which = number
     with _member.lock:
@@ -189,7 +189,7 @@ def abandon(number: tuple[str, int] = ("", 0), patience: float = 0.0) -> bool:
     _break_connections()
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized() and distributed.get_backend() != "gloo":
-        abort = getattr(distributed.group.WORLD, "abort", None)  # of NCCL, which knows how to
+        abort = getattr(distributed.group.WORLD, "abort", None)  # NCCL has this
         if abort is not None:
             abort()
     inside = {thread: frame for thread, top in sys._current_frames().items() if (frame := _in_torch(top)) is not None}
@@ -201,7 +201,7 @@ def abandon(number: tuple[str, int] = ("", 0), patience: float = 0.0) -> bool:
             return False
         if inside:
             time.sleep(0.001)
-            _break_connections()  # those that a join under way has opened since
+            _break_connections()  # a running join may have opened more since
     return True
 
 
@@ -220,7 +220,7 @@ def _stack(top: FrameType | None) -> list[FrameType]:
 
 
 def _in_torch(top: FrameType) -> FrameType | None:
-    """The outermost frame of a thread that joins a group, or runs code of torch's in which collectives happen."""
+    """The outermost frame of a thread that is joining a group, or is in code of torch that runs collectives."""
     parts = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
     for frame in reversed(_stack(top)):
         if frame.f_code is join.__code__ or any(part in frame.f_code.co_filename for part in parts):

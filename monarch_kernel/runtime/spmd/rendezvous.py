@@ -1,11 +1,11 @@
 """How ``init_process_group()`` of a program that runs on all ranks of a mesh finds the other ranks.
 
-torch's own way is made for processes that do so once. Here ranks live on: a second program, or the same one again,
-meets at the same address, and may find the store of the first there with what that left in it (addresses of connections
-that are closed). And a rank that never comes, as it has raised, leaves the others in a wait that nothing can end. So
-ranks that join as torchrun's environment says count their meetings, each of which has keys of its own in the store, and
-they wait for rank 0's store in Python, where they can be released. The store is not at MASTER_PORT, unless the program
-has set that: there a program that ranks start as a process of its own finds room for its store.
+torch's own rendezvous expects that a process joins once. Here ranks live on: a second program, or a second run, meets
+at the same address, and may find the first one's store with stale contents (addresses of closed connections). And a
+rank that never comes, because it raised, leaves the others in a wait that nothing ends. So ranks that join by
+torchrun's environment count their meetings, give each its own keys in the store, and wait for rank 0's store in Python,
+where they can be released. The store is not at MASTER_PORT, unless the program has set that: the port stays free for
+the store of a program that the ranks start as a separate process.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.actor.execution.postmortem import let_go_of_groups
 from monarch_kernel.runtime.spmd.member import Meeting
 
-#: How long a rank waits between two looks whether rank 0's store is there, at first and at most (seconds).
+#: How long a rank waits between attempts to reach rank 0's store, at first and at most (seconds).
 RETRY, RETRY_LATER = 0.01, 0.25
-#: How long one look may take (seconds).
+#: How long one attempt may take (seconds).
 CONNECT = 5.0
 
 
 class _Meetings:
-    """The meetings of this process since all ranks began to count."""
+    """The meetings of this process since the ranks began to count."""
 
     def __init__(self) -> None:
         self.begun: Meeting | None = None
         self.count = 0
-        # The latest, and where. It stays while the program runs: others may still be on their way out of a meeting.
+        # The latest store, and its place. It stays while the program runs: others may still be leaving a meeting.
         self.store: Any = None
         self.place: object = None
 
@@ -46,22 +46,22 @@ _meetings = _Meetings()
 
 
 def count_meetings(begun: Meeting) -> None:
-    """Begin to count. All ranks of a mesh do so at the same time, with a meeting that was reserved for that."""
+    """Begin to count. All ranks of a mesh do so together, with a meeting that was reserved for it."""
     _meetings.begun, _meetings.count, _meetings.store = begun, 0, None
     collectives.find_others = _find_others
 
 
 def meetings() -> int:
-    """How many process groups this rank has joined since: others that have joined more or fewer would not meet it."""
+    """How many process groups this rank has joined since then; ranks with another count would not meet it."""
     return _meetings.count
 
 
 def tidy_up() -> None:
-    """A program has ended here: if it has left its process group, have nothing of it stay connected or listen."""
+    """A program has ended: if it has left its process group, close the connections and listeners that remain."""
     c10d: Any = sys.modules.get(collectives.C10D)
     if c10d is None or collectives.in_process_group():
         return
-    # torch names groups by this count, and one that could not be made leaves it raised, on the ranks that tried.
+    # torch names groups by this count, and a failed attempt leaves it increased on the ranks that tried.
     c10d._world.group_count = 0
     if _meetings.store is not None:
         _meetings.store = None
@@ -72,9 +72,9 @@ def tidy_up() -> None:
 def _find_others(
     original: Callable[..., Iterator[Any]], url: Any, rank: int = -1, world_size: int = -1, **options: Any
 ) -> Iterator[Any]:
-    """In place of torch's ``rendezvous``: gives the store, the rank and the size of the world."""
+    """Replaces torch's ``rendezvous``: yields the store, the rank and the world size."""
     place = _place(url, rank, world_size)
-    if place is None:  # not what the environment says: only torch knows
+    if place is None:  # not torchrun's environment: torch handles it
         yield from original(url, rank, world_size, **options)
         return
     host, port, rank, world_size = place
@@ -92,7 +92,7 @@ def _find_others(
 
 
 def _place(url: Any, rank: int, world_size: int) -> tuple[str, int, int, int] | None:
-    """Where all ranks of the mesh are to meet: host, port, this rank and how many; None if it is anything else."""
+    """Where the ranks of the mesh meet: host, port, this rank and the world size; None for any other rendezvous."""
     env = os.environ
     try:
         found = urlparse(url)
@@ -117,7 +117,7 @@ def _store(host: str, port: int, rank: int, world_size: int, timeout: timedelta)
     if rank != 0:
         _await(host, port, timeout.total_seconds())
     c10d: Any = importlib.import_module("torch.distributed")
-    # multi_tenant: one that a group of this process still has is used again.
+    # multi_tenant: reuses a store that a group of this process still holds.
     return c10d.TCPStore(host, port, world_size, rank == 0, timeout=timeout, wait_for_workers=False, multi_tenant=True)
 
 
@@ -134,7 +134,7 @@ def _await(host: str, port: int, timeout: float) -> None:
                 if time.monotonic() > deadline:
                     raise TimeoutError(
                         f"timed out after {timeout:g} s: rank 0 did not open its store at {host}:{port} ({error}); "
-                        "all ranks have to call init_process_group()"
+                        "all ranks must call init_process_group()"
                     ) from None
             check()
             time.sleep(pause)

@@ -1,4 +1,4 @@
-"""State of a training run, from the rank that has come furthest to all others."""
+"""Copies the state of a training run from the most advanced rank to all others."""
 
 from __future__ import annotations
 
@@ -6,37 +6,36 @@ import io
 import pickle
 from typing import Any, Protocol
 
-#: Tensors of fewer bytes travel in the pickle, others by a broadcast of their own.
+#: Smaller tensors travel in the pickle (bytes), each larger one in its own broadcast.
 SMALL = 4096
 
 
 class Stateful(Protocol):
-    """What has a state: modules, optimizers, schedulers, samplers."""
+    """An object with a state: module, optimizer, scheduler, sampler."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
 def share_state(progress: int, *parts: Stateful) -> int:
-    """Give every rank of the default process group the state of the one that has come furthest.
+    """Give every rank of the default process group the state of the most advanced rank.
 
-    A collective: all ranks call it, with as many parts of the same kinds. A rank that was healed has done nothing yet,
-    so it never is the one that is followed. Nor is one that failed in a step which others had completed.
+    A collective: all ranks call it, with the same number and kinds of parts. The source is never a healed rank, which
+    has done nothing yet, nor a rank that failed in a step that others completed.
 
     Args:
-        progress: how far this rank has come, as in the number of steps that it has done; of equals the lowest rank is
-            followed.
-        parts: modules, optimizers, and whatever else has ``state_dict`` and ``load_state_dict``.
+        progress: how far this rank is, such as its number of completed steps; of equals the lowest rank is the source.
+        parts: modules, optimizers, and other objects with ``state_dict`` and ``load_state_dict``.
 
     Returns:
-        The progress of the rank that was followed, which is everybody's now.
+        The progress of the source, which all ranks now have.
     """
     import torch.distributed
 
     distributed: Any = torch.distributed
-    everybody: list[int] = [0] * distributed.get_world_size()
-    distributed.all_gather_object(everybody, progress)
-    source = everybody.index(max(everybody))
+    progresses: list[int] = [0] * distributed.get_world_size()
+    distributed.all_gather_object(progresses, progress)
+    source = progresses.index(max(progresses))
     leads = distributed.get_rank() == source
     tensors: list[Any] = []
     box: list[Any] = [None]
@@ -52,11 +51,11 @@ def share_state(progress: int, *parts: Stateful) -> int:
         states = _Unpickler(io.BytesIO(outline), tensors).load()
         for part, state in zip(parts, states, strict=True):
             part.load_state_dict(state)
-    return everybody[source]
+    return progresses[source]
 
 
 def _pickled(states: list[dict[str, Any]], tensors: list[Any]) -> tuple[bytes, list[tuple[Any, Any, str]]]:
-    """A pickle without the large tensors, which are put into the list; and what those are like."""
+    """A pickle without the large tensors, which are appended to the list; and their shapes, types and devices."""
     stream = io.BytesIO()
     _Pickler(stream, tensors).dump(states)
     return stream.getvalue(), [(t.shape, t.dtype, t.device.type) for t in tensors]
