@@ -1,4 +1,4 @@
-"""Breakpoints over meshes: set, cleared, armed in every rank that is to have them, and voted on."""
+"""Breakpoints over meshes: set and cleared, armed in the ranks that they hold on, and voted on."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 
 #: How long ranks may take to arm breakpoints (seconds). Those that take longer are left out.
 ARM_TIMEOUT = 2.0
-#: How often a rank that has begun, and cannot be told what to stop at, is tried again at once.
+#: How many times a rank that has begun but could not be armed is tried again at once.
 TRIES = 20
 
 
 @dataclass(slots=True)
 class _OfMesh:
-    """What concerns the breakpoints of one mesh.
+    """The state of breakpoints on one mesh.
 
     Attributes:
-        unarmed: the ranks that could not be armed, and how often that was tried.
-        votes: of each breakpoint on which the ranks decide together.
+        unarmed: the ranks that could not be armed, and the number of attempts.
+        votes: by breakpoint, if its ranks vote.
     """
 
     unarmed: dict[int, int] = field(default_factory=dict[int, int])
@@ -43,7 +43,7 @@ class Breakpoints:
     """The breakpoints of a debugger. Any thread may use it; it is guarded by the registry's lock.
 
     Args:
-        registry: the meshes; it tells of their ranks from now on (`registry.StopListener`).
+        registry: of the meshes; this object becomes its listener.
     """
 
     def __init__(self, registry: StopRegistry) -> None:
@@ -57,7 +57,7 @@ class Breakpoints:
     # -- setting and clearing ----------------------------------------------------------------------
 
     def add(self, spec: Breakpoint, mesh: Any, ranks: Iterable[int] | None, owner: str) -> MeshBreakpoint:
-        """Set a breakpoint, whose id is given here; see `hub.MeshDebugger.break_at`."""
+        """Set a breakpoint, and give it its id; see `hub.MeshDebugger.break_at`."""
         watched = None if mesh is None else self._registry.find(mesh)
         chosen = None if ranks is None else tuple(sorted(set(ranks)))
         if watched is not None and chosen is not None:
@@ -113,7 +113,7 @@ class Breakpoints:
     # -- arming --------------------------------------------------------------------------------------
 
     def on_new_mesh(self, mesh: ProcMesh) -> None:
-        """A mesh has come up: what holds on all meshes is armed before this returns."""
+        """A mesh has come up: arm what holds on all meshes, before anything runs there."""
         if self._any_everywhere():
             self._arm([self._registry.watch(mesh)])
 
@@ -126,7 +126,7 @@ class Breakpoints:
         return [each.spec for each in self._by_id.values() if each.holds_on(watched.name, rank)]
 
     def _arm(self, meshes: Sequence[WatchedMesh] | None) -> None:
-        """Have the ranks of these meshes (None: of all) stop at what holds on them now; waits a moment for answers."""
+        """Arm the ranks of these meshes (None: of all) with what holds on them now; waits up to `ARM_TIMEOUT`."""
         if meshes is None:
             if self._any_everywhere():
                 self._registry.watch_all()
@@ -188,7 +188,7 @@ class Breakpoints:
             self._arm_rank(watched, rank, specs)
 
     def on_process_ended(self, watched: WatchedMesh, rank: int) -> None:
-        """Forget what the process had made of its breakpoints, and its part in votes."""
+        """Forget the state of breakpoints in that process, and its part in votes."""
         for each in self._by_id.values():
             each.bound.pop((watched.name, rank), None)
         for vote in self._of(watched).votes.values():
@@ -223,7 +223,7 @@ class Breakpoints:
     # -- votes (on the thread of the hub's actor) ----------------------------------------------------
 
     def on_vote(self, uid: str, rank: int, number: int, hit: int, value: str) -> dict[int, bool]:
-        """A rank has come to a breakpoint on which the ranks decide together; see `votes`."""
+        """A rank has come to a breakpoint on which the ranks vote; see `votes`."""
         with self._lock:
             watched, known = self._registry.by_uid(uid), self._by_id.get(number)
             if watched is None or known is None:
@@ -238,7 +238,7 @@ class Breakpoints:
             return differs.vote(rank, hit, value, living) if isinstance(differs, Differs) else {rank: False}
 
     def on_decide(self, uid: str, number: int, hit: int) -> dict[int, bool]:
-        """A rank has waited long enough for the others."""
+        """A rank has waited long enough for the votes of the others."""
         with self._lock:
             watched = self._registry.by_uid(uid)
             vote = self._of(watched).votes.get(number) if watched is not None else None
@@ -246,10 +246,10 @@ class Breakpoints:
 
 
 def check(spec: Breakpoint) -> None:
-    """Refuse what cannot be set.
+    """Check a breakpoint at a line before it is set.
 
     Raises:
-        ValueError: an expression is none, or the line is not a line.
+        ValueError: the line or an expression is invalid, or the conditions exclude each other.
     """
     if spec.line < 1:
         raise ValueError(f"there is no line {spec.line}: lines are counted from 1")

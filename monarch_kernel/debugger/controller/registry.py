@@ -1,4 +1,4 @@
-"""What the debugger knows of its meshes: which ranks are stopped, which are dead; and how viewers hear of it."""
+"""What the debugger knows of its meshes: which ranks are stopped, and which are dead. Viewers subscribe here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from monarch_kernel.subscriptions import Subscribers, Subscription
 
 log = logging.getLogger(__name__)
 
-#: Stops of each rank that are remembered after they are over.
+#: How many stops of each rank are remembered after they are over.
 MEMORY = 64
 
 
@@ -30,7 +30,7 @@ class WatchedMesh:
 
     Attributes:
         whole: all of it.
-        name: what viewers call it; unique among the meshes that are watched.
+        name: its name for viewers; unique among the meshes that are watched.
         stops: by rank and id.
         over: the ids of each rank's last stops that are over.
         dead: the ranks that are dead.
@@ -53,7 +53,7 @@ class StopListener(Protocol):
     """What hears of processes and stops before the viewers do: `breakpoints.Breakpoints`."""
 
     def on_agent(self, watched: WatchedMesh, rank: int) -> None:
-        """A process has an agent now, and no breakpoint yet."""
+        """A process has an agent, and no breakpoint yet."""
         ...
 
     def on_process_ended(self, watched: WatchedMesh, rank: int) -> None:
@@ -65,7 +65,7 @@ class StopListener(Protocol):
         ...
 
     def on_mesh_ended(self, watched: WatchedMesh) -> None:
-        """A mesh is watched no more; the lock is held."""
+        """A mesh is no longer watched; the lock is held."""
         ...
 
     def on_new_meshes(self, meshes: Iterable[ProcMesh]) -> None:
@@ -74,7 +74,7 @@ class StopListener(Protocol):
 
 
 class StopRegistry:
-    """The meshes with agents, and what their ranks have told. Any thread may use it."""
+    """The meshes with agents, and the state of their ranks. Any thread may use it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -88,18 +88,18 @@ class StopRegistry:
     # -- meshes ----------------------------------------------------------------------------------
 
     def actor(self) -> Any:
-        """The actor that hears of stops."""
+        """The hub actor, which receives the stops of ranks; spawned by the first call."""
         if self._hub is None:
             hub = hub_actor()
             with self.lock:
                 if self._hub is None:
                     self._hub = hub
-                    # The caller is a thread that polls, which must not be kept: the actor's thread does the work.
+                    # The callback runs on a thread that polls and must not block: the actor's thread does the work.
                     self._unsubscribe = on_change(lambda: hub.changed.broadcast())
         return self._hub
 
     def close(self) -> None:
-        """The runtime ends."""
+        """The runtime ends: forget all meshes."""
         if self._unsubscribe is not None:
             self._unsubscribe()
         with self.lock:
@@ -111,9 +111,9 @@ class StopRegistry:
         return self.watch_whole(whole_of(mesh))
 
     def watch_whole(self, whole: Whole) -> WatchedMesh:
-        """The same for the mesh that something is on."""
-        hub = self.actor()  # which may have to be made, and not under the lock
-        with self.lock:  # what the agents have to tell is heard when they are known here
+        """The same, for the mesh of a `Whole`."""
+        hub = self.actor()  # spawning it takes time: not under the lock
+        with self.lock:  # events of the new agents are handled once they are registered here
             watched = self._watched.get(whole.uid)
             if watched is None:
                 taken = {each.name for each in self._watched.values()}
@@ -162,7 +162,7 @@ class StopRegistry:
     # -- stops -----------------------------------------------------------------------------------
 
     def stops(self, mesh: Any = None) -> list[RankStop]:
-        """What is stopped, by mesh and rank; on all meshes, or on one."""
+        """All stops, of one mesh or of all, by mesh and rank."""
         name = None if mesh is None else self.find(mesh).name
         with self.lock:
             found = [at for watched in self._watched.values() for at in watched.stops.values()]
@@ -177,7 +177,7 @@ class StopRegistry:
         raise LookupError(f"rank {key[1]} of mesh {key[0]} is not stopped there any more")
 
     def wait(self, predicate: Callable[[], bool], timeout: float | None) -> None:
-        """Wait until the predicate holds, which is asked after each change, or the time (seconds) is over."""
+        """Wait until the predicate holds, or the timeout (seconds) is over; it is checked after each change."""
         with self._changed:
             self._changed.wait_for(predicate, timeout)
 
@@ -194,7 +194,7 @@ class StopRegistry:
         for event in events:
             self._subscribers.notify(event)
 
-    # -- what ranks tell (on the thread of the hub's actor) --------------------------------------
+    # -- events of ranks (on the thread of the hub actor) ------------------------------------------
 
     def on_joined(self, uid: str, rank: int, pid: int, stops: Sequence[Stop]) -> None:
         """An agent has begun in a rank (again, where the rank was replaced)."""
@@ -204,7 +204,7 @@ class StopRegistry:
                 return
             watched.dead.discard(rank)
             if self.listener is not None:
-                self.listener.on_process_ended(watched, rank)  # the one that this rank had before
+                self.listener.on_process_ended(watched, rank)  # of the process that this one replaces
         for stop in stops:
             self.on_stopped(uid, rank, pid, stop)
         if self.listener is not None:
@@ -224,7 +224,7 @@ class StopRegistry:
             self.tell(RankStopped(at))
 
     def on_resumed(self, uid: str, rank: int, stop: int, how: str) -> None:
-        """A rank goes on."""
+        """A rank has continued."""
         event: Event | None = None
         with self.lock:
             watched = self._watched.get(uid)
@@ -263,7 +263,7 @@ class StopRegistry:
             self.listener.on_new_meshes(new)
 
     def _ended(self, watched: WatchedMesh, rank: int, cause: str) -> list[Event]:
-        """A rank has died, and its stops with it; the lock is held. Gives what viewers are to be told."""
+        """A rank has died, and its stops with it; the lock is held. Returns the events for viewers."""
         watched.dead.add(rank)
         watched.over.pop(rank, None)
         if self.listener is not None:

@@ -1,4 +1,4 @@
-"""A set of stopped ranks that is looked at and stepped together."""
+"""Sets of stopped ranks, which are inspected and stepped together."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from monarch_kernel.meshes import format_ranks
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.view import DebuggerView
 
-#: How long a step may take before the set is shown without those that still run (seconds): they may well wait for
-#: ranks that are not in the set.
+#: How long a step may take before the set is shown without the ranks that still run (seconds): they may wait for ranks
+#: outside of the set.
 PATIENCE = 2.0
 
 
@@ -27,8 +27,8 @@ class StopGroup:
     """Ranks that are stopped at the same place, for the same reason.
 
     Attributes:
-        place: file, line and function of their innermost frame of the user's.
-        stops: theirs, by mesh and rank.
+        place: file, line and function of their innermost frame of user code.
+        stops: their stops, by mesh and rank.
     """
 
     place: FrameKey
@@ -41,7 +41,7 @@ class StopGroup:
 
     @property
     def frame(self) -> StopFrame:
-        """Their innermost frame of the user's."""
+        """Their innermost frame of user code."""
         return shown_frame(self.stops[0].stop.frames) or StopFrame(0, "", "", 0, False, "")
 
     def __str__(self) -> str:
@@ -51,13 +51,13 @@ class StopGroup:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What came of a step.
+    """The outcome of a step.
 
     Attributes:
-        groups: who is stopped where now, the largest group first.
-        running: mesh and rank of those that run on: their step has not ended yet, or there was nothing left to step.
-        ended: those that died.
-        diverged: whether ranks that were together are not any more.
+        groups: which ranks are stopped where now, the largest group first.
+        running: mesh and rank of those that run: their step has not ended yet, or user code has returned.
+        ended: mesh and rank of those that died.
+        diverged: the ranks were together before the step, and no longer are.
     """
 
     groups: tuple[StopGroup, ...]
@@ -76,8 +76,8 @@ class Moved:
 class StopSet:
     """Stopped ranks; made by `MeshDebugger.select`.
 
-    Its stops are those of the moment; after a step they are the new ones of the same ranks. Frames are counted from the
-    innermost frame of the user's, which is the one that is shown first.
+    After a step, it holds the new stops of the same ranks. Frames are counted from the innermost frame of user code,
+    which is shown first.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class StopSet:
         self._debugger = debugger
         self._viewer = viewer
         self.stops = tuple(stops)
-        self.depth = depth  # how far up from the innermost frame of the user's
+        self.depth = depth  # how many frames of user code up from the innermost one
 
     def __len__(self) -> int:
         return len(self.stops)
@@ -101,13 +101,13 @@ class StopSet:
 
     @property
     def groups(self) -> tuple[StopGroup, ...]:
-        """Who is stopped where, the largest group first."""
+        """Which ranks are stopped where, the largest group first."""
         return tuple(
             StopGroup(frame_key(shown_frame(each[0].stop.frames)), tuple(each)) for each in grouped(self.stops)
         )
 
     def where(self) -> tuple[StopGroup, ...]:
-        """Who is stopped where, the largest group first."""
+        """Which ranks are stopped where, the largest group first."""
         return self.groups
 
     def split(self) -> list[StopSet]:
@@ -117,11 +117,11 @@ class StopSet:
     # -- frames ------------------------------------------------------------------------------------
 
     def up(self, count: int = 1) -> int:
-        """Look at the frame that called the one shown; how far up that is now."""
+        """Show the caller of the frame that is shown; returns how far up that is."""
         return self._move(self.depth + count)
 
     def down(self, count: int = 1) -> int:
-        """Look at the frame that was called from the one shown; how far up that is now."""
+        """Show the frame that the one that is shown has called; returns how far up that is."""
         return self._move(self.depth - count)
 
     def _move(self, depth: int) -> int:
@@ -130,7 +130,7 @@ class StopSet:
         return self.depth
 
     def _by_frame(self) -> dict[int, list[RankStop]]:
-        """The stops by the index of the frame that is shown of them."""
+        """The stops by the index of the frame that is shown."""
         found: dict[int, list[RankStop]] = {}
         for at in self.stops:
             frame = shown_frame(at.stop.frames, self.depth)
@@ -140,39 +140,39 @@ class StopSet:
     # -- values ------------------------------------------------------------------------------------
 
     def print(self, expression: str, timeout: float = 5.0) -> dict[Key, Evaluation]:
-        """Evaluate in the frame shown, on every rank of the set; the answers by stop."""
+        """Evaluate in the shown frame, on every rank of the set; returns the answers by stop."""
         found: dict[Key, Evaluation] = {}
         for frame, stops in self._by_frame().items():
             found.update(self._debugger.evaluate(stops, expression, frame, timeout))
         return dict(sorted(found.items()))
 
     def call(self, function: Callable[[Any], Any], timeout: float = 5.0) -> dict[Key, Any]:
-        """``function(frame)`` with the frame shown, on every rank of the set; what came of it by stop."""
+        """``function(frame)`` with the shown frame, on every rank of the set; returns the results by stop."""
         found: dict[Key, Any] = {}
         for frame, stops in self._by_frame().items():
             found.update(self._debugger.call(stops, function, frame, timeout))
         return dict(sorted(found.items()))
 
-    # -- going on ------------------------------------------------------------------------------------
+    # -- stepping ------------------------------------------------------------------------------------
 
     def next(self, patience: float = PATIENCE) -> Moved:
-        """All go on to their next line, over calls."""
+        """Run all to their next line, over calls."""
         return self._go("next", patience)
 
     def step(self, patience: float = PATIENCE) -> Moved:
-        """All go on to the next line, into calls."""
+        """Run all to the next line, into calls."""
         return self._go("step", patience)
 
     def out(self, patience: float = PATIENCE) -> Moved:
-        """All go on until their function has returned."""
+        """Run all until their function has returned."""
         return self._go("out", patience)
 
     def until(self, line: int = 0, patience: float = PATIENCE) -> Moved:
-        """All go on past this line of the same function, or past ``line``."""
+        """Run all past this line of the same function, or to ``line``."""
         return self._go("until", patience, line)
 
     def cont(self) -> None:
-        """All run on."""
+        """Let all ranks run."""
         self._debugger.resume(self.stops, "continue", viewer=self._viewer)
         self.stops = ()
         self.depth = 0

@@ -1,4 +1,4 @@
-"""What viewers use of the debugger: consoles, sets of stops, and the sessions of IDEs."""
+"""The debugger as its viewers see it: consoles, sets of stops, and the sessions of IDEs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DebuggerView(Protocol):
-    """A debugger of stopped ranks; `hub.MeshDebugger` is the one of a controller, and says what each of these does."""
+    """A debugger of stopped ranks; `hub.MeshDebugger` is that of a controller, and documents the methods."""
 
     viewers: Viewers
 

@@ -1,4 +1,4 @@
-"""Breakpoints on which the ranks decide together: the first one stops, or all do where their values differ.
+"""Votes of ranks at a breakpoint: only the first rank stops, or all ranks stop if their values differ.
 
 Pure: votes go in, decisions come out.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-#: Rounds that are remembered of each breakpoint, for ranks that come later than all others.
+#: How many rounds of each breakpoint are kept, for ranks that come after the others.
 MEMORY = 64
 
 
@@ -18,24 +18,24 @@ class _Round:
 
     values: dict[int, str] = field(default_factory=dict[int, str])
     waiting: set[int] = field(default_factory=set[int])
-    agreed: str | None = None  # what all had who were there when it was decided to go on
+    agreed: str | None = None  # the value of all ranks that took part, if they continue
     stopped: bool = False
 
 
 class Differs:
-    """Stops all ranks at the n-th time that they come to a line if they disagree there.
+    """Stops all ranks at their n-th pass over a line, if they disagree there.
 
-    A decision is taken when all have come, or when `decide` says that it is enough; who comes later is measured by it.
+    The decision falls when all ranks have come, or when `decide` ends the wait; later ranks are compared with it.
     """
 
     def __init__(self) -> None:
         self._rounds: dict[int, _Round] = {}
 
     def vote(self, rank: int, hit: int, value: str, voters: Collection[int]) -> dict[int, bool]:
-        """A rank has come for the `hit`-th time; `voters` are all who may.
+        """A rank has come for the `hit`-th time; `voters` are all ranks that may come.
 
         Returns:
-            For each rank that was waiting and need not wait any more, whether it stops.
+            For each rank whose wait is over, whether it stops.
         """
         one = self._rounds.setdefault(hit, _Round())
         for old in sorted(self._rounds)[:-MEMORY]:
@@ -49,7 +49,7 @@ class Differs:
         return self.decide(hit) if set(voters) <= set(one.values) else {}
 
     def decide(self, hit: int) -> dict[int, bool]:
-        """Wait for nobody any more in that round."""
+        """Decide a round by the votes that are there."""
         one = self._rounds.get(hit)
         if one is None or not one.waiting:
             return {}
@@ -62,7 +62,7 @@ class Differs:
 
 
 class First:
-    """Stops the first rank that comes, and no other before that one has gone on."""
+    """Stops the first rank that comes, and no other until that one has continued."""
 
     def __init__(self) -> None:
         self.holder: int | None = None
@@ -75,6 +75,6 @@ class First:
         return False
 
     def released(self, rank: int) -> None:
-        """That rank has gone on, or is dead."""
+        """That rank has continued, or is dead."""
         if self.holder == rank:
             self.holder = None

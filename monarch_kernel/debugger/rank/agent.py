@@ -1,4 +1,4 @@
-"""The debugger's actor on a rank: runs what it is asked on threads of its own, so that nothing waits for anything."""
+"""The debug agent: the debugger's actor on a rank. Each request runs on a thread of its own, so none delays another."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from monarch_kernel.debugger.rank.process import attach
 
 
 class DebugAgent(Actor):
-    """One on each rank that was ever asked something.
+    """The agent of one rank, spawned by the first query to its mesh.
 
     Args:
-        hub: the actor that hears of this rank's stops (`hub.DebugHub`).
+        hub: the actor that receives this rank's stops (`controller.hub_actor.DebugHub`).
         uid: the unique name of the proc mesh.
         mesh: its name for people.
     """
@@ -29,7 +29,7 @@ class DebugAgent(Actor):
 
     @endpoint(explicit_response_port=True)
     def run(self, port: Any, request: bytes) -> None:
-        """Answer with this rank and what the pickled ``(function, args)`` gives."""
+        """Call the pickled ``(function, args)``; the answer is this rank, and what the function returns."""
         threading.Thread(target=self._run, args=(port, request), name="monarch-debugger", daemon=True).start()
 
     def _run(self, port: Any, request: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Which collective this process waits in, and for how long it will."""
+"""The collective that this process waits in, and its timeout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _COLLECTIVES = os.path.join("torch", "distributed", "")
 
 
 def waiting_here() -> tuple[str, float] | None:
-    """The collective that a thread of this process is in, and the shortest timeout of its process groups (seconds)."""
+    """The collective that a thread of this process is in, and the shortest timeout of the process groups (seconds)."""
     module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if module is None or not module.is_initialized():
         return None

@@ -26,7 +26,7 @@ def rich_value(name: str, bundle: Callable[[Any], Any], frame: FrameType) -> Any
 
 
 def copy_to_globals(name: str, target: str, frame: FrameType) -> None:
-    """Have a variable of the frame live on in the globals of its module, or of its cells."""
+    """Copy a variable of the frame into the globals of its module, or of its cells."""
     frame.f_globals[target] = _variable(name, frame)
 
 
@@ -38,7 +38,7 @@ def _variable(name: str, frame: FrameType) -> Any:
 
 
 def complete(text: str, frame: FrameType) -> list[str]:
-    """How the dotted name `text` may go on."""
+    """The completions of the dotted name `text`."""
     completer = rlcompleter.Completer({**frame.f_globals, **frame.f_locals})
     found: list[str] = []
     while len(found) < _MOST_NAMES and (match := completer.complete(text, len(found))) is not None:

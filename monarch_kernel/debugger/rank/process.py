@@ -1,6 +1,6 @@
-"""The debugger's part in a rank: the one stop engine of the process, and how its stops become known.
+"""The debugger of one process: its stop engine, and the hub in the controller that receives its stops.
 
-Loaded by the debug agent, or by the first `breakpoint()`; until then a rank has nothing of it.
+Loaded by the debug agent or by the first `breakpoint()`; a rank loads nothing of it before.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ if TYPE_CHECKING:
     )
     from monarch_kernel.debugger.rank.stopping.engine import StopEngine
 
-#: How long a rank waits at a breakpoint with a vote for ranks that have not come there yet, and then for the answer
-#: of the hub (seconds).
+#: How long a rank that votes at a breakpoint waits for the other ranks, and then for the hub's decision (seconds).
 VOTE_PATIENCE = 5.0
 VOTE_TIMEOUT = 10.0
-#: Passes over a line between two collectives that are told apart.
+#: How many passes over a line between two collectives are distinguished.
 MOST_PASSAGES = 1_000_000
 
 
 def _issued() -> int | None:
-    """How many collectives the default group of torch.distributed has issued here; None where nothing counts them."""
+    """How many collectives the default group of torch.distributed has issued here; None if that is not known."""
     distributed: Any = sys.modules.get("torch.distributed")
     try:
         if distributed is None or not distributed.is_initialized():
@@ -49,7 +48,7 @@ def _issued() -> int | None:
 
 
 class RankDebugger:
-    """What there is once in a process: its identity, its engine, and the hub that hears of its stops."""
+    """The debugger's state of a process: its identity, its engine, and the hub that receives its stops."""
 
     def __init__(self) -> None:
         self.uid = ""
@@ -60,7 +59,7 @@ class RankDebugger:
         self._lock = threading.Lock()
         self._held: Any = None
         self._failures: Subscription | None = None
-        self._passages: dict[int, tuple[int, int]] = {}  # of each breakpoint: collectives issued, times there since
+        self._passages: dict[int, tuple[int, int]] = {}  # by breakpoint: collectives issued, passes since
 
     @property
     def engine(self) -> StopEngine:
@@ -74,11 +73,11 @@ class RankDebugger:
 
     @property
     def existing_engine(self) -> StopEngine | None:
-        """The engine, if anything has ever stopped or been armed here."""
+        """The engine; None if nothing has stopped or been armed here yet."""
         return self._engine
 
     def watch_failures(self, wanted: bool) -> None:
-        """Whether this rank looks at endpoints and cells that fail, for breakpoints at errors."""
+        """Follow failures of endpoints and cells, if breakpoints at errors want that."""
         if wanted and self._failures is None:
             self._failures = on_failure(self.failed)
         elif not wanted and self._failures is not None:
@@ -88,11 +87,11 @@ class RankDebugger:
     # -- the hub ---------------------------------------------------------------------------------
 
     def attach(self, hub: Any, uid: str, mesh: str, point: Point) -> None:
-        """From now on that hub hears of our stops, of those that there are already first."""
+        """Send stops to that hub from now on, beginning with those that exist."""
         self.uid, self.mesh, self.point = uid, mesh, point
         self.hub = hub
         engine = self._engine
-        # A stop from this moment on may be told twice, which the hub knows to expect.
+        # A stop at this moment may be sent twice; the hub ignores the second.
         stops = engine.stops() if engine is not None else []
         if stops:
             self._hold()
@@ -100,7 +99,7 @@ class RankDebugger:
 
     def _on_event(self, event: Stopped | Resumed) -> None:
         if self.hub is None:
-            return  # `attach` tells of it
+            return  # `attach` will send it
         from monarch_kernel.debugger.model.stops import Stopped
 
         if isinstance(event, Stopped):
@@ -110,7 +109,7 @@ class RankDebugger:
             self.hub.resumed.broadcast(self.uid, self.point.rank, event.stop, event.how)
 
     def _hold(self) -> None:
-        """Be told when the hub's process ends: it never answers this call."""
+        """Notice the end of the hub's process: it never answers this call, which fails then."""
         with self._lock:
             if self._held is None or self._held.done():
                 self._held = self.hub.hold.call_one()
@@ -126,7 +125,7 @@ class RankDebugger:
         threading.Thread(target=engine.close, name="monarch-debugger", daemon=True).start()
 
     def _vote(self, at: Breakpoint, hit: int, value: Any) -> bool:
-        """Whether this rank stops, of all that come by; asked on the thread that has come by."""
+        """Whether this rank stops, as the votes of all ranks decide; called on the thread at the breakpoint."""
         from monarch_kernel.debugger.rank.values.digest import digest
 
         text = digest(value) if at.differs else ""
@@ -139,14 +138,14 @@ class RankDebugger:
             except TimeoutError:
                 self.hub.decide.broadcast(self.uid, at.id, hit)
                 return bool(asked.get(VOTE_TIMEOUT))
-        except Exception:  # nobody to ask: it is better to run on than to stop where nobody looks
+        except Exception:  # there is no hub any more: continue rather than stop without a viewer
             return False
 
     def _passage(self, number: int, hit: int) -> int:
-        """A number that ranks have in common when they come by a breakpoint in the same step.
+        """A number that is the same on all ranks that pass a breakpoint in the same step of their program.
 
-        Hits are not that where the breakpoint was set while the ranks ran: their first ones may be a step apart.
-        Collectives of the default group are counted alike on all ranks.
+        The count of hits is not, if the breakpoint was set while the ranks ran: their first hits may be a step apart.
+        The number of collectives that the default group has issued is.
         """
         issued = _issued()
         if issued is None:
@@ -158,7 +157,7 @@ class RankDebugger:
         return issued * MOST_PASSAGES + min(again, MOST_PASSAGES - 1)
 
     def failed(self, error: BaseException) -> None:
-        """An endpoint or a cell has failed: stop there if that was asked for."""
+        """An endpoint or a cell has failed: stop there if a breakpoint asks for it."""
         if self._engine is not None:
             self._engine.failed_here(error)
 
@@ -167,7 +166,7 @@ _rank = RankDebugger()
 
 
 def attach(hub: Any, uid: str, mesh: str, point: Point) -> None:
-    """Called by the agent as it begins."""
+    """Called by the agent when it begins."""
     _rank.attach(hub, uid, mesh, point)
 
 
@@ -182,10 +181,10 @@ def existing_engine() -> StopEngine | None:
 
 
 def stop_here(frame: FrameType, text: str = "") -> None:
-    """`breakpoint()`: stop the calling thread until somebody has it go on.
+    """`breakpoint()`: stop the calling thread until a viewer lets it continue.
 
     Raises:
-        RuntimeError: this process is no rank of a mesh, so that nobody could be told.
+        RuntimeError: this process is not a rank of a mesh, so there is no debugger to stop for.
     """
     if _rank.hub is None:
         procs = home()
@@ -194,15 +193,15 @@ def stop_here(frame: FrameType, text: str = "") -> None:
         from monarch_kernel.debugger.controller.hub_actor import hub_actor
 
         hub = hub_actor()
-        hub.hello.broadcast(procs)  # it puts an agent here, which tells of this stop
+        hub.hello.broadcast(procs)  # the hub spawns an agent here, which sends this stop
     _rank.engine.stop_here(frame, "breakpoint()", text)
 
 
-# -- what the hub has done here (run by the agent) ------------------------------------------------
+# -- requests of the hub (run by the agent) --------------------------------------------------------
 
 
 def arm(breakpoints: Sequence[Breakpoint]) -> list[Bound]:
-    """Stop at these from now on, and at no others."""
+    """Arm these breakpoints in place of all others."""
     if not breakpoints and _rank.existing_engine is None:
         return []
     _rank.watch_failures(any(each.error for each in breakpoints))
@@ -210,7 +209,7 @@ def arm(breakpoints: Sequence[Breakpoint]) -> list[Bound]:
 
 
 Ids = int | dict[int, list[int]]
-"""Stops to act on: one id that is right for every rank that is asked, or the ids of each rank."""
+"""Stops to act on: one id for all ranks of the query, or the ids of each rank."""
 
 
 def _ids(ids: Ids) -> list[int]:
@@ -218,19 +217,19 @@ def _ids(ids: Ids) -> list[int]:
 
 
 def resume(ids: Ids, how: str, line: int) -> list[int]:
-    """Let these stops go on; gives those that were there."""
+    """Let these stops continue; returns those that were there."""
     done: list[int] = []
     for stop in _ids(ids):
         try:
             _rank.engine.resume(stop, how, line)  # type: ignore[arg-type]  # the hub has checked it
         except KeyError:
-            continue  # it goes on already
+            continue  # it has continued already
         done.append(stop)
     return done
 
 
 def pause() -> None:
-    """Stop what runs of the user's at its next line."""
+    """Stop the threads that run user code at their next line of it."""
     _rank.engine.pause()
 
 
@@ -249,7 +248,7 @@ def _or_error(stop: int, frame: int, source: str, timeout: float) -> Evaluation:
 
 
 def call(ids: Ids, frame: int, function: Any, timeout: float) -> dict[int, Any]:
-    """Call ``function(frame)`` in each of these stops; what it raises is in the place of its value."""
+    """Call ``function(frame)`` in each of these stops; what it raises stands in place of a value."""
     found: dict[int, Any] = {}
     for stop in _ids(ids):
         try:
@@ -275,11 +274,11 @@ def set_variable(stop: int, ref: int, name: str, expression: str) -> Variable:
 
 
 _opened: dict[int, int] = {}
-"""Which stop each kept failure was opened as."""
+"""The stop as which each kept failure was opened."""
 
 
 def post_mortem() -> tuple[int, list[Stop]]:
-    """Open what is kept of failures here, newest last, as stops without a thread; with this process's id."""
+    """This process's id, and its kept failures, newest last, opened as stops without a thread."""
     engine = _rank.engine
     there = {stop.id: stop for stop in engine.stops()}
     opened: list[Stop] = []

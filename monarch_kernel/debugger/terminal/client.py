@@ -27,7 +27,7 @@ class TerminalClient:
 
     Args:
         sock: connected to the console.
-        controller: whose console it is.
+        controller: the process of the console.
     """
 
     def __init__(self, sock: socket.socket, controller: Controller) -> None:
@@ -44,7 +44,7 @@ class TerminalClient:
         self._reader = threading.Thread(target=self._read, name="monarch-console", daemon=True)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
@@ -85,7 +85,7 @@ class TerminalClient:
         return self._numbers
 
     def _line(self, line: str) -> bool:
-        """Have a line executed, and wait for its end; whether it was a wish to leave. Ctrl-C ends the wait."""
+        """Execute a line in the controller, and wait for its end; True if it asks to leave. Ctrl-C ends the wait."""
         number = self._say(line=line)
         return self._wait(number)
 
@@ -97,14 +97,14 @@ class TerminalClient:
         return True
 
     def prompt(self) -> str:
-        """What stands in front of the next line now; the time that is left runs."""
+        """The prompt, with the remaining time as it is now."""
         text, left, at = self._prompt
         return with_clock(text, None if left is None else max(0.0, left - (time.monotonic() - at)))
 
-    # -- talking ------------------------------------------------------------------------------------
+    # -- lines --------------------------------------------------------------------------------------
 
     def execute(self, commands: Sequence[str]) -> int:
-        """Execute commands, show what they say, and leave."""
+        """Execute commands, show their output, and leave."""
         self._reader.start()
         self._wait(0)
         for command in commands:
@@ -113,7 +113,7 @@ class TerminalClient:
         return self._status()
 
     def talk(self) -> int:
-        """Let a person type until they leave or the controller ends."""
+        """Read lines until one asks to leave or the controller ends."""
         if sys.stdin.isatty() and sys.stdout.isatty():
             return self._talk_at_terminal()
         self._reader.start()
@@ -161,14 +161,14 @@ class TerminalClient:
                 try:
                     line = session.prompt(self.prompt, refresh_interval=1.0, pre_run=lambda: self._watch(session))
                 except KeyboardInterrupt:
-                    continue  # as in a shell: the line is given up
+                    continue  # as in a shell: drop the line
                 except EOFError:
                     break
                 try:
                     if self._line(line):
                         break
                 except KeyboardInterrupt:
-                    self._show("\n")  # what it does goes on, and is shown when it comes
+                    self._show("\n")  # the command continues, and its output is shown when it comes
         return self._status()
 
     def _watch(self, session: Any) -> None:
@@ -185,7 +185,7 @@ class TerminalClient:
             threading.Thread(target=wait, name="monarch-console", daemon=True).start()
 
     def words(self, before: str) -> list[str]:
-        """What could stand at the end of a line; nothing where the controller takes too long."""
+        """The words that may complete a line; none if the controller takes too long."""
         number = self._say(complete=before)
         deadline = time.monotonic() + COMPLETION
         while (left := deadline - time.monotonic()) > 0:

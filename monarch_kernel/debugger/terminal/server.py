@@ -1,9 +1,10 @@
-"""The console for other programs of the same user: a Unix socket in the run folder, which nobody else can open.
+"""The console for other programs of the same user: a Unix socket in the run folder, which only that user can open.
 
-Messages are JSON objects, one on a line. The other side sends ``{"line": TEXT, "number": N}`` to have a line executed,
-and ``{"complete": TEXT, "number": N}``. It gets ``{"text": TEXT}`` as it comes, and at the end of a line
+Messages are JSON objects, one on a line. A client sends ``{"line": TEXT, "number": N}`` to execute a line, and
+``{"complete": TEXT, "number": N}``. It receives ``{"text": TEXT}`` as output comes, and at the end of a line
 ``{"done": N, "prompt": TEXT, "left": SECONDS or null, "leave": BOOL}``; ``{"words": [...], "number": N}`` for a
-completion; and ``{"notice": TEXT, "prompt": TEXT, "left": ...}`` when ranks stop that nobody here has moved.
+completion; and ``{"notice": TEXT, "prompt": TEXT, "left": ...}`` when ranks stop that no command of this client has
+moved.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hub import MeshDebugger
 
 NAME = "console.sock"
-#: Stops that come within this time of one another are told together (seconds).
+#: Stops that come within this time of one another are announced together (seconds).
 SETTLE = 0.15
 _MOST = 1 << 20
 
@@ -67,7 +68,7 @@ class Server:
             self._open.discard(connection)
 
     def close(self) -> None:
-        """Hang up on everybody, and listen no more. Ranks that are stopped stay so."""
+        """Close all connections, and stop listening. Stopped ranks stay stopped."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # else accept() would not return
         self._listener.close()
@@ -82,7 +83,7 @@ class Server:
 
 
 class _Connection:
-    """One terminal: a thread reads what it says, another one executes lines and tells of stops."""
+    """The connection of one terminal: one thread reads messages, another executes lines and announces stops."""
 
     def __init__(self, sock: socket.socket, closed: Any) -> None:
         from monarch_kernel.debugger.controller.hub import get_debugger
@@ -99,12 +100,12 @@ class _Connection:
         ]
 
     def start(self) -> None:
-        """Begin: say who is stopped."""
+        """Start its threads; the first message says which ranks are stopped."""
         for thread in self.threads:
             thread.start()
 
     def hang_up(self) -> None:
-        """End, from outside."""
+        """Close the connection, from any thread."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -120,7 +121,7 @@ class _Connection:
                 if len(rest) > _MOST:
                     break
         except (OSError, ValueError):
-            pass  # the terminal is gone, or it is none
+            pass  # the terminal is gone, or is not one of ours
         finally:
             self._work.put(None)
 
@@ -152,7 +153,7 @@ class _Connection:
                 self._done(number, leave)
                 if leave:
                     break
-                self._notice()  # of stops that came meanwhile
+                self._notice()  # stops that came in the meantime
         finally:
             self._unsubscribe()
             self._console.release()
@@ -165,7 +166,7 @@ class _Connection:
         self._send(done=number, leave=leave, **self._prompt())
 
     def _notice(self) -> None:
-        """Tell of stops that no command of ours has led to, once they have stopped coming."""
+        """Announce stops that no command of this terminal has caused, once no more of them come."""
         after: tuple[str, int] | None = ("", -1)
         if self._console.has_news():
             with suppress(queue.Empty):
@@ -186,7 +187,7 @@ class _Connection:
 
     def _send(self, **message: Any) -> None:
         data = json.dumps(message).encode() + b"\n"
-        with self._sending, suppress(OSError):  # the reader notices that it is gone
+        with self._sending, suppress(OSError):  # the reader notices that the terminal is gone
             self._sock.sendall(data)
 
 
@@ -195,10 +196,10 @@ _lock = threading.Lock()
 
 
 def listen(folder: str) -> str:
-    """Listen in a run folder, if this process does not yet; the path of the socket.
+    """Listen in a run folder, unless this process listens already; returns the path of the socket.
 
     Raises:
-        OSError: there can be no socket.
+        OSError: the socket cannot be created.
     """
     global _server
     with _lock:
@@ -208,7 +209,7 @@ def listen(folder: str) -> str:
 
 
 def close() -> None:
-    """Listen no more; called when the runtime of this process ends."""
+    """Stop listening; called when the runtime of this process ends."""
     global _server
     with _lock:
         server, _server = _server, None

@@ -1,4 +1,4 @@
-"""The stop agent's engine: breakpoints, stepping and looking at frames, of one process, without debugpy.
+"""The stop engine of a process: breakpoints, steps and frames, without debugpy.
 
-`model.stops` says what goes in and out; `engine.StopEngine` is what a rank's debug agent drives.
+`engine.StopEngine` is its interface; `model.stops` has the values that go in and come out.
 """

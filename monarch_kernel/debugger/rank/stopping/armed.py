@@ -1,4 +1,4 @@
-"""The armed breakpoints: which lines of which code they mean, and whether one that is reached stops."""
+"""The armed breakpoints: the lines of code that they stand for, and the decision to stop when one is reached."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Lines = dict[int, tuple["ArmedBreakpoint", ...]]
 
 @dataclass(slots=True, eq=False)
 class ArmedBreakpoint:
-    """A breakpoint, and what has become of it."""
+    """A breakpoint, and its state in this process."""
 
     spec: Breakpoint
     hits: int = 0
@@ -37,14 +37,14 @@ class ArmedBreakpoint:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Stop at this breakpoint; `text` says what else there is to know."""
+    """The decision to stop at this breakpoint; `text` is what to tell a person besides."""
 
     breakpoint: Breakpoint
     text: str
 
 
 class ArmedBreakpoints:
-    """One set of armed breakpoints. Counts of hits go over from `previous` for those that have not changed."""
+    """A set of armed breakpoints. Breakpoints that are in `previous`, too, keep their counts of hits."""
 
     def __init__(self, breakpoints: Iterable[Breakpoint], previous: ArmedBreakpoints | None = None) -> None:
         kept = {armed.spec: armed.hits for armed in previous.armed} if previous is not None else {}
@@ -71,7 +71,7 @@ class ArmedBreakpoints:
         return kind_of(filename) != RUNTIME and bool(self._files.match(filename))
 
     def lines_of(self, code: CodeType) -> Lines:
-        """The lines of a code object at which there are breakpoints, and which ones; notes that they are bound."""
+        """The lines of a code object that have breakpoints, with those; marks them as bound."""
         lines: Lines = {}
         for asked in self._files.match(code.co_filename):
             for armed in self._by_file[asked]:
@@ -82,7 +82,7 @@ class ArmedBreakpoints:
         return lines
 
     def bounds(self, note: str) -> list[Bound]:
-        """What became of each; `note` goes to those at lines."""
+        """The state of each breakpoint; `note` is added to those at lines."""
         return [self._bound(armed, note) for armed in self.armed]
 
     def _bound(self, armed: ArmedBreakpoint, note: str) -> Bound:
@@ -97,10 +97,10 @@ class ArmedBreakpoints:
         waits = f"no code at line {spec.line} of {spec.file} is loaded; it takes hold when such code runs"
         return Bound(spec.id, False, spec.line, f"{waits}. {note}" if note else waits)
 
-    # -- hits, in the thread that is there -----------------------------------------------------------
+    # -- hits, in the thread that has come to one ----------------------------------------------------
 
     def reached(self, frame: FrameType, here: tuple[ArmedBreakpoint, ...], ask: Ask) -> Decision | None:
-        """What to do where a frame is at a line with breakpoints: stop, or run on (None). Log points print."""
+        """The decision to stop a frame at a line with breakpoints; None to continue. Log points print."""
         filename = frame.f_code.co_filename
         decision: Decision | None = None
         for armed in here:
@@ -110,7 +110,7 @@ class ArmedBreakpoints:
         return decision
 
     def failed(self, frame: FrameType, error: BaseException, ask: Ask) -> Decision | None:
-        """The same where an error has come out of an endpoint or cell."""
+        """The same for an error that has ended an endpoint or a cell."""
         decision: Decision | None = None
         for armed in self._errors:
             if _is_called(armed.spec.error, error):
@@ -153,7 +153,7 @@ def _judge(armed: ArmedBreakpoint, frame: FrameType, ask: Ask) -> Decision | Non
         return Decision(spec, "") if ask(spec, hit, value) else None
     except Exception as error:
         log.exception("asking about breakpoint %d failed", spec.id)
-        return Decision(spec, f"it could not be asked whether to stop: {summary(error)}")
+        return Decision(spec, f"it is not known whether to stop: {summary(error)}")
 
 
 __all__ = ["ArmedBreakpoint", "ArmedBreakpoints", "Ask", "Decision", "Lines"]

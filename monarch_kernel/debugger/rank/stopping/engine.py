@@ -1,4 +1,4 @@
-"""The stop engine of one process: stops threads, lets one look at them, and lets them go on."""
+"""The stop engine of one process: it stops threads, answers questions about them, and lets them continue."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ log = logging.getLogger(__name__)
 
 #: How many frames of a stop are shown, from the innermost.
 MAX_FRAMES = 256
-#: How long looking at variables may take (seconds).
+#: How long reading variables may take (seconds).
 LOOK_TIMEOUT = 5.0
 
 _HOWS = ("continue", "next", "step", "out", "until")
-# Among the threads that are to pause: whichever runs user code next.
+# In the set of threads to pause: any thread that runs user code next.
 _ANY = 0
 
 _CLOSED = "the debugger of this process is closed"
@@ -55,12 +55,12 @@ Label = Callable[[], tuple[str, str, str]]
 class StopEngine:
     """Breakpoints, stops and steps of this process. All methods may be called from any thread.
 
-    A thread that stops blocks inside the event that stopped it, without the interpreter lock: others run on. Threads
-    of the debugger itself never stop, nor does code of the runtime; where a step leaves user code, the thread runs on.
-    In a child made by `os.fork` nothing is armed any more.
+    A thread that stops blocks inside the event that stopped it, without the interpreter lock, so other threads run.
+    Threads of the debugger never stop, nor does code of the runtime; when a step leaves user code, the thread runs.
+    In a child made by `os.fork`, nothing is armed.
 
     Args:
-        on_event: told of each stop, and of its end, in the thread it is about; must not block.
+        on_event: called with each stop, and with its end, on the thread that it is about; must not block.
         ask: (breakpoint, number of the hit, value of `differs`) -> whether to stop. Called for breakpoints with
             `first` or `differs`, in the thread that has hit one; may block.
         label: (actor, endpoint, cell) of the calling thread.
@@ -95,10 +95,10 @@ class StopEngine:
     # -- breakpoints -------------------------------------------------------------------------------
 
     def arm(self, breakpoints: Iterable[Breakpoint]) -> list[Bound]:
-        """Arm these breakpoints in place of all before; code that runs already is reached, too.
+        """Arm these breakpoints in place of all others, also in code that runs already.
 
         Returns:
-            What became of each, in their order.
+            The state of each, in their order.
 
         Raises:
             RuntimeError: no id of `sys.monitoring` is free.
@@ -114,8 +114,8 @@ class StopEngine:
         """Stop a thread at its next line of user code.
 
         Args:
-            thread: its `threading.get_ident()`; None is all other threads that run user code now or, if there is
-                none, whichever runs some next. One that waits in C stops when it comes back.
+            thread: its `threading.get_ident()`; None: all other threads that run user code now or, if there are none,
+                the first that does. A thread that waits in C stops when it returns.
         """
         with self._lock:
             if thread is None:
@@ -126,12 +126,12 @@ class StopEngine:
             self._attend()
 
     def stop_here(self, frame: FrameType, reason: Reason, text: str = "") -> None:
-        """Stop the calling thread in `frame`, which is on its stack, until somebody lets it go on (`breakpoint()`)."""
+        """Stop the calling thread in `frame`, which is on its stack, until `resume` (`breakpoint()`)."""
         if threading.get_ident() not in self._busy and _may_stop(frame):
             self._stop(_stack(frame), reason, text)
 
     def failed_here(self, error: BaseException) -> None:
-        """An endpoint or cell has failed: if a breakpoint wants that, stop the calling thread to look at its frames."""
+        """An endpoint or cell has failed: stop the calling thread with its frames, if a breakpoint asks for it."""
         book = self._book
         frames = _frames_of(error.__traceback__)
         users = [frame for frame, _ in frames if is_user_frame(frame)]
@@ -143,7 +143,7 @@ class StopEngine:
             self._stop(frames, "exception", text, decision.breakpoint.id, steppable=False)
 
     def post_mortem(self, error: BaseException, label: tuple[str, str, str]) -> Stop:
-        """Open the frames of an error that was kept: a stop without a thread, until `resume`.
+        """Open the frames of a kept error, as a stop without a thread that lasts until `resume`.
 
         Args:
             error: with its traceback.
@@ -165,36 +165,36 @@ class StopEngine:
     # -- stops -------------------------------------------------------------------------------------
 
     def stops(self) -> list[Stop]:
-        """What is stopped now, in the order of the stops."""
+        """The stops there are, in the order in which they began."""
         with self._lock:
             return [parked.stop for parked in self._parked.values()]
 
     def resume(self, stop_id: int, how: How = "continue", line: int = 0) -> None:
-        """Let a stopped thread go on.
+        """Let a stopped thread continue.
 
         Args:
-            stop_id: which.
-            how: see `How`; a step that leaves user code ends, and the thread runs on.
-            line: for "until": the line to get to; 0 is any below the present one.
+            stop_id: the id of its stop.
+            how: see `How`; a step that leaves user code ends, and the thread runs.
+            line: for "until": the line to reach; 0 is any line below the present one.
 
         Raises:
-            KeyError: there is no such stop (any more).
-            NotSteppable: an error's frames cannot go on; only "continue" ends such a stop.
-            ValueError: there is no such way to go on.
+            KeyError: the stop does not exist, or is over.
+            NotSteppable: the frames of an error cannot step; only "continue" ends such a stop.
+            ValueError: `how` is none of these.
         """
         if how not in _HOWS:
-            raise ValueError(f"how a stop goes on is one of {', '.join(_HOWS)}, not {how!r}")
+            raise ValueError(f"a stop continues by one of {', '.join(_HOWS)}, not by {how!r}")
         with self._lock:
             parked = self._find(stop_id)
             if how != "continue" and not parked.stop.steppable:
-                raise NotSteppable(f"stop {stop_id} has no code to run on: its frames have ended ({parked.stop.text})")
+                raise NotSteppable(f"stop {stop_id} cannot step: its frames have ended ({parked.stop.text})")
             del self._parked[stop_id]
         parked.go(Onward(how, line))
         if not parked.stop.thread:
             self._tell(Resumed(stop_id, how))
 
     def close(self) -> None:
-        """Let everything run on, and remove every trace and callback. Nothing stops any more until the next `arm`."""
+        """Let all threads run, and remove every trace and callback. Nothing stops until the next `arm`."""
         with self._lock:
             self._closed = True
             self._plans.clear()
@@ -204,16 +204,16 @@ class StopEngine:
         for stop in self.stops():
             try:
                 self.resume(stop.id)
-            except KeyError:  # it went on by itself
+            except KeyError:  # it has ended by itself
                 pass
 
-    # -- looking at a stop -------------------------------------------------------------------------
+    # -- inspecting a stop -------------------------------------------------------------------------
 
     def scopes(self, stop_id: int, frame: int) -> list[Variable]:
         """The scopes of a frame, innermost first; their variables are their children.
 
         Raises:
-            KeyError: there is no such stop (any more).
+            KeyError: the stop does not exist, or is over.
             IndexError: it has no such frame.
             TimeoutError: the stopped thread is busy.
         """
@@ -221,7 +221,7 @@ class StopEngine:
         return parked.run(lambda: parked.handles.scopes(there), LOOK_TIMEOUT)
 
     def variables(self, stop_id: int, ref: int, start: int = 0, count: int = 0) -> list[Variable]:
-        """The children of what `ref` stands for, from number `start` on; those with an index come first.
+        """The children of the value `ref`, from number `start` on; those with an index come first.
 
         Raises:
             KeyError: there is no such stop, or number.
@@ -232,12 +232,12 @@ class StopEngine:
         return parked.run(lambda: parked.handles.variables(ref, start, count), LOOK_TIMEOUT)
 
     def set_variable(self, stop_id: int, ref: int, name: str, expression: str) -> Variable:
-        """Give a child of what `ref` stands for the value of an expression, in the frame that it was found from.
+        """Set a child of the value `ref` to the value of an expression, in the frame that it was found from.
 
         Raises:
             KeyError: there is no such stop, number or child.
             TimeoutError: as for `variables`.
-            Exception: what the expression, or the assignment, has raised.
+            Exception: raised by the expression or the assignment.
         """
         with self._lock:
             parked = self._find(stop_id)
@@ -248,11 +248,11 @@ class StopEngine:
 
         Args:
             stop_id, frame: where.
-            source: Python; assignments change the function's variables, new names live as long as the stop.
-            timeout: seconds; what runs longer is interrupted, unless it is in C.
+            source: Python; assignments change the function's variables, new names last as long as the stop.
+            timeout: seconds; then the evaluation is interrupted, unless it is in C.
 
         Raises:
-            KeyError: there is no such stop (any more).
+            KeyError: the stop does not exist, or is over.
             IndexError: it has no such frame.
         """
         parked, there = self._frame(stop_id, frame)
@@ -292,7 +292,7 @@ class StopEngine:
             raise KeyError(f"there is no stop {stop_id} in this process (any more)")
         return self._parked[stop_id]
 
-    # -- events: in the thread where they happen ---------------------------------------------------
+    # -- events, on the thread where they happen ---------------------------------------------------
 
     def at_line(self, frame: FrameType, line: int, here: tuple[ArmedBreakpoint, ...]) -> None:
         """See `EventSink`."""
@@ -349,7 +349,7 @@ class StopEngine:
             self._attend()
 
     def _attend(self) -> None:
-        """Have the events delivered that steps and pauses need now."""
+        """Request the events that steps and pauses need now."""
         if self._closed:
             return
         self.alert = bool(self._plans or self._pausing)
@@ -358,7 +358,7 @@ class StopEngine:
     # -- stopping ----------------------------------------------------------------------------------
 
     def _stop(self, frames: Stack, reason: Reason, text: str, breakpoint_id: int = 0, steppable: bool = True) -> None:
-        """Block the calling thread until somebody lets it go on."""
+        """Block the calling thread until `resume`."""
         thread = threading.get_ident()
         how: How | str = "interrupt"
         parked: Parked | None = None
@@ -380,7 +380,7 @@ class StopEngine:
                     self._parked.pop(parked.stop.id, None)
                 self._tell(Resumed(parked.stop.id, how))
             if sys.version_info < (3, 12):
-                # What a trace function leaves in this dictionary is written back to the variables.
+                # After a trace function, the interpreter writes this dictionary back to the variables.
                 _ = frames[0][0].f_locals
             self._busy.discard(thread)
 
@@ -394,7 +394,7 @@ class StopEngine:
         label: tuple[str, str, str],
         thread: int,
     ) -> Parked | None:
-        """Note a stop; None if the engine is closed."""
+        """Register a stop; None if the engine is closed."""
         shown = tuple(
             StopFrame(index, frame.f_code.co_qualname, file, line, is_user_frame(frame), source_of(file, line))
             for index, (frame, line) in enumerate(frames)
@@ -432,14 +432,14 @@ class StopEngine:
         try:
             return self._label()
         except Exception:
-            log.exception("what a stopped thread works for could not be found out")
+            log.exception("cannot tell which actor or cell a stopped thread works for")
             return "", "", ""
 
     def _tell(self, event: Stopped | Resumed) -> None:
         try:
             self._on_event(event)
         except Exception:
-            log.exception("nobody could be told: %s", event)
+            log.exception("the event could not be sent: %s", event)
 
     # -- forks -------------------------------------------------------------------------------------
 
@@ -450,7 +450,7 @@ class StopEngine:
         self._lock.release()
 
     def _in_child(self) -> None:
-        """Nobody would ever resume a stop in a child."""
+        """No viewer could resume a stop in a child."""
         self._closed = True
         self._plans.clear()
         self._pausing.clear()
@@ -463,7 +463,7 @@ class StopEngine:
 
 
 def _nothing() -> None:
-    """In place of a method whose engine is gone."""
+    """Stands in for a method whose engine is gone."""
 
 
 def _stack(frame: FrameType) -> Stack:
@@ -481,7 +481,7 @@ def _frames_of(traceback: TracebackType | None) -> Stack:
 
 
 def _may_stop(frame: FrameType) -> bool:
-    """Whether a frame works for the user, rather than for the debugger or the runtime."""
+    """Whether a frame runs on behalf of the user, rather than of the debugger or the runtime."""
     user = False
     for outer in outwards(frame):
         if is_debugger(outer.f_code.co_filename):
@@ -491,7 +491,7 @@ def _may_stop(frame: FrameType) -> bool:
 
 
 def _name_of(thread: int) -> str:
-    # `threading.current_thread()` would make an object for a thread that is none of Python's.
+    # `threading.current_thread()` would create an object for a thread that Python has not started.
     active: dict[int, threading.Thread] = getattr(threading, "_active", {})
     return active[thread].name if thread in active else ""
 

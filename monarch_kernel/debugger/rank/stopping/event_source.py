@@ -1,4 +1,4 @@
-"""Between a stop engine and what delivers events to it."""
+"""The interface between a stop engine and its source of events."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan
 
 
 class EventSink(Protocol):
-    """Who is told of events, in the thread where they happen. Each method may block, and may raise into that thread.
+    """Receives events, on the thread where they happen. Each method may block, and may raise into that thread.
 
     Attributes:
-        alert: a step or a pause is under way: lines without breakpoints matter, too.
+        alert: a step or a pause is in progress, so lines without breakpoints matter, too.
     """
 
     alert: bool
 
     def at_line(self, frame: FrameType, line: int, here: tuple[ArmedBreakpoint, ...]) -> None:
-        """A line is about to run; `here` are the breakpoints at it."""
+        """A line is about to run; `here` are its breakpoints."""
         ...
 
     def at_return(self, frame: FrameType, value: Any) -> None:
@@ -35,17 +35,17 @@ class EventSource(Protocol):
     """Delivers events: `monitoring.Monitoring` or `tracing.Tracing`. Called with the engine's lock held.
 
     Attributes:
-        note: what a person who sets a breakpoint should know; "" if nothing.
+        note: what to tell a person who sets a breakpoint; "" if nothing.
     """
 
     note: str
 
     def arm(self, book: ArmedBreakpoints) -> None:
-        """Let these breakpoints take hold, in place of those before."""
+        """Arm these breakpoints in place of all others."""
         ...
 
     def attend(self, plans: list[StepPlan], pausing: bool) -> None:
-        """Deliver what these steps need, and all lines of user code while `pausing`."""
+        """Deliver the events that these steps need, and all lines of user code while `pausing`."""
         ...
 
     def close(self) -> None:

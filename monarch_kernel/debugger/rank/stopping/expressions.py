@@ -1,4 +1,4 @@
-"""Running source in a frame: conditions, what a person types at a stop, assignments to its variables."""
+"""Source that runs in a frame: conditions, what a person types at a stop, assignments to its variables."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def value_of(frame: FrameType, source: str, extra: Names | None = None) -> Any:
     """The value of an expression in a frame.
 
     Args:
-        frame: gives the names; one that has ended does, too.
+        frame: has the names; it may have ended.
         source: one expression.
         extra: further names, hidden by those of the function.
 
     Raises:
-        BaseException: whatever the expression raises; SyntaxError if it is none.
+        BaseException: raised by the expression; SyntaxError if it is not one.
     """
     code = _compiled(source.strip())
     if not extra and not any(isinstance(constant, CodeType) for constant in code.co_consts):
@@ -40,11 +40,11 @@ def value_of(frame: FrameType, source: str, extra: Names | None = None) -> Any:
 def run(frame: FrameType, source: str, extra: Names) -> tuple[bool, Any]:
     """Run statements or an expression in a frame: (whether the last one is an expression, its value).
 
-    Names that statements bind are the function's variables where it has such variables, and otherwise are kept in
-    `extra`; at the top level of a module or cell they are its globals.
+    Names that statements bind are variables of the function if it has such variables, and go to `extra` otherwise; at
+    the top level of a module or cell they are globals.
 
     Raises:
-        BaseException: whatever the source raises, what ran before it holds.
+        BaseException: raised by the source. The statements before it have taken effect.
     """
     body = ast.parse(textwrap.dedent(source).strip(), _FILE)
     last: CodeType | None = None
@@ -68,7 +68,7 @@ def run(frame: FrameType, source: str, extra: Names) -> tuple[bool, Any]:
 
 
 def assign(frame: FrameType, name: str, value: Any) -> None:
-    """Give a variable of a frame another value.
+    """Set a variable of a frame.
 
     Raises:
         NameError: the function has no such variable.
@@ -87,9 +87,9 @@ def assign(frame: FrameType, name: str, value: Any) -> None:
 
 
 def fill(frame: FrameType, template: str, show: Callable[[Any], str]) -> str:
-    """The text of a log point: each `{expression}` with its value as `show` gives it, or with what it raised.
+    """The text of a log point: each `{expression}` is replaced by its value, as `show` formats it, or by its error.
 
-    Format specifications and `!r` hold as in f-strings; `{{` stands for a brace.
+    Format specifications and `!r` work as in f-strings; `{{` is a brace.
     """
     try:
         parts = list(string.Formatter().parse(template))
@@ -133,7 +133,7 @@ def _merged(frame: FrameType, extra: Names | None) -> Names:
 
 
 def _keep(frame: FrameType, before: Names, after: Names, declared: set[str], extra: Names) -> None:
-    """Put what statements have bound where it belongs."""
+    """Store the names that statements have bound."""
     missing = object()
     for name, value in after.items():
         if before.get(name, missing) is value or name == "__builtins__":

@@ -1,4 +1,4 @@
-"""Which loaded files a breakpoint's file means in this process."""
+"""The loaded files that a breakpoint's file stands for in this process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SAME = 1000
 class Files:
     """The files that breakpoints name, and how well each loaded file matches them.
 
-    The same file, or the same name of a cell, matches best. Where there is none such, the file whose path has the most
-    components in common with what was asked for, counted from the end: a workspace may lie elsewhere on this host.
-    A library's file has to match more than its base name.
+    The same file, or the same name of a cell, matches best. Without one, it is the file whose path shares the most
+    components with the asked one, counted from the end: a workspace may lie elsewhere on this host. A file of a library
+    has to match by more than its base name.
     """
 
     def __init__(self, asked: Iterable[str]) -> None:
@@ -25,20 +25,20 @@ class Files:
         self._seen: dict[str, tuple[str, ...]] = {}
 
     def match(self, loaded: str) -> tuple[str, ...]:
-        """The asked names that a loaded file may stand for; `stands_for` tells later whether it still does."""
+        """The asked names that a loaded file may stand for; check `stands_for` before use."""
         found = self._seen.get(loaded)
         if found is None:
             found = self._seen[loaded] = tuple(self._matches(loaded))
         return found
 
     def stands_for(self, asked: str, loaded: str) -> bool:
-        """Whether no file that was loaded in the meantime matches better."""
+        """Whether a loaded file still matches best, of all that are loaded now."""
         return self._score(asked, loaded) >= self._best.get(asked, 1)
 
     def _matches(self, loaded: str) -> list[str]:
         library = kind_of(loaded) == LIBRARY
         if library and os.path.basename(loaded) not in self._bases:
-            return []  # most files: this is all that they cost
+            return []  # the case of most files, so it is cheap
         found: list[str] = []
         for asked in self._asked:
             score = self._score(asked, loaded)

@@ -1,4 +1,4 @@
-"""What viewers hold of a stop's values: numbers that stand for them as long as the stop lasts."""
+"""Handles: the numbers by which viewers name the values of a stop, as long as the stop lasts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class _Scope:
 
 
 class Handles:
-    """The values of one stop that somebody has seen.
+    """The values of one stop that viewers have seen.
 
     Attributes:
-        extra: names that evaluations have bound and that are no variables of the frames.
+        extra: names that evaluations have bound and that are not variables of the frames.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Handles:
         self._held: dict[int, tuple[FrameType, Any]] = {}
 
     def scopes(self, frame: FrameType) -> list[Variable]:
-        """`Locals` and `Globals` of a frame; at the top level of a module or cell there is but `Globals`."""
+        """`Locals` and `Globals` of a frame; only `Globals` at the top level of a module or cell."""
         found = [Variable("Globals", "", "", self._hold(frame, _Scope(frame, False)), len(frame.f_globals), 0)]
         if frame.f_locals is not frame.f_globals:
             scope = _Scope(frame, True)
@@ -41,10 +41,10 @@ class Handles:
         return found
 
     def variables(self, ref: int, start: int, count: int) -> list[Variable]:
-        """The children of what a number stands for.
+        """The children of the value with that number.
 
         Raises:
-            KeyError: nothing has that number.
+            KeyError: there is no such number.
         """
         frame, held = self._of(ref)
         if isinstance(held, _Scope):
@@ -56,8 +56,8 @@ class Handles:
         """Replace a child by the value of an expression in the frame that it was found from.
 
         Raises:
-            KeyError: no such number or child.
-            BaseException: what the expression or the assignment raises.
+            KeyError: there is no such number or child.
+            BaseException: raised by the expression or the assignment.
         """
         frame, held = self._of(ref)
         value = value_of(frame, expression, self.extra)
@@ -72,7 +72,7 @@ class Handles:
         return self._variable(frame, name, value)
 
     def evaluation(self, frame: FrameType, value: Any) -> Evaluation:
-        """A value as the answer to a question."""
+        """The answer to an evaluation that gave this value."""
         named, indexed = counts(value)
         ref = self._hold(frame, value) if named or indexed else 0
         return Evaluation(long(value), type_name(value), ref, named, indexed)

@@ -1,4 +1,4 @@
-"""Lines and code: where in a code object a breakpoint's line is, and which code objects are loaded."""
+"""Lines and code: the place of a breakpoint's line in a code object, and the code objects that are loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, FunctionType, GeneratorType
 from typing import Any
 
-# What has code, and where.
+# The types that have code, and the attribute that holds it.
 _CODE_OF: dict[type, str] = {
     FunctionType: "__code__",
     GeneratorType: "gi_code",
@@ -22,7 +22,7 @@ _RESUME: int = opcode.opmap["RESUME"]
 
 
 def nested(code: CodeType) -> list[CodeType]:
-    """The code objects of functions, classes and comprehensions that stand directly in `code`."""
+    """The code objects of functions, classes and comprehensions directly inside `code`."""
     return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
@@ -37,15 +37,15 @@ def own_lines(code: CodeType) -> list[int]:
     """The lines at which `code` itself can stop, in order."""
     instructions = code.co_code
     begin = next((i for i in range(0, len(instructions), 2) if instructions[i] == _RESUME), -2)
-    # Nothing stops at what comes before the body: making the generator, entering the frame.
+    # Instructions before the body, which create a generator or enter the frame, are not places to stop.
     return sorted({line for _, end, line in code.co_lines() if line and end > begin + 2})
 
 
 def bind(code: CodeType, line: int) -> int | None:
-    """Where in `code` a breakpoint at `line` stops; None if that is no line of this code.
+    """The line of `code` at which a breakpoint at `line` stops; None if `line` is not in this code.
 
-    A line without code stands for the next line of the same function that has some. The head of a function stands
-    for its first line, and is not bound where the function is defined.
+    A line without code stands for the next line with code of the same function. The head of a function stands for the
+    first line of its body, and is not bound in the code that defines the function.
     """
     lines = own_lines(code)
     inner = nested(code)
@@ -62,7 +62,7 @@ def bind(code: CodeType, line: int) -> int | None:
     if any(other.co_firstlineno <= line <= _last_line(other) for other in inner):
         return None
     if line < lines[0] and _has_code(code.co_filename, range(line, lines[0])):
-        return None  # a part of a cell, which says that it begins at line 1: that line is in another part
+        return None  # a part of a cell, each of which claims to begin at line 1: the line is in another part
     return next((own for own in lines if own > line), None)
 
 
@@ -82,7 +82,7 @@ def _heads(code: CodeType, line: int, first: int) -> bool:
         return False
     if line == first:
         return line == code.co_firstlineno  # def f(): return 1
-    # Decorators run where the function is defined.
+    # Decorators run in the code that defines the function.
     return not linecache.getline(code.co_filename, line).lstrip().startswith("@")
 
 
@@ -91,7 +91,7 @@ def _last_line(code: CodeType) -> int:
 
 
 def running_frames() -> Iterator[tuple[int, FrameType]]:
-    """Every frame that runs now in this process, with its thread; innermost first, thread by thread."""
+    """Every running frame of this process, with its thread: thread by thread, innermost first."""
     for thread, innermost in sys._current_frames().items():
         frame: FrameType | None = innermost
         while frame is not None:
@@ -100,9 +100,9 @@ def running_frames() -> Iterator[tuple[int, FrameType]]:
 
 
 def loaded_codes(wanted: Callable[[str], object]) -> list[CodeType]:
-    """All code objects with a wanted `co_filename` that functions, running frames and suspended generators have.
+    """All code objects with a wanted `co_filename`, of functions, running frames and suspended generators.
 
-    Code that a garbage collector was told to forget (`gc.freeze`) is found once it runs.
+    Code that the garbage collector does not see (`gc.freeze`) is found once it runs.
     """
     matches: dict[str, object] = {}
     found: dict[int, CodeType] = {}
@@ -121,7 +121,7 @@ def loaded_codes(wanted: Callable[[str], object]) -> list[CodeType]:
 def _roots() -> Iterator[CodeType]:
     for _, frame in running_frames():
         yield frame.f_code
-    # There may be millions of objects: the one look that each gets is in a comprehension.
+    # There may be millions of objects, so one comprehension filters them.
     things: list[Any] = [thing for thing in gc.get_objects() if type(thing) in _CODE_OF]
     for thing in things:
         yield getattr(thing, _CODE_OF[type(thing)])

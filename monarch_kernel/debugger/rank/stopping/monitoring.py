@@ -1,7 +1,7 @@
 """Events through `sys.monitoring` (Python 3.12 and later).
 
-Only code with breakpoints, and code that a step passes through, is instrumented; all other code runs at full speed
-after each of its functions has been seen once. A tool id of its own lets debugpy and coverage tools run beside.
+Only code with breakpoints, and code that a step passes through, is instrumented; other code runs at full speed once
+each of its functions has run once. A tool id of its own lets debugpy and coverage tools run beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from monarch_kernel.debugger.source_locations import is_user
 monitoring: Any = getattr(sys, "monitoring", None)
 
 _NAME = "monarch_kernel"
-# 0, 1, 2 and 5 are meant for a debugger, coverage, a profiler and an optimizer.
+# 0, 1, 2 and 5 are reserved for a debugger, coverage, a profiler and an optimizer.
 _TOOLS = (4, 3, 2, 1)
 
 
@@ -28,10 +28,10 @@ class Monitoring:
     """Arms lines and follows steps through `sys.monitoring`.
 
     Raises:
-        RuntimeError: other tools have taken all ids.
+        RuntimeError: other tools use all ids.
     """
 
-    #: What a person who sets a breakpoint should know.
+    #: See `EventSource`.
     note = ""
 
     def __init__(self, sink: EventSink, _lock: threading.Lock) -> None:
@@ -44,7 +44,7 @@ class Monitoring:
         self._tool: int | None = None
 
     def arm(self, book: ArmedBreakpoints) -> None:
-        """Let these breakpoints take hold, in place of those before; code that runs already is reached, too."""
+        """Arm these breakpoints in place of all others, also in code that runs already."""
         self._book = book
         before = self._lines
         lines: dict[int, tuple[CodeType, Lines]] = {}
@@ -56,7 +56,7 @@ class Monitoring:
         self._apply({key: code for key, (code, _) in before.items()}, restart=bool(book.has_lines or self._stepped))
 
     def attend(self, plans: list[StepPlan], pausing: bool) -> None:
-        """Deliver the events of these steps, and of all lines of user code while somebody wants a thread to pause."""
+        """Deliver the events of these steps, and all lines of user code while a pause is requested."""
         before = self._stepped
         codes = [frame.f_code for plan in plans for frame in plan.frames]
         self._stepped = {id(code): code for code in codes}
@@ -75,7 +75,7 @@ class Monitoring:
             self._tool = None
 
     def _apply(self, before: dict[int, CodeType], restart: bool) -> None:
-        """Bring the interpreter's events in line with ours; `before`: code that had some."""
+        """Set the interpreter's events to what is needed now; `before` is the code that had some."""
         events = monitoring.events
         codes = before | {key: code for key, (code, _) in self._lines.items()} | self._stepped
         if self._tool is None:
@@ -94,12 +94,12 @@ class Monitoring:
             wanted |= events.LINE
         if self._stepped:
             wanted |= events.PY_UNWIND
-        # A callback that is about to answer DISABLE for how things were must not do so: see `_disable`.
+        # A callback that was about to return DISABLE for the state before must not: the callbacks compare this number.
         self._generation += 1
         if monitoring.get_events(tool) != wanted:
             monitoring.set_events(tool, wanted)
         if restart:
-            monitoring.restart_events()  # what DISABLE has turned off comes again
+            monitoring.restart_events()  # turns on again what DISABLE has turned off
 
     def _take_tool(self) -> None:
         for tool in _TOOLS:
@@ -107,7 +107,7 @@ class Monitoring:
                 break
         else:
             taken = ", ".join(sorted(str(monitoring.get_tool(tool)) for tool in _TOOLS))
-            raise RuntimeError(f"no id of sys.monitoring is free for breakpoints (taken by {taken}); end one of them")
+            raise RuntimeError(f"no id of sys.monitoring is free for breakpoints (used by {taken}); end one of them")
         monitoring.use_tool_id(tool, _NAME)
         self._tool = tool
         events = monitoring.events
@@ -119,7 +119,7 @@ class Monitoring:
         ):
             monitoring.register_callback(tool, event, callback)
 
-    # -- callbacks: in any thread; events are off in that thread meanwhile ---------------------------
+    # -- callbacks, on any thread, whose events are off meanwhile ------------------------------------
 
     def _on_start(self, code: CodeType, _offset: int) -> Any:
         generation = self._generation
@@ -130,7 +130,7 @@ class Monitoring:
                     self._lines[id(part)] = (part, here)
                     events = monitoring.get_local_events(self._tool, part) | monitoring.events.LINE
                     monitoring.set_local_events(self._tool, part, events)
-        # No call between the comparison and the return: no other thread can arm in between.
+        # No call between the comparison and the return, so that no other thread can arm in between.
         if generation == self._generation:
             return monitoring.DISABLE
         return None

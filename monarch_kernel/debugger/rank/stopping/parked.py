@@ -1,6 +1,6 @@
-"""A stopped thread: it waits, runs what it is asked to, and goes on when it may.
+"""A stopped thread: it waits, runs jobs for viewers, and continues when it is told to.
 
-It waits without the interpreter lock, and wakes often enough that an exception raised into it from outside arrives.
+It waits without the interpreter lock, and wakes often enough for an exception to arrive that is raised into it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from monarch_kernel.debugger.model.stops import How, Stop
 from monarch_kernel.debugger.rank.stopping.handles import Handles
 
-#: How often a stopped thread looks for exceptions that were raised into it (seconds).
+#: How often a stopped thread wakes for exceptions that were raised into it (seconds).
 _TICK = 0.1
-#: How long an evaluation that is ended for taking too long has to end (seconds).
+#: How long an evaluation may take to end after it was interrupted (seconds).
 _GRACE = 0.5
 
 
@@ -28,7 +28,7 @@ class _Abandoned(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Onward:
-    """How the thread is to go on."""
+    """How the thread is to continue."""
 
     how: How
     line: int = 0
@@ -70,10 +70,10 @@ class Parked:
     # -- in the stopped thread ---------------------------------------------------------------------
 
     def wait(self) -> Onward:
-        """Run jobs until somebody says how to go on.
+        """Run jobs until `go`, which says how to continue.
 
         Raises:
-            BaseException: KeyboardInterrupt, or whatever was raised into the thread.
+            BaseException: KeyboardInterrupt, or another exception that was raised into the thread.
         """
         try:
             while True:
@@ -104,7 +104,8 @@ class Parked:
             with job.lock:
                 job.running = False
             if job.abandoned and not isinstance(job.error, _Abandoned):
-                threading.Event().wait(_TICK)  # it is on its way (or was swallowed), and must not hit anything else
+                # The exception is still to come (or was swallowed), and must not hit other code.
+                threading.Event().wait(_TICK)
         except _Abandoned as error:
             job.running = False
             job.error = error
@@ -123,7 +124,7 @@ class Parked:
     # -- from other threads ------------------------------------------------------------------------
 
     def go(self, onward: Onward) -> None:
-        """Let the thread go on, once the job that runs has ended."""
+        """Let the thread continue after the present job."""
         with self._lock:
             if not self._over:
                 self._jobs.put(onward)
@@ -133,7 +134,7 @@ class Parked:
 
         Args:
             function: what to run; events of this engine are off while it runs.
-            timeout: seconds; then KeyboardInterrupt's like is raised into it (a call into C is not interrupted, and
+            timeout: seconds; then an exception is raised into it, as by Ctrl-C (a call into C is not interrupted, and
                 later jobs wait for it).
 
         Raises:

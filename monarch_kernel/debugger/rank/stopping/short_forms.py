@@ -1,7 +1,7 @@
 """Short forms of values, and their children: bounded in length and in work, whatever the value.
 
 A tensor on a device is never read (that would wait for the device, which may be what hangs); a large array or
-container is never walked. Code of the user's runs only where a class has a `__repr__` of its own.
+container is never walked. User code runs only if a class has its own `__repr__`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 #: The longest short form, in characters, and the longest answer to an evaluation.
 SHORT, LONG = 200, 20_000
-#: How many elements of an array on the CPU are still shown.
+#: Arrays on the CPU with up to so many elements are shown in full, in the short and in the long form.
 _FEW, _MANY = 8, 1000
-#: Children given at once where nobody asked for a page.
+#: The number of children that are returned without a request for a page.
 PAGE = 1000
 
 _PLAIN = (int, float, complex, bool, bytes, str, type(None), type(Ellipsis), range, slice)
@@ -35,7 +35,7 @@ class Shortener(reprlib.Repr):
         self._elements = elements
 
     def repr1(self, x: Any, level: int) -> str:
-        """Called for every value within the value, too."""
+        """The form of a value, and of each value inside it."""
         kind = type(x)
         array = array_form(x, self._elements)
         if array is not None:
@@ -53,7 +53,7 @@ class Shortener(reprlib.Repr):
             return f"<{type_name(x)} whose repr raised {type(error).__name__}>"
 
     def repr_int(self, x: int, level: int) -> str:
-        """A huge number is not converted: that takes time that grows with the square of its digits."""
+        """A huge number is not converted, which would take time quadratic in its digits."""
         if x.bit_length() > 4 * self.maxlong:
             return f"<int of {x.bit_length()} bits>"
         return super().repr_int(x, level)
@@ -76,7 +76,7 @@ def short(value: Any) -> str:
 
 
 def long(value: Any) -> str:
-    """What a person who asked for the value sees: several lines, at most about `LONG` characters."""
+    """The form for a person who has asked for the value: several lines, at most about `LONG` characters."""
     text = _safe(_long, value)
     return text if len(text) <= LONG else f"{text[: LONG - 3]}..."
 
@@ -98,7 +98,7 @@ def type_name(value: Any) -> str:
 def array_form(value: Any, elements: int) -> str | None:
     """`tensor(shape=(3, 4), dtype=torch.float32, device='cuda:0')` for arrays that are not small; else None.
 
-    Told by their attributes, so that neither torch nor numpy is needed to know them.
+    Arrays are recognised by their attributes, so neither torch nor numpy is needed.
     """
     kind = type(value)
     root = kind.__module__.partition(".")[0]
@@ -126,7 +126,7 @@ def _derives_from_tensor(kind: type) -> bool:
 
 
 def counts(value: Any) -> tuple[int, int]:
-    """How many children a value has: (named, indexed). Neither costs more than a look at lengths."""
+    """How many children a value has: (named, indexed). Only lengths are read."""
     if isinstance(value, (*_PLAIN, *_FUNCTIONS)):
         return 0, 0
     try:
@@ -138,7 +138,7 @@ def counts(value: Any) -> tuple[int, int]:
             return 0, len(value)
         if _is_sequence(value):
             return len(attributes(value)), len(value)
-    except Exception:  # a length of the user's own that fails
+    except Exception:  # a `__len__` of user code that fails
         return 0, 0
     return len(attributes(value)), 0
 
@@ -146,7 +146,7 @@ def counts(value: Any) -> tuple[int, int]:
 def children(value: Any, start: int = 0, count: int = 0) -> list[tuple[str, Any, Any]]:
     """(name, key, value) of `count` children (0: of at most `PAGE`) from number `start` on, those with an index first.
 
-    `key` is what `put` takes: an index, a key, or an `Attribute`; None where a child cannot be replaced.
+    `key` is for `put`: an index, a key, or an `Attribute`; None if the child cannot be replaced.
     """
     if isinstance(value, (*_PLAIN, *_FUNCTIONS)):
         return []
@@ -184,7 +184,7 @@ def put(container: Any, key: Any, value: Any) -> None:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """The attributes that an object itself has, and those of an array that cost nothing; no property is computed."""
+    """The attributes of an object itself, and the cheap ones of an array; no property is computed."""
     if isinstance(value, (*_PLAIN, *_FUNCTIONS)):
         return {}
     if array_form(value, -1) is not None:

@@ -1,7 +1,7 @@
-"""Where a step ends: follows one thread, or one coroutine, from event to event. Knows nothing of tracing.
+"""The end of a step: a plan follows one thread, or one coroutine, from event to event. Knows nothing of tracing.
 
 A step belongs to a *flow*: a thread's stack down to where user code begins, or a task's coroutines down to the event
-loop. Other tasks of the thread do not end it. When the flow has left user code, the step is over: the thread runs on.
+loop. Other tasks of the thread do not end it. When the flow leaves user code, the step is over, and the thread runs.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from types import FrameType
 from monarch_kernel.debugger.model.stops import How
 from monarch_kernel.debugger.source_locations import CELL_RUNNER, RUNTIME, is_user_frame, kind_of
 
-# Where threads begin, and how modules are loaded: nothing ever stops there.
+# What threads begin with, and what they wait in: code that never stops.
 _MACHINERY = ("threading.py", "queue.py", "concurrent/futures/thread.py")
 _EVENT_LOOP = ("/asyncio/", "/uvloop/")
 
 
 def forbidden(filename: str) -> bool:
-    """Whether code of a file must never stop: our own, and what threads and imports are made of."""
+    """Whether code of a file must never stop: our own, and that of threads and imports."""
     return filename.startswith("<frozen ") or kind_of(filename) == RUNTIME or filename.endswith(_MACHINERY)
 
 
@@ -41,20 +41,20 @@ def _flow_of(frame: FrameType) -> FrameType:
 
 
 class StepPlan:
-    """How one thread goes on from a stop to the next.
+    """How one thread continues from a stop to the next.
 
     Args:
         frame: where it is; for `next` and `until`, also the frame whose lines count.
         how: next, step, out or until.
-        line: for until: the line to get to in `frame`; 0 is any line below the present one.
-        stop: the id of the stop that it began at.
+        line: for until: the line to reach in `frame`; 0 is any line below the present one.
+        stop: the id of the stop at which it began.
 
     Attributes:
         thread: whose lines count.
         everywhere: lines of all frames of the thread matter, not only those of `frames`.
         libraries: so do lines of libraries: the step begins in one.
-        moved: `frames` or `everywhere` have changed; whoever has seen to that sets it back.
-        over: nothing will end this step any more.
+        moved: `frames` or `everywhere` have changed; the engine resets it once the events are adapted.
+        over: no event will end this step.
     """
 
     def __init__(self, thread: int, frame: FrameType, how: How, line: int = 0, stop: int = 0) -> None:
@@ -68,7 +68,7 @@ class StepPlan:
         self._home: FrameType | None = frame
         self._until = line or frame.f_lineno + 1
         self._flow = _flow_of(frame)
-        self._callers: dict[int, FrameType] = {}  # by identity: those who get control when `frame` ends
+        self._callers: dict[int, FrameType] = {}  # by identity: the frames that get control when `frame` ends
         self._root = frame
         for outer in outwards(frame.f_back):
             if forbidden(outer.f_code.co_filename):
@@ -106,7 +106,7 @@ class StepPlan:
                 return None
             if self._stops_in(caller):
                 return caller
-            # Library code that called the user's: the step ends where the user's code gets control again.
+            # Library code has called user code: the step ends where user code gets control again.
             self._home, self.how, self.moved = caller, "out", True
         elif frame is self._root:
             self.over = True

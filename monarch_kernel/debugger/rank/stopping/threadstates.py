@@ -1,6 +1,6 @@
-"""Python 3.11: giving a trace function to threads that run already (`sys.settrace` reaches only its own).
+"""Python 3.11: trace functions of threads that run already (`sys.settrace` sets only that of the calling thread).
 
-CPython exports what this takes except for two places in its `PyThreadState`, which are looked for, not assumed.
+CPython exports what this needs, except for two offsets in `PyThreadState`, which are searched for, not assumed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 Tracer = Callable[..., Any]
 
-_WORDS = 36  # how much of a thread state is looked at; it is larger than that
+_WORDS = 36  # the part of a thread state that is searched; the whole is larger
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where in a thread state things are (bytes), and the C function that calls Python trace functions."""
+    """Offsets in a thread state (bytes), and the C function that calls Python trace functions."""
 
     thread: int
     tracer: int
@@ -29,7 +29,7 @@ class _Layout:
 
 
 class OwnThread:
-    """The calling thread, where the interpreter does not let us at others."""
+    """The calling thread, if other threads cannot be reached."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -45,7 +45,7 @@ class OwnThread:
 
 
 class ThreadState:
-    """One thread's state; valid while the interpreter lock is not given up."""
+    """The state of one thread; valid as long as this thread keeps the interpreter lock."""
 
     def __init__(self, address: int, layout: _Layout) -> None:
         self._address = address
@@ -63,7 +63,7 @@ class ThreadState:
         return ctypes.cast(tracer, ctypes.py_object).value if tracer else None
 
     def trace(self, tracer: Tracer | None) -> None:
-        """What `sys.settrace` does, for that thread."""
+        """Like `sys.settrace`, for that thread."""
         if tracer is None:
             _set_trace(self._address, None, None)
         else:

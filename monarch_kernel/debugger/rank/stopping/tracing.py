@@ -1,11 +1,11 @@
 """Events through `sys.settrace`, for Python 3.11.
 
-While anything is armed, every thread is traced, which slows Python code (`note` says how much); lines are traced only
-in functions with breakpoints, and in what a step passes through. When nothing is armed any more, no thread is traced.
+While breakpoints are armed, every thread is traced, which slows Python code down (`note` says by how much); lines are
+traced only in functions with breakpoints, and in what a step passes through. Without breakpoints, no thread is traced.
 
-A trace function that a thread has already, such as debugpy's, is called as well and gets the thread back afterwards.
-One that is set later replaces ours in that thread until the next `arm`; where it is debugpy's, which takes all threads
-whenever its breakpoints change, ours is put back over it a moment later.
+If a thread has a trace function already, such as debugpy's, it is called as well, and restored in the end. One that is
+set later replaces ours in that thread until the next `arm`; debugpy sets its own on all threads whenever its
+breakpoints change, so ours is put back over it a moment later.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan, outwards
 from monarch_kernel.debugger.rank.stopping.threadstates import Tracer, thread_states
 from monarch_kernel.debugger.source_locations import is_user
 
-#: How often a thread is looked at that an exception out of a trace function has left untraced (seconds).
+#: How often a thread is checked that an exception from a trace function has left untraced (seconds).
 _LOST_TICK = 0.001
 #: How often threads are checked that debugpy may have taken, or an interrupt left untraced (seconds).
 _GUARD_TICK = 0.2
@@ -39,14 +39,14 @@ _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENER
 
 
 class _Files(dict[str, bool]):
-    """Whether files have breakpoints, found out when code of theirs is first called."""
+    """Whether files have breakpoints, determined when code of theirs is first called."""
 
     def __init__(self) -> None:
         super().__init__()
         self._wants: Callable[[str], bool] = ArmedBreakpoints(()).wants
 
     def begin(self, wants: Callable[[str], bool]) -> None:
-        """Find out anew, of each file."""
+        """Start anew, for all files."""
         self._wants = wants
         self.clear()
 
@@ -58,7 +58,7 @@ class _Files(dict[str, bool]):
 class Tracing:
     """Arms lines and follows steps through trace functions."""
 
-    #: What a person who sets a breakpoint should know.
+    #: See `EventSource`.
     note = "Python 3.11 has to trace this process while breakpoints are set: its Python code runs 2 to 13 times slower"
 
     def __init__(self, sink: EventSink, lock: threading.Lock) -> None:
@@ -78,7 +78,7 @@ class Tracing:
         self._tracers: weakref.WeakSet[Any] = weakref.WeakSet([self._call])
 
     def arm(self, book: ArmedBreakpoints) -> None:
-        """Let these breakpoints take hold, in place of those before; code that runs already is reached, too."""
+        """Arm these breakpoints in place of all others, also in code that runs already."""
         for _, local in self._local.values():
             local.lines.clear()
         self._book = book
@@ -90,7 +90,7 @@ class Tracing:
         self._apply()
 
     def attend(self, plans: list[StepPlan], pausing: bool) -> None:
-        """Deliver the events of these steps, and of all lines of user code while somebody wants a thread to pause."""
+        """Deliver the events of these steps, and all lines of user code while a pause is requested."""
         self._plans = plans
         self._pausing = pausing
         self._everywhere = {plan.thread for plan in plans if plan.everywhere}
@@ -111,11 +111,11 @@ class Tracing:
         sink, files, local_of = self._sink, self._files, self._local_of
 
         def on_call(frame: FrameType, _event: str, _arg: Any) -> Any:
-            # Every call of every function comes by here.
+            # Runs at every call of every function.
             try:
                 if files[frame.f_code.co_filename] or sink.alert:
                     return local_of(frame.f_code)
-            except BaseException:  # a KeyboardInterrupt happened to arrive here
+            except BaseException:  # a KeyboardInterrupt arrives here
                 self._lost(sys._getframe())
                 raise
             return None
@@ -124,7 +124,7 @@ class Tracing:
             ours = on_call(frame, event, arg)
             theirs = other(frame, event, arg) if other is not None else None
             if sys.gettrace() is not on_call_with_other:
-                self._go_over(threading.get_ident())  # debugpy's first trace function puts another in its place
+                self._go_over(threading.get_ident())  # debugpy's first trace function replaces itself
             return _Both(ours.__self__, theirs) if ours is not None and theirs is not None else ours or theirs
 
         return on_call if other is None else on_call_with_other
@@ -145,7 +145,7 @@ class Tracing:
         if id(code) not in self._local:
             self._local[id(code)] = (code, _Local(self._sink, self._book.lines_of(code), self._raising, self._lost))
 
-    # -- where they are --------------------------------------------------------------------------------
+    # -- traced threads and frames ---------------------------------------------------------------------
 
     def _apply(self) -> None:
         """Trace the threads and frames that matter now, and no others."""
@@ -206,7 +206,7 @@ class Tracing:
                 state.trace(self._before.pop(state.thread, None))
 
     def _go_over(self, thread: int) -> None:
-        """The calling thread has been given another trace function: go on, and call that one from now on."""
+        """The calling thread has another trace function now: put ours back, which calls that one from now on."""
         self._before.pop(thread, None)
         for state in thread_states():
             if state.thread == thread and state.tracer not in self._tracers:
@@ -231,7 +231,7 @@ class Tracing:
             threading.settrace(self._new_threads)
 
     def _lost(self, inside: FrameType) -> None:
-        """An exception is about to leave the trace function `inside`, which ends this thread's tracing: begin anew."""
+        """An exception leaves the trace function `inside`, and Python stops tracing this thread: trace it again."""
         thread = threading.get_ident()
         threading.Thread(target=self._regain, args=(thread, inside), name="debugger-regain", daemon=True).start()
 
@@ -260,7 +260,7 @@ class _Local:
         """Called for each event of such a frame. It never returns a trace function: `arm` may set another meanwhile."""
         try:
             self._trace(frame, event, arg)
-        except BaseException:  # a KeyboardInterrupt that is on its way to the user's code
+        except BaseException:  # a KeyboardInterrupt for user code
             self._lost(sys._getframe())
             raise
 
@@ -284,13 +284,13 @@ class _Local:
 
 
 def _yields(frame: FrameType) -> bool:
-    """Whether what is told as a return is a `yield` or an `await`."""
+    """Whether a return event is a `yield` or an `await`."""
     code = frame.f_code
     return bool(code.co_flags & _SUSPENDS) and code.co_code[frame.f_lasti] == _YIELD
 
 
 class _Both:
-    """The trace function of a frame that somebody else traces as well."""
+    """The trace function of a frame that another tracer traces, too."""
 
     def __init__(self, ours: _Local, theirs: Any) -> None:
         self.ours = ours
