@@ -99,6 +99,6 @@ def test_a_rank_with_tasks_is_interrupted_and_ends_like_any_other(
     bell.wait(2)
     kernel.interrupt()
     outcome: Outcome = cell.wait()
-    assert "KeyboardInterrupt" in outcome.ename + outcome.traceback
+    assert outcome.ename in ("KeyboardInterrupt", "MeshCellInterrupt")  # before or after the rank has answered
     assert text(kernel.ok("%%mesh\ntask.done()")) == "[0-1] False"
     assert "2 ranks stopped" in kernel.ok("%mesh down").stdout
