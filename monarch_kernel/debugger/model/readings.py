@@ -1,6 +1,6 @@
-"""What a rank says about a value: a `Leaf` for each part that has no parts itself, and a `Reading` for the whole.
+"""What a rank reports about a value: a `Leaf` for each part that has no parts itself, and a `Reading` for the whole.
 
-Only these travel. They hold digests and figures, never the contents of an array. Pure, standard library only.
+Only these are sent. They hold digests and figures, never the contents of an array. Pure, standard library only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-#: Bytes of a digest: two different contents have the same one with a chance of 2**-128.
+#: Bytes of a digest: two different contents have the same digest with a probability of 2**-128.
 DIGEST = 16
 
 
@@ -66,20 +66,20 @@ class Stats:
 class Leaf:
     """A part of a value.
 
-    Two parts are equal when kind, facts and content are; how an array lies in memory does not count, and of several
-    devices of one kind, it does not count which one it is on.
+    Two parts are equal when kind, facts and content are; the memory layout of an array does not count, nor on which of
+    several devices of one kind it is.
 
     Attributes:
-        path: how one gets there from the value: `.weight`, `['a'][0]`, a parameter's name; "" for the value itself.
+        path: the way there from the value: `.weight`, `['a'][0]`, a parameter's name; "" for the value itself.
         kind: `tensor`, `array`, `number`, `text`, `module`, `unread` (it could not be read; `text` says why).
         facts: what must agree before contents can be compared: `float32 [3, 4]`, or the type.
-        text: the part as people read it, of bounded length.
+        text: the part as it is shown, of bounded length.
         content: the digest of what it contains.
         size: how many elements an array has.
         shape: of an array.
         number: the value, where it is one number.
         stats: of an array.
-        part: which part of a sharded whole this is; ranks that hold different parts cannot be compared.
+        part: which shard of a whole this is; ranks that hold different shards cannot be compared.
     """
 
     path: str
@@ -116,11 +116,11 @@ class Reading:
         elements: how many elements those have in all.
         stats: of all arrays together; None if there are none.
         number: the value, where it is one number.
-        part: which part of a sharded whole the rank holds; "" if it is no part.
+        part: which shard of a whole the rank holds; "" if it is not sharded.
         unread: parts that could not be read, and why.
         sampled: what was left out, as a sentence; "" if all was read.
-        where: where the expression was evaluated, where that differs from rank to rank; "" otherwise.
-        seconds: how long evaluating and reading took.
+        where: where the expression was evaluated, if that may differ from rank to rank; "" otherwise.
+        seconds: how long it took to evaluate and read it.
     """
 
     digest: bytes
@@ -139,7 +139,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """How the elements of one array differ between two ranks, in those blocks that were compared.
+    """How the elements of one array differ between two ranks, in the blocks that were compared.
 
     Attributes:
         index: the first element that differs, in each dimension; None if none does.
@@ -161,7 +161,7 @@ class Contrast:
 
 
 def digest_of(*parts: bytes) -> bytes:
-    """A digest of parts in their order; parts do not run into each other."""
+    """A digest of parts in their order; where one part ends and the next begins counts."""
     made = hashlib.blake2b(digest_size=DIGEST)
     for part in parts:
         made.update(len(part).to_bytes(8, "little"))
@@ -170,7 +170,7 @@ def digest_of(*parts: bytes) -> bytes:
 
 
 def root_digest(leaves: Iterable[Leaf]) -> bytes:
-    """The digest of a whole: the order of its parts does not count, as that of a dictionary's keys does not."""
+    """The digest of a whole: the order of its parts does not count, just as that of a dictionary's keys."""
     return digest_of(*sorted(digest_of(leaf.path.encode(), leaf.digest) for leaf in leaves))
 
 

@@ -69,7 +69,7 @@ def test_self_is_the_only_actor_there_is(mesh: ProcMesh, trainers: ActorMesh[Tra
     assert found.where == "on actor trainer"
     failed = diff(mesh, "loss").failed
     assert len(failed) == 1
-    assert "what actor trainer has is under self" in failed[0].why
+    assert "the attributes of actor trainer are under self" in failed[0].why
     mesh.spawn("other", Trainer).initialized.get(PATIENCE)
     failed = diff(mesh, "self.loss").failed
     assert "there are several actors here (other, trainer)" in failed[0].why
@@ -111,7 +111,7 @@ def test_an_actor_that_is_still_being_made(mesh: ProcMesh) -> None:
     ask(mesh, kept, timeout=PATIENCE)
     actors = mesh.spawn("slow", Slow)
     failed = diff(actors, "self.rank").failed
-    assert [each.why for each in failed] == ["LookupError: the actor is not there yet: its __init__ still runs"]
+    assert [each.why for each in failed] == ["LookupError: the actor is not there yet: its __init__ is still running"]
     ask(mesh, proceed, timeout=PATIENCE)
     actors.initialized.get(PATIENCE)
     assert diff(actors, "self.done").same
@@ -122,7 +122,7 @@ def test_what_is_no_expression_is_refused_at_once(mesh: ProcMesh) -> None:
         diff(mesh, "x = 3")
     with pytest.raises(ValueError, match="there is no rank 7"):
         diff(mesh, "1", ranks=[7])
-    with pytest.raises(ValueError, match="no stopped frame to look into"):
+    with pytest.raises(ValueError, match="no stopped frame to evaluate in"):
         diff(mesh, "1", in_frame=True)
     with pytest.raises(TypeError):
         diff("m", "1")
@@ -216,7 +216,7 @@ def test_stopped_frames_are_looked_into(mesh: ProcMesh, stopped: ActorMesh[Train
     assert found.where.startswith("in the stopped frame trainers.py:")
     assert found.where.endswith(" in Trainer.step")
     assert pull(mesh, "here", rank=3) == 11
-    with pytest.raises(ValueError, match="rank 0 has 1 frames of the user's, so none that is 1 up"):
+    with pytest.raises(ValueError, match="rank 0 has 1 frames of user code, so none that is 1 up"):
         diff(mesh, "here", up=1)
     failed = diff(mesh, "nothing").failed
     assert [(each.why, each.ranks) for each in failed] == [("NameError: name 'nothing' is not defined", (0, 1, 2, 3))]

@@ -65,7 +65,7 @@ def test_actors_in_a_variable(mesh: Kernel) -> None:
         ("loss --nonsense", "there is no option --nonsense"),
         ("loss --timeout 0", "--timeout takes a number of seconds above 0"),
         ("loss --on nowhere", "there is no mesh 'nowhere'"),
-        ("loss --in-frame", "there is no stopped frame to look into"),
+        ("loss --in-frame", "there is no stopped frame to evaluate in"),
     ],
 )
 def test_mistakes_are_one_sentence(mesh: Kernel, line: str, said: str) -> None:

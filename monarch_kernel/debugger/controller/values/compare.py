@@ -1,4 +1,4 @@
-"""Readings of many ranks compared: which values there are, who has which, and in what parts they differ. Pure."""
+"""Compares the readings of many ranks: which values there are, which ranks have them, and where they differ. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from monarch_kernel.debugger.model.readings import Contrast, Leaf, Reading
 from monarch_kernel.debugger.rank.values.blocks import BLOCK_BYTES, blocks_of
 
-#: Groups of ranks that are compared part by part; of more, the smallest.
+#: Groups of ranks that are compared part by part, at most; of more, the smallest ones.
 MOST_COMPARED = 8
-#: A number that is so many times farther from the median than half of all numbers are is suspicious.
+#: A number that is so many times farther from the median than half of all numbers is suspicious.
 OUTLIER = 6.0
-#: Bytes of arrays that may be moved to compare them element by element.
+#: Bytes of arrays that may be moved to compare elements.
 BUDGET = 8 << 20
 
 
@@ -24,7 +24,7 @@ class ValueGroup:
 
     Attributes:
         ranks: sorted.
-        reading: what the first of them said.
+        reading: that of the first of them.
     """
 
     ranks: tuple[int, ...]
@@ -33,17 +33,17 @@ class ValueGroup:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A part of a value that some ranks have otherwise than others.
+    """A part of a value that differs between ranks.
 
     Attributes:
         path: the part.
-        ranks: who differs.
-        against: from whom: the largest group.
+        ranks: the ranks that differ.
+        against: the ranks that they differ from: the largest group.
         ours: the part as `ranks` have it; None if they have no such part.
         theirs: the part as `against` have it, likewise.
-        contrast: how their elements differ; None for what has no elements, or other ones, and where the budget ended.
-        blocks: in how many blocks of elements there are differences.
-        compared: how many of these were compared; if that is fewer, the figures of `contrast` are lower bounds.
+        contrast: how their elements differ; None if they have none, or of other types, or the budget did not suffice.
+        blocks: how many blocks of elements differ.
+        compared: how many of these were compared; if not all, the figures of `contrast` are lower bounds.
     """
 
     path: str
@@ -77,7 +77,7 @@ class Difference:
 def group(readings: Mapping[int, Reading]) -> list[ValueGroup]:
     """Ranks by their values, the smallest group first; of groups of one size, the most suspicious first.
 
-    Suspicious are NaN and infinite elements, and then what is far from the median.
+    NaN and infinite elements are the most suspicious, then values far from the median.
     """
     ranks: dict[tuple[str, bytes], list[int]] = {}
     for rank in sorted(readings):
@@ -101,7 +101,7 @@ def _bad_elements(reading: Reading) -> bool:
 
 
 def _size_of(reading: Reading) -> float | None:
-    """The one number by which values of a kind are told apart at a glance."""
+    """The number that tells values of a kind apart at a glance."""
     if reading.number is not None:
         return reading.number if math.isfinite(reading.number) else None
     stats = reading.stats
@@ -160,7 +160,7 @@ def differences(family: Sequence[ValueGroup], leaves: Mapping[int, Sequence[Leaf
             if digest == (expected.digest if expected is not None else None):
                 agree += each.ranks
             else:
-                # The first group comes first, and its first rank is the one that is asked for the elements.
+                # The first group comes first: its first rank is asked for the elements.
                 alike.setdefault(digest, ([], leaf))[0].extend(each.ranks)
         found += [
             Difference(path, tuple(ranks), tuple(sorted(agree)), leaf, expected) for ranks, leaf in alike.values()
@@ -184,7 +184,7 @@ def differing_blocks(ours: bytes, theirs: bytes) -> list[int]:
 
 
 def chosen_blocks(differing: Sequence[Sequence[int]], sizes: Sequence[int], budget: int = BUDGET) -> list[list[int]]:
-    """Which blocks to compare within a budget: of every array the first that differs, then others evenly spread.
+    """The blocks to compare within a budget: of every array the first that differs, then others, evenly spread.
 
     Args:
         differing: the blocks of each array that differ, in order.
@@ -194,7 +194,7 @@ def chosen_blocks(differing: Sequence[Sequence[int]], sizes: Sequence[int], budg
     counts = [0] * len(differing)
     left = budget
     while True:
-        # One more for each in turn, so that no array takes the share of another.
+        # One more for each in turn, so that no array takes another's share.
         more = [at for at, blocks in enumerate(differing) if counts[at] < len(blocks)]
         given = 0
         for at in more:

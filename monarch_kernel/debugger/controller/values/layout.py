@@ -26,7 +26,7 @@ def table_of(diff: Diff, shown: Sequence[Difference]) -> TableView | None:
 
 
 def caption(diff: Diff) -> str:
-    """What was evaluated where, and how many distinct values that gave."""
+    """What was evaluated, how many distinct values there are, and where."""
     count = len(diff.groups)
     asked = len(diff.asked) - len(diff.running)
     if diff.same:
@@ -40,7 +40,7 @@ def caption(diff: Diff) -> str:
 
 
 def lines_of(diff: Diff) -> list[tuple[tuple[int, ...], str]]:
-    """Ranks and what there is to say about them; as many as are shown."""
+    """The values that are shown, each with its ranks; then the ranks without a value."""
     shown = diff.groups if len(diff.groups) <= MOST_SHOWN else (*diff.groups[: MOST_SHOWN - 1], diff.groups[-1])
     tell_apart = len({each.reading.text for each in shown}) < len(shown)
     lines: list[tuple[tuple[int, ...], str]] = []
@@ -125,7 +125,7 @@ def _figures(leaf: Leaf) -> str:
 
 
 def _type(ours: Leaf, theirs: Leaf) -> str:
-    """The type of two arrays; what both need not say is left out."""
+    """The type of two arrays, without what goes without saying."""
     if ours.facts == theirs.facts:
         return short(ours.facts.removesuffix(", needs grad"), 40)
     return f"{short(ours.facts, 40)}; others {short(theirs.facts, 40)}"

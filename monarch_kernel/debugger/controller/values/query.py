@@ -32,15 +32,15 @@ from monarch_kernel.errors import Fault
 from monarch_kernel.introspection import Whole, whole_of
 from monarch_kernel.meshes import format_ranks
 
-#: How long ranks may take to evaluate the expression and to read its value, unless told otherwise (seconds).
+#: How long ranks may take to evaluate the expression and to read its value, by default (seconds).
 TIMEOUT = 30.0
-#: How long they may take for each question after that (seconds).
+#: How long they may take for each further question (seconds).
 QUICK = 5.0
-#: How long a rank may take to answer at all (seconds); the first time, it has to load what is needed for that.
+#: How long a rank may take to answer at all (seconds); the first time, it has to load the code for that.
 PING = 3.0
-#: The reason of a stop that is what an exception has left.
+#: The reason of a stop that holds the frames of an exception.
 POST_MORTEM = "post mortem"
-#: Of how many arrays that differ the elements are compared.
+#: The elements of so many differing arrays are compared, at most.
 MOST_ARRAYS = 50
 
 _T = TypeVar("_T")
@@ -56,24 +56,24 @@ def diff(
     up: int = 0,
     grads: bool = False,
 ) -> Diff:
-    """Evaluate an expression on every rank and say who has which value, and where values differ.
+    """Evaluate an expression on every rank and say which ranks have which value, and where values differ.
 
     The value stays where it is: ranks reduce it to figures and digests, and exchange only the blocks of arrays that
     differ, up to a few megabytes. It is evaluated once, on a thread of its own (or, in a stopped frame, on the stopped
-    thread); what that does to the rank's state is the caller's to know.
+    thread); its side effects on the rank are the caller's responsibility.
 
     Args:
-        mesh: a proc mesh: the expression sees what `%%mesh` cells see, or the stopped frame; or an actor mesh: it sees
-            what the methods of the actors see, with `self`.
-        expression: of Python. On a proc mesh, `self` is the actor of the rank if there is but one.
+        mesh: on a proc mesh, the expression sees what `%%mesh` cells see, or the stopped frame; on an actor mesh, what
+            the methods of the actors see, with `self`.
+        expression: in Python. On a proc mesh, `self` is the actor of the rank if there is only one.
         ranks: of ``mesh``; all by default.
         timeout: for evaluating and reading (seconds).
-        in_frame: whether to look into stopped frames; None: where ranks of a proc mesh are stopped.
-        up: into which frame of the user's, counted from the innermost one outwards.
-        grads: of a module, compare the gradients of its parameters.
+        in_frame: whether to evaluate in stopped frames; None: if ranks of a proc mesh are stopped.
+        up: in which frame of user code, counted from the innermost one outwards.
+        grads: compare the gradients of a module's parameters instead of the parameters.
 
     Raises:
-        ValueError: that is no expression, there is no such rank, or no rank is stopped to look into.
+        ValueError: it is no expression, there is no such rank, or no rank is stopped.
         TypeError: ``mesh`` is no mesh.
     """
     started = time.perf_counter()
@@ -112,15 +112,15 @@ def pull(
 
     Args:
         mesh: as for `diff`.
-        expression: of Python.
+        expression: in Python.
         rank: of ``mesh``.
         timeout: for evaluating and moving it (seconds).
-        in_frame: whether to look into the stopped frame; None: if that rank of a proc mesh is stopped.
-        up: into which frame of the user's, counted from the innermost one outwards.
+        in_frame: whether to evaluate in the stopped frame; None: if that rank of a proc mesh is stopped.
+        up: in which frame of user code, counted from the innermost one outwards.
 
     Raises:
-        ValueError: that is no expression, there is no such rank, or it is not stopped.
-        RuntimeError: the rank could not evaluate or send it; says why.
+        ValueError: it is no expression, there is no such rank, or it is not stopped.
+        RuntimeError: the rank could not evaluate or send it; the message says why.
     """
     remote = RemoteExpression(mesh, expression, (rank,), timeout, False, in_frame, up)
     try:
@@ -131,7 +131,7 @@ def pull(
 
 @dataclass(frozen=True, slots=True)
 class _StoppedFrame:
-    """A rank, and the frame of its stop."""
+    """A frame of a stop, by its index."""
 
     stop: RankStop
     frame: int
@@ -163,23 +163,23 @@ class RemoteExpression:
         self._evaluated = False
 
     def _stops(self, in_frame: bool | None, on_actors: bool, up: int) -> dict[int, _StoppedFrame]:
-        """The frames to look into, by rank; empty for namespaces."""
+        """The frames to evaluate in, by rank; none for namespaces."""
         if in_frame is False or (in_frame is None and on_actors):
             return {}
         debugger = existing_debugger()
         stops = debugger.stops(self.whole.procs) if debugger is not None else []
         stops = [at for at in stops if at.rank in self.ranks]
-        # What an exception has left counts only if nothing else is stopped, and frames are asked for.
+        # Frames of an exception count only if nothing else is stopped, and frames are asked for.
         stops = [at for at in stops if at.stop.reason != POST_MORTEM] or (stops if in_frame else [])
         found: dict[int, _StoppedFrame] = {}
         for at in stops:  # the newest of a rank stays: ids grow
             frames = user_frames(at.stop.frames)
             if not 0 <= up < len(frames):
-                raise ValueError(f"rank {at.rank} has {len(frames)} frames of the user's, so none that is {up} up")
+                raise ValueError(f"rank {at.rank} has {len(frames)} frames of user code, so none that is {up} up")
             found[at.rank] = _StoppedFrame(at, frames[up].index)
         if in_frame and not found:
             raise ValueError(
-                f"there is no stopped frame to look into: of mesh {self.whole.procs.name}, rank "
+                f"there is no stopped frame to evaluate in: of mesh {self.whole.procs.name}, rank "
                 f"{format_ranks(self.ranks, limit=6)} is not stopped"
             )
         if found:
@@ -214,17 +214,17 @@ class RemoteExpression:
         raise RuntimeError(f"rank {rank} of mesh {self.whole.procs.name} cannot send {self.expression}: {why}")
 
     def _there(self) -> list[int]:
-        """The ranks that answer at all: nobody is to wait for the others as long as for the value."""
+        """The ranks that answer at all: the others get less time than evaluating the value may take."""
         wanted = self._stopped or self.ranks
         there = sorted(self._ask(probe.ping, ranks=wanted, timeout=min(PING, self._timeout)))
         for rank, (kind, why) in self._why.items():
             if kind == "late":
-                hint = "it was halted, or something holds its interpreter; the mesh's stacks() say what"
+                hint = "it is suspended, or native code holds its interpreter lock; the mesh's stacks() tells which"
                 self._why[rank] = (kind, f"{why}: {hint}")
         return there
 
     def _in_frames(self, there: Sequence[int]) -> list[int]:
-        """Evaluate in the stopped frames of these ranks; gives those where that went well."""
+        """Evaluate in the stopped frames of these ranks; returns the ranks where that succeeded."""
         debugger = existing_debugger()
         assert debugger is not None
         by_frame: dict[int, list[RankStop]] = {}
@@ -241,7 +241,7 @@ class RemoteExpression:
         return sorted(reached)
 
     def release(self) -> None:
-        """Have the ranks let go of the value."""
+        """Have the ranks drop the value."""
         reached = [rank for rank in self.ranks if rank not in self._why]
         if self._evaluated and reached:
             ask(self.whole.procs, kept_values.release, self._question.token, ranks=reached, timeout=QUICK)
@@ -249,7 +249,7 @@ class RemoteExpression:
     # -- comparing -------------------------------------------------------------------------------
 
     def compare(self, groups: Sequence[ValueGroup]) -> tuple[list[Difference], bool]:
-        """The parts that differ; and whether the values stayed what they were meanwhile."""
+        """The parts that differ, and whether the values stayed the same during the comparison."""
         rows: list[Difference] = []
         steady = True
         for family in families(groups):
@@ -286,7 +286,7 @@ class RemoteExpression:
         chosen: Sequence[Sequence[int]],
         reference: int,
     ) -> tuple[list[Difference], bool]:
-        """Have the reference send the blocks that were chosen, and the others compare them with theirs."""
+        """Have the reference send the chosen blocks, and the other ranks compare them with their own."""
         token = self._question.token
         blocks: dict[str, list[int]] = {}
         spans: dict[int, dict[str, Sequence[int]]] = {}
@@ -311,8 +311,8 @@ class RemoteExpression:
     def _ask(
         self, function: Callable[..., _T], *args: Any, ranks: Iterable[int], timeout: float, quietly: bool = False
     ) -> dict[int, _T]:
-        """What the ranks have answered; who has not is noted, unless it has answered an earlier question."""
-        # The rank gives up by itself when the time is over: it has a moment more to say so.
+        """The answers of the ranks; why others have not answered is noted, unless `quietly`."""
+        # The rank gives up by itself when the time is over, and has a moment more to report that.
         asked = list(ranks)
         answers = ask(self.whole.procs, function, *args, ranks=asked, timeout=timeout + 0.5) if asked else Answers()
         if not quietly:
@@ -327,7 +327,7 @@ class RemoteExpression:
     # -- telling ---------------------------------------------------------------------------------
 
     def failed(self) -> tuple[ValueFailure, ...]:
-        """Who has no value, by reason."""
+        """The ranks without a value, by reason."""
         reasons: dict[tuple[FailureKind, str], list[int]] = {}
         for rank in sorted(self._why):
             reasons.setdefault(self._why[rank], []).append(rank)
@@ -351,13 +351,13 @@ class RemoteExpression:
 
 
 def checked(expression: str) -> str:
-    """`expression` without the space around it. Raises ValueError if it is none."""
+    """`expression` without the space around it. Raises ValueError if it is not one."""
     source = expression.strip()
     try:
         compile(source, FILE, "eval")
     except (SyntaxError, ValueError) as error:
         why = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise ValueError(f"{source!r} is no expression ({why}): it is evaluated on each rank, for its value") from None
+        raise ValueError(f"{source!r} is no expression ({why}); give one that can be evaluated on each rank") from None
     return source
 
 
@@ -379,9 +379,11 @@ def _notes(groups: Sequence[ValueGroup], rows: Sequence[Difference], steady: boo
             notes.setdefault(f"not read: {unread}", []).extend(each.ranks)
     said = [f"[{format_ranks(ranks, limit=6)}] {note}" for note, ranks in notes.items()]
     if any(not row.is_complete for row in rows if row.contrast is not None):
-        said.append(f"≥: at least, as no more than {BUDGET >> 20} MB of elements are moved to compare them")
+        said.append(f"≥: at least, as only {BUDGET >> 20} MB of elements are moved to compare them")
     if not steady:
-        said.append("the values changed while they were compared, as the ranks run on; stop them for exact figures")
+        said.append(
+            "the values changed while they were compared, as the ranks are running; stop them for exact figures"
+        )
     parts = {each.reading.part for each in groups}
     if len(parts) > 1:
         said.append("ranks that hold different shards are not compared with each other")

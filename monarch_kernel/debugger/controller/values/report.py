@@ -33,15 +33,15 @@ class Diff:
 
     Attributes:
         expression: what was evaluated.
-        mesh: the name of the proc mesh; ranks are those of this mesh as spawned.
+        mesh: the name of the proc mesh; ranks are numbered as in this mesh as spawned.
         extent: its shape.
-        asked: the ranks that were asked, but for those that run while others are stopped.
+        asked: the ranks that were asked.
         where: where the expression was evaluated, in words.
-        groups: the ranks with one value each; the smallest group first.
+        groups: the distinct values with their ranks; the smallest group first.
         differences: the parts that differ, in the order of the value's parts.
         failed: ranks without a value, by reason.
-        running: ranks that were left out as they are not stopped, where stopped frames were looked into.
-        notes: what else one has to know: parts that were left out, values that changed meanwhile.
+        running: ranks that were left out because they are not stopped, where it was evaluated in stopped frames.
+        notes: what else there is to know: parts that were left out, values that changed during the comparison.
         seconds: how long it took.
     """
 

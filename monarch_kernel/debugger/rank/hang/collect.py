@@ -1,6 +1,6 @@
-"""Runs in a rank: what it is doing, as `Evidence`. Reads frames of other threads; touches nothing.
+"""What this rank is doing, as `Evidence`. Reads the frames of other threads, and changes nothing.
 
-Only threads count that run endpoints or cells, and others that are in `torch.distributed`.
+Only threads that run endpoints or cells count, and others that are in `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def collect(depth: int = 128) -> Evidence:
     """What this rank is doing.
 
     Args:
-        depth: how many of the latest collectives of each group to tell of.
+        depth: how many of the latest collectives of each group to report.
     """
     rank = rank_of()[1]
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
@@ -70,7 +70,7 @@ def collect(depth: int = 128) -> Evidence:
             groups.setdefault(name, replace(groups[base], name=name))
             numbers.setdefault(name, calls[-1].number)
             history[name] = calls
-    # A group that was made anew under an old name has not counted as far as what is recorded of the old one.
+    # A group that replaces one of the same name has counted less than is recorded of the old one.
     history = {name: calls for name, calls in history.items() if calls[-1].number <= numbers[name]}
     threads = sorted(_threads(), key=lambda thread: not thread.endpoint)
     waits: list[Wait | None] = []
@@ -80,7 +80,7 @@ def collect(depth: int = 128) -> Evidence:
         ticks += thread.ticks()
         looks.append(thread.ident())
         waits.append(_Reader(c10d, groups, numbers, history).wait(thread.frames) or _call(thread))
-    main = threads[0] if threads else None  # that of an endpoint or cell, if there is one
+    main = threads[0] if threads else None  # the thread of an endpoint or cell, if there is one
     paused = _paused({thread.thread for thread in threads})
     state = IDLE
     if main is not None:
@@ -110,7 +110,7 @@ def collect(depth: int = 128) -> Evidence:
 
 
 class _Thread:
-    """A thread that runs the user's code."""
+    """A thread that runs user code."""
 
     def __init__(self, thread: int, frame: FrameType, endpoint: str) -> None:
         self.thread = thread
@@ -138,7 +138,7 @@ class _Thread:
 
 
 def cpu_ticks(thread: int) -> int:
-    """Processor time of a thread of this process so far, in clock ticks; 0 where that is not known."""
+    """The processor time of a thread of this process so far, in clock ticks; 0 where that is not known."""
     try:
         with open(f"/proc/self/task/{thread}/stat", encoding="ascii", errors="replace") as stat:
             fields = stat.read().rpartition(")")[2].split()
@@ -169,7 +169,7 @@ def _threads() -> Iterator[_Thread]:
 
 
 def _call(thread: _Thread) -> Wait | None:
-    """The endpoint whose answer a thread waits for."""
+    """The call whose answer a thread waits for."""
     awaited = awaited_by(thread.frames)
     if awaited is None:
         return None
@@ -215,7 +215,7 @@ def _failure(history: dict[str, tuple[Operation, ...]]) -> UserException | None:
 
 
 def _groups(c10d: Any) -> tuple[dict[str, ProcessGroup], dict[str, int], int, str]:
-    """Its process groups, how many operations each has counted, this process's rank, and what names its world."""
+    """The process groups, how many operations each has counted, the rank of this process, and the id of its world."""
     groups: dict[str, ProcessGroup] = {}
     numbers: dict[str, int] = {}
     try:
@@ -230,7 +230,7 @@ def _groups(c10d: Any) -> tuple[dict[str, ProcessGroup], dict[str, int], int, st
             groups[name] = ProcessGroup(name, _desc(group), tuple(sorted(ranks)), _timeout(group))
             numbers[name] = _number(group)
         return groups, numbers, int(c10d.get_rank()), _world(world.pg_map[default][1])
-    except Exception:  # a process group that is being made or ended at this moment, or another PyTorch
+    except Exception:  # a process group is being made or destroyed at this moment, or this PyTorch is unknown
         return groups, numbers, -1, ""
 
 
@@ -243,7 +243,7 @@ def _timeout(group: Any) -> float:
     try:
         device = next(iter(group._device_types))
         return float(group._get_backend(device).options._timeout.total_seconds())
-    except Exception:  # not every backend tells it
+    except Exception:  # not every backend has one
         return 0.0
 
 
@@ -265,7 +265,7 @@ def _world(store: Any) -> str:
 
 
 class _Reader:
-    """Reads from the frames of one thread what it waits for."""
+    """Reads what a thread waits for from its frames."""
 
     def __init__(
         self,
@@ -323,20 +323,20 @@ class _Reader:
             return Wait(call, kind, peer=root, place=place)
         pending = [call for call in self._pending if call.group.partition(SECOND)[0] == group]
         if pending:
-            # A call that blocks is the latest one of its thread.
+            # A call that blocks is the latest call of its thread.
             mine = next((call for call in reversed(pending) if _same_line(call.place, place)), pending[-1])
             return Wait(mine, root=root, place=place)
         if function == "monitored_barrier" or not self._recorded:
             number = 0 if function == "monitored_barrier" else self._numbers.get(group, 0)
             return Wait(Operation(group, number, function, name, _shapes(values), place=place), root=root, place=place)
-        return None  # on its way in or out
+        return None  # it is entering or leaving
 
     def _group_of(self, group: Any) -> str:
         world = self._c10d._world
         member = group if group is not None else world.default_pg
         try:
             return str(world.pg_names.get(member, ""))
-        except TypeError:  # not hashable: no group at all
+        except TypeError:  # not hashable, so not a group
             return ""
 
     @staticmethod

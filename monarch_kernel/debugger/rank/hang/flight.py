@@ -1,7 +1,8 @@
 """PyTorch's Flight Recorder, read in a rank: the latest collectives of every process group, and which have ended.
 
-Since PyTorch 2.8 or so it is on for gloo and NCCL alike, with a buffer of 2,000 entries, and needs nothing of the user
-(`TORCH_FR_BUFFER_SIZE=0` turns it off). It knows nothing of `send` and `recv` over gloo, nor of `monitored_barrier`.
+Since about PyTorch 2.8 it is on for gloo and NCCL alike, with a buffer of 2,000 entries, and the user need not do
+anything (`TORCH_FR_BUFFER_SIZE=0` turns it off). It does not record `send` and `recv` over gloo, nor
+`monitored_barrier`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from monarch_kernel.debugger.model.evidence import Operation
 from monarch_kernel.debugger.source_locations import Place, is_user, kind_of
 
 C10D = "distributed_c10d.py"
-#: Between the name of a group and the backend, for what another backend than gloo does there.
+#: Stands between the names of a group and of a backend, for operations of another backend than gloo.
 SECOND = " over "
 
 _DONE = "completed"
@@ -35,13 +36,13 @@ def record(depth: int) -> dict[str, tuple[Operation, ...]]:
         if calls and entry["collective_seq_id"] <= calls[-1]["collective_seq_id"]:
             if entry["collective_seq_id"] == calls[-1]["collective_seq_id"]:
                 continue  # several entries of one coalesced operation
-            calls.clear()  # a group of the same name, made anew
+            calls.clear()  # a new group with the same name
         calls.append(entry)
     return {name: tuple(_call(name, entry) for entry in calls[-depth:]) for name, calls in by_group.items()}
 
 
 def _key(entry: Mapping[str, Any]) -> str:
-    """The group's name, with the backend if that is not the only one: each has its own numbers."""
+    """The name of the group, with the backend unless it is gloo: each backend has its own numbers."""
     name: str = entry["process_group"][0]
     backend: str = entry["profiling_name"].partition(":")[0]
     return name if backend == "gloo" else f"{name}{SECOND}{backend}"
@@ -59,16 +60,16 @@ def _entries() -> Iterator[Mapping[str, Any]]:
         try:
             with _no_inductor():
                 found = pickle.loads(dump(True, True, False))
-        except Exception:  # another build of PyTorch: without its record there are still the frames
+        except Exception:  # another build of PyTorch: the frames are there even without its record
             continue
         yield from found.get("entries", ())
 
 
 class _Unimported(types.ModuleType):
-    """Stands for `torch._inductor`: whoever looks into it imports it, but for the recorder.
+    """Stands for `torch._inductor`, which is imported when any attribute but the recorder's is used.
 
-    To translate the frames of compiled code, the recorder asks whether `torch._inductor` has a `codecache`, and so
-    imports what nobody here has used: a second of processor time, and 800 modules.
+    To translate the frames of compiled code, the recorder asks whether `torch._inductor` has a `codecache`, and that
+    alone would import it: a second of processor time, and 800 modules, which this process has no use for.
     """
 
     def __getattr__(self, name: str) -> Any:

@@ -11,14 +11,14 @@ from typing import Any
 from monarch_kernel.debugger.model.readings import Contrast, Stats, shown, shown_pair
 from monarch_kernel.debugger.rank.values.blocks import Array, Deadline, digest_of_block
 
-#: A list of at least as many numbers is read as an array.
+#: A list of at least so many numbers is read as an array.
 LONG = 64
 
 _SMALLEST_NORM = 1e-15  # the square of a smaller one loses digits in single precision
 
 
 def number_array(values: Sequence[Any]) -> NumberArray | None:
-    """A long list or tuple of nothing but floats, or of nothing but integers, as an array; None for any other."""
+    """A long list or tuple of floats only, or of integers only, as an array; None for any other."""
     if len(values) < LONG or type(values[0]) not in (int, float):
         return None
     kind = type(values[0])
@@ -125,7 +125,7 @@ class NumpyArray(Array):
         self.stats = Stats.over(stats) if stats else None
 
     def _window(self, start: int, count: int) -> Any:
-        """Elements in row-major order, contiguous and in this machine's byte order; copied only where they are not."""
+        """Elements in row-major order, contiguous and in native byte order; copied only if they are not."""
         values = self._values
         if values.flags.c_contiguous:
             found = values.reshape(-1)[start : start + count]
@@ -147,7 +147,7 @@ class NumpyArray(Array):
             fits = _SMALLEST_NORM < norm < math.inf or low == high == 0
             if fits and math.isfinite(low) and math.isfinite(high):
                 return Stats(norm, low, high)
-        # Elements that are no numbers, whose squares do not fit the type, or that NumPy is slow with.
+        # NaN or infinite elements, squares that do not fit the type, or a type that NumPy is slow with.
         wide = block.astype(numpy.complex128 if kind == "c" else numpy.float64)
         fine = wide[numpy.isfinite(wide)]
         nans = int(numpy.isnan(wide).sum())
@@ -200,7 +200,7 @@ class NumpyArray(Array):
 
 
 def contrast_of(pairs: Sequence[tuple[float, float]], first: int, compared: int) -> Contrast:
-    """What there is to say about pairs of numbers that differ, of which the first is at position `first`."""
+    """The contrast of pairs of numbers that differ, the first of which is at position `first`."""
     if not pairs:
         return Contrast(compared=compared)
     most = relative = None

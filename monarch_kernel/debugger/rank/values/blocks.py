@@ -1,7 +1,7 @@
-"""Arrays as sequences of blocks, whatever library they are of and wherever they lie.
+"""Arrays as sequences of blocks, from any library and on any device.
 
-A block is a run of elements in logical (row-major) order, equally many in each but the last. Each has a
-digest, so that two ranks find out which blocks differ without exchanging them. `Array` is what is common to tensors
+A block is a run of elements in logical (row-major) order; all but the last have the same length. Each has a digest, so
+that two ranks find out which blocks differ without exchanging them. `Array` is what is common to tensors
 (`tensors.TensorArray`), NumPy arrays (`arrays.NumpyArray`) and plain lists of numbers (`arrays.NumberArray`).
 """
 
@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 
 from monarch_kernel.debugger.model.readings import DIGEST, Contrast, Leaf, Stats, digest_of
 
-#: Bytes of a block, at most: what fits into a processor's cache with what is computed from it.
+#: Bytes of a block, at most: it fits into a processor's cache together with what is computed from it.
 BLOCK_BYTES = 1 << 18
 
 
 class TimeLimitError(Exception):
-    """Reading a value took longer than the person wants to wait."""
+    """Reading a value took longer than it may."""
 
 
 class Deadline:
@@ -30,11 +30,9 @@ class Deadline:
         self._end = time.monotonic() + seconds
 
     def check(self) -> None:
-        """Raises `TimeLimitError` once the time is over."""
+        """Raise `TimeLimitError` once the time is over."""
         if time.monotonic() > self._end:
-            raise TimeLimitError(
-                f"reading it took longer than {self.seconds:g} s; give a longer timeout, or less to read"
-            )
+            raise TimeLimitError(f"reading it took longer than {self.seconds:g} s; set a longer timeout, or read less")
 
 
 class Array(ABC):
@@ -44,7 +42,7 @@ class Array(ABC):
         shape: its dimensions.
         size: the number of its elements.
         itemsize: bytes per element.
-        digests: of its blocks, one after the other; empty before `read`.
+        digests: of its blocks, concatenated; empty before `read`.
         stats: figures about its elements, set by `read`.
     """
 
@@ -92,7 +90,7 @@ class Array(ABC):
         """The first `count` elements as text."""
 
     def leaf(self, path: str, deadline: Deadline, facts: str = "", part: str = "", note: str = "") -> Leaf:
-        """What there is to say about it; reads it if that has not been done."""
+        """The leaf of this array; reads it if that has not been done."""
         if not self.digests:
             self.read(deadline)
         facts = facts or self.facts()
@@ -123,7 +121,7 @@ class Array(ABC):
 
 
 def is_steady(array: Array, blocks: Iterable[int]) -> bool:
-    """Whether blocks are still what they were when the array was read."""
+    """Whether blocks are unchanged since the array was read."""
     known = blocks_of(array.digests)
     return all(array.digest_now(block) == known[block] for block in blocks)
 
@@ -134,7 +132,7 @@ def blocks_of(digests: bytes) -> list[bytes]:
 
 
 def digest_of_block(content: bytes | memoryview) -> bytes:
-    """The digest of a block whose bytes are at hand."""
+    """The digest of the bytes of a block."""
     return hashlib.blake2b(content, digest_size=DIGEST).digest()
 
 

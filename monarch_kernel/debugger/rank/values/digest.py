@@ -14,7 +14,7 @@ DIGEST_TIMEOUT = 5.0
 def digest(value: Any) -> str:
     """A text that is equal for equal values, whichever process they are in.
 
-    Values that take longer to read than `DIGEST_TIMEOUT` all have the same one: nobody can say that they differ.
+    Values that take longer to read than `DIGEST_TIMEOUT` all have the same text, as nothing shows that they differ.
     """
     try:
         return Parts(value, Deadline(DIGEST_TIMEOUT)).reading().digest.hex()

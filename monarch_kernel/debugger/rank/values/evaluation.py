@@ -20,11 +20,11 @@ class Question:
     """An expression, and where it is to be evaluated.
 
     Attributes:
-        expression: of Python.
-        token: what its value is kept under.
+        expression: in Python.
+        token: the key under which its value is kept.
         actor: the unique name of the actor mesh whose actor is `self`; "" for the rank's `__main__`.
         grads: read the gradients of a module, and not its parameters.
-        limit: for reading the value (seconds).
+        limit: how long reading the value may take (seconds).
     """
 
     expression: str
@@ -35,14 +35,14 @@ class Question:
 
 
 def evaluate(question: Question) -> tuple[Any, str]:
-    """The value of the expression, and where it was evaluated, where that is not what was to be expected."""
+    """The value of the expression, and where it was evaluated, unless that is the obvious place."""
     code = compile(question.expression, FILE, "eval")
     if question.actor:
         found = actors_here(question.actor)
         if question.actor not in found:
-            raise LookupError("there is no such actor in this process any more")
+            raise LookupError("the actor is gone from this process")
         if found[question.actor] is None:
-            raise LookupError("the actor is not there yet: its __init__ still runs")
+            raise LookupError("the actor is not there yet: its __init__ is still running")
         return eval(code, _names_of(found[question.actor])), ""
     names = vars(sys.modules["__main__"])
     if "self" not in names and _mentions(code, "self"):
@@ -50,8 +50,8 @@ def evaluate(question: Question) -> tuple[Any, str]:
         if len(actors) > 1:
             known = ", ".join(sorted(name for name, _ in actors))
             raise LookupError(
-                f"there are several actors here ({known}): say whose self is meant, by giving the actors and not their "
-                "procs"
+                f"there are several actors here ({known}), so self is ambiguous: pass the mesh of one of them, not "
+                "its procs"
             )
         for name, actor in actors:
             return eval(code, _names_of(actor)), f"actor {name}"
@@ -62,7 +62,7 @@ def evaluate(question: Question) -> tuple[Any, str]:
         if not actors or getattr(error, "name", None) in (None, "self"):
             raise
         known = " or ".join(sorted(name for name, _ in actors))
-        raise NameError(f"{error} in the rank's namespace; what actor {known} has is under self") from None
+        raise NameError(f"{error} in the rank's namespace; the attributes of actor {known} are under self") from None
 
 
 def _mentions(code: types.CodeType, name: str) -> bool:
@@ -81,7 +81,7 @@ def _user_actors() -> list[tuple[str, Any]]:
 
 
 def _names_of(actor: Any) -> dict[str, Any]:
-    """What the methods of an actor's class see, and `self`."""
+    """The names that the methods of an actor's class see, and `self`."""
     names: dict[str, Any] = {}
     for kind in reversed(type(actor).__mro__):
         if kind.__module__ == Actor.__module__:
@@ -89,7 +89,7 @@ def _names_of(actor: Any) -> dict[str, Any]:
         for member in vars(kind).values():
             function = inspect.unwrap(member)
             if isinstance(function, types.FunctionType):
-                # A class that came by value has its own few globals for each method.
+                # A class that was pickled by value has separate globals for each method.
                 names.update(function.__globals__)
     return {**names, "self": actor}
 

@@ -38,7 +38,7 @@ def keep(token: str, value: Any) -> KeptValue:
 
 
 def release(token: str) -> None:
-    """Let go of a value."""
+    """Drop a value."""
     kept = _kept.pop(token, None)
     if kept is not None:
         kept.timer.cancel()
@@ -48,7 +48,7 @@ def find(token: str) -> KeptValue:
     """The value of a token. Raises LookupError if it is not kept any more."""
     kept = _kept.get(token)
     if kept is None:
-        raise LookupError(f"the value is not kept any more: nobody asked about it for {KEEP:g} s")
+        raise LookupError(f"the value is not kept any more: there was no question about it for {KEEP:g} s")
     return kept
 
 

@@ -31,7 +31,7 @@ def plain_leaf(value: Any, path: str = "") -> Leaf:
 
 
 def object_leaf(value: Any, path: str = "") -> Leaf:
-    """An object without parts: what it prints, without addresses, which differ from rank to rank."""
+    """An object without parts: its `repr` without addresses, which differ from rank to rank."""
     function = getattr(value, "__func__", value)
     if isinstance(function, types.FunctionType):
         code = function.__code__
@@ -48,7 +48,7 @@ def object_leaf(value: Any, path: str = "") -> Leaf:
 
 
 def _code_digest(code: types.CodeType, defaults: Any) -> bytes:
-    """Equal for functions that do the same: edited code that has not reached one rank differs."""
+    """Equal for functions that do the same, so that edited code that has not reached a rank differs."""
     inner = [_code_digest(const, None) for const in code.co_consts if isinstance(const, types.CodeType)]
     consts = plain_repr([const for const in code.co_consts if not isinstance(const, types.CodeType)])
     names = repr((code.co_names, code.co_varnames, code.co_freevars))

@@ -24,7 +24,7 @@ from monarch_kernel.debugger.source_locations import place_of
 
 
 def ping() -> None:
-    """Nothing: whoever answers this is worth asking more."""
+    """Do nothing: a rank that answers this can be asked more."""
 
 
 # -- evaluating and reading --------------------------------------------------------------------
@@ -71,7 +71,7 @@ def _read(question: Question, kept: KeptValue, started: float) -> Reading:
 # -- comparing -------------------------------------------------------------------------------------
 
 Spans = Mapping[str, Sequence[int]]
-"""Blocks, by the path of the array that they are of."""
+"""Numbers of blocks, by the path of their array."""
 
 
 def leaves(token: str) -> list[Leaf]:
@@ -86,7 +86,7 @@ def digests(token: str, wanted: Mapping[int, Sequence[str]]) -> dict[str, bytes]
 
 
 def pieces(token: str, blocks: Spans) -> tuple[dict[str, dict[int, bytes]], bool]:
-    """The contents of blocks, by path and number; and whether they are still what they were when they were read."""
+    """The contents of blocks, by path and number, and whether they are unchanged since they were read."""
     arrays = parts_of(token).arrays
     found: dict[str, dict[int, bytes]] = {}
     steady = True
@@ -100,7 +100,7 @@ def pieces(token: str, blocks: Spans) -> tuple[dict[str, dict[int, bytes]], bool
 def contrasts(
     token: str, wanted: Mapping[int, Spans], theirs: Mapping[str, Mapping[int, bytes]]
 ) -> tuple[dict[str, Contrast], bool]:
-    """How blocks of arrays here differ from those of another rank; and whether they are still what they were."""
+    """How blocks of arrays here differ from those of another rank, and whether they are unchanged since the reading."""
     arrays = parts_of(token).arrays
     found: dict[str, Contrast] = {}
     steady = True

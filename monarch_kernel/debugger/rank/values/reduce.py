@@ -1,8 +1,8 @@
 """From a value to its leaves: containers, modules, optimizers, dataclasses and other objects taken apart.
 
-Runs in the rank that has the value. Nothing of the user's is called but what `repr` calls, no hook of a module or an
-optimizer runs, no collective is entered (a state dict of a sharded module would), nothing is copied but a block at a
-time. torch and NumPy are used only if the process has imported them: no value is theirs otherwise.
+Runs in the rank that has the value. No user code is called except by `repr`, no hook of a module or an optimizer runs,
+no collective is entered (a state dict of a sharded module would enter one), and no more than a block is copied at a
+time. torch and NumPy are used only if the process has imported them: otherwise no value is theirs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from monarch_kernel.debugger.rank.values.leaves import (
     type_name,
 )
 
-#: Parts of a value beyond this many are left out.
+#: Further parts of a value are left out.
 MOST_LEAVES = 50_000
-#: Containers in containers in containers...: deeper ones are not entered.
+#: Containers nested more deeply are not entered.
 MOST_DEPTH = 40
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, type(Ellipsis), range, slice)
@@ -67,7 +67,7 @@ class Parts:
         self.unsettled = False
         self._deadline = deadline
         self._grads = grads
-        self._open: dict[int, str] = {}  # containers that are being taken apart: who holds itself ends there
+        self._open: dict[int, str] = {}  # containers that are being taken apart: one that holds itself ends there
         self._read: dict[tuple[Any, ...], Array] = {}  # tensors met before, such as tied weights
         self._torch = _imported("torch", "optim")
         self._numpy = _imported("numpy", "ma")
@@ -120,7 +120,7 @@ class Parts:
         if len(self.leaves) > 12 or any(leaf.kind not in ("number", "text") for leaf in self.leaves):
             return ""
         value = self._value
-        if type(value).__repr__ is object.__repr__:  # which says nothing but the type
+        if type(value).__repr__ is object.__repr__:  # which only names the type
             fields = ", ".join(f"{name}={plain_repr(field)}" for name, field in _dict_of(value).items())
             text = f"{type(value).__name__}({fields})"
         else:
@@ -130,7 +130,7 @@ class Parts:
     # -- walking -------------------------------------------------------------------------------
 
     def _walk(self, value: Any, path: str) -> None:
-        """Add the leaves of `value`. Never raises for what user code does."""
+        """Add the leaves of `value`. Exceptions of user code become leaves."""
         if len(self.leaves) >= MOST_LEAVES:
             self.left_out = True
             return
@@ -143,7 +143,7 @@ class Parts:
             self._take_apart(value, path)
         except TimeLimitError:
             raise
-        except Exception as error:  # properties, iterators and devices of the user's
+        except Exception as error:  # from properties, iterators and devices
             del self.leaves[mark:]
             self._unread(path, f"{type(value).__name__} cannot be read: {type(error).__name__}: {error}")
 
@@ -158,7 +158,7 @@ class Parts:
         elif isinstance(value, (enum.Enum, os.PathLike, *_FUNCTIONS)) or not _has_parts(value):
             self._add(object_leaf(value, path))
         elif isinstance(value, Iterator) and not isinstance(value, IOBase):
-            self._unread(path, f"{type(value).__name__}, which only its owner may use up: compare list(...) of it")
+            self._unread(path, f"{type(value).__name__}, which would be consumed: compare list(...) of it")
         elif id(value) in self._open:
             back = self._open[id(value)] or "the whole"
             self._add(text_leaf(path, "reference", f"refers back to {back}"))
@@ -252,7 +252,7 @@ class Parts:
 
     def _tensor(self, value: Any, path: str) -> None:
         from monarch_kernel.debugger.rank.values.tensor_kinds import (
-            pieces_of,  # torch is there, since there is a tensor
+            pieces_of,  # a tensor exists, so torch is imported
         )
 
         with self._torch.no_grad():
@@ -299,7 +299,7 @@ class Parts:
             self._walk(tensor, f"{prefix}{name}")
 
     def _optimizer(self, value: Any, path: str) -> None:
-        """Its own attributes, and not `state_dict()`, which hooks and sharding may have made a collective."""
+        """Its own attributes, and not `state_dict()`, which hooks and sharding may turn into a collective."""
         self._add(text_leaf(f"{path} (type)", "type", type_name(type(value))))
         count = 0
         for at, group in enumerate(value.param_groups):
@@ -324,7 +324,7 @@ class Parts:
 
 
 def _imported(name: str, last: str) -> Any:
-    """A module that the process has imported; None also while another thread imports it, before it has `last`."""
+    """A module that the process has imported; None while another thread is importing it, before it has `last`."""
     module = sys.modules.get(name)
     return module if hasattr(module, last) else None
 
@@ -344,7 +344,7 @@ def _dict_of(value: Any) -> dict[str, Any]:
 
 
 def _attributes(value: Any) -> list[str]:
-    """The names of what an object holds: in its `__dict__`, its `__slots__`, its msgspec fields."""
+    """The names of an object's attributes: in its `__dict__`, its `__slots__`, its msgspec fields."""
     names = dict.fromkeys(_dict_of(value))
     names.update(dict.fromkeys(getattr(type(value), "__struct_fields__", ())))
     for kind in type(value).__mro__:

@@ -8,9 +8,9 @@ from typing import Any
 
 
 def sendable(value: Any) -> Any:
-    """`value` with its tensors on the CPU: whoever gets it may have no such device.
+    """`value` with its tensors on the CPU, as the receiver may have no such device.
 
-    Nothing is copied but what lies on a device. Tensors that need a gradient are sent without their graph.
+    Only what is on a device is copied. Tensors that need a gradient are sent without their graph.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None:
@@ -30,7 +30,7 @@ def sendable(value: Any) -> Any:
 
 def on_cpu(module: Any) -> Any:
     """A copy of a module whose parameters and buffers are on the CPU."""
-    # What a deep copy finds in its memo it does not copy: so no second module is made on the device.
+    # A deep copy does not copy what it finds in its memo, so the device gets no second module.
     memo: dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         moved = tensor.detach().cpu()

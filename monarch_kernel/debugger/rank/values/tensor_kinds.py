@@ -1,7 +1,7 @@
-"""Tensors that are no plain strided ones, as the plain ones they are made of.
+"""Special tensors as the plain strided tensors that they are made of.
 
-Sharded, sparse, quantised, nested and wrapped tensors; those without data. Nothing here starts or waits for a
-collective: of a sharded tensor, only this rank's part is looked at.
+Sharded, sparse, quantized, nested and wrapped tensors, and those without data. Nothing here starts or waits for a
+collective: of a sharded tensor, only this rank's shard is read.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from monarch_kernel.debugger.rank.values.tensors import facts_of
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a tensor: a plain tensor, or only words about it.
+    """A part of a tensor: a plain tensor, or a description only.
 
     Attributes:
-        path: how to get there from the tensor.
+        path: the way there from the tensor.
         tensor: strided, detached; None if there is nothing but `text`.
-        facts: what must agree on all ranks; "" for what the tensor itself says.
-        text: more about it, to be shown; of a piece without tensor, all about it.
-        part: which part of a sharded tensor it is.
-        nested: whether the piece is to be taken apart itself.
+        facts: what must agree on all ranks; "" for the facts of the tensor itself.
+        text: what is shown beside it; of a piece without tensor, its description.
+        part: which shard of a sharded tensor it is.
+        nested: whether the piece has to be taken apart in turn.
         unread: whether `text` says why it cannot be read.
     """
 
@@ -43,7 +43,7 @@ def pieces_of(value: torch.Tensor) -> list[Piece]:
         return [Piece("", text=f"{type(value).__name__}, not initialized yet")]
     kinds = {base.__name__ for base in type(value).__mro__}
     if "AsyncCollectiveTensor" in kinds:
-        return [Piece("", text="the result of a collective that nobody has waited for yet", unread=True)]
+        return [Piece("", text="the result of a collective that has not been waited for yet", unread=True)]
     if "DTensor" in kinds or (hasattr(value, "to_local") and hasattr(value, "placements")):
         return _sharded(value)
     if value.is_meta or "FakeTensor" in kinds:
@@ -81,13 +81,13 @@ def _sharded(value: Any) -> list[Piece]:
     placements = ", ".join(map(str, value.placements))
     facts = f"{facts_of(value, value.requires_grad)}, {type(value).__name__}({placements})"
     if "AsyncCollectiveTensor" in {base.__name__ for base in type(local).__mro__}:
-        return [Piece("", text=f"{facts}, the result of a collective that nobody has waited for yet", unread=True)]
+        return [Piece("", text=f"{facts}, the result of a collective that has not been waited for yet", unread=True)]
     note = f"local {list(local.shape)}" if local.shape != value.shape else ""
     return [Piece("", local.detach(), facts, note, ", ".join(parts))]
 
 
 def _wrapped(value: Any) -> list[Piece]:
-    """A tensor class of Python's that wraps others, and tells which: the protocol that `torch.compile` uses."""
+    """A tensor class written in Python that wraps others, and names them: the protocol that `torch.compile` uses."""
     names, _context = value.__tensor_flatten__()
     inner = [Piece(f".{name}", getattr(value, name), nested=True) for name in names]
     return [_words(type(value).__name__, value), *inner]

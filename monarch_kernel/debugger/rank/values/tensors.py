@@ -1,13 +1,13 @@
-"""Tensors as arrays of blocks: hashed, measured and compared where they lie, without moving or copying them.
+"""Tensors as arrays of blocks: hashed, measured and compared on their device, without moving or copying them.
 
-All work is done by torch operations on a few blocks at a time, so that a tensor on a device is read by that device, at
-the speed of its memory, and what leaves it is 16 bytes and three figures per block. On a CPU one block at a time stays
-in the cache. Imported only when a value is a tensor, so torch is there already.
+All work is done by torch operations on a few blocks at a time, so that a device reads its tensors itself, at the speed
+of its memory, and only 16 bytes and three figures per block leave it. On a CPU, a block stays in the cache. Imported
+only when a value is a tensor, so torch is imported already.
 
 The digest of a block is a pair of multilinear hashes modulo 2**64 (with fixed odd keys) over its 64-bit words, after
-each word went through a bijective mixer; without the mixer, changes in high bits only (signs) would meet too easily.
-It is no defence against somebody who looks for collisions, which a debugger does not need. It depends on the bytes
-alone: equal tensors have equal digests on every device, whatever their strides.
+each word went through a bijective mixer; without the mixer, changes in high bits only (signs) would collide too easily.
+It does not withstand a search for collisions, which a debugger does not need. It depends on the bytes alone: equal
+tensors have equal digests on every device, whatever their strides.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import torch
 from monarch_kernel.debugger.model.readings import Contrast, Stats, shown, shown_pair
 from monarch_kernel.debugger.rank.values.blocks import BLOCK_BYTES, Array, Deadline
 
-#: Bytes that a device works on at once; four times as much is needed there for results in between.
+#: Bytes that a device works on at once; it needs four times as much for intermediate results.
 SLAB = 1 << 25
 #: Threads that read one large tensor on a CPU, if torch may use so many.
 MOST_WORKERS = 8
-#: How long to wait for what a device has been told to do, before reading what is there (seconds).
+#: How long to wait for a device to finish its work before its memory is read as it is (seconds).
 SETTLE = 1.0
 
 _WORDS = BLOCK_BYTES // 8
@@ -41,7 +41,7 @@ _SMALLEST_NORM = 1e-15  # the square of a smaller one loses digits in single pre
 _SPANS_PER_WORKER = 256
 #: Of OpenMP, as torch has loaded it; None where torch does not use it.
 _set_threads: Any = getattr(ctypes.CDLL(None), "omp_set_num_threads", None)
-_busy: dict[torch.device, float] = {}  # when a device was waited for in vain
+_busy: dict[torch.device, float] = {}  # when a device did not finish in time
 _keys: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
@@ -49,9 +49,9 @@ class TensorArray(Array):
     """A strided tensor.
 
     Args:
-        tensor: on any device; its contents may change meanwhile, but it is not written to.
-        needs_grad: whether it needs a gradient, which a detached tensor does not say.
-        slab: bytes to work on at once; None for what suits its device.
+        tensor: on any device; its contents may change during the reading; it is never written to.
+        needs_grad: whether it needs a gradient, which a detached tensor does not tell.
+        slab: bytes to work on at once; None for the default of its device.
     """
 
     kind = "tensor"
@@ -81,7 +81,7 @@ class TensorArray(Array):
         self.digests = struct.pack(f"<{len(words)}q", *words)
 
     def _measured(self, deadline: Deadline, threads: int) -> list[_Measured]:
-        """What there is to know about each block, in slabs, in order."""
+        """The measurements of all blocks, in slabs, in order."""
 
         def measure(spans: Sequence[tuple[int, int]]) -> list[_Measured]:
             done: list[_Measured] = []
@@ -103,7 +103,7 @@ class TensorArray(Array):
             return [each for part in pool.map(measure, parts) for each in part]
 
     def _spans(self) -> list[tuple[int, int]]:
-        """The whole tensor as runs of whole blocks, and the last, shorter block: where each begins, and its length."""
+        """The tensor as runs of whole blocks, and the last, shorter block: where each begins, and its length."""
         whole = self.size // self.block * self.block
         step = max(1, self._slab // BLOCK_BYTES) * self.block
         spans = [(start, min(step, whole - start)) for start in range(0, whole, step)]
@@ -122,7 +122,7 @@ class TensorArray(Array):
             fits = _SMALLEST_NORM < norm < math.inf or low == high == 0
             if fits and math.isfinite(low) and math.isfinite(high):
                 continue
-            deadline.check()  # elements that are no numbers, or whose squares do not fit the type
+            deadline.check()  # NaN or infinite elements, or squares that do not fit the type
             start = at * self.block
             block = window(self._tensor, start, min(self.block, self.size - start))
             norms[at], lows[at], highs[at], more_nans, more_infs = _carefully(block)
@@ -181,7 +181,7 @@ class TensorArray(Array):
 
 
 class _Measured:
-    """Hashes, smallest and largest element, and norm, of every row; None for what its type does not have."""
+    """Hashes, smallest and largest element, and norm of every row; None for what its type does not have."""
 
     def __init__(self, rows: torch.Tensor, scratch: torch.Tensor | None) -> None:
         self.hashes = _hashed(rows, scratch)
@@ -195,7 +195,7 @@ class _Measured:
 
 
 def facts_of(tensor: torch.Tensor, needs_grad: bool = False) -> str:
-    """What `TensorArray.facts` says, of any tensor."""
+    """What `TensorArray.facts` returns, for any tensor."""
     parts = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"]
     if tensor.device.type != "cpu":
         parts.append(tensor.device.type)
@@ -205,7 +205,7 @@ def facts_of(tensor: torch.Tensor, needs_grad: bool = False) -> str:
 
 
 def window(tensor: torch.Tensor, start: int, count: int) -> torch.Tensor:
-    """`count` elements in row-major order as a contiguous vector: a view where they lie so, else a copy of them."""
+    """`count` elements in row-major order as a contiguous vector: a view if they lie like that, otherwise a copy."""
     return _window(tensor, start, count).resolve_conj().resolve_neg()
 
 
@@ -239,7 +239,7 @@ def _hashed(rows: torch.Tensor, scratch: torch.Tensor | None = None) -> tuple[to
     """Two hashes of every row.
 
     Args:
-        scratch: for a single row on a CPU, two vectors of words to compute in: fresh memory for every block would cost
+        scratch: for a single row on a CPU, two vectors of words to compute in: new memory for every block would cost
             more than the computation.
     """
     words = _as_words(rows)
@@ -257,11 +257,11 @@ def _hashed(rows: torch.Tensor, scratch: torch.Tensor | None = None) -> tuple[to
 
 
 def _as_words(rows: torch.Tensor) -> torch.Tensor:
-    """The same bytes as 64-bit integers; the end of a row is filled up with zeros."""
+    """The same bytes as 64-bit integers; rows are padded with zeros."""
     width = rows.shape[1] * rows.element_size()
     if width % 8 == 0:
         if rows.storage_offset() * rows.element_size() % 8:
-            rows = rows.clone()  # a view of other elements has to begin at a whole one
+            rows = rows.clone()  # a view of larger elements has to be aligned
         return rows.view(torch.int64)
     padded = torch.zeros(len(rows), (width + 7) // 8 * 8, dtype=torch.uint8, device=rows.device)
     padded[:, :width] = rows.view(torch.uint8)
@@ -302,7 +302,7 @@ def _measurable(rows: torch.Tensor, scratch: torch.Tensor | None = None) -> torc
         if kind in (torch.uint16, torch.uint32):
             return rows.to(torch.int64)
         return rows.double() if kind is torch.uint64 else rows
-    except (RuntimeError, NotImplementedError):  # packed types, that only kernels of their own can read
+    except (RuntimeError, NotImplementedError):  # packed types, which only special kernels can read
         return None
 
 
@@ -331,7 +331,7 @@ def _wide(block: torch.Tensor) -> torch.Tensor:
 
 
 def _numbers(parts: list[torch.Tensor]) -> list[Any]:
-    """Vectors one after the other, as Python numbers: the one moment at which a device is waited for."""
+    """Concatenated vectors as Python numbers: the only moment at which a device is waited for."""
     return torch.cat(parts).tolist() if parts else []
 
 
@@ -344,9 +344,9 @@ def _item(vector: torch.Tensor, at: int) -> Any:
 
 @contextmanager
 def _alone() -> Generator[None]:
-    """Have torch work on the calling thread only: handing a block to others takes longer than working on it.
+    """Have torch work on the calling thread only: handing a block to other threads takes longer than working on it.
 
-    The number of threads that OpenMP keeps for each thread is set, and not torch's own, which is the whole process's.
+    This sets OpenMP's number of threads for the calling thread, and not torch's, which is that of the whole process.
     """
     threads = torch.get_num_threads()  # which also sets it for a thread that has not used torch before
     if _set_threads is None or threads == 1:
@@ -361,17 +361,17 @@ def _alone() -> Generator[None]:
 
 @contextmanager
 def _aside(device: torch.device) -> Generator[bool]:
-    """Work on a tensor beside all that goes on; yields what `_settled` does."""
+    """Work on a tensor without disturbing other work; yields what `_settled` does."""
     with torch.no_grad(), _alone(), _settled(device) as settled:
         yield settled
 
 
 @contextmanager
 def _settled(device: torch.device) -> Generator[bool]:
-    """Work on a device beside what it does: yields whether it has finished what it was told before.
+    """Work on a device beside its own work; yields whether it has finished what was queued before.
 
-    On CUDA, a stream of our own: the default one may wait for a collective that never ends, which nobody may have to
-    wait for who wants to find out why.
+    On CUDA, on a stream of our own: the default stream may wait for a collective that never ends, and the debugger,
+    which is to find out why, must not wait for that.
     """
     if device.type != "cuda":
         yield True
@@ -379,7 +379,7 @@ def _settled(device: torch.device) -> Generator[bool]:
     done = torch.cuda.Event()
     done.record(torch.cuda.default_stream(device))
     now = time.monotonic()
-    # Who has waited in vain for the first tensor of many need not do so for each of the others.
+    # If the wait was in vain for the first of many tensors, the others do not wait again.
     end = now + (SETTLE if now - _busy.get(device, -math.inf) > 10 * SETTLE else 0.0)
     while not (settled := done.query()) and time.monotonic() < end:
         time.sleep(0.001)
