@@ -31,7 +31,7 @@ class CastBranch(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CastGroup(msgspec.Struct, array_like=True, tag=60):
-    """Whom the casts of a group go to, for the receiver and those below it.
+    """Where the casts of a group go, for the receiver and the agents below it.
 
     ``branches`` are in depth-first order; the first one is the receiver's own.
     """
@@ -70,7 +70,7 @@ class CastReplies(msgspec.Struct, array_like=True, tag=62):
 
 
 class CastLost(msgspec.Struct, array_like=True, tag=63):
-    """To whom the casts come from: this agent below the sender cannot be reached from here any more.
+    """To where the casts come from: this agent below the sender cannot be reached from here any more.
 
     Down a tree: it is dead to the source; its parent must not wait for it.
     """
@@ -80,7 +80,7 @@ class CastLost(msgspec.Struct, array_like=True, tag=63):
 
 
 class CastsOver(msgspec.Struct, array_like=True, tag=64):
-    """Down a group's tree: the source has all the answers to these casts; nobody has to keep any."""
+    """Down a group's tree: the source has all answers to these casts; no agent needs to keep them."""
 
     source: str
     group: int

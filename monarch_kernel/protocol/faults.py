@@ -19,7 +19,7 @@ import msgspec
 from monarch_kernel.protocol import serialize
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-#: Files below these are the runtime's own; nobody looks for their bug there.
+#: Files below these are the runtime's own; a user's bug is not there.
 RUNTIME_PREFIXES = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("runtime", "protocol", "debugger", "pool"))
 
 _MAX_FRAMES = 64

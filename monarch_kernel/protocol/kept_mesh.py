@@ -1,4 +1,4 @@
-"""What is said about meshes that outlive their controller: to and from the host agent that keeps them, and its ranks.
+"""Messages about meshes that outlive their controller: to and from the host agent that keeps them, and its ranks.
 
 Such an agent (a *keeper*) has at most one controller at a time, its *holder*. What a later holder must know to go on
 is a record of parts, each under a key, which the holder keeps up to date. The keeper does not look into it.
@@ -23,7 +23,7 @@ PROCS = "procs:"
 
 
 class Keep(msgspec.Struct, array_like=True, tag=70):
-    """From the holder: this part of the record is new. Body: the part; empty: there is no such part any more."""
+    """From the holder: this part of the record has changed. Body: the part; empty: it is removed."""
 
     key: str
 
@@ -39,7 +39,7 @@ class TakeOver(msgspec.Struct, array_like=True, tag=71):
 
 
 class Hear(msgspec.Struct, array_like=True, tag=72):
-    """The holder is ready for output: first what nobody has heard yet.
+    """The holder is ready for output: first what no holder has received yet.
 
     The answer comes after that, as a pickle of bytes: MessagePack of ``dict[str, tuple[int, int]]``, the bytes that
     were sent and those that were not, by proc.
@@ -49,7 +49,7 @@ class Hear(msgspec.Struct, array_like=True, tag=72):
 
 
 class LetGo(msgspec.Struct, array_like=True, tag=73):
-    """From the holder: it is none any more. Answered with a Reply."""
+    """From the holder: it gives the mesh up. Answered with a Reply."""
 
     call: int
 
@@ -95,7 +95,7 @@ class KeptMesh(msgspec.Struct):
 
 
 class KeptInfo(msgspec.Struct):
-    """What a keeper writes about itself into its folder, for whoever lists kept meshes.
+    """What a keeper writes about itself into its folder, for commands that list kept meshes.
 
     Attributes:
         url: where it listens.

@@ -5,7 +5,7 @@ MessagePack array whose first element is the tag), and a body. What the body hol
 header: mostly a pickle made by ``serialize``; ``buffers`` in a header gives the lengths of the out-of-band
 buffers that lie before the pickle in the body.
 
-This file is long because the wire is one list: who adds a message sees all others, and their version.
+This file is long because the wire is one list: a new message is written in sight of all others and their version.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Hello(msgspec.Struct, array_like=True, tag=1):
     ref: ProcRef
     release: str = ""  # of the package, for errors
     python: str = ""  # as in "3.11": functions travel as bytecode
-    answer: bool = False  # say Hello as well: who connected knows only an address
-    connection: str = ""  # between gateways: what whoever dials calls it
+    answer: bool = False  # say Hello as well: the side that connected knows only an address
+    connection: str = ""  # between gateways: its name, given by the side that dialled
     lost: tuple[str, ...] = ()  # connections between the two that the sender has lost, the last ones
 
 
@@ -63,7 +63,7 @@ class Call(msgspec.Struct, array_like=True, tag=10):
 
     actor: str
     endpoint: str
-    call: int  # where the reply goes at the receiver of replies; 0: nobody waits
+    call: int  # where the reply goes at the receiver of replies; 0: no reply is wanted
     rank: int  # position in the addressed slice
     labels: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -111,7 +111,7 @@ class StopActor(msgspec.Struct, array_like=True, tag=13):
 
 
 class ActorFailed(msgspec.Struct, array_like=True, tag=14):
-    """To the owner's process: an actor of yours died. Body: MessagePack of a Death."""
+    """To the owner's process: one of its actors died. Body: MessagePack of a Death."""
 
     actor: str
     rank: int
@@ -143,14 +143,14 @@ class EndProc(msgspec.Struct, array_like=True, tag=17):
 
 
 class Ping(msgspec.Struct, array_like=True, tag=18):
-    """Answered by whoever polls, without touching any actor."""
+    """Answered by the thread that polls, without touching any actor."""
 
     call: int
     rank: int
 
 
 class SetLogLevel(msgspec.Struct, array_like=True, tag=19):
-    """Set the level of this proc's actors' loggers. Answered by whoever polls."""
+    """Set the level of the loggers of this proc's actors. Answered by the thread that polls."""
 
     call: int
     rank: int
@@ -170,18 +170,18 @@ class Forget(msgspec.Struct, array_like=True, tag=21):
 
 
 class PeersFailed(msgspec.Struct, array_like=True, tag=24):
-    """To ranks that have not answered a call yet: these others have failed, so a collective with them never ends."""
+    """To ranks that have not answered a call yet: these others have failed, so a collective with them never completes."""
 
     asked: tuple[str, str, str]  # the actor, the endpoint and the sender, as in the Call
     ranks: list[int]  # those that have failed
 
 
 class PortGiven(msgspec.Struct, array_like=True, tag=22):
-    """To a port's receiver, ahead of the message that carries the port: who gets it."""
+    """To a port's receiver, ahead of the message that carries the port: which actors get it."""
 
     call: int
     rank: int  # whose answer it takes; 0 for the port of a channel
-    actor: str  # in each of ``procs``; "" for anybody there
+    actor: str  # in each of ``procs``; "" for any code there
     mesh: str
     labels: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -213,7 +213,7 @@ class Routed(msgspec.Struct, array_like=True, tag=3):
 
 
 class Introduce(msgspec.Struct, array_like=True, tag=4):
-    """To one's gateway: who this is that messages will go to, or come from."""
+    """To the sender's gateway: a proc that messages will go to, or come from."""
 
     ref: ProcRef
     losses: int = 0  # how often the sender has heard by ``AgentLost`` that the proc's gateway was lost
@@ -290,7 +290,7 @@ class ProcExited(msgspec.Struct, array_like=True, tag=32):
     kind: DeathKind = DeathKind.UNKNOWN  # of the death; STOPPED if expected
 
     def death(self) -> Death:
-        """The same as what those who wait for the proc are told."""
+        """This end as those that wait for the proc are told of it."""
         if self.expected:
             kind = DeathKind.STOPPED
         else:
@@ -444,10 +444,10 @@ class AskConsole(msgspec.Struct, array_like=True, tag=48):
 class Replaced(msgspec.Struct, array_like=True, tag=41):
     """A proc that died has a successor: what was meant for its place in the mesh goes to this one from now on.
 
-    Who owns actors on it makes them anew there. Answered with a Reply when that is done.
+    Owners of actors on it make them anew there. Answered with a Reply when that is done.
     """
 
-    call: int  # 0: nobody waits
+    call: int  # 0: no reply is wanted
     rank: int
     proc: str
     ref: ProcRef

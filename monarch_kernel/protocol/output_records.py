@@ -160,7 +160,7 @@ def encode_end(cell: str, stream: Stream) -> bytes:
 
 
 def encode_flush(token: str, stream: Stream) -> bytes:
-    """A mark in the pipe: whoever reads ``token`` has read all that was written before."""
+    """A mark in the pipe: a reader that gets ``token`` has read everything written before it."""
     return _encode(_FLUSH, _NUMBERS[stream], b"", token.encode()[: MAX_RECORD - _HEADER.size])
 
 
@@ -197,7 +197,7 @@ def encode_message(kind: Kind, cell: str, number: int, data: dict[str, Any]) -> 
 class OutputDecoder:
     """Takes the bytes of one pipe, cut anywhere, and returns events. Keeps no lock: one reader each.
 
-    Never raises on bad input: what is no valid record is text, as it would be on a terminal.
+    Never raises on bad input: what is not a valid record is text, as it would be on a terminal.
     """
 
     def __init__(self, stream: Stream = "stdout") -> None:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-#: A time that one process tells another. One that is negative, infinite or no number at all is refused where it is
-#: decoded, as a timer that was set by it would end the process that runs it, or never run.
+#: A time that one process tells another. One that is negative, infinite or no number at all is refused when it
+#: is decoded: a timer set to it would crash the process that runs it, or never fire.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 
 
@@ -64,7 +64,7 @@ class DeathKind(enum.IntEnum):
     """In which way something has died. Decisions are made by this, never by the sentence that says the cause."""
 
     UNKNOWN = 0  # of a peer whose version has no kinds; ``Death`` replaces it by what it knows
-    STOPPED = 1  # a proc or actor that was asked to end: nobody's failure
+    STOPPED = 1  # a proc or actor that was asked to end: not a failure
     EXITED = 2  # a proc, by itself or by a signal; its host agent knows the exit status
     NOT_STARTED = 3  # a proc that could not be started
     PRELOAD_FAILED = 4  # a proc that could not be started, because a module of its mesh's preload could not be loaded

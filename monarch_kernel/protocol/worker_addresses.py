@@ -1,7 +1,7 @@
-"""Where workers listen: the URLs that people write, and what is wrong with those that cannot be meant.
+"""Where workers listen: the URLs that people write, and what is wrong with those that are invalid.
 
 ``tcp://host:port``; ``ipc:///path``; ``ADVERTISED@LISTEN``, two such URLs, where others reach the worker by another
-address than the one that it listens at; and ``NAME@URL``, which also names the host.
+address than the one it listens at; and ``NAME@URL``, which also names the host.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def worker_address(text: str) -> WorkerAddress:
     """What a worker that is told to listen at ``text`` does.
 
     Raises:
-        AddressError: it cannot listen there, or nobody could reach it.
+        AddressError: the worker cannot listen there, or no host could reach it.
     """
     name, advertised, listen = _parts(text)
     _check(listen, text)
@@ -49,11 +49,11 @@ def worker_address(text: str) -> WorkerAddress:
     if host in _EVERYWHERE:
         where = f"tcp://NAME:{port}@tcp://{host}:{port}"
         raise AddressError(
-            f"{advertised} is no address that others could connect to: write {where}, where NAME is the name or the "
+            f"other hosts cannot connect to {advertised}: write {where}, where NAME is the name or the "
             "address by which they reach this host"
         )
     if advertised != listen and port == 0:
-        raise AddressError(f"{text}: port 0 cannot be advertised: name the port that others shall connect to")
+        raise AddressError(f"{text}: port 0 cannot be advertised: name the port that other hosts connect to")
     return WorkerAddress(
         name, listen.replace("tcp://*:", "tcp://0.0.0.0:"), None if advertised == listen else advertised
     )
@@ -63,23 +63,23 @@ def dial_address(text: str) -> str:
     """The address to connect to, of a worker's URL in any form.
 
     Raises:
-        AddressError: nobody can be reached there.
+        AddressError: no worker can be reached there.
     """
     _name, advertised, listen = _parts(text)
     url = advertised or listen
     _check(url, text)
     host, port = _host_and_port(url)
     if host in _EVERYWHERE:
-        raise AddressError(f"{url} is no address to connect to: name the host, as in tcp://node1:{port}")
+        raise AddressError(f"cannot connect to {url}: name the host, as in tcp://node1:{port}")
     if url.startswith("tcp://") and port == 0:
-        raise AddressError(f"{url} is no address to connect to: name the port that the worker printed when it started")
+        raise AddressError(f"cannot connect to {url}: name the port that the worker printed when it started")
     return url
 
 
 def _parts(text: str) -> tuple[str, str, str]:
     """Name, advertised URL and URL to listen at; "" for what is not given."""
     if not isinstance(text, str) or "://" not in text:
-        raise AddressError(f"{text!r} is no worker address: write tcp://HOST:PORT or ipc:///PATH")
+        raise AddressError(f"{text!r} is not a worker address: write tcp://HOST:PORT or ipc:///PATH")
     name = ""
     if "@" in text and "://" not in text.partition("@")[0]:
         name, _, text = text.partition("@")
@@ -99,7 +99,7 @@ def _check(url: str, whole: str) -> None:
         return
     match = _TCP.fullmatch(url)
     if match is None or int(match[2]) > 65535:
-        raise AddressError(f"{whole} is no worker address: write tcp://HOST:PORT or ipc:///PATH")
+        raise AddressError(f"{whole} is not a worker address: write tcp://HOST:PORT or ipc:///PATH")
 
 
 def _host_and_port(url: str) -> tuple[str, int]:

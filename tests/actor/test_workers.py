@@ -396,7 +396,7 @@ def _raises(error: type[Exception], match: str, **options: Any) -> None:
 def test_bad_requests(tmp_path: Any) -> None:
     _raises(ValueError, "at least one", workers=[])
     _raises(ValueError, "named twice", workers=["ipc:///tmp/a", "ipc:///tmp/a"])
-    _raises(ValueError, "no worker address", workers=["node1"])
+    _raises(ValueError, "not a worker address", workers=["node1"])
     _raises(ValueError, "name the host", workers=["tcp://0.0.0.0:26600"])
     _raises(ConnectionError, "ipc:///tmp/nobody-here", workers=["ipc:///tmp/nobody-here"], timeout=0.2)
 

@@ -191,7 +191,7 @@ def revoke_keys(path: str, which: str) -> list[Public]:
 
 @contextlib.contextmanager
 def _opened(path: str, create: bool) -> Generator[list[tuple[str, Public | None]], None, None]:
-    """The lines of a list, for nobody else to change in the meantime; what is changed is written at the end."""
+    """The lines of a list, locked against other writers; changes are written at the end."""
     try:
         fd = _locked(path, create)
     except FileNotFoundError:

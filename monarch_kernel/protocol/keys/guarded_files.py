@@ -1,7 +1,7 @@
-"""Reading and writing files that decide who is trusted: only this user, or root, may be able to change them.
+"""Reading and writing files that decide which keys are trusted: only this user or root may be able to change them.
 
-Their folders are not looked at. Who can write to one can take a file away, and put another there, but only one that is
-this user's or root's, too; and with no list nobody is let in.
+Their folders are not checked. Another user who can write to one can remove a file, or replace it by one that also belongs
+to this user or root; without a list no key is accepted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def expanded(path: str | os.PathLike[str]) -> str:
 
 
 def open_guarded(path: str, what: str, secret: bool, flags: int = os.O_RDONLY) -> int:
-    """Open a file, and check that nobody else can change it (or read it, if it is a secret).
+    """Open a file, and check that no other user can change it (or read it, if it is a secret).
 
     Returns:
         A descriptor, for the caller to close.

@@ -71,7 +71,7 @@ def _armoured(what: str, der: bytes) -> bytes:
 
 
 def default_name() -> str:
-    """Who this is, for a key that is given no name."""
+    """The name of a key that is given none: this user and host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in containers

@@ -40,7 +40,7 @@ class Keys:
         self.path = path
         #: The allow-list, which need not exist.
         self.allow = allowed.path
-        #: Grows with each change of who is trusted.
+        #: Grows each time the set of trusted keys changes.
         self.generation = 0
         self._identity = identity
         self._allowed = allowed

@@ -56,7 +56,7 @@ class Restarts:
             self._times[mesh] = deque()
 
     def remove(self, mesh: str) -> None:
-        """The mesh is no more."""
+        """The mesh has ended."""
         for known in (self._policies, self._times, self._pending):
             known.pop(mesh, None)
 

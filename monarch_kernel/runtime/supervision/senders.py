@@ -1,4 +1,4 @@
-"""Who can send to a port, as far as its receiver knows, and whether anybody is left. Pure: events go in."""
+"""The senders of a port, as far as its receiver knows, and whether any is left. Pure: events go in."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from monarch_kernel.runtime.mesh.shape import Extent
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Somebody who was given a port.
+    """An actor, or a process, that was given a port.
 
     Attributes:
         proc: the process.
-        actor: the actor there; "" for anybody in that process.
+        actor: the actor there; "" for any code in that process.
         mesh, rank, extent: what it is a rank of, for people.
     """
 
@@ -27,10 +27,10 @@ class Sender:
 
 
 class Senders:
-    """Those who were given one port.
+    """Those that were given one port.
 
-    It is lost when nobody has it any more and somebody has died with it; that all have let go of it without having died
-    says only that they have nothing more to send. If anybody unknown might have it, it is never lost.
+    It is lost when no sender has it any more, and at least one died with it; if all have let go of it alive, they only
+    have nothing more to send. If an unknown sender might have it, it is never lost.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Senders:
             self._copies[key] = self._copies.get(key, 0) + 1
 
     def given_to_unknown(self) -> None:
-        """The port may be anywhere: nobody's death ends it any more."""
+        """The port may be anywhere: no death can end it any more."""
         self._unknown = True
 
     def let_go(self, proc: str, actor: str) -> bool:
@@ -63,7 +63,7 @@ class Senders:
         return bool(self.lost)
 
     def ended(self, gone: Callable[[Sender], bool], death: Death) -> bool:
-        """These have died, or were stopped. Returns whether nobody is left through them."""
+        """These have died, or were stopped. Returns whether that leaves no sender."""
         found = [key for key, sender in self._living.items() if gone(sender)]
         for key in found:
             del self._copies[key]
@@ -72,5 +72,5 @@ class Senders:
 
     @property
     def lost(self) -> list[tuple[Sender, Death]]:
-        """All who have died with the port, if nobody else has it; empty while somebody may still send."""
+        """All senders that died with the port, if no other has it; empty while one may still send."""
         return [] if self._unknown or self._living else list(self._gone.values())

@@ -1,7 +1,7 @@
-"""Which meshes this process has spawned, who owns them, and whom a death concerns.
+"""Which meshes this process has spawned, which actors own them, and which owners a death concerns.
 
-Pure: events go in (something was spawned, stopped, died), and what has to be told comes out. Sending it, and
-asking ``__supervise__``, is the actor system's work.
+Pure: events go in (a spawn, a stop, a death), and notices come out. The actor system sends them, and calls
+``__supervise__``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class OwnedMesh:
     Attributes:
         id: unique.
         name: as spawned, for people.
-        owner: actor id of who spawned it.
+        owner: id of the actor that spawned it.
         extent: its shape as spawned; ranks here are ranks in it.
         procs: the proc of each rank.
-        tool: not the user's: its deaths are told as those of the procs it is on.
+        tool: not the user's: its deaths are reported as those of the procs it is on.
         cls: the class of its actors, for people; "" for procs.
         dead: ranks whose death was told already.
     """
@@ -84,7 +84,7 @@ class Tree:
                         del index[proc]
 
     def ending(self, procs: Iterable[str]) -> None:
-        """This process has asked for the end of these procs: it is no failure that anybody here has to handle."""
+        """This process has asked for the end of these procs: that is not a failure here."""
         self._ending.update(procs)
 
     def replaced(self, proc: str, ref: ProcRef) -> None:
@@ -121,7 +121,7 @@ class Tree:
     def proc_died(self, proc: str, death: Death) -> list[Notice]:
         """A proc ended. Its actor meshes' owners are told; where only tools were on it, the proc mesh's owner is.
 
-        A proc that was stopped or killed on purpose is nobody's failure.
+        A proc that was stopped or killed on purpose has not failed.
         """
         asked = proc in self._ending
         self._ending.discard(proc)
