@@ -170,7 +170,7 @@ class Forget(msgspec.Struct, array_like=True, tag=21):
 
 
 class PeersFailed(msgspec.Struct, array_like=True, tag=24):
-    """To ranks that have not answered a call yet: these others have failed, so a collective with them never completes."""
+    """To ranks that have not answered a call yet: these others have failed, so collectives with them never complete."""
 
     asked: tuple[str, str, str]  # the actor, the endpoint and the sender, as in the Call
     ranks: list[int]  # those that have failed

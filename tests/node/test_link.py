@@ -187,8 +187,8 @@ def test_what_could_wait_goes_ahead_of_the_next_message_to_that_peer(poller: Pol
 
 
 WORDS = {
-    "no message": (PREFIX.pack(40, 0) + b"\xc1" * 40, "no message of this version"),
-    "an unknown word": (PREFIX.pack(0, 3) + b"\x7fxx", "no link says"),
+    "no message": (PREFIX.pack(40, 0) + b"\xc1" * 40, "not a message of this version"),
+    "an unknown word": (PREFIX.pack(0, 3) + b"\x7fxx", "unknown word"),
     "a large header": (PREFIX.pack(MAX_HEADER + 1, 0), "header of 67,108,865 bytes"),
     "the largest lengths": (PREFIX.pack(2**32 - 1, 2**64 - 1), "header of 4,294,967,295 bytes"),
     "a body for which there is no memory": (PREFIX.pack(20, 2**62), "no memory for a message"),

@@ -260,7 +260,7 @@ def test_dialling_twice_gives_the_same_connection(net: Net, sites: dict[str, Nod
 
 def test_nobody_there(net: Net) -> None:
     controller = net.add("controller", "controller", "a")
-    with pytest.raises(ConnectionError, match=r"ipc://.*/nobody: nobody listens there"):
+    with pytest.raises(ConnectionError, match=r"ipc://.*/nobody: no process listens there"):
         dial(controller, f"ipc://{net.folder}/nobody", 0.3)
 
 
@@ -337,7 +337,7 @@ def test_another_python_is_refused_and_both_are_named(net: Net, monkeypatch: pyt
 
 
 def test_a_controller_that_connects_anew_is_taken_for_a_new_one(net: Net, sites: dict[str, Node]) -> None:
-    """Its old connection may look alive here, but nobody listens to it any more."""
+    """Its old connection may look alive here, but its other end is gone."""
     controller, agent = sites["controller"], sites["b"]
     gone: list[str] = []
     agent.on_peer_dead.append(lambda proc, _death: gone.append(proc))

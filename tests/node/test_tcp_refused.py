@@ -215,7 +215,7 @@ def test_nobody_listens(sides: Callable[..., Side]) -> None:
     link = ours.dial(f"tcp://127.0.0.1:{free_port()}", 0.3)
     link.send(header("hello"), b"x" * 100)
     ours.wait(lambda: ours.ended, "the end")
-    assert link.ended == "nobody listens there within 0.3 s" and link.queued == 0
+    assert link.ended == "no process listens there within 0.3 s" and link.queued == 0
 
 
 def test_a_host_that_does_not_answer(sides: Callable[..., Side]) -> None:
@@ -349,9 +349,9 @@ def localhost_is_v6() -> bool:
 @pytest.mark.parametrize("url", ["", "tcp://", "tcp://host", "ipc:///tmp/x", "tcp://host:99999", "tcp://::1:80"])
 def test_what_is_no_address(sides: Callable[..., Side], url: str) -> None:
     side = sides()
-    with pytest.raises(ValueError, match=r"is no address of a worker: it must look like tcp://host:26600"):
+    with pytest.raises(ValueError, match=r"is not a worker address: it must look like tcp://host:26600"):
         side.dial(url)
-    with pytest.raises(ValueError, match=r"is no address of a worker"):
+    with pytest.raises(ValueError, match=r"is not a worker address"):
         side.listen(url)
 
 

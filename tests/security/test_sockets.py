@@ -178,8 +178,8 @@ def test_a_worker_removes_nothing_but_a_dead_socket_of_its_user(
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode != 0 and not done.stdout
     assert done.stderr == (
-        f"monarch-kernel worker: cannot listen at ipc://{notes}: there is something that is no socket; it stays: name "
-        "another path\n"
+        f"monarch-kernel worker: cannot listen at ipc://{notes}: there is a file that is not a socket, and it stays: "
+        "name another path\n"
     )
     assert notes.read_text() == "mine"
     other_user.run("socket.socket(socket.AF_UNIX).bind(sys.argv[1])", shared / "theirs")

@@ -1,7 +1,7 @@
 """Reading and writing files that decide which keys are trusted: only this user or root may be able to change them.
 
-Their folders are not checked. Another user who can write to one can remove a file, or replace it by one that also belongs
-to this user or root; without a list no key is accepted.
+Their folders are not checked. Another user who can write to one can remove a file, or replace it by one that also
+belongs to this user or root; without a list no key is accepted.
 """
 
 from __future__ import annotations

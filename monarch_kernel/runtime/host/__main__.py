@@ -38,7 +38,7 @@ def main() -> None:
     except ProcessLookupError:
         controller = -1
     if controller < 0 or os.getppid() != config.owner_pid:
-        # It has died, and the number may be somebody else's.
+        # It has died, and another process may have the number.
         os.close(config.lock_fd)
         cleanup.remove_if_stale(config.run_dir)
         return

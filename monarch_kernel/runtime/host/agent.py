@@ -177,7 +177,7 @@ class Agent:
             proc.watchers.discard(peer)
         early = {name: watchers - {peer} for name, watchers in self._early_watchers.items()}
         self._early_watchers = {name: watchers for name, watchers in early.items() if watchers}
-        # Nothing outlives who started it: a rank may have started ranks of its own.
+        # Nothing outlives the process that started it: a rank may have started ranks of its own.
         orphans = [proc for proc in self._procs.values() if proc.belongs_to(peer) and proc.exit is None]
         if orphans:
             self._stop(orphans, "its owner's process ended", ORPHAN_GRACE)
@@ -215,7 +215,7 @@ class Agent:
                     self._listen(proc, stream)
                 preload = [] if proc.request.argv else message.preload
                 self._start(proc, self._server_for(preload, proc.request.env, sys_path))
-            except Exception as e:  # whatever it is, its owner must not wait for ever
+            except Exception as e:  # its owner must not wait for ever, whatever went wrong
                 reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e) or type(e).__name__
                 self._exited(proc, 127, f"could not be started: {reason}", DeathKind.NOT_STARTED)
         if message.owner.agent not in (message.owner.id, node.id):
@@ -368,7 +368,7 @@ class Agent:
         self._exited(proc, status, cause)
 
     def _exited(self, proc: Proc, status: int, cause: str, kind: DeathKind = DeathKind.EXITED) -> None:
-        """Tell everybody at once; what it printed last follows, and nobody has to wait for that."""
+        """Tell owner and watchers at once; its last output follows, and the news does not wait for it."""
         if proc.exit is not None:
             return
         link = self._node.links.get(proc.id)
@@ -451,7 +451,7 @@ class Agent:
         self._tell(proc.owner, OutputChunk(proc.id, stream), data)
 
     def _drain(self, proc: Proc) -> None:
-        """Read what a dead rank has left in its pipes. Who else may hold them open is not waited for."""
+        """Read what a dead rank has left in its pipes. Other processes that hold them open are not waited for."""
         for stream in list(proc.pipes):
             fd = proc.pipes[stream]
             # Whatever the rank wrote is in the pipe now; a survivor that goes on writing is cut off.
@@ -567,7 +567,7 @@ class Agent:
                 wait.done()
 
     def _flush_then_end(self, why: str) -> None:
-        """End as soon as everything said so far has been sent (or nobody reads it)."""
+        """End as soon as everything said so far has been sent (or the reader is gone)."""
         deadline = time.monotonic() + 2.0
 
         def check() -> None:

@@ -1,7 +1,7 @@
 """Finding and killing what a run has left behind, and removing its folder.
 
 Every process below a host agent has the agent's environment in ``/proc/<pid>/environ``, and in it a
-marker that names the run folder. So whoever survives (the fork server, the controller, the next
+marker that names the run folder. So what survives (the fork server, the controller, the next
 launch) can find what is left of a run without any bookkeeping that could die with its keeper.
 """
 

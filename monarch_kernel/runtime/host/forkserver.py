@@ -12,7 +12,7 @@ torch`` leaves native threads of OpenBLAS (numpy's). Those are harmless: OpenBLA
 intra-op threads) are only made by the first parallel region, which no import runs. Training, gloo groups and
 DataLoader workers in forked ranks are covered by tests.
 
-Who dies when: ranks carry ``PR_SET_PDEATHSIG``, so they die with whoever forked them. When the agent dies,
+Deaths: ranks carry ``PR_SET_PDEATHSIG``, so they die with the process that forked them. When the agent dies,
 the end of the socket tells the fork server, which removes all that is left of the run and exits.
 """
 
@@ -315,7 +315,7 @@ class ForkServer:
     def _become_rank(self, request: Fork, fds: list[int], failure: int, server: int) -> None:
         os.setsid()
         die_with(server)
-        set_name("monarch-rank")  # whoever cleans up knows the fork server by its name
+        set_name("monarch-rank")  # the cleanup knows the fork server by its name
         self._sock.close()
         self._epoll.close()
         self._children.clear()

@@ -52,7 +52,7 @@ from monarch_kernel.runtime.node.interfaces import PeerLink
 
 log = logging.getLogger(__name__)
 
-#: Of what all ranks together have put out while nobody listened, so much is delivered (bytes); the log has more.
+#: How much of the output of all ranks while there was no holder is delivered (bytes); the log has more.
 BACKLOG_OF_ALL = 64 * 1024 * 1024
 #: How long the description may lag behind (seconds).
 _DESCRIBE_DELAY = 0.05
@@ -73,7 +73,7 @@ class KeeperAgent(WorkerAgent):
         self._holder: ProcRef | None = None
         self._holders: set[str] = set()  # all that ever were
         self._hears = False
-        self._backlog: dict[tuple[str, int], int] = {}  # bytes that nobody has heard, by proc and stream
+        self._backlog: dict[tuple[str, int], int] = {}  # undelivered bytes, by proc and stream
         self._sizes: dict[str, dict[str, int]] = {}
         self._since = time.time()
         self._free_since = self._since
@@ -154,7 +154,7 @@ class KeeperAgent(WorkerAgent):
         _reply(link, message.call)
 
     def _release(self) -> None:
-        """There is no holder any more: what was its own is nobody's."""
+        """There is no holder any more: what it owned has no owner."""
         holder = self._holder
         assert holder is not None
         self._holder, self._hears = None, False
@@ -197,7 +197,7 @@ class KeeperAgent(WorkerAgent):
     def _is_late(self, message: SpawnProcs) -> bool:
         if not self._keeps(message):
             return super()._is_late(message)
-        return message.owner.id in self._node.deaths  # that there is no controller is no reason to start nothing
+        return message.owner.id in self._node.deaths  # a mesh without a controller may still grow
 
     def _on_spawn(self, link: PeerLink, message: SpawnProcs, body: Body) -> None:
         super()._on_spawn(link, message, body)
@@ -258,7 +258,7 @@ class KeeperAgent(WorkerAgent):
         self._hears = True
         _reply(link, message.call, msgspec.msgpack.encode(told))
 
-    # -- for those who look ---------------------------------------------------------------------------
+    # -- its description ------------------------------------------------------------------------------
 
     def _describe(self) -> None:
         """Write the description soon: ranks come and go many at a time."""

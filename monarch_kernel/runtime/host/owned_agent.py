@@ -18,7 +18,7 @@ from monarch_kernel.runtime.node.node import Node
 
 #: A controller that closes its links without a word is dead, or will be within this time (seconds).
 _FAREWELL = 5.0
-#: When we end by ourselves, for so long we look whether the controller dies at the same time (seconds).
+#: How long an agent that ends by itself checks whether its controller dies at the same time (seconds).
 _LINGER = 1.0
 
 
@@ -67,7 +67,7 @@ class OwnedAgent(Agent):
             cleanup.remove_run_dir(self._node.run_dir, self._config.lock_fd)
 
     def _controller_died(self, timeout: float) -> bool:
-        """Whether it ended without a farewell (then nobody but us removes the run folder)."""
+        """Whether it ended without a farewell (then only this process is left to remove the run folder)."""
         deadline = time.monotonic() + timeout
         waiting = [0, self._controller]
         while (left := deadline - time.monotonic()) > 0:

@@ -111,7 +111,7 @@ class Proc:
         self.started = time.monotonic()
         self.exit: ProcExited | None = None
         self.drained = False
-        self.stopping = ""  # why, if somebody asked for its end
+        self.stopping = ""  # why, if its end was asked for
         self.withdrawn = False  # its host goes, whatever its owner wants
         self.killing = ""
         self.start_limit = 0.0  # how long it may take to come up (seconds); 0: for ever
@@ -131,11 +131,11 @@ class Proc:
 
     @property
     def asked(self) -> str:
-        """Why its end is nobody's loss: its owner asked for it; "" if that is not so."""
+        """Why its end is not a failure: its owner asked for it; "" if it did not."""
         return "" if self.withdrawn else self.stopping
 
     def belongs_to(self, process: str) -> bool:
-        """Whether it is to end with this process: who started it, or the controller above that."""
+        """Whether it is to end with this process: its starter, or the controller above that."""
         return process in (self.owner, self.root)
 
     def audience(self) -> set[str]:

@@ -1,9 +1,9 @@
-"""Whether ranks respond: the host agent asks each of them again and again, and says when one does not answer.
+"""Whether ranks respond: the host agent pings each of them periodically, and reports one that does not answer.
 
 A rank answers as long as any of its threads gets the interpreter, so computing does not matter. What does not answer is
-stopped (SIGSTOP, a debugger), or a thread in native code holds the GIL, or it waits for a disk. That is told to the
-rank's owner and to whoever watches it, first at once, then with the stack that py-spy has read; and again when the rank
-answers. Nobody is taken for dead because of it.
+stopped (SIGSTOP, a debugger), or a thread in native code holds the GIL, or it waits for a disk. That is reported to the
+rank's owner and watchers, at once, then with the stack that py-spy has read, and again when the rank answers. No rank
+counts as dead because of it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _STATES = {
     "D": "it waits for a disk or a device, and cannot be interrupted",
 }
 _JSON = ("--json", "--full-filenames")
-_MISSING = "py-spy is not installed there (pip install py-spy), so nobody can read its stack from outside"
+_MISSING = "py-spy is not installed there (pip install py-spy), so its stack cannot be read from outside"
 
 
 def state_of(pid: int) -> str:
@@ -190,7 +190,7 @@ class StackReader:
 
     def _one(self, proc: Proc, native: bool, deadline: float, note: Callable[[StackRead], None]) -> None:
         why = state_of(proc.pid)
-        # Native frames need the process to be held, which nobody can do with one that is stopped already. Python's
+        # Native frames need the process to be paused, which is impossible for one that is stopped already. Python's
         # can be read while it runs; if that goes wrong, once more while it is held.
         ways = (
             [("--nonblocking",)] if why else [("--native",), ("--nonblocking",)] if native else [("--nonblocking",), ()]

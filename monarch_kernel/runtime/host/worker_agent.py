@@ -49,11 +49,11 @@ class WorkerConfig(msgspec.Struct, array_like=True):
     ready: int = -1  # a descriptor that is told the URL when it listens, or why it does not, and closed
     folder_lock: int = -1  # the lock of the folder that its socket is in, held until its end
     allow: str | None = None
-    audit: str = ""  # a file; none: the log alone has who was connected
+    audit: str = ""  # a file; none: only the log records connections
 
 
 class WorkerAgent(Agent):
-    """An agent that belongs to nobody.
+    """An agent that belongs to no controller.
 
     Args:
         config: what it was started with.
@@ -61,7 +61,7 @@ class WorkerAgent(Agent):
         server_pid: the fork server.
 
     Raises:
-        ValueError: no key can be read, or the address cannot be meant.
+        ValueError: no key can be read, or the address is invalid.
     """
 
     def __init__(self, config: WorkerConfig, server: socket.socket, server_pid: int) -> None:
@@ -69,7 +69,7 @@ class WorkerAgent(Agent):
         self._address = worker_address(config.address)
         remote = self._address.listen.startswith("tcp://")
         host = config.name or self._address.name or socket.gethostname()
-        # Whoever comes by TCP may be on another machine: nothing of this site can be shared with it.
+        # A peer that comes by TCP may be on another machine: nothing of this site can be shared with it.
         node = Node(config.id, "agent", config.run_dir, host, background=False, site=config.id if remote else None)
         super().__init__(node, server, server_pid)
         if remote:
@@ -105,7 +105,7 @@ class WorkerAgent(Agent):
         self._before_ready()
         print(f"monarch-kernel worker {self._node.ref.host} listens at {url}", flush=True)
         if self._config.ready >= 0:
-            with contextlib.suppress(OSError):  # whoever started us has gone; others may come
+            with contextlib.suppress(OSError):  # the process that started this one has gone; controllers may still come
                 os.write(self._config.ready, url.encode())
             os.close(self._config.ready)
             self._config.ready = -1
@@ -155,7 +155,7 @@ class WorkerAgent(Agent):
         super()._on_shutdown(link, message, body)
 
     def _withdraw(self, wanted_by: str) -> None:
-        """The ends of procs are failures to their owners, but for the one who wants it."""
+        """The ends of procs are failures to their owners, except to the one that asked for it."""
         for proc in self._living(self._procs):
             proc.withdrawn = not proc.belongs_to(wanted_by)
 
@@ -225,7 +225,7 @@ class WorkerAgent(Agent):
             self._answer_when_gone(theirs, True, functools.partial(self._forget, peer, theirs))
 
     def _forget(self, controller: str, procs: list[str]) -> None:
-        """All procs of a controller that is no more are gone: what else they have left goes, too."""
+        """All procs of a controller that has ended are gone: what they have left behind goes, too."""
         node = self._node
         for name in procs:
             proc = self._procs.pop(name, None)  # it may have come back, and gone again
@@ -263,7 +263,7 @@ class WorkerAgent(Agent):
         """Kill what ranks of a controller have left behind in sessions of their own."""
         cleanup.kill_run(controller, cleanup.ROOT_MARKER)
         if all(proc.exit is not None and proc.belongs_to(controller) for proc in self._procs.values()):
-            cleanup.kill_adopted(self._base_pid)  # forks without a mark can be nobody else's
+            cleanup.kill_adopted(self._base_pid)  # forks without a mark can only be theirs
 
 
 def _audit(node: Node, path: str) -> Audit:
@@ -285,7 +285,7 @@ def _remove_dead_socket(path: str) -> None:
         return  # it is free; or listening says what is wrong
     if not stat.S_ISSOCK(about.st_mode):
         raise OSError(
-            f"cannot listen at ipc://{path}: there is something that is no socket; it stays: name another path"
+            f"cannot listen at ipc://{path}: there is a file that is not a socket, and it stays: name another path"
         )
     if about.st_uid != os.geteuid():
         raise OSError(

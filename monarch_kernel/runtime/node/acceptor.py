@@ -15,9 +15,9 @@ from monarch_kernel.runtime.node.poller import Poller
 
 log = logging.getLogger(__name__)
 
-#: How long nobody new is accepted when the process has no descriptor left (seconds).
+#: How long no connection is accepted when the process has no descriptor left (seconds).
 ACCEPT_PAUSE = 1.0
-#: How many are accepted until others get their turn.
+#: How many are accepted before other descriptors get their turn.
 _BATCH = 64
 
 
@@ -25,7 +25,7 @@ class Acceptor:
     """Calls ``on_socket(socket, address)`` for each connection; by the thread that polls.
 
     Args:
-        what: listens here, for the log.
+        what: the name of what listens, for the log.
         make_room: called when there is no descriptor left: whether it has closed one.
     """
 
@@ -71,7 +71,7 @@ class Acceptor:
             self._poller.register(self._sock.fileno(), self._accept)
 
     def close(self) -> None:
-        """Accept nobody any more."""
+        """Accept no more connections."""
         if not self._closed:
             self._closed = True
             self._poller.unregister(self._sock.fileno())
@@ -93,7 +93,7 @@ class UnixListener:
         self._inode = (about.st_dev, about.st_ino)
 
     def close(self) -> None:
-        """Accept nobody any more, and remove the socket's name."""
+        """Accept no more connections, and remove the socket's name."""
         self._acceptor.close()
         remove_socket(self._path, self._inode)  # unless a successor listens there by now
 

@@ -1,4 +1,4 @@
-"""Who was connected, who was refused: one line each, of what TLS has proved and not of what a peer says of itself.
+"""The audit log: a line for each connection and refusal, with what TLS has proved and not what a peer claims.
 
 A listener for links over TCP tells its ``Audit`` of each connection; that writes a line into the log, and into a file
 if one was asked for::
@@ -7,8 +7,7 @@ if one was asked for::
     2026-11-22T03:16:09.004Z ended alice@laptop 3f9a1c2233445566 10.0.0.5:41234: the connection was closed
     2026-11-22T03:17:30.550Z refused - - 10.0.0.66: its key is not one that this worker trusts
 
-A refusal is what a stranger can cause, so those of one address for one reason go into a line a period, with their
-number.
+Any stranger can cause refusals, so those of one address for one reason share one line a period, with their number.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ PERIOD = 60.0
 
 
 class Audit:
-    """Writes the lines. Any thread may call it; nothing here raises.
+    """Writes the lines. Any thread may call it; its methods do not raise.
 
     Args:
         poller: writes what is counted when its time has come.

@@ -1,7 +1,7 @@
 """An asyncio event loop whose own wait doubles as the process's poll.
 
 An async actor's loop sleeps in ``select``. With ``LeadingSelector`` that sleep is the poll of the whole process
-whenever nobody else leads, so that a message for the actor is handled by the thread it is for, without a hand-off.
+whenever no other thread leads, so that a message for the actor is handled by the thread it is for, without a hand-off.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Events = list[tuple[selectors.SelectorKey, int]]
 class LeadingSelector(selectors.BaseSelector):
     """An epoll selector that leads the node's poller while it sleeps.
 
-    Epoll sets nest: its own set is one of the poller's descriptors. Whoever leads notes that something is ready there;
-    edge-triggered, as only the loop's thread can do something about it.
+    Epoll sets nest: its own set is one of the poller's descriptors. The leading thread notes that something is
+    ready there; edge-triggered, as only the loop's thread can handle it.
     """
 
     def __init__(self, poller: Poller) -> None:

@@ -1,4 +1,4 @@
-"""Futures: what a call gives back, for threads and for event loops alike."""
+"""Futures: what a call returns, for threads and for event loops alike."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Future(Generic[R]):
         self._error: BaseException | None = None
         self.what = what
 
-    # -- for whoever makes the result --------------------------------------------------------
+    # -- for what makes the result -----------------------------------------------------------
 
     def _resolve(self, value: Any) -> None:
         if not self._done:
@@ -68,7 +68,7 @@ class Future(Generic[R]):
             raise self._error
         return self._value
 
-    # -- for whoever wants it ------------------------------------------------------------------
+    # -- for what waits for it -----------------------------------------------------------------
 
     def get(self, timeout: float | None = None) -> R:
         """Wait for the result.
@@ -140,7 +140,7 @@ class Future(Generic[R]):
                         _settle(waiter)
                     else:
                         loop.call_soon_threadsafe(_settle, waiter)
-                except RuntimeError:  # the loop was closed; nobody waits any more
+                except RuntimeError:  # the loop was closed; nothing waits any more
                     pass
 
             self._poller.start_background()
@@ -197,16 +197,16 @@ class _Converted(Future[S], Generic[R, S]):
 
 
 def nothing(_value: object) -> None:
-    """What ``then`` takes where only the end counts."""
+    """For ``then`` where only completion matters."""
 
 
 def true(_value: object) -> bool:
-    """What ``then`` takes where the value is that it has come to an end."""
+    """For ``then`` where the value is that it has completed."""
     return True
 
 
 def resolved(poller: Poller, what: str = "", value: Any = None) -> Future[Any]:
-    """A future that is done, by default with nothing to tell."""
+    """A future that is done, by default with None."""
     future: Future[Any] = Future(poller, what)
     future._resolve(value)
     return future

@@ -1,9 +1,9 @@
 """A link: one stream socket between two processes, with framing in both directions.
 
 On the wire: ``<u32 header length><u64 body length>``, header, body. A message without a header is a *word* of the link
-itself: its first byte says which. A link that cannot go on (a length that no memory is there for, bytes that are no
-message, a handler that raises) says ``FAILED`` with the cause, and ends: what had come in between would be lost, or
-be taken for something else. Only that link ends.
+itself: its first byte says which. A link that cannot go on (a length beyond the memory that is left, bytes that are not
+a message, a handler that raises) says ``FAILED`` with the cause, and ends: to go on would be to lose or misread
+messages. Only that link ends.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ OnClose = Callable[["Link"], None]
 
 
 class LinkError(Exception):
-    """What came over a link cannot be taken; the message says why."""
+    """What came over a link cannot be accepted; the message says why."""
 
 
 class Link:
@@ -323,7 +323,7 @@ class Link:
         except Exception as e:
             try:
                 self._fail(e)
-            finally:  # even if there is no memory for the words
+            finally:  # even if there is no memory for the message
                 self.close()
             return False
         finally:
@@ -366,11 +366,11 @@ class Link:
         return True
 
     def _on_word(self, word: memoryview) -> None:
-        """The other end of the link itself says something."""
+        """Handle a word from the other end of the link."""
         if len(word) and word[0] == FAILED:
             self.end(f"the other side gave it up: {_text(word[1:])}")
         else:
-            raise LinkError("something was said that no link says")
+            raise LinkError("an unknown word of the link was received")
 
     def _at_end(self, error: OSError | None) -> None:
         """Nothing more will come: the other side has closed the link, or it has failed."""
@@ -442,7 +442,7 @@ class Link:
 
 
 def is_peers_fault(error: Exception) -> bool:
-    """Whether what came could not be handled by anybody."""
+    """Whether no receiver could have handled what came."""
     return isinstance(error, LinkError | msgspec.MsgspecError)
 
 
@@ -453,7 +453,7 @@ def describe(error: Exception) -> str:
     if isinstance(error, LinkError):
         return str(error)
     if isinstance(error, msgspec.MsgspecError):
-        return f"what came is no message of this version ({error})"
+        return f"what came is not a message of this version ({error})"
     return f"a message could not be handled ({type(error).__name__}: {error})"
 
 
@@ -521,7 +521,7 @@ def listen_unix(path: str) -> socket.socket:
 
 
 def connect_unix(path: str) -> socket.socket:
-    """Connect to a Unix socket of a process of this user (or of root, who can do everything anyway).
+    """Connect to a Unix socket of a process of this user, or of root, which may do everything anyway.
 
     Raises:
         OSError: no process listens there (``FileNotFoundError``, ``ConnectionRefusedError``), or one of another user
@@ -541,13 +541,13 @@ def check_peer(sock: socket.socket, path: str) -> None:
     """Make sure, before a byte is sent or decoded, that this user or root listens at a Unix socket.
 
     Raises:
-        NotPrivateError: it is another user; says who, and what to do.
+        NotPrivateError: it is another user; the message names it, and says what to do.
     """
     pid, uid = peer_of(sock)
     if not is_ours(uid):
         raise NotPrivateError(
-            f"process {pid} of {user_name(uid)} listens at {path}, so it is not talked to: use a path in a folder that "
-            "only you can write to, such as $XDG_RUNTIME_DIR"
+            f"process {pid} of {user_name(uid)} listens at {path}, so nothing is sent to it: use a path in a folder "
+            "that only you can write to, such as $XDG_RUNTIME_DIR"
         )
 
 

@@ -1,8 +1,8 @@
-"""What every process of ours runs: its place in the address book, its links, its pending calls, and who died.
+"""The node that every process of the runtime has: its address book, links and pending calls, and the deaths it knows.
 
-A ``Node`` routes messages; it knows nothing of actors. Whoever uses it sets a handler for each message type
-and a *sink* for each call it makes. Handlers are called by the thread that polls (or, for messages to
-oneself, by the sender's), one message of a link at a time.
+A ``Node`` routes messages; it knows nothing of actors. Its users set a handler for each message type
+and a *sink* for each call they make. Handlers are called by the thread that polls (or, for messages to
+this process itself, by the sender's), one message of a link at a time.
 
 This file is long because it holds one class: links, routes and deaths of a process change together.
 """
@@ -67,12 +67,12 @@ CAUSE_GRACE = 0.25
 #: How long it waits for its agent to say anything, and then for an end that the agent expects (seconds).
 AGENT_GRACE = 30.0
 
-#: What may come on a link whose other end has not said who it is.
+#: What may come on a link before its other end has said Hello.
 _STRANGERS = (Hello, Refused, AskConsole)
 
 
 class Loopback:
-    """A link to oneself."""
+    """A link of a process to itself."""
 
     peer: str
     pid = os.getpid()
@@ -157,7 +157,7 @@ class Node:
                 self.refs[known.id] = known
         self.links: dict[str, PeerLink] = {}
         self.deaths: dict[str, Death] = {}
-        #: Those of the dead that may live, as only the connection to them was lost.
+        #: Those of the dead that may live: only the connection to them was lost.
         self.out_of_reach: set[str] = set()
         self.calls: dict[int, Sink] = {}
         self.handlers: dict[type, Handler] = {
@@ -182,7 +182,7 @@ class Node:
         self.on_close: list[Callable[[], None]] = []
         #: What this process shows to others of the team when they connect by TCP, and asks of them.
         self.keys: Keys | None = None
-        #: Told of each connection from another site, and of who was refused.
+        #: Told of each connection from another site, and of each refusal.
         self.audit = Audit(self.poller)
         #: Between sites, by gateway: the last relayed cast that went there, and how many messages on their own.
         self.casts_to: dict[str, int] = {}
@@ -203,7 +203,7 @@ class Node:
         self.unresponsive: dict[str, ProcUnresponsive] = {}
         #: Called with a proc's id and what is known when it does not answer, and with None when it does again.
         self.on_vitals: list[Callable[[str, ProcUnresponsive | None], None]] = []
-        #: Procs that died and were replaced, and by whom; whoever holds a reference asks ``current``.
+        #: Procs that died, and the procs that replaced them; holders of references ask ``current``.
         self.successors: dict[str, ProcRef] = {}
         #: Counts the replacements, so that holders of many references know when to ask again.
         self.generation = 0
@@ -264,7 +264,7 @@ class Node:
         pid, uid = peer_of(sock)
         if not is_ours(uid):
             sock.close()
-            if uid not in self._refused:  # said once: the log must not be another user's to fill
+            if uid not in self._refused:  # logged once: another user must not be able to fill the log
                 self._refused.add(uid)
                 log.warning("refused a connection of process %d of %s", pid, user_name(uid))
             return
@@ -322,7 +322,7 @@ class Node:
         return ref
 
     def replaced(self, proc: str, ref: ProcRef) -> bool:
-        """A dead proc has a successor. False if that is no news."""
+        """A dead proc has a successor. False if that was known."""
         if self.successors.get(proc) == ref:
             return False
         self.successors[proc] = ref
@@ -368,12 +368,12 @@ class Node:
             # Not listening yet, or not any more: its agent knows which.
             self.watch([proc])
             return self.links.get(proc)
-        self.pids.setdefault(proc, peer_of(sock)[0])  # who accepts says no Hello
+        self.pids.setdefault(proc, peer_of(sock)[0])  # the accepting side says no Hello
         link.attach(sock)
         return link
 
     def watch(self, procs: Iterable[str]) -> None:
-        """Have the procs' agents tell us when they start and exit (or that they have)."""
+        """Have the procs' agents tell this process when they start and exit (or that they have)."""
         by_agent: dict[str, list[str]] = {}
         for proc in procs:
             ref = self.refs[proc]
@@ -481,8 +481,8 @@ class Node:
         if ref is None or ref.agent == self.id:
             self.poller.call_later(CAUSE_GRACE, lambda: None if self.is_ending(peer) else self._give_up(peer))
             return
-        # The agent knows whom it was told to stop, and whom the kernel takes down; to guess would make a failure of an
-        # end that somebody asked for.
+        # The agent knows which procs it was told to stop, and which the kernel takes down; to guess would turn an end
+        # that was asked for into a failure.
         self._unexplained[peer] = self.poller.call_later(
             AGENT_GRACE, lambda: self._give_up(peer, "its connection was closed, and its host agent says nothing")
         )
@@ -545,7 +545,7 @@ class Node:
             self.deaths.pop(agent, None)
 
     def cut_off(self, proc: str, death: Death) -> None:
-        """What this process has sent to a proc of another site in casts may have been lost: it goes on with others."""
+        """Casts to a proc of another site may have been lost: it counts as dead here, and lives on for others."""
         if proc not in self.links and proc not in self.deaths:
             self.out_of_reach.add(proc)
             self.declare_dead(proc, death)

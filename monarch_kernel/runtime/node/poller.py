@@ -1,13 +1,13 @@
-"""Who waits, polls.
+"""The poller of a process: a thread that waits, polls.
 
 A process has one epoll set and no dedicated I/O thread. A thread that waits for something (a reply, a
 message in its mailbox) takes the *lead*: it sleeps in ``epoll_wait`` and handles whatever arrives,
 so that a call costs no hand-off between threads. Other waiting threads are *followers*: they park until
-the leader resolves what they wait for, or leaves and promotes one of them. When nobody has led
+the leader resolves what they wait for, or leaves and promotes one of them. When no thread has led
 for a few milliseconds (user code computes), one background thread takes the lead, and gives it back
 to the first thread that wants it.
 
-A *waitable* is any object with a boolean ``_done`` and a list ``_parked``; whoever sets ``_done`` calls
+A *waitable* is any object with a boolean ``_done`` and a list ``_parked``; code that sets ``_done`` calls
 ``Poller.notify(waitable)`` afterwards.
 """
 
@@ -32,7 +32,7 @@ from monarch_kernel.runtime.node import descriptors
 
 log = logging.getLogger(__name__)
 
-#: Nobody led for this long: the background thread takes over (seconds).
+#: After this long without a leader, the background thread takes over (seconds).
 TICK = 0.005
 #: How long the main thread sleeps at most. A signal that arrives after the interpreter has looked for one, but before
 #: the system call, does not end that call; so Ctrl-C is heard after this time at the latest (seconds).
@@ -76,7 +76,7 @@ class Poller:
     """One process's epoll set, and the protocol by which its threads share the work of polling it.
 
     Args:
-        background: whether a background thread leads when nobody waits. False in the host agent, whose main
+        background: whether a background thread leads when no thread waits. False in the host agent, whose main
             thread does nothing but ``run``.
     """
 
@@ -177,7 +177,7 @@ class Poller:
                 log.exception("a late message could not be sent; this is a bug in monarch_kernel")
 
     def wake(self) -> None:
-        """Make the leader look up."""
+        """Interrupt the leader's sleep."""
         try:
             os.eventfd_write(self._wake, 1)
         except (OSError, ValueError):
@@ -187,7 +187,7 @@ class Poller:
     # -- waiting ----------------------------------------------------------------------------
 
     def wait(self, waitable: Waitable, timeout: float | None = None) -> bool:
-        """Block until ``waitable._done``, polling if nobody else does.
+        """Block until ``waitable._done``, polling if no other thread does.
 
         In the main thread a SIGINT is deferred to the end of the current step and then given to the
         handler that was installed before, so Ctrl-C can never lose a message that was being handled. What
@@ -303,7 +303,7 @@ class Poller:
                 try:
                     self._followers.remove(parker)
                 except ValueError:
-                    # We were promoted; if we leave without leading, somebody else must be.
+                    # This thread was promoted; if it leaves without leading, another must be.
                     if not lead.locked():
                         self._pass_on()
                 try:
@@ -374,7 +374,7 @@ class Poller:
                     log.exception("a timer failed; this is a bug in monarch_kernel")
 
     def notify(self, waitable: Waitable) -> None:
-        """``waitable`` has become done: wake whoever waits for it."""
+        """``waitable`` has become done: wake the threads that wait for it."""
         if waitable._parked:
             for parker in tuple(waitable._parked):
                 _release(parker)
@@ -399,7 +399,7 @@ class Poller:
     # -- the background thread ---------------------------------------------------------------
 
     def start_background(self) -> None:
-        """Make progress from now on even if nobody waits."""
+        """Make progress from now on even if no thread waits."""
         self._ensure_background()
 
     def _ensure_background(self) -> None:
@@ -426,7 +426,7 @@ class Poller:
                     quiet = 0
                 continue
             quiet = 0
-            if self._epoch != epoch:  # somebody led since we last looked: leave it to them
+            if self._epoch != epoch:  # a thread has led since the last look: leave it to the others
                 epoch = self._epoch
                 continue
             if not self._lead.acquire(False):
@@ -540,5 +540,5 @@ def _refuse(*_args: object, **_options: object) -> NoReturn:
 def _release(lock: threading.Lock) -> None:
     try:
         lock.release()
-    except RuntimeError:  # released by somebody else in the meantime
+    except RuntimeError:  # released by another thread in the meantime
         pass

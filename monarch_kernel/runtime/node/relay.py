@@ -1,8 +1,8 @@
 """How host agents relay casts to their ranks and to other agents, and combine the replies.
 
 A process that casts (the *source*) keeps one tree of all the agents it casts to; the agents below it pass a cast on to
-their children in that tree, deliver it to those of their own ranks that are meant, and send the answers up, several in
-one message. An agent unpickles nothing.
+their children in that tree, deliver it to those of their own ranks that it addresses, and send the answers up, several
+in one message. An agent unpickles nothing.
 
 Nothing is lost, doubled or reordered for a living actor, because:
 
@@ -10,7 +10,7 @@ Nothing is lost, doubled or reordered for a living actor, because:
   it over one chain of links, each of which keeps its order. Its place changes only when the agent above it is lost;
   then its parent is the source itself, from then on.
 * Casts of a source are numbered. The source keeps a cast that went through relays until its whole branch has answered
-  (or acknowledged, if nobody waits for answers). When an agent loses its parent, the source sends it, first of all and
+  (or acknowledged, if no answers are wanted). When an agent loses its parent, the source sends it, first of all and
   in order, every such cast that is not over. Hence on each link that leads to an agent, casts come in order, and what
   a new link leaves out at its beginning was delivered. So it suffices that an agent accepts a cast if its number is
   higher than that of any before, and otherwise drops it as known; where it came from does not matter.
@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -60,6 +59,7 @@ from monarch_kernel.protocol.messages import (
     encode_death,
 )
 from monarch_kernel.protocol.serialize import Apart, Body, padded
+from monarch_kernel.runtime.node.cast_merge import Merge
 from monarch_kernel.runtime.node.interfaces import Gate, Handler, PeerLink, Sink
 from monarch_kernel.runtime.node.poller import Timer
 
@@ -75,68 +75,6 @@ FAREWELL = 10.0
 #: How long a cast waits for ranks that are not known yet, and how often it looks (seconds).
 UNKNOWN_TIMEOUT = 30.0
 UNKNOWN_RETRY = 0.002
-
-
-class Merge:
-    """The casts and the other messages of one source for one site, in the order in which they were sent.
-
-    Attributes:
-        cast: number of the last cast that was delivered.
-        directs: how many of the other messages were delivered.
-    """
-
-    __slots__ = ("_casts", "_directs", "_running", "cast", "directs")
-
-    def __init__(self) -> None:
-        self.cast = 0
-        self.directs = 0
-        self._casts: deque[tuple[int, int, Callable[[], bool], Callable[[], None]]] = deque()
-        self._directs: deque[tuple[int, Callable[[], None] | None]] = deque()
-        self._running = False
-
-    def add_direct(self, cast: int, deliver: Callable[[], None] | None) -> None:
-        """A message that was sent after the cast of this number; None: it waits for nothing and only counts."""
-        self._directs.append((cast, deliver))
-        self.run()
-
-    def add_cast(self, number: int, directs: int, ready: Callable[[], bool], deliver: Callable[[], None]) -> None:
-        """A cast that was sent after so many messages; it also waits until it is ``ready``."""
-        self._casts.append((number, directs, ready, deliver))
-        self.run()
-
-    def run(self) -> None:
-        """Deliver whatever can be delivered now."""
-        if self._running:
-            return
-        self._running = True
-        try:
-            while self._next_direct() or self._next_cast():
-                pass
-        finally:
-            self._running = False
-
-    def _next_direct(self) -> bool:
-        if not self._directs:
-            return False
-        cast, deliver = self._directs[0]
-        if deliver is not None and cast > self.cast:
-            return False
-        self._directs.popleft()
-        self.directs += 1
-        if deliver is not None:
-            deliver()
-        return True
-
-    def _next_cast(self) -> bool:
-        if not self._casts:
-            return False
-        number, directs, ready, deliver = self._casts[0]
-        if directs > self.directs or not ready():
-            return False
-        self._casts.popleft()
-        self.cast = number
-        deliver()
-        return True
 
 
 class _Group:
@@ -266,7 +204,7 @@ class _Share:
         self.progress()
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
-        """A rank of ours, or anybody else, has died."""
+        """A process has died, perhaps a rank of this host."""
         ranks = [rank for rank, waiting in self.waiting.items() if waiting == proc]
         if not ranks:
             return
@@ -469,7 +407,7 @@ class Relay:
         source = self._sources.get(message.source)
         group = source.groups.get(message.group) if source is not None else None
         if source is None or group is None:
-            # We have lost the source in the meantime. It will learn that by itself; nobody on the way may wait for us.
+            # The source was lost in the meantime. It will notice by itself; no agent on the way may wait for this one.
             link.send(encode(CastLost(message.source, self.node.id)))
             link.send(encode(CastReplies(message.source, message.number, True)))
             return
@@ -585,7 +523,7 @@ class Relay:
     # -- deaths -----------------------------------------------------------------------------------
 
     def _on_hello(self, link: PeerLink) -> None:
-        """Somebody has connected: if it is a gateway, it counts what it sends from now on."""
+        """A process has connected: if it is a gateway, it counts what it sends from now on."""
         for source in [source for source in self._sources.values() if source.via == link.peer]:
             self._drop(source)
 
@@ -593,7 +531,7 @@ class Relay:
         for source in list(self._sources.values()):
             if peer == source.via:
                 self._drop(source)
-                if source.parent != source.id:  # where we stand in the tree, nobody may wait for us
+                if source.parent != source.id:  # no agent above this one in the tree may wait for it
                     self.send(source.parent, CastLost(source.id, self.node.id))
             elif peer == source.id:
                 self.node.poller.call_later(FAREWELL, lambda source=source: self._drop(source))

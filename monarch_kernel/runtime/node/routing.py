@@ -4,14 +4,15 @@ A process that is no gateway hands what it has for another site to its own gatew
 ``Routed``; that passes it to the receiver's gateway, over the one connection between the two; and that to the receiver.
 Gateways pass messages on without looking into them. A ``RemoteLink`` does the wrapping, and looks like any other link.
 
-What is known of whom: a gateway learns where to send from ``Introduce``, which precedes the first message for a proc;
+What is known of other sites: a gateway learns where to send from ``Introduce``, which precedes the first message for a
+proc;
 the receiver learns who the sender is from its ``Hello``, which is the first message on every link, also on these.
 
-Who dies: a proc's end is told by its agent to all that watch it, and whoever makes a link to a proc of another site
-watches it. A connection between gateways that ends takes with it all that was reached through it (``AgentLost``), as
-nobody could say what had been lost on the way; a new one is made when somebody has a message for a proc that is new to
-him. Only what was introduced since the loss goes over it, and only by those who had heard of the loss then: others
-send messages that follow on some that were lost. A message for a proc that is gone comes back as ``Unreachable``.
+Deaths: an agent tells all watchers of a proc that it has ended, and a process with a link to a proc of another site
+watches it. When a connection between gateways ends, everything reached through it is lost (``AgentLost``), as it is
+unknown what was lost on the way. A new connection is made when a process has a message for a proc that is new to it.
+Only procs introduced since the loss are reached over it, and only by senders that had heard of the loss by then: other
+senders' messages follow on some that were lost. A message for a proc that is gone comes back as ``Unreachable``.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How often a dial looks whether somebody listens at an ``ipc://`` address by now (seconds).
+#: How often a dial checks whether a process listens at an ``ipc://`` address by now (seconds).
 RETRY = 0.05
 #: How long after its loss a gateway may be tried again for what is not new (seconds).
 FORGIVE = 3.0
-#: How long a dial that somebody else's message causes may take (seconds).
+#: How long a dial that another process's message causes may take (seconds).
 LAZY_TIMEOUT = 10.0
 #: How many lost connections with a gateway are told of when it is dialled again.
 REMEMBERED = 4
@@ -177,7 +178,7 @@ class Routes:
             link.close()
 
     def _revive(self, ref: ProcRef) -> None:
-        """A proc is new to somebody here, so its gateway and agent may be there again, if they were lost."""
+        """A proc is new to a process of this site, so its gateway and agent may be back, if they were lost."""
         for name in (ref.gateway, ref.agent):
             self._node.deaths.pop(name, None)
 
@@ -207,7 +208,7 @@ class Routes:
         else:
             try:
                 _Dial(node, self, url, done, timeout, None)
-            except ValueError as e:  # the URL, or a setting, makes no sense
+            except ValueError as e:  # the URL, or a setting, is invalid
                 done(e)
 
     def listen_at(self, url: str) -> str:
@@ -242,7 +243,7 @@ class Routes:
         if dialled:
             current = node.links.get(hello.node)
             if current is not None and current is not link and current.attached and not current.closed:
-                # Whoever dials has no connection any more, even if we have not noticed yet.
+                # A peer that dials has lost its connection, even if that was not noticed here yet.
                 node._agent_dead(hello.node, hello.ref, "it has connected anew")
             node.refs[hello.node] = hello.ref
         if not self._connections.get(hello.node, {}).keys().isdisjoint(hello.lost):
@@ -275,13 +276,13 @@ class Routes:
         link.close()
 
     def on_refused(self, link: PeerLink, reason: str) -> None:
-        """The other side will not talk to us."""
+        """The other side refuses this connection."""
         dial = self._dials.pop(link, None)
         if dial is not None:
             dial.failed(reason)
 
     def on_closed(self, link: PeerLink) -> None:
-        """A link that nobody has said Hello on has ended."""
+        """A link has ended, perhaps before any Hello."""
         dial = self._dials.pop(link, None)
         if dial is not None:
             dial.failed(link.ended or "the connection was closed")
@@ -301,7 +302,7 @@ class Routes:
             self._deliver(link, message, body)
 
     def _deliver(self, link: PeerLink, message: Routed, body: Body) -> None:
-        """To somebody of this site."""
+        """Deliver to a process of this site."""
         node = self._node
         if message.to == node.id:
             self._arrived(message, body)
@@ -379,7 +380,7 @@ class Routes:
     def _on_far_hello(self, link: PeerLink | None, hello: Hello) -> None:
         """A proc of another site begins to talk to this one."""
         node = self._node
-        # It has begun anew, over a new connection. (For a controller it stays dead: whoever loses that ends.)
+        # It has begun anew, over a new connection. (For a controller it stays dead: what loses its controller ends.)
         if hello.node in node.out_of_reach and node.kind != "controller":
             node.out_of_reach.discard(hello.node)
             node.deaths.pop(hello.node, None)
@@ -443,7 +444,7 @@ class Routes:
     # -- ending ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Accept nobody any more, and give up what is still being dialled."""
+        """Accept no more connections, and give up what is still being dialled."""
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
@@ -462,8 +463,8 @@ class _Dial:
     """One attempt to reach a gateway by its URL.
 
     Args:
-        done: told of the end; None if nobody waits.
-        known: whom we expect there; None if only the URL is known.
+        done: called at the end, or None.
+        known: the gateway expected there; None if only the URL is known.
     """
 
     def __init__(
@@ -512,7 +513,7 @@ class _Dial:
             self._routes._dials.pop(self.link, None)
             self.failed(str(e))
         except OSError as e:
-            self._why = f"nobody listens there ({e.strerror})"
+            self._why = f"no process listens there ({e.strerror})"
             if time.monotonic() < self._deadline:
                 self._node.poller.call_later(RETRY, self._try_unix)
             else:
@@ -520,7 +521,7 @@ class _Dial:
                 self.failed(self._why)
 
     def answered(self, ref: ProcRef) -> None:
-        """The other side has said who it is."""
+        """The other side has said its name."""
         if self._timer is not None:
             self._timer.cancel()
         done, self._done = self._done, None

@@ -9,7 +9,7 @@ A segment for one receiver is mapped shared, and the mapping is kept for the nex
 it, as the owner does not look at it before it comes back. A segment for several receivers is mapped privately by
 each (copy on write), so that they cannot see each other's changes.
 
-Who dies: a dead receiver's segments come back at once; a dead owner's memory stays until the receivers drop it.
+Deaths: a dead receiver's segments come back at once; a dead owner's memory stays until the receivers drop it.
 """
 
 from __future__ import annotations

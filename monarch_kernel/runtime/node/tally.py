@@ -1,4 +1,4 @@
-"""Counting what strangers can cause again and again, so that a log gets one line a period and not one each time."""
+"""Counts events that strangers can cause repeatedly, so that a log gets one line a period and not one an event."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Tally:
         self._timer: Timer | None = None
 
     def add(self, address: str, reason: str) -> None:
-        """It has happened once more."""
+        """Count one event."""
         with self._lock:
             kind = address, reason
             if kind not in self._counts and len(self._counts) >= ADDRESSES:

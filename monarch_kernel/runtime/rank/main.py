@@ -213,7 +213,7 @@ class Rank:
 
     def _on_peer_dead(self, proc: str, _death: Death) -> None:
         if proc == self._config.agent.id:
-            # Nobody would ever stop or watch this proc again.
+            # Nothing would ever stop or watch this proc again.
             _flush()
             os._exit(1)
 

@@ -17,7 +17,7 @@ What ends a connection, and how each side learns of it:
 * a change, a gap, a repetition on the way: TLS numbers its records and authenticates each, so the connection ends.
 * a key that is revoked: the link ends at both sides, with the reason.
 
-An end is final: a connection that was lost is never made again by itself, as nobody knows what was lost with it.
+An end is final: a lost connection is never made again automatically, as it is unknown what was lost with it.
 """
 
 from monarch_kernel.runtime.node.tcp.dial import dial

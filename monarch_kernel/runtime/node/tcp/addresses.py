@@ -14,16 +14,16 @@ def split(url: str) -> tuple[str, int]:
     """Host and port of a URL; port 0 for any.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is invalid.
     """
     match = _URL.fullmatch(url)
     if match is None or (match[2] != "*" and int(match[2]) > 65535):
-        raise ValueError(f"{url!r} is no address of a worker: it must look like tcp://host:26600 or tcp://[::1]:26600")
+        raise ValueError(f"{url!r} is not a worker address: it must look like tcp://host:26600 or tcp://[::1]:26600")
     return match[1].strip("[]"), 0 if match[2] == "*" else int(match[2])
 
 
 def join(host: str, port: int) -> str:
-    """``host:port``, for people."""
+    """``host:port``, as messages show it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

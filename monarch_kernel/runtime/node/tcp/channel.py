@@ -149,7 +149,7 @@ class TlsChannel:
     # -- below TLS ------------------------------------------------------------------------------------
 
     def peek(self) -> bytes:
-        """The first bytes that have come and nobody has read, as they are on the wire; not during sends.
+        """The first bytes that have arrived and are unread, as they are on the wire; not during sends.
 
         Raises:
             OSError: there are none (``BlockingIOError``), or the connection has failed.
@@ -188,7 +188,7 @@ class TlsChannel:
 
     def close(self) -> None:
         """Close the connection at once. What was sent before may be lost if something has come and was not read."""
-        with self._lock:  # or another thread would go on with a descriptor that is somebody else's by then
+        with self._lock:  # or another thread would go on with a descriptor that has been reused by then
             let_go(self._sock)
 
 

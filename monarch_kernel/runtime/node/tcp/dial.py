@@ -20,7 +20,7 @@ from monarch_kernel.runtime.node.tcp.link import TcpLink
 
 log = logging.getLogger(__name__)
 
-#: How often a dial tries again while nobody listens (seconds).
+#: How often a dial tries again while no process listens (seconds).
 RETRY = 0.1
 #: How long one address is tried, when a name has several or the host does not answer (seconds).
 _CONNECT_TIME = 2.0
@@ -28,16 +28,18 @@ _CONNECT_TIME = 2.0
 #: does not listen yet, and one that has no room.
 _HANG_UPS = 4
 
-NOBODY = "nobody listens there"
+NO_LISTENER = "no process listens there"
 SILENT = "no answer"
-HUNG_UP = "refused: it has hung up each time, so it is no worker of monarch_kernel, or has too many connections"
-NOT_OURS = "refused: what listens there does not speak TLS, so it is no worker of monarch_kernel"
+HUNG_UP = "refused: it has hung up each time, so it is not a monarch_kernel worker, or has too many connections"
+NOT_OURS = "refused: what listens there does not speak TLS, so it is not a monarch_kernel worker"
 OLDER = (
     "refused: what listens there speaks ZeroMQ, as workers of older versions of monarch_kernel do: "
     "install the same version on all hosts"
 )
-OTHER_TLS = "refused: what listens there does not speak TLS 1.3, so it is no worker of this version of monarch_kernel"
-NO_GREETING = "refused: what listens there is no worker of this version of monarch_kernel"
+OTHER_TLS = (
+    "refused: what listens there does not speak TLS 1.3, so it is not a worker of this version of monarch_kernel"
+)
+NO_GREETING = "refused: what listens there is not a worker of this version of monarch_kernel"
 OUR_KEY = "refused: the key of this process is not one that the worker trusts"
 THEIR_KEY = "refused: the key of what listens there is not one that this process trusts"
 
@@ -53,8 +55,8 @@ def dial(
 ) -> TcpLink:
     """Connect to a listener. Returns at once; what is sent before there is a connection waits for it.
 
-    While nobody listens there, it is tried again until ``timeout`` seconds have passed. If there will be no connection,
-    ``on_close(link)`` is called, and ``link.ended`` says why.
+    While no process listens there, it is tried again until ``timeout`` seconds have passed. If there will be no
+    connection, ``on_close(link)`` is called, and ``link.ended`` says why.
 
     Args:
         steady: no user code runs in this process.
@@ -82,7 +84,7 @@ class _Dial:
         timeout: float,
         steady: bool,
     ) -> None:
-        silence_timeout()  # a setting that makes no sense is told here
+        silence_timeout()  # an invalid setting is reported here
         self._poller = poller
         self._host = host
         self._port = port
@@ -164,7 +166,7 @@ class _Dial:
             self._poller.call_later(RETRY * self.hung_up, self._try)
 
     def refused(self, why: str) -> None:
-        """There is no hope."""
+        """It cannot succeed any more."""
         self.link.end(why)
 
     def done(self, channel: TlsChannel, certificate: bytes, name: str, steady: bool) -> None:
@@ -334,4 +336,4 @@ class _Attempt:
 
 
 def _unreachable(code: int) -> str:
-    return NOBODY if code == errno.ECONNREFUSED else f"{NOBODY} ({os.strerror(code)})"
+    return NO_LISTENER if code == errno.ECONNREFUSED else f"{NO_LISTENER} ({os.strerror(code)})"

@@ -1,4 +1,4 @@
-"""What a closed link still has to say: the rest of what was sent, and a goodbye."""
+"""Closing a link gracefully: what was queued is sent first, then TLS's goodbye."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ os.register_at_fork(after_in_child=_leaving.clear)
 class GracefulClose:
     """Sends the rest and the goodbye, and closes the channel when the other side has hung up, too.
 
-    Not before: a kernel that closes a connection on which something has come that nobody has read throws away what was
-    sent and not delivered yet.
+    Not before: a kernel that closes a connection with unread data discards what was sent and is not delivered yet.
 
     Args:
         channel: its channel from now on.
@@ -49,7 +48,7 @@ class GracefulClose:
         self.go_on(EPOLLOUT)
 
     def go_on(self, events: int) -> None:
-        """Do what can be done now."""
+        """Send and read as much as is possible now."""
         with self._lock:
             if self.done:
                 return
@@ -80,7 +79,7 @@ class GracefulClose:
             self._poller.modify(self.channel.fileno(), EPOLLIN)
 
     def end(self) -> None:
-        """Close the channel, whatever was said."""
+        """Close the channel, whether or not all was sent."""
         with self._lock:
             if self.done:
                 return

@@ -15,7 +15,7 @@ _LONGEST = 1000
 
 
 class NoGreeting(Exception):
-    """What came is no greeting, or one of another version; says so as the end of 'refused: '."""
+    """What came is not a greeting, or one of another version; the message completes 'refused: '."""
 
 
 class KeyRefused(Exception):
@@ -28,7 +28,7 @@ def accept(steady: bool) -> bytes:
 
 
 def refuse(why: str) -> bytes:
-    """A greeting that is none."""
+    """A greeting that refuses."""
     text = why.encode()[:_LONGEST]
     return _FORM.pack(_MARK, _VERSION, _REFUSED, len(text)) + text
 
@@ -45,7 +45,7 @@ class Reader:
         """Read what has come; whether the greeting is complete.
 
         Raises:
-            NoGreeting: it is none. KeyRefused: it says no.
+            NoGreeting: it is not a greeting. KeyRefused: it refuses.
             EOFError: the other side has hung up. OSError: the connection has failed.
         """
         try:

@@ -1,17 +1,17 @@
-"""How the end of a host, or of a process that stands still, is noticed: nothing comes from them any more.
+"""How a lost host, or a process that hangs, is noticed: it falls silent.
 
 Each process sends a beat over each of its links four times in ``MONARCH_KERNEL_HEARTBEAT_TIMEOUT``, from a thread that
-does nothing else, so that neither a handler nor user code is in its way. What follows from silence depends:
+does nothing else, so that neither a handler nor user code can delay it. What silence means depends:
 
 * **The other host acknowledges nothing** for that time, though something was sent: it is gone, or the network is.
-  The kernel tells (``TCP_INFO``), and says so of hosts, not of processes. (Its own timer, ``TCP_USER_TIMEOUT``, would
+  The kernel knows this (``TCP_INFO``), of hosts and not of processes. (Its own timer, ``TCP_USER_TIMEOUT``, would
   also end connections whose receiver only does not read, as one that computes does.)
-* **Nothing comes from a process that runs no user code** (a host agent) for that time: it stands still.
+* **Nothing comes from a process that runs no user code** (a host agent) for that time: it hangs.
 * **Nothing comes from a controller**: that may be a call into C that holds the interpreter's lock, in which no thread
   of it can send a beat, or Ctrl-Z; so it has ``MONARCH_KERNEL_SILENCE_TIMEOUT``. That is for proxies and tunnels,
   behind which a kernel acknowledges in the name of a host that has gone.
 
-Judging is left to the thread that polls: it has read what came in the meantime, however long it was kept from that.
+The thread that polls judges: it has read what came in the meantime, however late it got to that.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class BeatingLink(Protocol):
 
 
 class Heartbeat:
-    """The beats of all links of a poller, and the judgement on their other ends."""
+    """The beats of all links of a poller, and the checks of their other ends."""
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller

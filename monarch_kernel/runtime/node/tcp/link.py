@@ -1,4 +1,4 @@
-"""A link over TCP as its user sees it."""
+"""A link over TCP, as its users see it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CLOSED_HERE = "it was closed here"
 CLOSED_THERE = "the other side closed it"
 LOST = "the connection was lost"
 CHANGED = f"{LOST}: something was changed, left out or repeated on the way"
-REVOKED = "its key is not allowed any more"
+REVOKED = "its key is no longer allowed"
 
-#: A word of the link: there is somebody.
+#: A word of the link: this side is alive.
 _BEAT = 2
 
 
 class Maker(Protocol):
-    """Who has made a link."""
+    """The dial or listener that has made a link."""
 
     def ended(self, link: TcpLink) -> None:
         """It is over."""
@@ -39,7 +39,7 @@ class TcpLink(Link):
     """A ``Link`` through an encrypted connection, which may come later than what is sent.
 
     ``ended`` says why it was closed, in one clause; while a dial goes on: what stands in its way. ``on_close`` is also
-    called by whoever calls ``close``.
+    called in the thread that calls ``close``.
 
     Args:
         where: the other end's address, for people.

@@ -49,13 +49,13 @@ CROWDED = "it made room for others"
 
 
 class Listener:
-    """Accepts links from whoever proves a key that is trusted here.
+    """Accepts links from peers that prove a key that is trusted here.
 
     Args:
         url: ``tcp://host:port``; the host may be ``*`` for all addresses (of IPv4; ``[::]`` is for both), the port 0
             for any.
         on_link: called with each new link, by the thread that polls.
-        audit: told of each link and its end, and of who was refused.
+        audit: told of each link and its end, and of each refusal.
         steady: no user code runs in this process.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Who has connected and has not proved a key yet: how many of them there are, and who makes room for the next.
+"""Connections that have not proved a key yet: how many there may be, and which one makes room for the next.
 
-Everybody is let in, as one that is turned away at the door could be a controller. So whoever was silent for longest
-makes room: one that has a key speaks at once. Of one address there are at most half of all, so that one stranger does
-not push out those of other addresses, however fast it connects.
+Every connection is accepted, as one that is turned away could be a controller. When there is no room, the one that has
+been silent for longest is closed: a peer with a key speaks at once. One address may have at most half of all, so that
+it cannot push out the others, however fast it connects.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LEAST = 32
 
 
 def room() -> int:
-    """How many strangers there may be in this process."""
+    """How many pending connections this process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(_LEAST, MOST if soft == resource.RLIM_INFINITY else min(MOST, soft // 4))
 
@@ -29,7 +29,7 @@ class PendingConnection(Protocol):
     silent: bool  # whether it has said nothing at all
 
     def has_spoken(self) -> bool:
-        """Look whether it has said something by now that was not read yet."""
+        """Whether something from it has arrived that was not read yet."""
         ...
 
 
@@ -37,7 +37,7 @@ G = TypeVar("G", bound=PendingConnection)
 
 
 class PendingConnections(Generic[G]):
-    """Those that are there, the oldest first.
+    """The pending connections, the oldest first.
 
     Args:
         most: of all.
@@ -56,7 +56,7 @@ class PendingConnections(Generic[G]):
         return iter(tuple(self._there))
 
     def add(self, guest: G) -> G | None:
-        """One more. Gives the one that has to go for it."""
+        """Add one. Returns the one that has to be closed for it."""
         goes = None
         if self._counts.get(guest.origin, 0) >= self.most_of_one:
             goes = self._oldest(guest.origin)
@@ -67,7 +67,7 @@ class PendingConnections(Generic[G]):
         return goes
 
     def remove(self, guest: G) -> None:
-        """It has gone, or is a stranger no more."""
+        """It has gone, or has proved its key."""
         if guest in self._there:
             del self._there[guest]
             self._counts[guest.origin] -= 1
@@ -75,7 +75,7 @@ class PendingConnections(Generic[G]):
                 del self._counts[guest.origin]
 
     def oldest(self) -> G | None:
-        """Who goes when there is no room for another reason."""
+        """The one to close when there is no room for another reason."""
         return self._oldest("") if self._there else None
 
     def _oldest(self, origin: str) -> G:

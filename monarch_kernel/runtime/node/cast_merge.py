@@ -1,0 +1,68 @@
+"""One order of the casts and the other messages of a process, which come to a site by different ways."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+
+class Merge:
+    """The casts and the other messages of one source for one site, in the order in which they were sent.
+
+    Attributes:
+        cast: number of the last cast that was delivered.
+        directs: how many of the other messages were delivered.
+    """
+
+    __slots__ = ("_casts", "_directs", "_running", "cast", "directs")
+
+    def __init__(self) -> None:
+        self.cast = 0
+        self.directs = 0
+        self._casts: deque[tuple[int, int, Callable[[], bool], Callable[[], None]]] = deque()
+        self._directs: deque[tuple[int, Callable[[], None] | None]] = deque()
+        self._running = False
+
+    def add_direct(self, cast: int, deliver: Callable[[], None] | None) -> None:
+        """A message that was sent after the cast of this number; None: it waits for nothing and only counts."""
+        self._directs.append((cast, deliver))
+        self.run()
+
+    def add_cast(self, number: int, directs: int, ready: Callable[[], bool], deliver: Callable[[], None]) -> None:
+        """A cast that was sent after so many messages; it also waits until it is ``ready``."""
+        self._casts.append((number, directs, ready, deliver))
+        self.run()
+
+    def run(self) -> None:
+        """Deliver whatever can be delivered now."""
+        if self._running:
+            return
+        self._running = True
+        try:
+            while self._next_direct() or self._next_cast():
+                pass
+        finally:
+            self._running = False
+
+    def _next_direct(self) -> bool:
+        if not self._directs:
+            return False
+        cast, deliver = self._directs[0]
+        if deliver is not None and cast > self.cast:
+            return False
+        self._directs.popleft()
+        self.directs += 1
+        if deliver is not None:
+            deliver()
+        return True
+
+    def _next_cast(self) -> bool:
+        if not self._casts:
+            return False
+        number, directs, ready, deliver = self._casts[0]
+        if directs > self.directs or not ready():
+            return False
+        self._casts.popleft()
+        self.cast = number
+        deliver()
+        return True
