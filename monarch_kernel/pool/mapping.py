@@ -1,4 +1,4 @@
-"""`ProcMesh.map`: a function over items, in order, as completed, or all at once; read ahead no further than allowed."""
+"""`ProcMesh.map`: calls a function on items; values come in order, as completed, or all at once."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from monarch_kernel.pool.pool import Pool, TaskFuture, pool_of
 from monarch_kernel.pool.worker import ItemFailure
 from monarch_kernel.subscriptions import Subscribers, Subscription
 
-#: How often whoever waits looks up to tell of progress (seconds).
+#: How often a waiting thread reports progress (seconds).
 TICK = 0.2
 
-#: Notified with a `Mapping` while a thread waits for it, and when it has ended.
+#: Notified with a `Mapping` while a thread waits for it, and when it ends.
 _progress: Subscribers[[Mapping]] = Subscribers("a callback of on_progress")
 
 
@@ -49,16 +49,16 @@ class _Counts:
         self.done = 0
 
     def add(self, count: int, future: Any) -> None:
-        """A chunk of so many items has ended."""
+        """A chunk of `count` items has ended."""
         if _has_value(future):
             self.done += count
 
 
 class Mapping(Iterator[Any]):
-    """The values of a map that runs. Made by `ProcMesh.map`; used by one consumer.
+    """The values of a running map. `ProcMesh.map` makes it; one consumer uses it.
 
-    It works ahead of whoever takes values, so that they need not be waited for; `ahead` bounds that. A Ctrl-C while
-    values are waited for cancels it.
+    It reads ahead of its consumer, up to `ahead` items, so that values are often there before they are taken. Ctrl-C
+    while the consumer waits cancels it.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class Mapping(Iterator[Any]):
         return_errors: bool,
     ) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
-        #: How many items there are; None where that is not known.
+        #: How many items there are; None if that is not known.
         self.total = total
         self._counts = _Counts()
         #: How many items have failed.
         self.failed = 0
-        #: The cell that started it.
+        #: What started it, such as a cell.
         self.cell = calling_origin()
         self.started = time.monotonic()
         self.ended = True  # until it has begun
@@ -88,7 +88,7 @@ class Mapping(Iterator[Any]):
         self._return_errors = return_errors
         self._key = pool.define(function)
         self._sent = 0
-        self._open = 0  # items that were sent, and whose values were not taken
+        self._open = 0  # items that were sent and whose values are not taken
         self._exhausted = False
         self._cancelled = False
         self._chunks: deque[_Chunk] = deque()
@@ -99,7 +99,7 @@ class Mapping(Iterator[Any]):
 
     @property
     def done(self) -> int:
-        """How many values there are, taken or not."""
+        """How many items have a value, taken or not."""
         return self._counts.done
 
     @property
@@ -127,7 +127,7 @@ class Mapping(Iterator[Any]):
             return self._values.popleft()
 
     def as_completed(self) -> Iterator[tuple[int, Any]]:
-        """`(number of the item, value)`, whichever is there first."""
+        """`(number of the item, value)` pairs, in the order in which values arrive."""
         while True:
             with _Guard(self):
                 self._fill()
@@ -144,7 +144,7 @@ class Mapping(Iterator[Any]):
                 yield from enumerate(values, chunk.first)
 
     def get(self) -> list[Any]:
-        """All values that were not taken yet, in the order of the items."""
+        """All values that are not taken yet, in the order of the items."""
         return list(self)
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
@@ -163,7 +163,7 @@ class Mapping(Iterator[Any]):
             yield value
 
     def cancel(self) -> None:
-        """Send no more, and interrupt what runs. Values that are there can still be taken."""
+        """Send no more items, and interrupt running ones. Values that have arrived can still be taken."""
         self._cancelled = self._exhausted = True
         self._pool.interrupt([chunk.future for chunk in list(self._chunks) if not chunk.future.done()])
         self._chunks = deque(chunk for chunk in list(self._chunks) if _has_value(chunk.future))
@@ -173,7 +173,7 @@ class Mapping(Iterator[Any]):
     # -- inside ----------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Send as many items as may be read ahead."""
+        """Send as many items as `ahead` allows."""
         while not self._exhausted and self._open + min(self._chunk, self._ahead) <= self._ahead:
             items = list(islice(self._items, min(self._chunk, self._ahead)))
             if len(items) < min(self._chunk, self._ahead):
@@ -181,15 +181,15 @@ class Mapping(Iterator[Any]):
             if not items:
                 return
             future = self._pool.submit_items(self._key, self._sent, items, self._return_errors)
-            future.add_done_callback(partial(self._counts.add, len(items)))  # which must not keep this map
+            future.add_done_callback(partial(self._counts.add, len(items)))  # must not keep this map alive
             self._chunks.append(_Chunk(self._sent, len(items), future))
-            if self._cancelled:  # by another thread, just now
+            if self._cancelled:  # by another thread in the meantime
                 self._pool.interrupt([future])
             self._sent += len(items)
             self._open += len(items)
 
     def _wait(self, chunks: list[_Chunk]) -> list[_Chunk]:
-        """Wait for any of these chunks, telling of progress."""
+        """Wait for any of these chunks, and report progress."""
         while True:
             ready, _ = wait([chunk.future for chunk in chunks], TICK, FIRST_COMPLETED)
             self._tell()

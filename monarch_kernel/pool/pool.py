@@ -1,7 +1,7 @@
-"""The queue of tasks for the ranks of a mesh, in the process that has the tasks.
+"""The queue of tasks for the ranks of a mesh, in the process that submits them.
 
-A task waits here until a rank is free, so that a slow one holds up no other. Only where tasks are short, a rank has a
-second one that waits there, which saves it the way to here and back.
+A task waits in the queue until a rank is free, so that a slow task holds up no other. Only while tasks are short is a
+second one sent to each rank ahead of time, which saves the round trip between two tasks.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from monarch_kernel.meshes import format_ranks
 from monarch_kernel.output import calling_origin, on_behalf_of
 from monarch_kernel.pool.worker import Control, Worker
 
-#: Tasks that take less than this on the average (seconds) are sent before the rank is free.
+#: While tasks take less than this on average (seconds), they are sent before the rank is free.
 SHORT = 0.01
-#: How many ranks a task may have been on when they died; then it is taken for the cause.
+#: A task that was running on this many ranks when they died is assumed to be the cause.
 MOST_DEATHS = 2
 
 _numbers = itertools.count(1)
 
 
 class TaskFuture(ThreadFuture[Any]):
-    """The result of a task: a `concurrent.futures.Future` that can be awaited, too.
+    """The result of a task: a `concurrent.futures.Future` that can also be awaited.
 
-    `concurrent.futures.wait` and `as_completed` take it. `cancel` has an effect while the task waits in the queue;
-    `interrupt` also where it runs.
+    `concurrent.futures.wait` and `as_completed` accept it. `cancel` works while the task is in the queue; `interrupt`
+    also works while it runs.
     """
 
     def __init__(self, pool: Pool, number: int) -> None:
         super().__init__()
         self._pool = pool
         self.number = number
-        #: The rank that it was last sent to.
+        #: The rank to which it was last sent.
         self.rank: int | None = None
-        #: What it is, in words.
+        #: What it is, for messages.
         self.title = f"task {number}"
 
     def get(self, timeout: float | None = None) -> Any:
-        """The same as `result`."""
+        """Same as `result`."""
         return self.result(timeout)
 
     def interrupt(self) -> None:
-        """Cancel it; where it runs, raise KeyboardInterrupt in it."""
+        """Cancel it; if it is running, raise KeyboardInterrupt in it."""
         self._pool.interrupt([self])
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -65,12 +65,12 @@ class _Task:
     send: Callable[[Any, int], Any]  # (the rank's worker, the task's number) -> a Future
     cell: str
     since: float = 0.0  # when it was sent
-    sent: bool = False  # once already, to a rank that then died
+    sent: bool = False  # before, to a rank that died
     died: list[int] = field(default_factory=list[int])
 
 
 class Pool:
-    """The ranks of a mesh as workers. One for each mesh and slice of a mesh: `pool_of`.
+    """The ranks of a mesh as workers. `pool_of` makes one for each mesh and slice of a mesh.
 
     Args:
         procs: the mesh.
@@ -88,22 +88,22 @@ class Pool:
         self._queue: deque[_Task] = deque()
         self._running: dict[int, dict[int, _Task]] = {rank: {} for rank in range(len(procs))}
         self._dead: dict[int, SupervisionError] = {}
-        self._mean = SHORT  # what tasks take, seen from here (seconds)
+        self._mean = SHORT  # duration of tasks, seen from this process (seconds)
         self._last_task: dict[int, int] = {}  # of each dead rank
         self._events: queue.SimpleQueue[tuple[int, _Task, Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        #: Functions of maps that were collected, which is no time to send anything.
+        #: Functions of maps that were garbage collected: a finalizer must not send messages, so the next map does.
         self.dropped: list[int] = []
 
     @property
     def alive(self) -> list[int]:
-        """The ranks that take tasks."""
+        """The ranks that can take tasks."""
         return [rank for rank in self._running if rank not in self._dead]
 
     # -- tasks -----------------------------------------------------------------------------------
 
     def define(self, function: Callable[..., Any]) -> int:
-        """Send a function to all ranks, once; its key, for `submit_items`."""
+        """Send a function to all ranks once; returns its key, for `submit_items`."""
         while self.dropped:
             self.forget(self.dropped.pop())
         key = next(_numbers)
@@ -116,7 +116,7 @@ class Pool:
         return key
 
     def forget(self, key: int) -> None:
-        """Have all ranks let go of a function."""
+        """Have all ranks drop a function."""
         for rank in self.alive:
             self._workers[rank].forget.call_one(key)
 
@@ -131,7 +131,7 @@ class Pool:
         return self._put(lambda worker, number: worker.run_items.call_one(number, key, first, items, keep), title)
 
     def interrupt(self, futures: Iterable[TaskFuture]) -> None:
-        """Cancel tasks; where they run, raise KeyboardInterrupt in them."""
+        """Cancel tasks; raise KeyboardInterrupt in those that are running."""
         wanted = {future.number for future in futures if not future.cancel()}
         with self._lock:
             running = {rank: [n for n in tasks if n in wanted] for rank, tasks in self._running.items()}
@@ -175,7 +175,7 @@ class Pool:
             if not task.sent and not future.set_running_or_notify_cancel():
                 continue
             if rank is None:
-                future.set_exception(self._nobody(task))
+                future.set_exception(self._no_rank_left(task))
                 continue
             future.rank = rank
             task.since = time.monotonic()
@@ -184,7 +184,7 @@ class Pool:
             try:
                 with on_behalf_of(task.cell):
                     call = task.send(self._workers[rank], future.number)
-            except Exception as error:  # it cannot be pickled, or the mesh was stopped
+            except Exception as error:  # the task cannot be pickled, or the mesh is stopped
                 with self._lock:
                     del self._running[rank][future.number]
                 future.set_exception(error)
@@ -193,7 +193,7 @@ class Pool:
 
     def _ended(self, rank: int, task: _Task, call: Any) -> None:
         with self._lock:
-            oldest = next(iter(self._running[rank]), 0)  # what it ran; the other one waited there
+            oldest = next(iter(self._running[rank]), 0)  # the one that ran; any other was waiting on the rank
             self._running[rank].pop(task.future.number, None)
         try:
             value = call.get()
@@ -209,7 +209,7 @@ class Pool:
             task.future.set_result(value)
 
     def _of_rank(self, error: ActorError, rank: int) -> BaseException:
-        """The error of a call to one worker, as one of a call on the mesh, which names the rank."""
+        """The error of a call to one worker, as an error of a call on the mesh, which names the rank."""
         failures = [
             replace(failure, rank=rank, coords=dict(self.extent.point(rank)), proc=failure.proc)
             for failure in error.failures[:1]
@@ -219,7 +219,7 @@ class Pool:
         return build_actor_error(f"in the pool of mesh {self.procs.name}", self.extent, failures, {}, [])
 
     def _lost(self, rank: int, task: _Task, error: SupervisionError) -> None:
-        """A rank died: its tasks go to others, unless others have died of the one that it ran."""
+        """A rank died: its tasks go to other ranks, unless the one that it ran has already killed others."""
         self._dead[rank] = error
         if task.future.number == self._last_task[rank]:
             task.died.append(rank)
@@ -232,7 +232,7 @@ class Pool:
         with self._lock:
             self._queue.appendleft(task)
 
-    def _nobody(self, task: _Task) -> BaseException:
+    def _no_rank_left(self, task: _Task) -> BaseException:
         error = SupervisionError(
             f"no rank of mesh {self.procs.name} is left for {task.future.title}: "
             + "; ".join(f"rank {rank}: {error.cause}" for rank, error in sorted(self._dead.items())),
@@ -249,7 +249,7 @@ _pools_lock = threading.Lock()
 
 
 def pool_of(procs: ProcMesh) -> Pool:
-    """The pool of a mesh (or slice), made when it is first asked for."""
+    """The pool of a mesh (or slice), made at first use."""
     with _pools_lock:
         pools: dict[Any, Pool] = procs._shared.setdefault("pools", {})
         key = (tuple(procs.extent.labels), tuple(procs._region.ranks()))

@@ -1,4 +1,4 @@
-"""What runs on the ranks: one actor that runs functions, and one that interrupts it."""
+"""The pool's part in each rank: one actor that runs functions, and one that interrupts it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch_kernel.errors import Fault, capture
 
 @dataclass(frozen=True, slots=True)
 class ItemFailure:
-    """An item whose function raised, where the others of its chunk go on."""
+    """Stands for the value of an item whose function raised, so that the rest of its chunk goes on."""
 
     fault: Fault
 
@@ -28,7 +28,7 @@ class _Running:
     """What `Worker` runs in this process, for `Control`."""
 
     lock = threading.Lock()
-    thread: ClassVar[int] = 0  # inside of user code
+    thread: ClassVar[int] = 0  # that runs user code
     task: ClassVar[int] = 0
     cancelled: ClassVar[set[int]] = set()
 
@@ -43,25 +43,25 @@ class Worker(Actor):
 
     @endpoint
     def define(self, key: int, function: Callable[..., Any]) -> None:
-        """Keep a function for many calls: it travels once."""
+        """Keep a function for many calls, so that it is sent only once."""
         self._functions[key] = function
 
     @endpoint
     def forget(self, key: int) -> None:
-        """Let go of a function."""
+        """Drop a function."""
         self._functions.pop(key, None)
 
     @endpoint
     def run(self, task: int, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one function, given itself."""
+        """Run a function that is sent with the call."""
         return _run(task, function, args, kwargs)
 
     @endpoint
     def run_items(self, task: int, key: int, first: int, items: Sequence[tuple[Any, ...]], keep: bool) -> list[Any]:
-        """Run a defined function with each of some items; `first` is the number of the first.
+        """Run a defined function on each item; `first` is the number of the first one.
 
         Args:
-            keep: go on after an item whose function raised: it gives a `ItemFailure`. Else what it raised is raised.
+            keep: if the function raises for an item, return an `ItemFailure` for it and go on; otherwise raise.
         """
         function = self._functions[key]
         values: list[Any] = []
@@ -79,13 +79,13 @@ class Worker(Actor):
 
     @endpoint
     def put(self, name: str, value: Any) -> int:
-        """Set a variable of this rank's `__main__`; gives the length of the value."""
+        """Set a variable of this rank's `__main__`; returns the length of the value."""
         setattr(sys.modules["__main__"], name, value)
         return len(value)
 
     @endpoint
     def take(self, name: str) -> Any:
-        """A variable of this rank's `__main__`."""
+        """The value of a variable of this rank's `__main__`."""
         try:
             return getattr(sys.modules["__main__"], name)
         except AttributeError:
@@ -99,7 +99,7 @@ class Control(Actor):
 
     @endpoint
     def cancel(self, tasks: list[int]) -> None:
-        """Raise KeyboardInterrupt in these tasks, now or as soon as they begin."""
+        """Raise KeyboardInterrupt in these tasks now, or as soon as they begin."""
         with _Running.lock:
             _Running.cancelled.update(tasks)
             if _Running.thread and _Running.task in _Running.cancelled:
@@ -118,12 +118,12 @@ def _run(task: int, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
             return function(*args, **kwargs)
         finally:
             _leave(me)
-    except KeyboardInterrupt as error:  # as such it would end the actor
+    except KeyboardInterrupt as error:  # which would end the actor
         raise TaskInterrupted("the task was interrupted").with_traceback(error.__traceback__) from None
 
 
 def _leave(thread: int) -> None:
-    """User code has ended: an interrupt that is still under way is not to hit what follows."""
+    """User code has ended: an interrupt that is still pending must not hit what follows."""
     while True:
         try:
             with _Running.lock:
