@@ -1,1 +1,1 @@
-"""Where hosts come from."""
+"""Launchers: jobs that provide hosts. ``monarch_kernel.job`` has their public names."""

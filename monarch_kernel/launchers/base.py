@@ -1,4 +1,4 @@
-"""What all jobs have in common: applied once, found again through a file, ended on request."""
+"""What all jobs have in common: a job is applied once, found again through a file, and ended on request."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import msgspec
 from monarch_kernel.actor import HostMesh
 from monarch_kernel.private_files import read_own_file, write_own_file
 
-#: Where ``Job.state`` looks for a job that was applied before.
+#: Where ``Job.state`` looks for a job that was applied earlier.
 CACHED_PATH = ".monarch/job_state.json"
-#: How the files of jobs begin, and the version of what follows. A job of another version is applied anew.
+#: The format and version that a job's file states. A job of another version is applied again.
 FORMAT = "monarch_kernel job"
 VERSION = 1
 
@@ -22,11 +22,11 @@ Path = str | os.PathLike[str]
 
 
 class JobFile(msgspec.Struct):
-    """What is in the file of a job: plain data, as JSON.
+    """The contents of a job's file, as JSON.
 
     Attributes:
         kind: the name of its class.
-        fields: what that class says of it.
+        fields: what that class needs to make it again.
     """
 
     format: str
@@ -37,7 +37,7 @@ class JobFile(msgspec.Struct):
 
 
 class _OtherJobError(ValueError):
-    """This is a job's file, but of a version or kind that is not known here."""
+    """The file is a job's, but its version or kind is not known here."""
 
 
 class JobState:
@@ -63,10 +63,10 @@ class JobState:
 
 
 class Job(ABC):
-    """Hosts that are asked for by name.
+    """Hosts that a program requests by name.
 
     Attributes:
-        apply_id: of the last ``apply``; None before.
+        apply_id: identifies the last ``apply``; None before it.
     """
 
     _kinds: ClassVar[dict[str, type[Job]]] = {}
@@ -77,48 +77,48 @@ class Job(ABC):
     def __init__(self) -> None:
         self.apply_id: str | None = None
 
-    # -- what a job is -----------------------------------------------------------------------------
+    # -- what a kind of job defines -----------------------------------------------------------------------------
 
     @abstractmethod
     def _start(self) -> None:
-        """Get the hosts."""
+        """Acquire the hosts. Called by ``apply`` of a job that is not active."""
 
     @abstractmethod
     def _hosts(self) -> dict[str, HostMesh]:
-        """The hosts, connected to."""
+        """The hosts by name, attached. Called by ``state`` of an active job."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Give the hosts back."""
+        """Release the hosts. Called by ``kill`` of a job that was applied."""
 
     @abstractmethod
     def _is_alive(self) -> bool:
-        """Whether all hosts are still there."""
+        """Whether all hosts still exist. Called for a job that was applied, by this program or an earlier one."""
 
     @abstractmethod
     def _spec(self) -> Any:
-        """What was asked for: two jobs that ask for equal things can stand for each other."""
+        """What is requested. A job that was applied earlier is used again if this is equal."""
 
     @abstractmethod
     def _fields(self) -> dict[str, Any]:
-        """The job as plain data: what JSON can say."""
+        """The job as plain data that JSON can represent, for its file."""
 
     @classmethod
     @abstractmethod
     def _of(cls, fields: dict[str, Any]) -> Job:
-        """A job from what ``_fields`` gave.
+        """A job from what ``_fields`` returned.
 
         Raises:
-            ValueError: these cannot be fields of such a job.
+            ValueError: these are not fields of such a job.
         """
 
     # -- what programs call --------------------------------------------------------------------------
 
     def apply(self, client_script: str | None = None) -> None:
-        """Get the hosts, unless they are there already.
+        """Acquire the hosts; does nothing if the job is active.
 
         Args:
-            client_script: not supported by these jobs, which run beside their client.
+            client_script: batch mode, which these jobs do not have.
 
         Raises:
             ValueError: a script was given.
@@ -134,14 +134,14 @@ class Job(ABC):
         self.apply_id = secrets.token_hex(8)
 
     def state(self, cached_path: Path | None = CACHED_PATH) -> JobState:
-        """The hosts: those of an equal job that was applied before and still lives, or new ones.
+        """The hosts: those of an equal job that was applied earlier and is still active, or new ones.
 
         Args:
-            cached_path: where the job is remembered from one run of a script to the next; None: it is not.
+            cached_path: the file through which the next run of a script finds the job; None: no file is used.
 
         Raises:
-            PermissionError: another user has written that file, or could have.
-            ValueError: that file is not a job's; it stays.
+            PermissionError: another user wrote that file, or could have.
+            ValueError: that file is not a job's; it is left as it is.
         """
         if not self.active:
             known = _load_cached(cached_path)
@@ -154,14 +154,14 @@ class Job(ABC):
         return JobState(self._hosts())
 
     def kill(self) -> None:
-        """Give the hosts back, and end all that runs on them."""
+        """Release the hosts, and end everything that runs on them."""
         if self.apply_id is not None:
             self._end()
             self.apply_id = None
 
     @property
     def active(self) -> bool:
-        """Whether it was applied, and its hosts are there."""
+        """Whether the job was applied and all its hosts still exist."""
         return self.apply_id is not None and self._is_alive()
 
     def dumps(self) -> bytes:
@@ -173,7 +173,7 @@ class Job(ABC):
         """Write the job to a file that only this user can read, for ``job_load``.
 
         Raises:
-            ValueError: there is a file of that name that is not a job's; it stays.
+            ValueError: a file of that name exists and is not a job's; it is left as it is.
         """
         path = os.path.abspath(filename)
         if os.path.exists(path):
@@ -186,10 +186,10 @@ class Job(ABC):
 
 
 def job_loads(data: bytes) -> Job:
-    """A job from what ``Job.dumps`` gave.
+    """A job from what ``Job.dumps`` returned.
 
     Raises:
-        ValueError: it is no job.
+        ValueError: the data is not a job's.
     """
     return _job(_decode(data, "this"))
 
@@ -199,8 +199,8 @@ def job_load(filename: Path) -> Job:
 
     Raises:
         FileNotFoundError: there is no such file.
-        PermissionError: another user has written it, or could have.
-        ValueError: it is no job.
+        PermissionError: another user wrote it, or could have.
+        ValueError: the file is not a job's.
     """
     return _job(_read(os.path.abspath(filename)))
 
@@ -217,14 +217,18 @@ def _decode(data: bytes, where: str) -> JobFile:
     else:
         why = f"its format is {found.format!r}"
     if found is None or found.format != FORMAT:
-        raise ValueError(f"{where} is no job's state ({why}), so it is left alone: name another file, or move it away")
+        raise ValueError(
+            f"{where} is not the state of a job ({why}), so it is left as it is: name another file, or move it away"
+        )
     return found
 
 
 def _job(found: JobFile) -> Job:
     kind = Job._kinds.get(found.kind)
     if found.version != VERSION:
-        raise _OtherJobError(f"this job was written in version {found.version}, and this is version {VERSION}")
+        raise _OtherJobError(
+            f"this job has version {found.version} of the format, and this is version {VERSION}"
+        )
     if kind is None:
         known = ", ".join(sorted(Job._kinds))
         raise _OtherJobError(f"this job is a {found.kind}, which is not known here (known: {known}): import it first")
@@ -241,5 +245,5 @@ def _load_cached(path: Path | None) -> Job | None:
         return None
     try:
         return job_load(path)
-    except (FileNotFoundError, _OtherJobError):  # a new one takes its place
+    except (FileNotFoundError, _OtherJobError):  # a new job replaces it
         return None

@@ -1,4 +1,4 @@
-"""This machine, under the names that a job gives its hosts: for trying out a program that is written for many."""
+"""A job whose hosts are all this machine, to try out a program that is written for several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch_kernel.launchers.base import Job
 
 
 class LocalJob(Job):
-    """Every mesh is ``this_host()``. What runs there ends with this process.
+    """Every mesh is ``this_host()``. Everything that runs there ends with this process.
 
     Args:
         hosts: the names of the meshes.

@@ -1,4 +1,4 @@
-"""Hosts that are processes of this machine, and outlive the script that asked for them."""
+"""A job whose hosts are processes of this machine, which outlive the script that requested them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from monarch_kernel.launchers.base import Job
 from monarch_kernel.private_files import listens
 from monarch_kernel.workers import make_job_folder, remove_job_folder, start_daemon
 
-#: Seconds without a controller after which the hosts of a job end, if nothing else was said.
+#: Default time without a controller after which the hosts of a job end (seconds).
 IDLE = 12 * 3600.0
 
 
 class ProcessJob(Job):
-    """Workers of this machine, each standing for a host.
+    """Workers on this machine, each of which stands for a host.
 
-    They stay when the script ends, and are found again by ``state()`` in the next one; what a script has started on
-    them ends with it. They end by ``kill()``, and when no script has used them for longer than ``idle``.
+    They stay when the script ends, and ``state()`` in the next script finds them again; what a script started on them
+    ends with the script. They end by ``kill()``, and when no script has used them for longer than ``idle``.
 
     Args:
         meshes: how many hosts each mesh has, by its name.
-        env: more environment variables for the hosts and all that runs on them.
+        env: additional environment variables for the hosts and everything that runs on them.
         idle: seconds without a controller after which the hosts end; 0: never.
     """
 
@@ -44,7 +44,7 @@ class ProcessJob(Job):
         self._folder = ""
 
     def _start(self) -> None:
-        self._remove()  # what is left of it, if some hosts have died
+        self._remove()  # what is left of the job if some hosts have died
         with make_job_folder() as folder:
             self._folder = folder.path
             try:
@@ -58,7 +58,7 @@ class ProcessJob(Job):
                         env=self._env,
                     )
             except BaseException:
-                folder.close()  # else its lock would not get free
+                folder.close()  # otherwise its lock would stay held
                 self._remove()
                 raise
 

@@ -27,7 +27,7 @@ MARKER = "TEST_OF_JOBS"
 
 @pytest.fixture(autouse=True)
 def marked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """All processes of this test carry a mark; none of them may be left, nor any folder."""
+    """All processes of this test carry a mark; none of them may outlive it, nor any folder."""
     mark = f"{os.getpid()}-{tmp_path.name}"
     monkeypatch.setenv(MARKER, mark)
     monkeypatch.chdir(tmp_path)
@@ -145,7 +145,7 @@ def test_a_job_with_a_dead_host_is_applied_anew(marked: str) -> None:
     job.kill()
 
 
-def test_what_cannot_be_meant(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     for wrong in ({}, {"a b": 1}, {"hosts": 0}):
         with pytest.raises(ValueError, match="ProcessJob"):
             ProcessJob(wrong)
@@ -166,9 +166,9 @@ def test_a_file_that_is_not_a_jobs_is_neither_executed_nor_replaced(tmp_path: Pa
         path.write_bytes(content)
         path.chmod(0o600)
         for use in (job_load, LocalJob().state, LocalJob().dump):
-            with pytest.raises(ValueError, match="no is no job's state .*so it is left alone"):
+            with pytest.raises(ValueError, match="no is not the state of a job .*so it is left as it is"):
                 use(path)
-        with pytest.raises(ValueError, match="no job's state"):
+        with pytest.raises(ValueError, match="not the state of a job"):
             job_loads(content)
         assert path.read_bytes() == content
     assert not (tmp_path / "executed").exists()
