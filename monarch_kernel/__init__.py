@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-#: Values that Monarch has in its package, too; loaded at first use, as importing this package is to cost little.
+#: Values that Monarch's package also has; loaded at first use, so that importing this package costs little.
 _SHAPES = frozenset({"Extent", "NDSlice", "Selection", "Shape"})
 
 
@@ -46,14 +46,14 @@ def enable_monarch_imports(prefer_installed: bool = False) -> bool:
 
 
 def get_mesh(name: str) -> Any:
-    """The newest proc mesh of this controller with that name (``%mesh ls`` lists them)."""
+    """The newest proc mesh of this controller with this name (``%mesh ls`` lists them)."""
     from monarch_kernel.meshes import get_mesh as find
 
     return find(name)
 
 
 def heal_mesh(mesh: Any, hosts: Any = None, timeout: float = 60.0) -> Any:
-    """Replace what is dead of a proc mesh, or of the procs of an actor mesh; gives the healed mesh, usable at once."""
+    """Replace the dead procs of a proc mesh, or of an actor mesh; returns the healed mesh, usable at once."""
     from monarch_kernel.actor import heal_mesh as heal
 
     return heal(mesh, hosts, timeout)

@@ -17,7 +17,7 @@ from monarch_kernel._version import __version__
 
 
 class _Command(NamedTuple):
-    """A command: imported only when it is called, so that the others cost nothing."""
+    """A command, whose module is imported only when the command is called."""
 
     help: str
     setup: str
@@ -39,7 +39,7 @@ _COMMANDS = {
         "monarch_kernel.cli.debug:add_debug_command",
     ),
     "keys": _Command(
-        "make keys for controllers and workers, and lists of who is let in",
+        "make keys for controllers and workers, and lists of keys that may connect",
         "monarch_kernel.cli.keys:add_keys_command",
     ),
 }

@@ -20,7 +20,7 @@ VARIABLE = environment.IMPORTS
 
 _ALIAS = "monarch"
 _OURS = "monarch_kernel"
-#: Modules that Monarch has, too, with other contents.
+#: Modules that Monarch also has, with other contents.
 _MONARCHS_OWN = frozenset({"tools"})
 
 
@@ -35,7 +35,7 @@ class _Finder:
         if fullname != _ALIAS and not fullname.startswith(_ALIAS + "."):
             return None
         if fullname.partition(".")[2].partition(".")[0] in _MONARCHS_OWN:
-            # Else the import system would find our module of that name, as it lies in the package's folder.
+            # Otherwise the import system would find our module of that name in the package's folder.
             raise ModuleNotFoundError(
                 f"No module named {fullname!r}: monarch is monarch_kernel here, which has no such module", name=fullname
             )
@@ -43,14 +43,14 @@ class _Finder:
         try:
             if importlib.util.find_spec(ours) is None:
                 return None
-        except ModuleNotFoundError:  # it names our package, and the program asked for another
+        except ModuleNotFoundError:  # its message names our package, and the program asked for monarch's
             return None
         loader: Any = self  # not derived from importlib.abc, which takes milliseconds to load
         return importlib.machinery.ModuleSpec(fullname, loader, is_package=fullname == _ALIAS)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         module = importlib.import_module(_OURS + spec.name[len(_ALIAS) :])
-        # The import system is about to write these; an alias must not rename the module it stands for.
+        # The import system is about to overwrite these; an alias must not rename the module it stands for.
         self._saved = (module.__spec__, getattr(module, "__loader__", None), module.__package__)
         return module
 

@@ -2,7 +2,7 @@
 
 * ``stacks(mesh)``: the Python stacks of all ranks, merged.
 * ``diff(mesh, EXPR)``, ``pull(mesh, EXPR, rank=)``: values across ranks.
-* ``hang(mesh)``: why a mesh does not go on.
+* ``hang(mesh)``: why a mesh makes no progress.
 * ``get_debugger()``: breakpoints and stopped ranks; ``select(mesh)``: the stopped ranks of a mesh, stepped together.
 
 This module holds names only; ``monarch_kernel.debugger`` has the code.

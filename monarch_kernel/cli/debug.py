@@ -19,8 +19,8 @@ def add_debug_command(parser: argparse.ArgumentParser) -> None:
         "-c", "--command", action="append", default=[], metavar="COMMAND", help="execute this and end; repeatable"
     )
     parser.description = (
-        "Opens the debugger's console of a kernel or script of yours that runs on this machine, also of one that was "
-        "never debugged before. help lists its commands."
+        "Opens the debugger's console of a kernel or script of yours that runs on this machine, even if it was never "
+        "debugged before. help lists the commands."
     )
     parser.set_defaults(run=_run)
 
@@ -51,13 +51,13 @@ def choose(found: Sequence[Controller], pid: int | None) -> Controller:
     """The controller to debug.
 
     Raises:
-        LookupError: there is none, or it is not clear which; says what there is.
+        LookupError: there is none, or several and none is named; lists them.
     """
     if pid is not None:
         for controller in found:
             if controller.pid == pid:
                 return controller
-        others = f"; those that have are:\n{listed(found)}" if found else ", and no other process of yours has"
+        others = f"; these processes have:\n{listed(found)}" if found else ", and no other process of yours has"
         raise LookupError(f"process {pid} has no meshes, or is not yours{others}")
     if not found:
         raise LookupError("no process of yours has meshes on this machine")
@@ -67,5 +67,5 @@ def choose(found: Sequence[Controller], pid: int | None) -> Controller:
 
 
 def listed(found: Iterable[Controller]) -> str:
-    """Controllers, one on a line."""
+    """Controllers, one per line."""
     return "\n".join(f"  {controller.pid:>7}  {controller.program[:100]}" for controller in found)

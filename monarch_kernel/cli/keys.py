@@ -1,4 +1,4 @@
-"""``monarch-kernel keys``: make keys, show their public part, and keep the lists of those that are let in."""
+"""``monarch-kernel keys``: make keys, show their public part, and maintain the lists of keys that may connect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch_kernel.protocol.keys.guarded_files import LARGEST, KeyFileError, ex
 from monarch_kernel.protocol.keys.identity import Public, check_name, make_key_file, parse_line, read_key_file
 from monarch_kernel.protocol.keys.trust import key_file_named
 
-#: Each with the fewest and the most arguments that it takes. A public line may come as one or as three.
+#: The least and the greatest number of arguments of each. A public line may be one argument or three.
 _VERBS = {"new": (1, 1), "show": (0, 1), "add": (2, 4), "list": (1, 1), "revoke": (2, 2)}
 
 
@@ -27,7 +27,7 @@ def add_keys_command(parser: argparse.ArgumentParser) -> None:
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
-        "Make keys, and say who is let in.\n\n"
+        "Make keys, and maintain lists of keys that may connect.\n\n"
         "  new      make a key in a new file, which stays secret ('keys FILE' does the same)\n"
         "  show     print the public line of a key (by default this user's own), for others' lists\n"
         "  add      put keys on a list: a public line, a file that has some, a key file, or - for standard input\n"
@@ -47,7 +47,7 @@ def _run(options: argparse.Namespace) -> int:
     least, most = _VERBS[verb]
     try:
         if not least <= len(arguments) <= most:
-            raise KeyFileError("that is not how it is used; see 'monarch-kernel keys --help'")
+            raise KeyFileError("wrong number of arguments; see 'monarch-kernel keys --help'")
         path = expanded(arguments[0]) if arguments else ""
         if verb == "new":
             _new(path, options.name)
@@ -96,7 +96,7 @@ def _add(path: str, words: list[str], name: str | None) -> None:
 
 
 def _keys_from(words: list[str]) -> list[Public]:
-    """The keys that arguments give: a line, in one or several, or where to find some."""
+    """The keys that arguments name: a public line (one argument or several), a file, or - for standard input."""
     if len(words) > 1 or words[0].split()[1:]:
         text = " ".join(words)
     elif words[0] == "-":

@@ -24,11 +24,11 @@ def add_worker_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow",
         metavar="LIST",
-        help="the keys that may connect beside this one's, a list kept by 'monarch-kernel keys add' and 'revoke' "
+        help="the keys that may connect besides this one, a list kept by 'monarch-kernel keys add' and 'revoke' "
         "(default: what MONARCH_KERNEL_ALLOW names, or the file with the key file's name and .allow, if there is one)",
     )
     parser.add_argument(
-        "--audit", default="", metavar="FILE", help="also append who was connected and who was refused to this file"
+        "--audit", default="", metavar="FILE", help="also append accepted and refused connections to this file"
     )
     parser.add_argument("--name", default="", help="what this host is called in errors and tables (its host name)")
     parser.add_argument(
@@ -36,7 +36,7 @@ def add_worker_command(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="end when there was no controller for so long (default: stay)",
+        help="end after this time without a controller (default: never)",
     )
     parser.add_argument("--lifeline", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--keep", default="", help=argparse.SUPPRESS)
@@ -53,10 +53,10 @@ def _run(options: argparse.Namespace) -> int:
         if worker_address(options.listen).listen.startswith("tcp://"):
             from monarch_kernel.protocol.keys import load_keys
 
-            load_keys(options.key_file, options.allow)  # what is wrong with it is said before anything is started
+            load_keys(options.key_file, options.allow)  # reports a mistake before anything is started
         elif options.allow or options.audit:
-            raise ValueError(f"--allow and --audit are for tcp://: at {options.listen} only this user can connect")
-        if options.ready >= 0 and os.fork():  # whoever waits for that wants a process that is not its child
+            raise ValueError(f"--allow and --audit are for tcp://: only this user can connect to {options.listen}")
+        if options.ready >= 0 and os.fork():  # its starter wants a process that is not its child
             os._exit(0)
         exec_worker(
             options.listen,

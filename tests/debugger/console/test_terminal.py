@@ -273,7 +273,7 @@ def test_the_process_is_chosen_or_it_is_said_which_there_are() -> None:
     for found, pid, said in (
         ([], None, "no process of yours has meshes on this machine"),
         ([one, two], None, r"give the PID of one:\n +10  python a.py\n +11  python b.py"),
-        ([one], 12, r"process 12 has no meshes, or is not yours; those that have are:\n +10"),
+        ([one], 12, r"process 12 has no meshes, or is not yours; these processes have:\n +10"),
         ([], 12, "process 12 has no meshes, or is not yours, and no other process of yours has"),
     ):
         with pytest.raises(LookupError, match=said):
