@@ -1,0 +1,65 @@
+"""A class has one name in the whole package: what is read in one file is not mistaken for what stands in another."""
+
+from __future__ import annotations
+
+import ast
+import collections
+from pathlib import Path
+
+import pytest
+
+from monarch_kernel import errors
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("monarch_kernel", "workspace_sync")
+
+# Names that stand in several files, and why.
+SHARED: dict[str, str] = {}
+
+# Exceptions that never reach a program: they end within the package, or a person reads their text as it is.
+INTERNAL = {
+    "Aborted": "ends an actor's thread",
+    "CommandError": "the debugger's console shows its text",
+    "Gone": "the data plane turns it into RDMAError",
+    "KeyRefused": "a link reports it to its calls as the cause",
+    "LinkError": "ends a link, whose calls fail with SupervisionError",
+    "NobodyLeft": "a port's receiver turns it into its own error",
+    "NoGreeting": "ends a connection before it is a link",
+    "RequestError": "becomes an answer of the Debug Adapter Protocol",
+    "TimeLimitError": "a rank answers that the time was up",
+    "Unfit": "the data plane tries the next backend",
+    "WorkFailure": "a transfer over RDMA cards turns it into RDMAError",
+}
+
+
+def classes() -> dict[str, list[tuple[str, ast.ClassDef]]]:
+    """The public classes at the top of modules, by name, with their files."""
+    found: dict[str, list[tuple[str, ast.ClassDef]]] = collections.defaultdict(list)
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].append((str(path.relative_to(ROOT)), node))
+    return found
+
+
+CLASSES = classes()
+
+
+def test_no_class_name_stands_in_two_files() -> None:
+    twice = {name: [file for file, _ in places] for name, places in CLASSES.items() if len(places) > 1}
+    assert twice.keys() == SHARED.keys(), "\n".join(f"{name}: {', '.join(files)}" for name, files in twice.items())
+
+
+def is_exception(name: str) -> bool:
+    """Whether a class is an exception, as its bases say."""
+    if name.endswith(("Error", "Exception", "Interrupt", "Warning")) and name not in CLASSES:
+        return True
+    bases = [base for _, node in CLASSES.get(name, ()) for base in node.bases]
+    return any(is_exception(base.id) for base in bases if isinstance(base, ast.Name))
+
+
+@pytest.mark.parametrize("name", sorted(filter(is_exception, CLASSES)))
+def test_every_exception_can_be_imported_from_errors_or_stays_inside(name: str) -> None:
+    assert (name in errors.__all__) != (name in INTERNAL), f"add {name} to monarch_kernel.errors, or to INTERNAL here"
+    assert name in INTERNAL or issubclass(getattr(errors, name), BaseException)
