@@ -226,9 +226,7 @@ def _decode(data: bytes, where: str) -> JobFile:
 def _job(found: JobFile) -> Job:
     kind = Job._kinds.get(found.kind)
     if found.version != VERSION:
-        raise _OtherJobError(
-            f"this job has version {found.version} of the format, and this is version {VERSION}"
-        )
+        raise _OtherJobError(f"this job has version {found.version} of the format, and this is version {VERSION}")
     if kind is None:
         known = ", ".join(sorted(Job._kinds))
         raise _OtherJobError(f"this job is a {found.kind}, which is not known here (known: {known}): import it first")
