@@ -33,7 +33,8 @@ from monarch_kernel.runtime.transfer.verbs import backend as verbs_backend
 from monarch_kernel.runtime.transfer.verbs import regions as verbs_regions
 from monarch_kernel.runtime.transfer.verbs.backend import Verbs
 from monarch_kernel.runtime.transfer.verbs.card import Card
-from monarch_kernel.runtime.transfer.verbs.ports import CLASS, Gid, QueuePairEnd
+from monarch_kernel.runtime.transfer.verbs.messages import QueuePairEnd
+from monarch_kernel.runtime.transfer.verbs.ports import CLASS, Gid
 from monarch_kernel.runtime.transfer.verbs.regions import RegionCache
 from monarch_kernel.runtime.transfer.verbs.route import Route
 from tests.actor.actors import hook

@@ -25,7 +25,8 @@ from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutE
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.requests import await_death
 from monarch_kernel.runtime.transfer.verbs.card import Card, pyverbs
-from monarch_kernel.runtime.transfer.verbs.ports import CardPort, Gid, decode_request, encode, find_ports, pair
+from monarch_kernel.runtime.transfer.verbs.messages import decode_request, encode
+from monarch_kernel.runtime.transfer.verbs.ports import CardPort, Gid, find_ports, pair
 from monarch_kernel.runtime.transfer.verbs.queue_pairs import WorkFailure
 from monarch_kernel.runtime.transfer.verbs.regions import SMALL, RegionCache
 from monarch_kernel.runtime.transfer.verbs.responder import Responder

@@ -20,7 +20,8 @@ from typing import Any
 
 from monarch_kernel import environment
 from monarch_kernel.runtime.transfer.errors import Unfit
-from monarch_kernel.runtime.transfer.verbs.ports import CardPort, FoundPort, Gid, QueuePairEnd, network
+from monarch_kernel.runtime.transfer.verbs.messages import QueuePairEnd
+from monarch_kernel.runtime.transfer.verbs.ports import CardPort, FoundPort, Gid, network
 
 #: Work requests that a queue pair holds.
 DEPTH = 64

@@ -1,4 +1,4 @@
-"""Ports of cards: which ones two processes connect, and the messages that they exchange for that."""
+"""Ports of cards: those of this host, and which two of them reach each other."""
 
 from __future__ import annotations
 
@@ -47,37 +47,6 @@ class CardPort(msgspec.Struct, array_like=True, frozen=True):
     reads_in: int  # how many READs it serves at once
     reads_out: int  # how many it may have in flight
     network: str  # see network()
-
-
-class QueuePairEnd(msgspec.Struct, array_like=True, frozen=True):
-    """One side of a queue pair."""
-
-    number: int
-    psn: int
-
-
-class ConnectRequest(msgspec.Struct, array_like=True, frozen=True):
-    """The requester's message: the queue pairs to connect, and those that are gone."""
-
-    port: CardPort
-    ends: tuple[QueuePairEnd, ...]
-    gone: tuple[int, ...]
-
-
-class ConnectAnswer(msgspec.Struct, array_like=True, frozen=True):
-    """The owner's answer: its ends, in the same order, and how its card addresses the buffer."""
-
-    port: CardPort
-    here: Gid  # of the owner's port
-    there: Gid  # of the requester's port
-    ends: tuple[QueuePairEnd, ...]
-    rkey: int
-    shift: int  # from an address of the owner's to the one that its card uses
-
-
-encode = msgspec.msgpack.Encoder().encode
-decode_request = msgspec.msgpack.Decoder(ConnectRequest).decode
-decode_answer = msgspec.msgpack.Decoder(ConnectAnswer).decode
 
 
 def network() -> str:

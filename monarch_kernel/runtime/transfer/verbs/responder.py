@@ -9,7 +9,8 @@ from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.memory import Memory
 from monarch_kernel.runtime.transfer.verbs.card import Card
 from monarch_kernel.runtime.transfer.verbs.gpu import register
-from monarch_kernel.runtime.transfer.verbs.ports import ConnectAnswer, ConnectRequest, Gid, QueuePairEnd
+from monarch_kernel.runtime.transfer.verbs.messages import ConnectAnswer, ConnectRequest, QueuePairEnd
+from monarch_kernel.runtime.transfer.verbs.ports import Gid
 
 
 class Responder:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from monarch_kernel.runtime.transfer.errors import Gone, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.verbs.card import Card
-from monarch_kernel.runtime.transfer.verbs.ports import ConnectRequest, decode_answer, encode
+from monarch_kernel.runtime.transfer.verbs.messages import ConnectRequest, decode_answer, encode
 from monarch_kernel.runtime.transfer.verbs.queue_pairs import QueuePair
 from monarch_kernel.runtime.transfer.verbs.regions import RegionCache
 

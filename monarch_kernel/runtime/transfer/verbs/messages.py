@@ -1,0 +1,38 @@
+"""What requester and owner tell each other to connect queue pairs and to register a buffer."""
+
+from __future__ import annotations
+
+import msgspec
+
+from monarch_kernel.runtime.transfer.verbs.ports import CardPort, Gid
+
+
+class QueuePairEnd(msgspec.Struct, array_like=True, frozen=True):
+    """One side of a queue pair."""
+
+    number: int
+    psn: int
+
+
+class ConnectRequest(msgspec.Struct, array_like=True, frozen=True):
+    """The requester's message: the queue pairs to connect, and those that are gone."""
+
+    port: CardPort
+    ends: tuple[QueuePairEnd, ...]
+    gone: tuple[int, ...]
+
+
+class ConnectAnswer(msgspec.Struct, array_like=True, frozen=True):
+    """The owner's answer: its ends, in the same order, and how its card addresses the buffer."""
+
+    port: CardPort
+    here: Gid  # of the owner's port
+    there: Gid  # of the requester's port
+    ends: tuple[QueuePairEnd, ...]
+    rkey: int
+    shift: int  # from an address of the owner's to the one that its card uses
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(ConnectRequest).decode
+decode_answer = msgspec.msgpack.Decoder(ConnectAnswer).decode
