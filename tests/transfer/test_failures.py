@@ -150,7 +150,7 @@ def test_memory_that_was_unmapped_is_an_error_and_no_crash(forced: Callable[[str
     owner = make_owner("cma", forced)
     buffer = owner.do("unmapped")
     for attempt in (buffer.read_into, buffer.write_from):
-        with pytest.raises(RDMAError, match=r"bytes 0 to 65536 .* failed near byte 0: the memory is not mapped"):
+        with pytest.raises(RDMAError, match=r"bytes 0 to 65536 .* failed near byte 0: the memory is no longer mapped"):
             attempt(bytearray(1 << 16)).get()
     assert owner.do("words", 4).fetch_add(1).get() == 0, "the owner lives"
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.calls.target import ReportedDeaths, Target
     from monarch_kernel.runtime.actor.errors import MeshFailure
     from monarch_kernel.runtime.actor.healing.report import Healed
-    from monarch_kernel.runtime.actor.ports.holders import GivenPort
-    from monarch_kernel.runtime.actor.ports.port import Answering, ReplyPort
     from monarch_kernel.runtime.actor.wire_types import Body, Buffers, PeerLink
     from monarch_kernel.runtime.mesh.shape import Point
     from monarch_kernel.runtime.node.future import Future
@@ -38,6 +36,22 @@ class SpawnedMesh(Protocol):
 
     def _target(self) -> Target: ...
     def _stop(self, reason: str) -> Future[Any]: ...
+
+
+class PortHolder(Protocol):
+    """An actor of this process that has a port."""
+
+    _system: System
+    mesh_id: str
+
+
+class GivenPort(Protocol):
+    """What the account of a port's holders needs of it."""
+
+    _ref: ProcRef
+    _number: int
+    _rank: int
+    _holder: PortHolder | None
 
 
 class RunningActor(Protocol):
@@ -183,7 +197,6 @@ class System(Protocol):
 
     def reply(self, link: PeerLink, message: Call, status: int, body: Body, buffers: Buffers = ()) -> None: ...
     def reply_dead(self, link: PeerLink, message: Call, death: Death) -> None: ...
-    def reply_port(self, link: PeerLink, message: Call, instance: Answering) -> ReplyPort[Any]: ...
     def start_local_actor(self, actor: str, name: str, cls: type) -> None: ...
     def actor_ended(self, instance: LocalActor) -> None: ...
     def note_interrupt(self, instance: LocalActor) -> None: ...

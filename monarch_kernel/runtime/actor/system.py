@@ -66,7 +66,6 @@ from monarch_kernel.runtime.actor.meshes.proc_mesh import proc_mesh_of_this_proc
 from monarch_kernel.runtime.actor.meshes.singletons import start_directory
 from monarch_kernel.runtime.actor.output import output_hub
 from monarch_kernel.runtime.actor.ports.holders import PortHolders, arrived
-from monarch_kernel.runtime.actor.ports.port import Answering, ReplyPort
 from monarch_kernel.runtime.actor.process import LocalActor
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, PeerLink, ReplyBody
 from monarch_kernel.runtime.node.future import Future
@@ -240,11 +239,6 @@ class ActorSystem:
         """Answer a call to an actor that has ended."""
         to = message.reply_to
         self.reply(link, message, DEAD, self.node.death_body(to.id if to is not None else link.peer, death))
-
-    def reply_port(self, link: PeerLink, message: Call, instance: Answering) -> ReplyPort[Any]:
-        """The port for a call to an endpoint with an explicit response port."""
-        to = message.reply_to or self.node.refs[link.peer]
-        return ReplyPort(to, message.call, message.rank, instance)
 
     def _create(self, link: PeerLink, create: Create, body: Body) -> None:
         if self.bootstrap_error is not None:

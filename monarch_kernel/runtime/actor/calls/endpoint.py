@@ -13,9 +13,9 @@ from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, Stream
 from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.context import calling_origin, current
 from monarch_kernel.runtime.actor.definition import EndpointSpec, tell_undeliverable
-from monarch_kernel.runtime.actor.ports.holders import GivenPort, give, pickled
+from monarch_kernel.runtime.actor.ports.holders import give, pickled
 from monarch_kernel.runtime.actor.ports.port import Port
-from monarch_kernel.runtime.actor.process import System
+from monarch_kernel.runtime.actor.process import GivenPort, System
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, PeerLink, Pickled
 from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh

@@ -13,7 +13,6 @@ from monarch_kernel.runtime.node.node import Node
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.calls.caster import Caster, CastPlan
-    from monarch_kernel.runtime.actor.definition import ActorSpec
 
 
 class ReportedDeaths:
@@ -31,11 +30,17 @@ class ReportedDeaths:
         self.raised: set[Hashable] = set()
 
 
+class CalledSpec(Protocol):
+    """What a target needs of the description of an actor class: whether it is a tool."""
+
+    tool: bool
+
+
 class CalledMesh(Protocol):
     """What a target needs of the actor mesh that it stands for."""
 
     @property
-    def _spec(self) -> ActorSpec: ...
+    def _spec(self) -> CalledSpec: ...
 
     def _class_label(self) -> str: ...
 

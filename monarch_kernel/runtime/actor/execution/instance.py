@@ -41,12 +41,13 @@ from monarch_kernel.runtime.actor.execution import collectives, postmortem
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.local_link import LocalLink
 from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT
-from monarch_kernel.runtime.actor.ports.holders import GivenPort, give, give_to_unknown, leave, pickled
+from monarch_kernel.runtime.actor.ports.holders import give, give_to_unknown, leave, pickled
+from monarch_kernel.runtime.actor.ports.port import ReplyPort
+from monarch_kernel.runtime.actor.process import GivenPort
 from monarch_kernel.runtime.actor.wire_types import ActorMessage, Body, Buffers, PeerLink, Pickled
 from monarch_kernel.runtime.mesh.shape import SINGLE, Point
 
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.actor.ports.port import ReplyPort
     from monarch_kernel.runtime.actor.process import SpawnedMesh, System
 
 log = logging.getLogger(__name__)
@@ -411,7 +412,8 @@ class ActorInstance(Instance):
         if function is None:
             function = getattr(self._object, message.endpoint.removesuffix("!port"))
         if endpoint.explicit_port:
-            args = (self._system.reply_port(link, message, self), *args)
+            to = message.reply_to or self._system.node.refs[link.peer]
+            args = (ReplyPort(to, message.call, message.rank, self), *args)
         return function, args, kwargs
 
     def _undecorated(self, name: str) -> _Undecorated:

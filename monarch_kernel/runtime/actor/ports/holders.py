@@ -27,29 +27,13 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.serialize import dumps, is_plain
 from monarch_kernel.runtime.actor.context import current, shared
-from monarch_kernel.runtime.actor.process import get_system
+from monarch_kernel.runtime.actor.process import GivenPort, get_system
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, PeerLink, Pickled
 from monarch_kernel.runtime.supervision.senders import Sender, Senders
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.calls.target import Target
     from monarch_kernel.runtime.actor.process import System
-
-
-class PortHolder(Protocol):
-    """An actor of this process that has a port."""
-
-    _system: System
-    mesh_id: str
-
-
-class GivenPort(Protocol):
-    """What this module needs of a port."""
-
-    _ref: ProcRef
-    _number: int
-    _rank: int
-    _holder: PortHolder | None
 
 
 T = TypeVar("T")

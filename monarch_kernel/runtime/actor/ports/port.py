@@ -15,8 +15,8 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.runtime.actor.definition import tell_undeliverable
-from monarch_kernel.runtime.actor.ports.holders import PortHolder, came, give, let_go, met, pickled
-from monarch_kernel.runtime.actor.process import get_system
+from monarch_kernel.runtime.actor.ports.holders import came, give, let_go, met, pickled
+from monarch_kernel.runtime.actor.process import PortHolder, get_system
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers
 
 R = TypeVar("R")
