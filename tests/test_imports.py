@@ -103,7 +103,7 @@ ALLOWED: dict[str, set[str]] = {
 # What else one module may import, and why.
 EXCEPTIONS = {
     # Code of the kernel that runs in ranks reaches their streams through this one module.
-    f"{KERNEL}.rank.rank_output": {f"{RUNTIME}.rank.output_capture"},
+    f"{KERNEL}.rank.cell_streams": {f"{RUNTIME}.rank.output_capture"},
     # The names of tools that the runtime loads, with what each must offer.
     f"{RUNTIME}.actor.extensions": {DEBUG, DEBUGGER, POOL},
     # The fork server starts ranks, and gets their entry point by name.

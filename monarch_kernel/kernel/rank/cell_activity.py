@@ -8,7 +8,7 @@ from typing import ClassVar
 from monarch_kernel.kernel.rank.lazy_shell import LazyShell
 
 
-class Activity:
+class CellActivity:
     """What `CellExecutor` does on the main thread of this process, and what `Monitor` asks of it."""
 
     cell: str = ""

@@ -1,4 +1,4 @@
-"""What rank code of the kernel uses to put out more than text; one place that knows where it comes from."""
+"""The output streams of a rank, for cells: the one module of the kernel that imports the capture of a rank."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from monarch_kernel.errors import Fault
 from monarch_kernel.introspection import keep_failure
 from monarch_kernel.kernel import spawn_pickling
 from monarch_kernel.kernel.cell import Cell
-from monarch_kernel.kernel.rank import rank_output
-from monarch_kernel.kernel.rank.activity import Activity
+from monarch_kernel.kernel.rank import cell_streams
+from monarch_kernel.kernel.rank.cell_activity import CellActivity
 from monarch_kernel.kernel.rank.cell_runner import CellRunner
 from monarch_kernel.kernel.rank.lazy_shell import LazyShell
 from monarch_kernel.kernel.rank.plain_display import fallback_bundle, plain_text
@@ -73,7 +73,7 @@ class CellExecutor(Actor):
         builtins.input = _no_input
         self._shell = LazyShell(main)
         self._shell.install()
-        Activity.shell = self._shell
+        CellActivity.shell = self._shell
         spawn_pickling.install()
         self._runner = CellRunner(self._names, self._show)
         self._owns_group = False
@@ -111,18 +111,18 @@ class CellExecutor(Actor):
             reply = self._run(cell, started)
         except BaseException as error:  # an interrupt that hit this code instead of the cell
             reply = self._reply(started, fault=fault_of(error))
-        Activity.cell = ""
-        Activity.ended.append(cell.id)
-        Activity.stopped.discard(cell.id)
+        CellActivity.cell = ""
+        CellActivity.ended.append(cell.id)
+        CellActivity.stopped.discard(cell.id)
         self._me.background = self._runner.loop.existing
-        _surely(rank_output.end_cell, cell.id)
+        _surely(cell_streams.end_cell, cell.id)
         return reply
 
     def _run(self, cell: Cell, started: float) -> CellReply:
-        rank_output.begin_cell(cell.id)
-        Activity.file, Activity.since = cell.filename, time.time()
-        Activity.cell = cell.id
-        if cell.id in Activity.stopped:  # it was interrupted while it was queued behind another cell
+        cell_streams.begin_cell(cell.id)
+        CellActivity.file, CellActivity.since = cell.filename, time.time()
+        CellActivity.cell = cell.id
+        if cell.id in CellActivity.stopped:  # it was interrupted while it was queued behind another cell
             raise KeyboardInterrupt
         self._shell.before_cell(cell.raw, cell.source)
         outcome = self._runner.run(cell)
@@ -160,13 +160,13 @@ class CellExecutor(Actor):
 
     def _show(self, value: Any) -> None:
         if text_at_least(value, TEXT_LIMIT) > TEXT_LIMIT:
-            rank_output.emit_display({"text/plain": shortened(value, SHOWN)}, {}, result=True)
+            cell_streams.emit_display({"text/plain": shortened(value, SHOWN)}, {}, result=True)
             return
         text = None if self._shell.existing is not None else plain_text(value)
         bundle = ({"text/plain": text}, {}) if text is not None else self._shell.bundle(value)
         data, metadata = bundle or fallback_bundle(value)
         if data:
-            rank_output.emit_display(data, metadata, result=True)
+            cell_streams.emit_display(data, metadata, result=True)
 
     # -- variables -----------------------------------------------------------------------------
 

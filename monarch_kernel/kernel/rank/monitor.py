@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from monarch_kernel.actor import Actor, context, endpoint
 from monarch_kernel.introspection import endpoints_here
-from monarch_kernel.kernel.rank.activity import Activity
+from monarch_kernel.kernel.rank.cell_activity import CellActivity
 from monarch_kernel.kernel.rank.process_group import cpu_ticks
 from monarch_kernel.kernel.rank.user_code import is_foreign, where_is
 from monarch_kernel.spmd import in_process_group, release
@@ -63,12 +63,12 @@ class Monitor(Actor):
     @endpoint
     def where(self) -> Whereabouts | None:
         """Where this rank is in its cell, or in an endpoint; None while neither runs."""
-        if not Activity.cell:
+        if not CellActivity.cell:
             return self._in_endpoint()
         place = where_is(self._main, is_foreign)
         if place is None:
             return None
-        return Whereabouts(self._rank, *place, self._waits(), Activity.cell, Activity.file, Activity.since)
+        return Whereabouts(self._rank, *place, self._waits(), CellActivity.cell, CellActivity.file, CellActivity.since)
 
     def _in_endpoint(self) -> Whereabouts | None:
         for each in endpoints_here():
@@ -81,7 +81,7 @@ class Monitor(Actor):
     def interrupt_cell(self, cell: str) -> Interrupted:
         """Raise KeyboardInterrupt in that cell, now or as soon as it begins, and in no other."""
         dropped = self._drop(cell)
-        if dropped.begun and cell not in Activity.ended:
+        if dropped.begun and cell not in CellActivity.ended:
             os.kill(os.getpid(), signal.SIGINT)
             self._release(cell, ())  # no signal ends a wait in a collective
         return dropped
@@ -93,9 +93,9 @@ class Monitor(Actor):
 
     def _release(self, cell: str, failed: tuple[int, ...]) -> None:
         def thread() -> int:
-            return self._main if Activity.cell == cell else 0
+            return self._main if CellActivity.cell == cell else 0
 
-        release(cell, thread, lambda: cell not in Activity.ended, frozenset(failed))
+        release(cell, thread, lambda: cell not in CellActivity.ended, frozenset(failed))
 
     @endpoint
     def drop_cell(self, cell: str) -> Interrupted:
@@ -104,8 +104,8 @@ class Monitor(Actor):
 
     def _drop(self, cell: str) -> Interrupted:
         # In this order, since a cell that begins sets its id before it checks whether it was stopped.
-        Activity.stopped.add(cell)
-        return Interrupted(self._rank, Activity.cell == cell or cell in Activity.ended)
+        CellActivity.stopped.add(cell)
+        return Interrupted(self._rank, CellActivity.cell == cell or cell in CellActivity.ended)
 
     def _waits(self) -> bool:
         """Whether the main thread is in torch and a process group, and has used no processor time since last asked."""

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from monarch_kernel.kernel.rank.activity import Activity
+from monarch_kernel.kernel.rank.cell_activity import CellActivity
 from monarch_kernel.kernel.rank.lazy_shell import GIVEN, LazyShell
 
 #: Names with this prefix are hidden.
@@ -18,7 +18,7 @@ _HIDDEN = "_"
 
 def look_up(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Call one of the functions below with the shell of this rank; None where no cells can run."""
-    shell = Activity.shell
+    shell = CellActivity.shell
     return None if shell is None else function(shell, *args)
 
 

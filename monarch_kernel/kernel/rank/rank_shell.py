@@ -19,7 +19,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from monarch_kernel.kernel.rank import rank_output
+from monarch_kernel.kernel.rank import cell_streams
 from monarch_kernel.kernel.rank.lazy_shell import GIVEN
 
 _CONFIG = Config({"HistoryManager": {"enabled": False, "hist_file": ":memory:"}})
@@ -40,11 +40,11 @@ class RankDisplayPublisher(DisplayPublisher):
     ) -> None:
         """Called for every display."""
         display_id = (transient or {}).get("display_id")
-        rank_output.emit_display(jsonable(data), jsonable(metadata or {}), display_id=display_id, update=update)
+        cell_streams.emit_display(jsonable(data), jsonable(metadata or {}), display_id=display_id, update=update)
 
     def clear_output(self, wait: bool = False) -> None:
         """Called by `IPython.display.clear_output`."""
-        rank_output.clear_output(wait)
+        cell_streams.clear_output(wait)
 
 
 class RankShell(InteractiveShell):
@@ -89,7 +89,7 @@ class RankShell(InteractiveShell):
 
     def system(self, cmd: str) -> None:
         """`!cmd`: runs with the stdout and stderr of the rank."""
-        rank_output.flush()
+        cell_streams.flush()
         # IPython's own method warns about !pip and !cd, and names its own lines in the warning.
         self.system_raw(cmd)
 
