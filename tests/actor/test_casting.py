@@ -163,7 +163,7 @@ def test_groups_are_bounded_and_come_back(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(plan is not None for plan in plans)
 
 
-def test_what_ends_with_the_runtime_is_told() -> None:
+def test_calls_that_end_with_the_runtime_say_so() -> None:
     net = Net(hosts=3, ranks=2, fanout=2, seed=0)
     sink = net.cast(tuple(net.procs))
     assert sink is not None

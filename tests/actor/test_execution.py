@@ -321,7 +321,7 @@ def test_cleanup_on_fatal_error(procs: Procs, faults: Any) -> None:
     assert faults.get(timeout=PATIENCE).mesh == "cleaned"
 
 
-def test_cleanup_that_raises_harms_nobody(procs: Procs) -> None:
+def test_cleanup_that_raises_affects_no_other_actor(procs: Procs) -> None:
     class Bad(Actor):
         @endpoint
         def get(self) -> int:

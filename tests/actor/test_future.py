@@ -103,7 +103,7 @@ def test_a_remote_timeout_error_is_not_taken_for_ours(procs: Procs) -> None:
     assert isinstance(error.exception, TimeoutError)
 
 
-def test_timeout_names_who_is_waited_for(procs: Procs) -> None:
+def test_timeout_names_the_awaited_ranks(procs: Procs) -> None:
     world = procs(3)
     mesh = world.spawn("basic", Basic)
     busy, others = mesh.slice(gpus=1), mesh.slice(gpus=slice(0, 3, 2))
@@ -139,7 +139,7 @@ def test_done_and_callbacks(gated: Any) -> None:
     assert seen == ["value", "value"]
 
 
-def test_callbacks_run_though_nobody_waits(gated: Any) -> None:
+def test_callbacks_run_without_a_waiter(gated: Any) -> None:
     call = gated()
     called = threading.Event()
     call.future.add_done_callback(lambda _f: called.set())

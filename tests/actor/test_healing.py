@@ -370,7 +370,7 @@ def test_heal_mesh_takes_an_actor_mesh() -> None:
         heal_mesh("w")
 
 
-def test_a_failing_init_is_told_and_can_be_tried_again(tmp_path: Any) -> None:
+def test_a_failing_init_is_reported_and_can_be_retried(tmp_path: Any) -> None:
     flag = tmp_path / "fail"
 
     class Fragile(Mortal):
@@ -450,7 +450,7 @@ def test_a_lost_host_is_replaced_by_one_that_is_given(workers: Start) -> None:
     assert len(mesh.where.call().get(30)) == 2
 
 
-def test_two_who_heal_at_once() -> None:
+def test_two_concurrent_heals() -> None:
     p = this_host().spawn_procs({"gpus": 2})
     mesh = p.spawn("w", Counter, 0)
     kill(mesh, 1)

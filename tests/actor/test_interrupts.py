@@ -168,7 +168,7 @@ def test_sigint_to_the_rank_itself(procs: Procs) -> None:
     assert mesh.echo.call_one(1).get(PATIENCE) == 1
 
 
-def test_many_interrupts_in_a_row_harm_nobody(procs: Procs) -> None:
+def test_many_interrupts_in_a_row_do_no_harm(procs: Procs) -> None:
     world = procs(2)
     mesh = world.spawn("busy", Basic)
     for _ in range(20):

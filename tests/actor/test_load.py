@@ -26,7 +26,7 @@ def test_calls_may_be_collected_in_any_order(two: Any) -> None:
         assert calls[i].get(PATIENCE) == i
 
 
-def test_calls_that_nobody_collects(two: Any) -> None:
+def test_calls_whose_results_are_dropped(two: Any) -> None:
     for i in range(500):
         two.note.call(i)
     assert list(two.get_notes.call().get(PATIENCE).values()) == [list(range(500))] * 2

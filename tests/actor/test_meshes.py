@@ -446,7 +446,7 @@ def test_a_bootstrap_may_spawn_actors_and_call_them(procs: Procs) -> None:
         assert world.spawn("greeter", Greeter).greet.call_one().get(PATIENCE) == "MainThread"
 
 
-def test_what_a_bootstrap_makes_is_reached_from_elsewhere_while_it_runs(procs: Procs) -> None:
+def test_actors_of_a_running_bootstrap_can_be_called_from_other_procs(procs: Procs) -> None:
     """A third process spawns on the proc as well, and the owner's own actors wait all the same."""
     port, receiver = Channel.open()
     helper = procs(1).spawn("basic", Basic)
@@ -477,7 +477,7 @@ def test_what_a_bootstrap_makes_is_reached_from_elsewhere_while_it_runs(procs: P
     assert made.greet.call_one().get(PATIENCE) == "monarch-actor-driver"
 
 
-def test_a_constructor_that_never_returns_keeps_nobody_from_working() -> None:
+def test_a_constructor_that_never_returns_blocks_no_other_actor() -> None:
     port, receiver = Channel.open()
 
     class Serves(Actor):

@@ -46,7 +46,7 @@ def test_what_was_sent_before_the_death_comes_first(pair: Any) -> None:
             receiver.recv().get(AT_ONCE)
 
 
-def test_it_lasts_as_long_as_one_of_those_who_have_it(pair: Any) -> None:
+def test_a_wait_lasts_as_long_as_one_holder_lives(pair: Any) -> None:
     port, receiver = Channel.open()
     pair.keep.call(port).get(PATIENCE)
     waiting = receiver.recv()
@@ -109,7 +109,7 @@ def test_another_actor_of_the_same_process_may_still_send(procs: Procs, faults: 
     assert isinstance(one.exception(AT_ONCE), SupervisionError)
 
 
-def test_those_who_have_let_go_of_it_are_not_waited_for(pair: Any) -> None:
+def test_holders_that_dropped_the_port_are_not_waited_for(pair: Any) -> None:
     port, receiver = Channel.open()
     first, second = pair.slice(gpus=0), pair.slice(gpus=1)
     pair.keep.call(port).get(PATIENCE)
@@ -166,7 +166,7 @@ def test_a_port_that_may_be_anywhere_never_fails(pair: Any) -> None:
     assert waiting.get(PATIENCE) == "from somewhere"
 
 
-def test_a_port_given_to_somebody_dead(pair: Any) -> None:
+def test_a_port_given_to_a_dead_rank(pair: Any) -> None:
     first = pair.slice(gpus=0)
     _kill(first)
     port, receiver = Channel.open()
@@ -333,7 +333,7 @@ class Sends(Actor):
 
 
 @pytest.mark.parametrize("handle", [True, False])
-def test_an_actor_is_told_of_what_it_cannot_send(handle: bool, pair: Any, procs: Procs) -> None:
+def test_an_actor_handles_what_it_cannot_send(handle: bool, pair: Any, procs: Procs) -> None:
     port = pair.slice(gpus=1).opens.call_one().get(PATIENCE)
     _kill(pair.slice(gpus=1))
     sends = procs(1).spawn("sends", Sends, handle)

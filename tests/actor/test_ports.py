@@ -249,8 +249,8 @@ def test_a_second_answer_ends_the_actor(answers: Any, faults: Any) -> None:
     assert answers.slice(gpus=0).twice.call_one().get(PATIENCE) == 1
     failure = faults.get(timeout=PATIENCE)
     assert failure.ranks == (0,)
-    assert "sent already" in failure.report()
-    with pytest.raises(SupervisionError, match="actor explicitly aborted due to: .*sent already"):
+    assert "already sent" in failure.report()
+    with pytest.raises(SupervisionError, match="actor explicitly aborted due to: .*already sent"):
         answers.slice(gpus=0).plain.call_one(1).get(PATIENCE)
     assert answers.slice(gpus=1).plain.call_one(1).get(PATIENCE) == 2
 
@@ -261,12 +261,12 @@ def test_raising_on_an_explicit_port_ends_the_actor(answers: Any, faults: Any) -
     assert {faults.get(timeout=PATIENCE).ranks for _ in range(2)} == {(0,), (1,)}
 
 
-def test_a_broadcast_to_an_explicit_port_has_nobody_to_answer(answers: Any) -> None:
+def test_a_broadcast_to_an_explicit_port_has_no_answer(answers: Any) -> None:
     answers.plain.broadcast(1)
     assert list(answers.plain.call(1).get().values()) == [2, 2]
 
 
-def test_receivers_that_nobody_holds_leave_nothing_behind(two: Any) -> None:
+def test_dropped_receivers_leave_nothing_behind(two: Any) -> None:
     node = two._system.node
     two.echo.call(1).get()
     before = len(node.calls)
@@ -330,7 +330,7 @@ def test_an_answer_that_cannot_be_pickled_can_be_replaced(procs: Procs) -> None:
     assert procs(1).spawn("tries", Tries).work.call_one().get(PATIENCE) == "a better answer"
 
 
-def test_values_go_to_futures_in_the_order_in_which_these_are_waited_for() -> None:
+def test_values_go_to_futures_in_the_order_of_their_first_wait() -> None:
     port, receiver = Channel.open()
     first, second, dropped = receiver.recv(), receiver.recv(), receiver.recv()
     del dropped  # and takes nothing
@@ -377,7 +377,7 @@ def test_an_await_that_is_cancelled_takes_nothing() -> None:
     assert asyncio.run(main()) == ["a", "b"]
 
 
-def test_a_value_that_nobody_read_is_for_the_next() -> None:
+def test_an_unread_value_goes_to_the_next_future() -> None:
     port, receiver = Channel.open()
     future = receiver.recv()
     with pytest.raises(TimeoutError):

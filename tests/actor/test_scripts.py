@@ -296,7 +296,7 @@ time.sleep(60)
     assert "Mesh 'broken' lost rank" in err and "cannot be made" in err
 
 
-def test_an_uncaught_supervision_error_is_told_once(script: Start) -> None:
+def test_an_uncaught_supervision_error_is_shown_once(script: Start) -> None:
     run = script(
         HEAD
         + """

@@ -96,13 +96,13 @@ def test_wrong_settings_change_nothing() -> None:
         (
             {"no_such": 1},
             ValueError,
-            "invalid configuration key: `no_such`; those that exist here are clean",
+            "invalid configuration key: `no_such`; the keys that exist here are clean",
         ),
         ({"cleanup_timeout": 3}, TypeError, "invalid value `3` for configuration key `cleanup_timeout`: it must be a"),
-        ({"cleanup_timeout": "soon"}, TypeError, "'soon' is no duration"),
-        ({"enable_log_forwarding": False}, ValueError, "what ranks print always comes to their controller"),
+        ({"cleanup_timeout": "soon"}, TypeError, "'soon' is not a duration"),
+        ({"enable_log_forwarding": False}, ValueError, "output of ranks is always forwarded to their controller"),
         ({"prefix_with_rank": 1}, TypeError, "it must be True or False"),
-        ({"actor_spawn_max_idle": "1s"}, ValueError, r"there is no such limit here.* after 30s; .*get\(timeout="),
+        ({"actor_spawn_max_idle": "1s"}, ValueError, r"this limit does not exist here.* below 30s .*get\(timeout="),
         ({"default_transport": "pigeon"}, ValueError, "there is no transport 'pigeon'"),
         ({"message_delivery_timeout": "5m"}, ValueError, "set MONARCH_KERNEL_HEARTBEAT_TIMEOUT in the environment"),
     ):

@@ -242,7 +242,7 @@ def backlogged(cls: type) -> tuple[Any, Any, Any]:
 
 
 @BACKLOGGED
-def test_a_failure_is_told_before_the_messages_that_wait(faults: Any, cls: type, loop: list[bool]) -> None:
+def test_a_failure_is_handled_before_waiting_messages(faults: Any, cls: type, loop: list[bool]) -> None:
     owner, receiver, go = backlogged(cls)
     for _ in range(5):
         owner.note.broadcast()
@@ -307,7 +307,7 @@ def test_no_hook_is_as_good_as_one_that_returns_false(procs: Procs, faults: Any)
 
 
 @OWNERS
-def test_the_chain_goes_up_until_somebody_handles_it(procs: Procs, faults: Any, owner_class: type) -> None:
+def test_a_failure_goes_up_until_an_owner_handles_it(procs: Procs, faults: Any, owner_class: type) -> None:
     port, receiver = Channel.open()
     top = procs(1).spawn("top", owner_class, port, "handle")
     middle = top.adopt.call_one(1, Unaware).get(PATIENCE)
@@ -337,7 +337,7 @@ def test_the_chain_to_the_root(procs: Procs, faults: Any) -> None:
 
 
 @OWNERS
-def test_the_call_that_waits_is_told_and_the_hook_afterwards(procs: Procs, faults: Any, owner_class: type) -> None:
+def test_a_waiting_call_raises_before_the_hook_runs(procs: Procs, faults: Any, owner_class: type) -> None:
     owner, mesh, receiver = family(procs, owner_class, "handle")
     pid = mesh.slice(gpus=0).pid.call_one().get()
     gate, gates = Channel.open()
@@ -396,7 +396,7 @@ def test_an_owner_can_replace_what_died(procs: Procs, faults: Any, owner_class: 
     assert list(again.echo.call(1).get(PATIENCE).values()) == [1, 1]
 
 
-def test_who_spawned_the_procs_is_told_of_them(procs: Procs, faults: Any) -> None:
+def test_the_owner_of_procs_is_told_of_their_deaths(procs: Procs, faults: Any) -> None:
     # The owner of the actors handles their end; the procs belong to somebody else, here the root.
     class Guest(Actor):
         @endpoint

@@ -267,7 +267,7 @@ def test_points_are_of_the_slice_and_ranks_of_the_spawn(procs: Procs) -> None:
     assert flat == ("all",)
 
 
-def test_choose_tells_the_point_of_the_whole_mesh(four: Any) -> None:
+def test_choose_gives_the_point_in_the_whole_mesh(four: Any) -> None:
     where = four.where.choose().get()
     assert where["size"] == {"gpus": 4}
     assert where["message_rank"] == where["spawn_rank"]

@@ -1,6 +1,6 @@
-"""Settings of this process that can be changed while it runs, under Monarch's names for them.
+"""Settings of this process that can be changed while it runs, under Monarch's names.
 
-Each lies in the module that uses it, as a plain value; here is what it is called, and how it is written.
+The module that uses a setting holds its value; this module has the names, and how values are written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _seconds(value: Any) -> float:
         raise TypeError(f"it must be a string such as '10s' or '500ms', not {value!r}")
     parts = _PART.findall(value)
     if not parts or _PART.sub("", value).strip():
-        raise TypeError(f"{value!r} is no duration: write '10s', '500ms' or '1m 30s'")
+        raise TypeError(f"{value!r} is not a duration: write '10s', '500ms' or '1m 30s'")
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
@@ -39,7 +39,7 @@ def _duration(seconds: float) -> str:
 def _start_limit(value: Any) -> float:
     seconds = _seconds(value)
     if not seconds:
-        raise ValueError("no process can come up in no time")
+        raise ValueError("a process needs some time to start")
     return seconds
 
 
@@ -55,7 +55,7 @@ def _boolean(value: Any) -> bool:
 
 def _forwarding(value: Any) -> bool:
     if not _boolean(value):
-        raise ValueError("what ranks print always comes to their controller here")
+        raise ValueError("output of ranks is always forwarded to their controller")
     return True
 
 
@@ -70,7 +70,7 @@ def _same(value: Any) -> Any:
 
 
 class _Setting:
-    """One setting: where it lies, and how its value is read and shown."""
+    """One setting: the modules that hold it, and how its value is read and shown."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class _Setting:
         self.places = places
         self.read = read
         self.show = show
-        self.first: tuple[Any] | None = None  # as it was before it was changed
+        self.first: tuple[Any] | None = None  # the value before the first change
 
     def change(self, value: Any) -> None:
         if self.first is None:
@@ -103,7 +103,7 @@ class _Setting:
 
 
 class _TcpFallback(_Setting):
-    """Whether RDMA buffers may travel by TCP; ranks inherit it, so it lies in the environment, too."""
+    """Whether RDMA buffers may travel by TCP. Ranks inherit it, so it is also set in the environment."""
 
     def __init__(self) -> None:
         super().__init__("", (), _boolean, lambda allowed: allowed is not False)
@@ -116,7 +116,7 @@ class _TcpFallback(_Setting):
 
 
 class _Always(_Setting):
-    """What is so in any case: it can only be set to what it is."""
+    """A fixed setting, which can only be set to its value."""
 
     def __init__(self, value: Any, read: Callable[[Any], Any]) -> None:
         self.value = value
@@ -126,11 +126,11 @@ class _Always(_Setting):
         return self.value
 
     def put(self, value: Any) -> None:
-        """Without effect; ``read`` has checked it."""
+        """Does nothing; ``read`` has checked the value."""
 
 
 class _Unlimited(_Setting):
-    """A limit of Monarch's that does not exist here: one that is more patient than Monarch's own is kept anyway."""
+    """A limit of Monarch's that does not exist here; values above Monarch's default are accepted."""
 
     def __init__(self, least: Any, read: Callable[[Any], Any], show: Callable[[Any], Any] = _same) -> None:
         self.least = least
@@ -140,7 +140,7 @@ class _Unlimited(_Setting):
     def _checked(self, value: Any) -> Any:
         if value < self.least:
             raise ValueError(
-                f"there is no such limit here, so nothing would end sooner than after {self.show(self.least)}; "
+                f"this limit does not exist here, so a value below {self.show(self.least)} would have no effect; "
                 "futures take a timeout: get(timeout=...)"
             )
         return value
@@ -161,14 +161,14 @@ def _bytes(value: Any) -> int:
 _SETTINGS: dict[str, _Setting] = {
     # How long the actors of this process have for their __cleanup__.
     "cleanup_timeout": _Setting("CLEANUP_TIMEOUT", (instance, async_instance), _seconds, _duration),
-    # How long procs that this process stops have until they are killed.
+    # How long procs that this process stops have before they are killed.
     "process_exit_timeout": _Setting("STOP_GRACE", (meshes, hosts), _seconds, _duration),
-    # How long procs that this process spawns may take to come up.
+    # How long procs that this process spawns may take to start.
     "mesh_proc_spawn_max_idle": _Setting("START_LIMIT", (hosts,), _start_limit, _show_start_limit),
     "prefix_with_rank": _Setting("PREFIX_WITH_RANK", (output,), _boolean),
     "rdma_allow_tcp_fallback": _TcpFallback(),
     "default_transport": _Setting("DEFAULT", (transports,), _transport),
-    # What Monarch's programs set and what is so here in any case.
+    # Settings that programs for Monarch change, and that are fixed here.
     "enable_log_forwarding": _Always(True, _forwarding),
     "actor_spawn_max_idle": _Unlimited(30.0, _seconds, _duration),
     "get_actor_state_max_idle": _Unlimited(30.0, _seconds, _duration),
@@ -176,7 +176,7 @@ _SETTINGS: dict[str, _Setting] = {
     "codec_max_frame_length": _Unlimited(10 * 1024**3, _bytes),
 }
 
-#: Settings of Monarch's that are made for all processes alike here, by the environment.
+#: Settings of Monarch's that the environment sets here, for all processes.
 _BY_ENVIRONMENT = {
     "max_cast_fanout": environment.CAST_FANOUT.name,
     "mesh_orphan_timeout": environment.HEARTBEAT_TIMEOUT.name,
@@ -187,11 +187,11 @@ _BY_ENVIRONMENT = {
 
 
 def configure(**settings: Any) -> None:
-    """Change settings of this process: all of them, or none if one is wrong.
+    """Change settings of this process: all of them, or none if one is invalid.
 
     Raises:
-        ValueError: there is no such setting here, or a value would have no effect.
-        TypeError: a value that it cannot have.
+        ValueError: the setting does not exist here, or the value would have no effect.
+        TypeError: the value has the wrong type.
     """
     read: dict[str, Any] = {}
     for name, value in settings.items():
@@ -200,7 +200,7 @@ def configure(**settings: Any) -> None:
             variable = _BY_ENVIRONMENT.get(name)
             instead = f"set {variable} in the environment of all processes instead; " if variable else ""
             raise ValueError(
-                f"invalid configuration key: `{name}`; {instead}those that exist here are {', '.join(_SETTINGS)}"
+                f"invalid configuration key: `{name}`; {instead}the keys that exist here are {', '.join(_SETTINGS)}"
             )
         try:
             read[name] = setting.read(value)
@@ -212,7 +212,7 @@ def configure(**settings: Any) -> None:
 
 @contextmanager
 def configured(**settings: Any) -> Generator[dict[str, Any]]:
-    """Settings that hold inside a ``with`` block; gives all settings as they are there."""
+    """Change settings inside a ``with`` block; yields all settings."""
     before = {name: _SETTINGS[name].get() for name in settings if name in _SETTINGS}
     configure(**settings)
     try:
@@ -223,15 +223,15 @@ def configured(**settings: Any) -> Generator[dict[str, Any]]:
 
 
 def get_global_config() -> dict[str, Any]:
-    """All settings, as they are in this process now."""
+    """All settings of this process and their current values."""
     return {name: setting.show(setting.get()) for name, setting in _SETTINGS.items()}
 
 
-#: The same: what ``configure`` has changed is all that there is beside the defaults.
+#: The same, as ``configure`` is the only source besides the defaults.
 get_runtime_config = get_global_config
 
 
 def clear_runtime_config() -> None:
-    """All settings are as they were at first."""
+    """Reset all settings to their values at the start."""
     for setting in _SETTINGS.values():
         setting.clear()

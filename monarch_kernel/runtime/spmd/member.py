@@ -2,7 +2,7 @@
 
 When a rank fails, gloo informs only the ranks that are communicating with it. The others wait for their neighbours,
 which never come, until the group's timeout (half an hour by default), and no call ends such a wait. So a rank remembers
-which connections its group opened (``runtime.actor.collectives``). ``abandon`` ends them from another
+which connections its group opened (``execution.collectives``). ``abandon`` ends them from another
 thread: then every running collective fails, here and on the ranks that wait for this one.
 
 There is one exception: if gloo begins to send on a connection just as it notices the end, it does not inform the
