@@ -319,7 +319,7 @@ def test_a_mesh_that_comes_later_joins(start_kernel: Callable[..., Kernel]) -> N
     assert cell.wait().status == "ok"
 
 
-def test_a_frozen_rank_blocks_nobody_and_a_dead_one_is_dropped(start_kernel: Callable[..., Kernel]) -> None:
+def test_a_frozen_rank_does_not_block_the_others_and_a_dead_one_is_dropped(start_kernel: Callable[..., Kernel]) -> None:
     kernel = start_kernel()
     kernel.ok("%mesh up --procs 3")
     kernel.ok("%%mesh\nimport os\nos.getpid()")

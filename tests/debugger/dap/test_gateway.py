@@ -71,7 +71,7 @@ def test_an_ide_stops_a_rank_steps_and_goes_on() -> None:
     gateway.close()
 
 
-def test_a_lost_ide_strands_nobody_and_another_may_come() -> None:
+def test_a_lost_ide_leaves_no_thread_stopped_and_another_may_connect() -> None:
     procs = this_host().spawn_procs({"gpus": 1})
     workers = procs.spawn("workers", Worker)
     gateway = Gateway(procs, 0)
@@ -130,7 +130,7 @@ def stranger(gateway: Gateway, token: object = None, command: str = "attach") ->
     return ide
 
 
-def test_who_does_not_give_the_token_does_not_reach_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_without_the_token_does_not_reach_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "HANDOVER", 0.05)
     procs = this_host().spawn_procs({"gpus": 1})
     workers = procs.spawn("workers", Worker)

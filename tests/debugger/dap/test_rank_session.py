@@ -1,4 +1,4 @@
-"""What a front end asks of ranks, and what it is told: DAP over a mesh debugger in memory."""
+"""The requests and events of a front end: DAP over a mesh debugger in memory."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def code() -> Desk:
 # -- looking ------------------------------------------------------------------------------------------
 
 
-def test_a_stop_is_told_and_its_frames_are_the_users(lab: Desk) -> None:
+def test_a_stop_is_reported_with_the_frames_of_user_code(lab: Desk) -> None:
     lab.debugger.stop(2)
     ((event, thread),) = lab.events()
     assert event == "stopped"
@@ -205,7 +205,7 @@ def test_ranks_that_did_not_continue_keep_their_turn(lab: Desk) -> None:
     assert [event for event, _ in lab.events()] == ["continued", "stopped"]
 
 
-def test_a_step_out_of_the_users_code_shows_who_else_is_stopped(lab: Desk) -> None:
+def test_a_step_out_of_user_code_shows_another_stopped_rank(lab: Desk) -> None:
     at = lab.debugger.stop(0)
     lab.debugger.stop(1)
     ((_, thread),) = lab.events()
@@ -230,7 +230,7 @@ def test_steps_stay_with_their_rank(lab: Desk) -> None:
     assert [how for _, _, how in lab.said("resume")] == ["next", "step", "out"]
 
 
-def test_a_step_that_does_not_end_shows_who_else_is_stopped(lab: Desk) -> None:
+def test_a_step_that_does_not_end_shows_another_stopped_rank(lab: Desk) -> None:
     lab.debugger.stop(0)
     lab.debugger.stop(1)
     ((_, thread),) = lab.events()
@@ -408,7 +408,7 @@ def test_other_events_of_the_kernel_pass(lab: Desk) -> None:
     assert lab.published == [event]
 
 
-def test_jupyterlabs_pause_is_for_whom_the_cell_waits(lab: Desk) -> None:
+def test_jupyterlabs_pause_is_for_the_ranks_that_the_cell_waits_for(lab: Desk) -> None:
     assert not lab.owns("pause", threadId=1)
     lab.waited = {"m": [1, 2]}
     lab.body("pause", threadId=1)
@@ -528,7 +528,7 @@ def test_failures_are_one_filter_of_many(lab: Desk) -> None:
 # -- life ----------------------------------------------------------------------------------------------
 
 
-def test_stops_there_were_before_are_told(lab: Desk) -> None:
+def test_earlier_stops_are_reported(lab: Desk) -> None:
     other = Desk("jupyterlab")
     other.session.close()
     at = lab.debugger.stop(1)

@@ -57,7 +57,7 @@ def test_a_step_that_takes_long_gives_the_focus_away_and_gets_in_line() -> None:
     assert queue.threads == [B, A]
 
 
-def test_a_step_that_takes_long_with_nobody_else_stopped_is_shown_when_it_ends() -> None:
+def test_a_long_step_is_shown_when_it_ends_if_no_other_thread_is_stopped() -> None:
     queue = StopQueue()
     stop(queue, A)
     queue.step(A)

@@ -25,7 +25,7 @@ def mesh(runtime: None, kernel: Kernel) -> Kernel:
     return kernel
 
 
-def test_a_cell_that_stands_still_says_by_itself_who_is_to_blame(mesh: Kernel) -> None:
+def test_a_cell_without_progress_names_the_guilty_rank_unasked(mesh: Kernel) -> None:
     cell = mesh.send(STUCK)
     cell.until(lambda out: "called" in ever(out))
     shown = ever(cell.outcome)

@@ -148,7 +148,7 @@ def test_what_no_recorder_knows_is_read_from_frames(waiting: Callable[[str], Wai
     assert 1 in told.ranks
 
 
-def test_two_that_receive_from_each_other_are_told_as_a_circle(waiting: Callable[[str], Waiting]) -> None:
+def test_two_ranks_that_receive_from_each_other_are_a_cycle(waiting: Callable[[str], Waiting]) -> None:
     ranks = waiting("if rank < 2: dist.recv(torch.ones(3), src=1 - rank)\nelse: dist.send(torch.ones(3), dst=0)")
     ranks.evidence()
     told = ranks.verdict()
@@ -177,7 +177,7 @@ class Caller(Actor):
         return 1 if back is None else int(back.answer.call_one(None).get())
 
 
-def test_endpoints_that_wait_for_each_other_are_told_as_a_circle(procs: Callable[..., Any]) -> None:
+def test_endpoints_that_wait_for_each_other_are_a_cycle(procs: Callable[..., Any]) -> None:
     mesh = procs(3)
     actors = mesh.spawn("callers", Caller)
     first, second = actors.slice(gpus=0), actors.slice(gpus=1)

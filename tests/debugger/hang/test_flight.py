@@ -49,7 +49,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return found
 
 
-def test_an_entry_is_told_by_the_function_and_line_of_the_user(entries: list[dict[str, Any]]) -> None:
+def test_an_entry_has_the_function_and_line_of_user_code(entries: list[dict[str, Any]]) -> None:
     entries.append(entry(0, 1, retired=True))
     (call,) = flight.record(10)["0"]
     assert (call.op, call.name, call.number, call.done) == ("all_gather", "all_gather_object", 1, True)
@@ -69,7 +69,7 @@ def test_a_group_that_was_made_anew_begins_anew(entries: list[dict[str, Any]]) -
     assert [call.number for call in flight.record(10)["0"]] == [1, 2]
 
 
-def test_only_the_latest_are_told_and_no_point_to_point(entries: list[dict[str, Any]]) -> None:
+def test_only_the_latest_collectives_are_recorded_and_no_point_to_point(entries: list[dict[str, Any]]) -> None:
     entries += [entry(at, at + 1) for at in range(9)] + [entry(9, 9, is_p2p=True)]
     assert [call.number for call in flight.record(3)["0"]] == [7, 8, 9]
 

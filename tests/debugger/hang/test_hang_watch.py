@@ -50,7 +50,7 @@ def test_what_was_found_twice_is_shown_after_ten_seconds() -> None:
     assert looks.count == 2
 
 
-def test_nobody_is_asked_while_the_cell_moves_or_nothing_is_suspected() -> None:
+def test_no_rank_is_asked_while_the_cell_moves_or_nothing_is_suspected() -> None:
     looks = Looks(BLAME)
     assert not any(shown(looks, 40, moves=(5, 10, 15, 20, 25, 30, 35)))
     assert not any(shown(looks, 40, suspect=False))
@@ -64,7 +64,7 @@ def test_what_moves_takes_the_verdict_away() -> None:
 
 
 @pytest.mark.parametrize("kind", [NOTHING, PAUSED])
-def test_where_nobody_waits_nothing_is_said(kind: str) -> None:
+def test_no_verdict_is_shown_where_no_rank_waits(kind: str) -> None:
     assert not any(shown(Looks(Verdict(kind, (), "Nothing.")), 30))
 
 

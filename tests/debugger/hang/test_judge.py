@@ -266,7 +266,7 @@ def test_what_host_agents_tell_comes_first(state: str, kind: str) -> None:
     assert "ranks 4, 7 wait in all_reduce #1" in found.sentence
 
 
-def test_a_rank_that_a_debugger_has_stopped_is_told_as_that() -> None:
+def test_a_rank_that_a_debugger_has_stopped_is_reported_as_stopped() -> None:
     found = four(Rank(program(10), PAUSED, at(7)), 10, 11)
     assert (found.kind, found.ranks) == ("paused", (2,))
     assert "is stopped in the debugger at train.py:7 in train" in found.sentence
@@ -341,7 +341,7 @@ def receives(rank: int, peer: int, *groups: ProcessGroup) -> Evidence:
 WORLD = ProcessGroup("0", "", (0, 1, 2, 3))
 
 
-def test_who_waits_is_followed_through_groups_to_the_one_that_does_not() -> None:
+def test_waits_are_followed_through_groups_to_the_rank_that_does_not_wait() -> None:
     pair, other = ProcessGroup("1", "tp", (0, 1)), ProcessGroup("2", "dp", (1, 2))
     busy = Evidence(2, STANDS, dist_rank=2, groups={"2": other}, place=at(30), stack=(at(30),))
     found = judge({0: waits(0, pair, 1, 10), 1: waits(1, other, 1, 11, pair), 2: busy})
@@ -356,7 +356,7 @@ def test_two_groups_of_the_same_ranks_in_another_order() -> None:
     assert (found.kind, found.ranks) == ("order", (2,))
 
 
-def test_a_circle_names_all_that_are_in_it() -> None:
+def test_a_cycle_names_all_its_ranks() -> None:
     found = judge({0: receives(0, 1, WORLD), 1: receives(1, 2, WORLD), 2: receives(2, 0, WORLD)})
     assert found.kind == "cycle"
     assert not found.decided
@@ -371,7 +371,7 @@ def test_a_receiver_waits_for_its_sender() -> None:
     assert (done.kind, done.ranks) == (verdict.UNDECIDED, (0, 1))
 
 
-def test_one_in_an_operation_that_nobody_numbers_and_the_others_in_another_one() -> None:
+def test_one_rank_in_an_unnumbered_operation_and_the_others_in_another_one() -> None:
     call = Operation("0", 0, "monitored_barrier", "monitored_barrier", place=at(15))
     odd = Evidence(3, WAITS, dist_rank=3, groups={"0": WORLD}, waits=(Wait(call, place=at(15)),), place=at(15))
     found = judge({rank: waits(rank, WORLD, 1, 10) for rank in range(3)} | {3: odd})
@@ -383,7 +383,7 @@ def rooted(rank: int, root: int, size: int) -> Evidence:
     return replace(each, waits=(replace(each.waits[0], root=root),))
 
 
-def test_another_source_of_a_broadcast_is_told() -> None:
+def test_another_source_of_a_broadcast_is_reported() -> None:
     found = judge({rank: rooted(rank, 1 if rank == 2 else 0, 3) for rank in range(3)})
     assert (found.kind, found.ranks) == ("root", (2,))
     assert "Rank 2 called broadcast for rank 1 at train.py:10 where ranks 0-1 called broadcast for rank 0" in str(found)
@@ -410,7 +410,7 @@ def test_a_rank_that_failed_and_has_left_its_group_is_not_taken_for_one_outside(
     assert found.sentence.startswith("Rank 1 failed with ValueError: no at train.py:7; ranks 0, 2-3 wait")
 
 
-def test_nothing_is_said_where_nobody_waits() -> None:
+def test_there_is_no_culprit_where_no_rank_waits() -> None:
     found = judge({0: Evidence(0, RUNS, place=at(3)), 1: Evidence(1, IDLE)})
     assert found.kind == verdict.NOTHING
     assert found.sentence == "No rank waits for another: rank 0 is running at train.py:3 in train."

@@ -1,4 +1,4 @@
-"""Programs with one thing wrong, on real ranks: nobody is named who is not to blame, and the line is right."""
+"""Programs with one thing wrong, on real ranks: no innocent rank is named, and the line is right."""
 
 from __future__ import annotations
 

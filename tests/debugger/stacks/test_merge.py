@@ -49,7 +49,7 @@ def shown(snapshots: dict[int, Snapshot], extent: Extent = EIGHT, **more: object
     return Stacks("m", extent, range(extent.nelements), snapshots, **more)  # type: ignore[arg-type]
 
 
-def test_ranks_share_a_path_up_to_where_they_part() -> None:
+def test_ranks_share_a_path_up_to_where_they_diverge() -> None:
     merged = merge({0: rank(endpoint(*REDUCES)), 1: rank(endpoint(*LOADS)), 2: rank(endpoint(*REDUCES))})
     (root,) = merged.roots
     assert (root.kind, root.name, root.ranks) == (ENDPOINT, "trainer.step", [0, 1, 2])
@@ -150,7 +150,7 @@ def test_recursions_of_different_depths_are_the_same_place() -> None:
     assert len(stacks.classes) == 1
 
 
-def test_what_a_rank_does_at_once_is_no_parting() -> None:
+def test_concurrent_work_of_a_rank_is_no_divergence() -> None:
     tasks = [Stack(TASK, "go", (MAIN, user(name, line))) for name, line in (("one", 1), ("two", 2))]
     stacks = shown({at: rank(*tasks) for at in range(8)})
     assert "├─ [0-7] 1 of 2 at once\n" in stacks.text()
@@ -169,7 +169,7 @@ def test_the_number_of_equal_threads_is_no_difference() -> None:
     assert "1–3 of these at once" in stacks.html()
 
 
-def test_states_and_values_are_told_by_rank() -> None:
+def test_states_and_values_are_shown_by_rank() -> None:
     snapshots = {
         at: rank(endpoint(*LOADS, state="stopped by the debugger" if at == 2 else "", values=(("n", str(at // 6)),)))
         for at in range(8)

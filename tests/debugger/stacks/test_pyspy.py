@@ -64,7 +64,7 @@ def test_a_rank_that_waits_is_idle() -> None:
     assert len(read_snapshot(dump(thread("MainThread", *STARTS, CALLS)), 42, "", all_threads=True).stacks) == 1
 
 
-def test_who_holds_the_interpreter_is_said() -> None:
+def test_the_thread_that_holds_the_interpreter_lock_is_marked() -> None:
     found = read_snapshot(dump(thread("MainThread", *STARTS, CALLS, frame("/w/a.py", "hold"), gil=True)), 42, "")
     assert found.stacks[0].state == HOLDS_LOCK
 

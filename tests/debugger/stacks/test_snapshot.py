@@ -1,4 +1,4 @@
-"""What a process tells of itself: of its threads, its tasks, and with what beside."""
+"""The snapshot that a process takes of its threads and tasks."""
 
 from __future__ import annotations
 

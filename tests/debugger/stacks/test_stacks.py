@@ -1,4 +1,4 @@
-"""The stacks of real ranks: where they part, who is idle, late, stopped or dead, and from outside."""
+"""The stacks of real ranks: where they diverge, which are idle, late, stopped or dead, and those read from outside."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def team(procs: Procs, tmp_path: Path) -> Iterator[Team]:
 
 
 def names(found: Stacks, kind: str = ENDPOINT) -> dict[str, list[tuple[list[str], list[int]]]]:
-    """Each root's paths of the user's functions, and whose they are."""
+    """Each root's paths of user functions, with their ranks."""
     told: dict[str, list[tuple[list[str], list[int]]]] = {}
 
     def look(branch: StackBranch, path: list[str], paths: list[tuple[list[str], list[int]]]) -> None:
@@ -134,7 +134,7 @@ def test_recursions_of_different_depths(team: Team) -> None:
     assert "Trainer.down ×10–13" in text
 
 
-def test_tasks_are_told_with_what_they_await(procs: Procs) -> None:
+def test_tasks_are_shown_with_what_they_await(procs: Procs) -> None:
     mesh = procs(2)
     loaders: Any = mesh.spawn("loader", Loader)
     call = loaders.go.call()

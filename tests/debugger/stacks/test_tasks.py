@@ -35,7 +35,7 @@ def test_on_other_versions_of_python(version: str) -> None:
     assert json.loads(done.stdout) == scenes.expected_paths()
 
 
-def test_a_task_that_runs_is_told_by_its_thread() -> None:
+def test_a_running_task_is_read_from_its_thread() -> None:
     with running(by_spinning, 1):
         (task,) = [task for task in task_stacks() if task.running is not None]
         assert task.running is not None and task.running.f_code is by_spinning.__code__

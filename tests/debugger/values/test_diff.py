@@ -92,7 +92,9 @@ def test_ranks_that_fail_are_grouped_by_what_they_say(trainers: ActorMesh[Traine
     assert "[0-1]  cannot evaluate it: ZeroDivisionError: division by zero" in lines(found)
 
 
-def test_a_dead_and_a_silent_rank_hold_up_nobody(mesh: ProcMesh, trainers: ActorMesh[Trainer], faults: Any) -> None:
+def test_a_dead_and_a_silent_rank_do_not_delay_the_others(
+    mesh: ProcMesh, trainers: ActorMesh[Trainer], faults: Any
+) -> None:
     pids = pull(trainers, "__import__('os').getpid()", rank=1), pull(trainers, "__import__('os').getpid()", rank=2)
     os.kill(pids[0], signal.SIGKILL)
     os.kill(pids[1], signal.SIGSTOP)
@@ -161,7 +163,7 @@ def nets(mesh: ProcMesh) -> ActorMesh[Trainer]:
 
 
 @pytest.mark.torch
-def test_of_modules_only_what_differs_is_told_with_where_first_and_by_how_much(nets: ActorMesh[Trainer]) -> None:
+def test_of_modules_only_differences_are_reported_with_the_first_index_and_the_size(nets: ActorMesh[Trainer]) -> None:
     found = diff(nets, "self.net")
     assert [each.ranks for each in found.groups] == [(3,), (0, 1, 2)]
     assert "6 parameters and buffers, 114,110 elements" in lines(found)[1]
