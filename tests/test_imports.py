@@ -93,7 +93,7 @@ ALLOWED: dict[str, set[str]] = {
         *FACADES,
         f"{KERNEL}.install",
         f"{DEBUGGER}.terminal.client",
-        f"{RUNTIME}.host.worker_agent",
+        f"{RUNTIME}.host.worker_main",
     },
     "monarch_kernel.__main__": {"monarch_kernel.cli", f"{KERNEL}.app"},
     # The package itself: what `import monarch_kernel` names, each loaded at first use.
@@ -246,10 +246,6 @@ CIRCLES: dict[str, set[str]] = {
     "a host mesh spawns proc meshes, and a proc mesh says on which hosts it is": {
         f"{RUNTIME}.actor.hosts.host_mesh",
         f"{RUNTIME}.actor.meshes.proc_mesh",
-    },
-    "a worker of a kept mesh is a worker, and one entry point starts both": {
-        f"{RUNTIME}.host.keeper_agent",
-        f"{RUNTIME}.host.worker_agent",
     },
     "the debugger's agents and its hub call each other, and its package gives the hub": {
         DEBUGGER,

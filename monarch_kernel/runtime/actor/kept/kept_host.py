@@ -46,7 +46,6 @@ from monarch_kernel.runtime.actor.system import ActorSystem, get_actor_system
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, Region
 from monarch_kernel.runtime.node.future import resolved
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
-from monarch_kernel.subscriptions import Subscription
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +86,6 @@ class KeptHost:
         self.idle = idle
         self.missed: dict[str, int] = {}
         self.lost = ""
-        self._subscription: Subscription | None = None  # to changes of the record, while this process holds the mesh
         self.hosts = self._hosts_of(agent)
 
     def _hosts_of(self, agent: ProcRef) -> HostMesh:
@@ -399,9 +397,7 @@ class KeptHost:
     def _drop(self) -> None:
         if self in _hosts:
             _hosts.remove(self)
-        if self._subscription is not None:
             self._subscription.close()
-            self._subscription = None
             self._system.healer.renewers.remove(self._renew)
 
     def _forget(self, why: str) -> list[ProcRef]:
