@@ -1,4 +1,4 @@
-"""`KeptHost`: a host whose meshes outlive their controller.
+"""`KeptHost`: a host whose meshes outlive their controller (long because one class stands in one file).
 
 The mesh's host agent (the *keeper*) keeps a record for later controllers, in parts: for every proc mesh how its procs
 were started, for every actor mesh of the root how its actors were made, and the program's own notes. A part is sent
