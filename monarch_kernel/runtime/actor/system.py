@@ -67,7 +67,7 @@ from monarch_kernel.runtime.actor.meshes.singletons import start_directory
 from monarch_kernel.runtime.actor.output import output_hub
 from monarch_kernel.runtime.actor.ports.holders import PortHolders, arrived
 from monarch_kernel.runtime.actor.process import LocalActor
-from monarch_kernel.runtime.actor.wire_types import Body, Buffers, PeerLink, ReplyBody
+from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, ReplyBody
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.supervision.tree import Notice, Tree
@@ -124,7 +124,7 @@ class ActorSystem:
         self.bootstrap_error: bytes | None = None
         self.on_end_proc: Callable[[str], None] = lambda _reason: None
         self._hold: BootstrapHold | None = None  # while the bootstrap runs
-        self._early: dict[str, list[tuple[PeerLink, Call, Body]]] = {}
+        self._early: dict[str, list[tuple[MessageLink, Call, Body]]] = {}
         self._this_proc: Any = None
         self._this_host: Any = None
         self._closed = False
@@ -161,7 +161,7 @@ class ActorSystem:
             hold.release()
             self._hold = None
 
-    def _handle_now(self, link: PeerLink, message: HeldMessage, body: Body) -> None:
+    def _handle_now(self, link: MessageLink, message: HeldMessage, body: Body) -> None:
         if isinstance(message, Call):
             self._call(link, message, body)
         elif isinstance(message, Create):
@@ -169,24 +169,24 @@ class ActorSystem:
         else:
             self._stop_actor(link, message)
 
-    def _on_call(self, link: PeerLink, message: Call, body: Body) -> None:
+    def _on_call(self, link: MessageLink, message: Call, body: Body) -> None:
         if message.segment is not None:
             body = self.node.apart(message.segment, body)
         hold = self._hold
         if hold is None or not hold.takes(link, message, body):
             self._call(link, message, body)
 
-    def _on_create(self, link: PeerLink, message: Create, body: Body) -> None:
+    def _on_create(self, link: MessageLink, message: Create, body: Body) -> None:
         hold = self._hold
         if hold is None or not hold.takes(link, message, body):
             self._create(link, message, body)
 
-    def _on_stop_actor(self, link: PeerLink, message: StopActor, body: Body) -> None:
+    def _on_stop_actor(self, link: MessageLink, message: StopActor, body: Body) -> None:
         hold = self._hold
         if hold is None or not hold.takes(link, message, body):
             self._stop_actor(link, message)
 
-    def _call(self, link: PeerLink, message: Call, body: Body) -> None:
+    def _call(self, link: MessageLink, message: Call, body: Body) -> None:
         actor = self.actors.get(message.actor)
         if actor is None and message.actor == "controllers" and self.is_root:
             start_directory()
@@ -198,7 +198,7 @@ class ActorSystem:
         else:
             self._keep_early(link, message, body)
 
-    def _refuse(self, link: PeerLink, message: Call) -> None:
+    def _refuse(self, link: MessageLink, message: Call) -> None:
         if message.call:
             self.reply_dead(link, message, self.ended.get(message.actor) or self._missing(message.actor))
 
@@ -209,7 +209,7 @@ class ActorSystem:
             cause = f"there is no actor {actor} in this proc"
         return Death.of(DeathKind.NO_ACTOR, cause, self.node.id, self.node.ref.host, self.pid)
 
-    def _keep_early(self, link: PeerLink, message: Call, body: Body) -> None:
+    def _keep_early(self, link: MessageLink, message: Call, body: Body) -> None:
         """Keep a call whose actor does not exist yet, as a reference may arrive before the message that makes it."""
         early = self._early.setdefault(message.actor, [])
         early.append((link, message, body))
@@ -220,12 +220,12 @@ class ActorSystem:
         for link, message, _ in self._early.pop(actor, ()):
             self._refuse(link, message)
 
-    def reply(self, link: PeerLink, message: Call, status: int, body: Body, buffers: Buffers = ()) -> None:
+    def reply(self, link: MessageLink, message: Call, status: int, body: Body, buffers: Buffers = ()) -> None:
         """Answer a call, at the process that it names."""
         to = message.reply_to
         if to is not None and to.id != link.peer:
             self.node.learn(to)
-            other: PeerLink | None = self.node.link_to(to.id)
+            other: MessageLink | None = self.node.link_to(to.id)
             if other is None:
                 return
             link = other
@@ -235,12 +235,12 @@ class ActorSystem:
         written = self.mark_output(link.peer, message.cell) if self.mark_output is not None else 0
         link.send(encode_header(Reply(message.call, message.rank, status, buffers, segment, written)), body)
 
-    def reply_dead(self, link: PeerLink, message: Call, death: Death) -> None:
+    def reply_dead(self, link: MessageLink, message: Call, death: Death) -> None:
         """Answer a call to an actor that has ended."""
         to = message.reply_to
         self.reply(link, message, DEAD, self.node.death_body(to.id if to is not None else link.peer, death))
 
-    def _create(self, link: PeerLink, create: Create, body: Body) -> None:
+    def _create(self, link: MessageLink, create: Create, body: Body) -> None:
         if self.bootstrap_error is not None:
             self._born_dead(link, create, self.bootstrap_error, self._missing(create.actor))
             return
@@ -263,12 +263,12 @@ class ActorSystem:
             instance.start_thread()
 
     def _instance(
-        self, create: Create, spec: ActorSpec, build: Callable[[], Any], link: PeerLink, proc_mesh: Any
+        self, create: Create, spec: ActorSpec, build: Callable[[], Any], link: MessageLink, proc_mesh: Any
     ) -> ActorInstance:
         kind = AsyncActorInstance if spec.is_async else ActorInstance
         return kind(self, create, spec, build, link, proc_mesh)
 
-    def _born_dead(self, link: PeerLink, create: Create, error: bytes, death: Death) -> None:
+    def _born_dead(self, link: MessageLink, create: Create, error: bytes, death: Death) -> None:
         """The actor cannot be made here, so it ends before it begins."""
         link.send(encode_header(Reply(create.call, create.rank, ERROR)), error)
         self.ended[create.actor] = death
@@ -286,7 +286,7 @@ class ActorSystem:
         self.actors[actor] = instance
         instance.start_thread()
 
-    def _stop_actor(self, link: PeerLink, message: StopActor) -> None:
+    def _stop_actor(self, link: MessageLink, message: StopActor) -> None:
         actor = self.actors.get(message.actor)
         if actor is not None:
             actor.deliver(link, message, b"")
@@ -300,14 +300,14 @@ class ActorSystem:
             self.ended[instance.mesh_id] = instance.death
             self.actors.pop(instance.mesh_id, None)
 
-    def _on_ping(self, link: PeerLink, message: Ping, _body: Body) -> None:
+    def _on_ping(self, link: MessageLink, message: Ping, _body: Body) -> None:
         acknowledge(link, message.call, message.rank)
 
-    def _on_set_log_level(self, link: PeerLink, message: SetLogLevel, _body: Body) -> None:
+    def _on_set_log_level(self, link: MessageLink, message: SetLogLevel, _body: Body) -> None:
         logging.getLogger("monarch_kernel.actors").setLevel(message.level)
         acknowledge(link, message.call, message.rank)
 
-    def _on_end_proc(self, _link: PeerLink, message: EndProc, _body: Body) -> None:
+    def _on_end_proc(self, _link: MessageLink, message: EndProc, _body: Body) -> None:
         self.on_end_proc(message.reason)
 
     def stop_all_actors(self, reason: str, timeout: float) -> None:
@@ -325,7 +325,7 @@ class ActorSystem:
 
     # -- interrupts --------------------------------------------------------------------------------
 
-    def _on_interrupt(self, link: PeerLink, message: Interrupt, _body: Body) -> None:
+    def _on_interrupt(self, link: MessageLink, message: Interrupt, _body: Body) -> None:
         names = [name for actor in list(self.actors.values()) for name in actor.interrupt(message.cells)]
         acknowledge(link, message.call, message.rank, names)
 
@@ -360,7 +360,7 @@ class ActorSystem:
         """An actor of this process, or its client."""
         return self.actors.get(actor_id) or self.client
 
-    def _on_actor_failed(self, _link: PeerLink, message: ActorFailed, body: ReplyBody) -> None:
+    def _on_actor_failed(self, _link: MessageLink, message: ActorFailed, body: ReplyBody) -> None:
         death = death_of(body)
         notices = self.tree.actor_failed(message.actor, message.rank, death)
         if notices:
@@ -431,15 +431,15 @@ class ActorSystem:
 
     # -- output ----------------------------------------------------------------------------------------
 
-    def _on_output(self, _link: PeerLink, message: OutputChunk, body: memoryview) -> None:
+    def _on_output(self, _link: MessageLink, message: OutputChunk, body: memoryview) -> None:
         for sink in self.output_sinks:
             sink(message.proc, message.stream, bytes(body))
 
-    def _on_output_end(self, _link: PeerLink, message: OutputEnd, _body: Body) -> None:
+    def _on_output_end(self, _link: MessageLink, message: OutputEnd, _body: Body) -> None:
         for sink in self.output_sinks:
             sink(message.proc, 0, None)
 
-    def _on_hello(self, link: PeerLink) -> None:
+    def _on_hello(self, link: MessageLink) -> None:
         if self.agent_answers is not None and self.agent is not None and link.peer == self.agent.id:
             self.agent_answers._resolve(True)
 

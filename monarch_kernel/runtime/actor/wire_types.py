@@ -8,8 +8,8 @@ from monarch_kernel.protocol.messages import Call, Death, StopActor
 from monarch_kernel.protocol.serialize import Apart
 
 
-class PeerLink(Protocol):
-    """A connection to another process, or to this one."""
+class MessageLink(Protocol):
+    """What the actor runtime needs of a link: its peer, and a way to send. Every ``PeerLink`` of a node is one."""
 
     @property
     def peer(self) -> str:

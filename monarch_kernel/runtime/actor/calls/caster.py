@@ -27,7 +27,7 @@ from monarch_kernel.protocol.casts import (
 )
 from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef, encode
 from monarch_kernel.protocol.refs import lost_with
-from monarch_kernel.runtime.actor.wire_types import Body, Buffers, PeerLink, RankedMessage
+from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, RankedMessage
 from monarch_kernel.runtime.node.poller import Timer
 
 #: Groups that are kept for further casts.
@@ -382,7 +382,7 @@ class Caster:
 
     # -- answers ----------------------------------------------------------------------------------
 
-    def _on_replies(self, link: PeerLink, message: CastReplies, body: Any) -> None:
+    def _on_replies(self, link: MessageLink, message: CastReplies, body: Any) -> None:
         record = self._open.get(message.number) if message.source == self._node.id else None
         if record is None:
             return
@@ -416,7 +416,7 @@ class Caster:
 
     # -- losses -----------------------------------------------------------------------------------
 
-    def _on_lost(self, _link: PeerLink, message: CastLost, _body: Body) -> None:
+    def _on_lost(self, _link: MessageLink, message: CastLost, _body: Body) -> None:
         """An agent cannot reach another one: from now on we do."""
         with self._lock:
             host = self._hosts.get(message.agent)

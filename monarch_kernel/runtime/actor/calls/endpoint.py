@@ -16,7 +16,7 @@ from monarch_kernel.runtime.actor.definition import EndpointSpec, tell_undeliver
 from monarch_kernel.runtime.actor.ports.holders import give, pickled
 from monarch_kernel.runtime.actor.ports.port import Port
 from monarch_kernel.runtime.actor.process import GivenPort, System
-from monarch_kernel.runtime.actor.wire_types import Body, Buffers, PeerLink, Pickled
+from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, Pickled
 from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
@@ -36,7 +36,7 @@ class CallableMesh(Protocol):
     def extent(self) -> Extent: ...
     def slice(self, **args: int | slice) -> CallableMesh: ...
     def _target(self) -> Target: ...
-    def _reach(self, ref: ProcRef) -> PeerLink | None: ...
+    def _reach(self, ref: ProcRef) -> MessageLink | None: ...
 
 
 class Endpoint(Generic[R]):
@@ -154,7 +154,7 @@ class Endpoint(Generic[R]):
         if ports:
             give(ports, target, (rank,))
         ref = target.procs[rank]
-        link: PeerLink | None = node.links.get(ref.id)
+        link: MessageLink | None = node.links.get(ref.id)
         if link is None and (link := mesh._reach(ref)) is None:
             call.on_peer_dead(ref.id, node.deaths[ref.id])
             return
@@ -228,7 +228,7 @@ class Endpoint(Generic[R]):
             body, message.segment = node.pack(body, buffers, [ref.id for ref in procs if ref.id not in node.deaths])
         lost: dict[int, Death] = {}
         for rank, ref in near:
-            link: PeerLink | None = links.get(ref.id)
+            link: MessageLink | None = links.get(ref.id)
             if link is None and (link := mesh._reach(ref)) is None:
                 lost[rank] = node.deaths[ref.id]
                 if sink is not None:

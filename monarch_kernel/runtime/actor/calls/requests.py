@@ -15,10 +15,10 @@ from monarch_kernel.runtime.node.node import Node
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.process import System
-    from monarch_kernel.runtime.actor.wire_types import Body, PeerLink, RankedMessage
+    from monarch_kernel.runtime.actor.wire_types import Body, MessageLink, RankedMessage
 
 
-def acknowledge(link: PeerLink, call: int, rank: int, value: Any = None) -> None:
+def acknowledge(link: MessageLink, call: int, rank: int, value: Any = None) -> None:
     """Answer a request to the runtime: it is done, with this small value."""
     link.send(encode_header(Reply(call, rank, OK)), dumps(value)[0])
 

@@ -20,7 +20,7 @@ from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution.instance import CLEANUP_TIMEOUT, FAILURE, ActorInstance, CalledEndpoint
 from monarch_kernel.runtime.actor.execution.interruptible import InterruptibleSteps
 from monarch_kernel.runtime.actor.ports.holders import pickled
-from monarch_kernel.runtime.actor.wire_types import Body, PeerLink
+from monarch_kernel.runtime.actor.wire_types import Body, MessageLink
 from monarch_kernel.runtime.node.event_loop import new_loop
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class AsyncActorInstance(ActorInstance):
             if handled % 64 == 0:
                 await asyncio.sleep(0)
 
-    async def _handle_async(self, link: PeerLink, message: Call, body: Body) -> BaseException | None:
+    async def _handle_async(self, link: MessageLink, message: Call, body: Body) -> BaseException | None:
         current.set(Context(self, message.rank, shared(message.labels, message.sizes), message.endpoint))
         origin.set(message.cell or None)
         endpoint = self._spec.endpoints.get(message.endpoint) or self._undecorated(message.endpoint)
@@ -162,7 +162,7 @@ class AsyncActorInstance(ActorInstance):
 
     def _was_cancelled(
         self,
-        link: PeerLink,
+        link: MessageLink,
         message: Call,
         endpoint: CalledEndpoint,
         error: asyncio.CancelledError,
@@ -177,7 +177,7 @@ class AsyncActorInstance(ActorInstance):
     def _task_done(
         self,
         fatal: asyncio.Future[BaseException],
-        link: PeerLink,
+        link: MessageLink,
         message: Call,
         endpoint: CalledEndpoint,
         task: asyncio.Task[BaseException | None],

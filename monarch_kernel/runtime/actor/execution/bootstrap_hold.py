@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from monarch_kernel.protocol.messages import Call, Create, StopActor
-from monarch_kernel.runtime.actor.wire_types import Body, PeerLink
+from monarch_kernel.runtime.actor.wire_types import Body, MessageLink
 
 HeldMessage: TypeAlias = Call | Create | StopActor
 
@@ -25,15 +25,17 @@ class BootstrapHold:
         is_known: whether an actor of that id exists here, or did.
     """
 
-    def __init__(self, handle: Callable[[PeerLink, HeldMessage, Body], None], is_known: Callable[[str], bool]) -> None:
+    def __init__(
+        self, handle: Callable[[MessageLink, HeldMessage, Body], None], is_known: Callable[[str], bool]
+    ) -> None:
         self._handle = handle
         self._is_known = is_known
         self._lock = threading.RLock()
-        self._kept: list[tuple[PeerLink, HeldMessage, Body]] = []
+        self._kept: list[tuple[MessageLink, HeldMessage, Body]] = []
         self._releasing = False
         self._over = False
 
-    def takes(self, link: PeerLink, message: HeldMessage, body: Body) -> bool:
+    def takes(self, link: MessageLink, message: HeldMessage, body: Body) -> bool:
         """Whether the message was held or handled here; if not, the caller handles it now."""
         with self._lock:
             if self._over:
@@ -47,7 +49,7 @@ class BootstrapHold:
             self._kept.append((link, message, bytes(body) if isinstance(body, memoryview) else body))
             return True
 
-    def _create(self, link: PeerLink, create: Create, body: Body) -> None:
+    def _create(self, link: MessageLink, create: Create, body: Body) -> None:
         """Make an actor now, and give it the messages that came for it before."""
         mine = [entry for entry in self._kept if entry[1].actor == create.actor]
         self._kept = [entry for entry in self._kept if entry[1].actor != create.actor]

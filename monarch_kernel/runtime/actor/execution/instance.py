@@ -44,7 +44,7 @@ from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT
 from monarch_kernel.runtime.actor.ports.holders import give, give_to_unknown, leave, pickled
 from monarch_kernel.runtime.actor.ports.port import ReplyPort
 from monarch_kernel.runtime.actor.process import GivenPort
-from monarch_kernel.runtime.actor.wire_types import ActorMessage, Body, Buffers, PeerLink, Pickled
+from monarch_kernel.runtime.actor.wire_types import ActorMessage, Body, Buffers, MessageLink, Pickled
 from monarch_kernel.runtime.mesh.shape import SINGLE, Point
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class ActorInstance(Instance):
         create: Create,
         spec: ActorSpec,
         build: Callable[[], Any],
-        link: PeerLink,
+        link: MessageLink,
         proc_mesh: Any,
     ) -> None:
         rank = Point(create.rank, shared(create.labels, create.sizes))
@@ -177,13 +177,13 @@ class ActorInstance(Instance):
         self._born_for = create.cell or None
         self._object: Any = None
         self._functions: dict[str, Callable[..., Any]] = {}
-        self._queue: deque[tuple[PeerLink, ActorMessage | _FailureDue, Body]] = deque()
+        self._queue: deque[tuple[MessageLink, ActorMessage | _FailureDue, Body]] = deque()
         self._done = False  # the mailbox as a waitable: something is in it
         self._parked: list[Any] = []
         self._failures: deque[MeshFailure] = deque()  # of meshes of ours, not handled yet
         self.open_ports: set[ReplyPort[Any]] = set()  # not yet answered, and not passed on
         self._thread = 0
-        self._stopping: tuple[str, list[tuple[PeerLink, int, int]]] | None = None
+        self._stopping: tuple[str, list[tuple[MessageLink, int, int]]] | None = None
         self.death: Death | None = None
         self._fatal: BaseException | None = None  # the error that ended the actor outside its messages
         self.running: str | None = None  # the endpoint that runs now
@@ -205,7 +205,7 @@ class ActorInstance(Instance):
 
     # -- mailbox (any thread) ---------------------------------------------------------------------
 
-    def deliver(self, link: PeerLink, message: ActorMessage, body: Body) -> None:
+    def deliver(self, link: MessageLink, message: ActorMessage, body: Body) -> None:
         """Put a message into the mailbox."""
         if self.death is not None:
             self.refuse(link, message)
@@ -224,7 +224,7 @@ class ActorInstance(Instance):
                 loop.call_soon_threadsafe(event.set)
             self._system.node.poller.notify(self)
 
-    def refuse(self, link: PeerLink, message: ActorMessage | _FailureDue) -> None:
+    def refuse(self, link: MessageLink, message: ActorMessage | _FailureDue) -> None:
         """Answer a message that arrived after the actor ended."""
         assert self.death is not None
         if isinstance(message, Call) and message.call:
@@ -347,7 +347,7 @@ class ActorInstance(Instance):
             self._woken = None
             waiting.cancel()
 
-    def _handle(self, link: PeerLink, message: Call, body: Body) -> BaseException | None:
+    def _handle(self, link: MessageLink, message: Call, body: Body) -> BaseException | None:
         """Run one endpoint. Returns the exception that ends the actor, if any."""
         extent = shared(message.labels, message.sizes)
         endpoint: CalledEndpoint | None = self._spec.endpoints.get(message.endpoint)
@@ -376,7 +376,7 @@ class ActorInstance(Instance):
         return None
 
     def _answer(
-        self, link: PeerLink, message: Call, reply: Pickled, buffers: Buffers, ports: Sequence[GivenPort]
+        self, link: MessageLink, message: Call, reply: Pickled, buffers: Buffers, ports: Sequence[GivenPort]
     ) -> None:
         """Send the result of an endpoint."""
         is_checkpoint = message.endpoint == "checkpoint"
@@ -404,7 +404,7 @@ class ActorInstance(Instance):
             self._system.node.send(self.owner_proc.id, Checkpoint(self.mesh_id, self.rank.rank, buffers), state)
 
     def _prepare(
-        self, link: PeerLink, message: Call, endpoint: CalledEndpoint, body: Body
+        self, link: MessageLink, message: Call, endpoint: CalledEndpoint, body: Body
     ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """The function to call for a message, and its arguments."""
         args, kwargs = loads(body, message.buffers)
@@ -421,7 +421,7 @@ class ActorInstance(Instance):
 
     def _failed(
         self,
-        link: PeerLink,
+        link: MessageLink,
         message: Call,
         endpoint: CalledEndpoint,
         error: BaseException,
@@ -488,7 +488,7 @@ class ActorInstance(Instance):
 
     # -- ending ------------------------------------------------------------------------------------
 
-    def _note_stop(self, link: PeerLink, message: StopActor) -> None:
+    def _note_stop(self, link: MessageLink, message: StopActor) -> None:
         if self._stopping is None:
             self._stopping = (message.reason, [])
         self._stopping[1].append((link, message.call, message.rank))
@@ -576,7 +576,7 @@ class ActorInstance(Instance):
         self._system.note_interrupt(self)
 
 
-def on_peers_failed(actors: Mapping[str, ActorInstance], _link: PeerLink, message: PeersFailed, _body: Body) -> None:
+def on_peers_failed(actors: Mapping[str, ActorInstance], _link: MessageLink, message: PeersFailed, _body: Body) -> None:
     """Handles ``PeersFailed`` for the actors of a process."""
     actor = actors.get(message.asked[0])
     if actor is not None:

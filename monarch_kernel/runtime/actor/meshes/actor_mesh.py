@@ -17,7 +17,7 @@ from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.definition import ActorSpec, class_label, spec_of
 from monarch_kernel.runtime.actor.healing.report import Healable
 from monarch_kernel.runtime.actor.process import System, get_system
-from monarch_kernel.runtime.actor.wire_types import PeerLink
+from monarch_kernel.runtime.actor.wire_types import MessageLink
 from monarch_kernel.runtime.mesh.shape import MeshTrait, Region
 from monarch_kernel.runtime.node.future import Future
 
@@ -115,7 +115,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
                 self._cached = Target(self._name, self._actor, self._shape.extent, procs, self._system.reported, self)
         return self._cached
 
-    def _reach(self, ref: ProcRef) -> PeerLink | None:
+    def _reach(self, ref: ProcRef) -> MessageLink | None:
         """A link to one of the mesh's procs, made if necessary; None if the proc is dead."""
         self._system.node.learn(ref)
         return self._system.node.link_to(ref.id)

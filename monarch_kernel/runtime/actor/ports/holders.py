@@ -28,7 +28,7 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.protocol.serialize import dumps, is_plain
 from monarch_kernel.runtime.actor.context import current, shared
 from monarch_kernel.runtime.actor.process import GivenPort, get_system
-from monarch_kernel.runtime.actor.wire_types import Body, Buffers, PeerLink, Pickled
+from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, Pickled
 from monarch_kernel.runtime.supervision.senders import Sender, Senders
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class PortHolders:
         if senders is not None and (known := senders()) is not None:
             known.given_to_unknown()
 
-    def on_given(self, _link: PeerLink | None, message: PortGiven, _body: Body | None) -> None:
+    def on_given(self, _link: MessageLink | None, message: PortGiven, _body: Body | None) -> None:
         """A port of this process is given away."""
         sink: Any = self.node.calls.get(message.call)
         if sink is None:
@@ -247,7 +247,7 @@ class PortHolders:
                     del self._given[key]
             self._prune_at = max(64, 2 * len(self._given))
 
-    def _on_left(self, link: PeerLink, message: PortLeft, body: Any) -> None:
+    def _on_left(self, link: MessageLink, message: PortLeft, body: Any) -> None:
         entry = self._given.get((message.call, message.rank))
         if entry is None:
             return
