@@ -476,6 +476,33 @@ def beside_another_tracer() -> None:
         assert calls == ["call", "line", "line", "line", "return"] * 2, calls
 
 
+def arming_while_threads_end() -> None:
+    """The states of threads that end at any moment are not touched: on Python 3.11 that was the process's end."""
+    interval = sys.getswitchinterval()
+    over = threading.Event()
+
+    def begins_threads() -> None:
+        while not over.is_set():
+            short = [threading.Thread(target=guest.plain, args=(1,)) for _ in range(5)]
+            for thread in short:
+                thread.start()
+            for thread in short:
+                thread.join()
+
+    with session() as s:
+        others = [Running(begins_threads) for _ in range(3)]
+        sys.setswitchinterval(1e-6)  # the interpreter lock goes over at every chance
+        try:
+            for _ in range(300):
+                s.break_at("counted body", condition="i < 0")
+                s.engine.arm([])
+        finally:
+            sys.setswitchinterval(interval)
+            over.set()
+        for other in others:
+            other.ended()
+
+
 def interrupts_at_any_moment() -> None:
     """Ctrl-C anywhere in a loop with breakpoints: they still hold, also where a trace function was interrupted."""
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,16 +1,24 @@
 """Python 3.11: trace functions of threads that run already (`sys.settrace` sets only that of the calling thread).
 
 CPython exports what this needs, except for two offsets in `PyThreadState`, which are searched for, not assumed.
+
+A thread's state is freed when the thread ends, which it can whenever this thread gives up the interpreter lock: between
+two calls of Python code. So the list of states is walked, read and written by iterators and functions that are
+implemented in C and chained, each chain exhausted by a single call, during which the lock is held.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, chain, repeat, starmap, takewhile, tee
+from operator import attrgetter
 from typing import Any
 
 Tracer = Callable[..., Any]
@@ -28,75 +36,111 @@ class _Layout:
     trampoline: int
 
 
-class OwnThread:
-    """The calling thread, if other threads cannot be reached."""
+@dataclass(frozen=True, slots=True)
+class _Api:
+    """Functions of the interpreter, which keep the interpreter lock; addresses are integers, and NULL is None."""
 
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-
-    @property
-    def tracer(self) -> Tracer | None:
-        """Its trace function."""
-        return sys.gettrace()
-
-    def trace(self, tracer: Tracer | None) -> None:
-        """Set its trace function."""
-        sys.settrace(tracer)
+    interpreter: Callable[[], int]
+    head: Callable[[int], int]
+    following: Callable[..., int]
+    copy: Callable[[int, int], bytes]
+    new_reference: Callable[[int], Tracer]
+    set_trace: Callable[[int, int | None, int | None], int]
 
 
-class ThreadState:
-    """The state of one thread; valid as long as this thread keeps the interpreter lock."""
+def thread_tracers() -> dict[int, Tracer | None]:
+    """The trace function of each thread, by `threading.get_ident()`.
 
-    def __init__(self, address: int, layout: _Layout) -> None:
-        self._address = address
-        self._layout = layout
-
-    @property
-    def thread(self) -> int:
-        """Its `threading.get_ident()`."""
-        return self._word(self._layout.thread)
-
-    @property
-    def tracer(self) -> Tracer | None:
-        """Its trace function."""
-        tracer = self._word(self._layout.tracer)
-        return ctypes.cast(tracer, ctypes.py_object).value if tracer else None
-
-    def trace(self, tracer: Tracer | None) -> None:
-        """Like `sys.settrace`, for that thread."""
-        if tracer is None:
-            _set_trace(self._address, None, None)
-        else:
-            _set_trace(self._address, self._layout.trampoline, ctypes.py_object(tracer))
-
-    def _word(self, offset: int) -> int:
-        return ctypes.c_void_p.from_address(self._address + offset).value or 0
+    Only that of the calling thread, if the interpreter is built differently. A thread that changes its trace function
+    at this moment is left out.
+    """
+    layout = _find_layout()
+    if layout is None:
+        return {threading.get_ident(): sys.gettrace()}
+    with _no_collection():
+        fields = map(ctypes.c_void_p.from_address, map(layout.tracer.__add__, _states()))
+        # Referenced in the same call as they are found; from here on they live, even if their threads end.
+        tracers = list(map(_api().new_reference, filter(None, map(attrgetter("value"), fields))))
+        held = {id(tracer): tracer for tracer in tracers}
+        return {thread: held.get(tracer) for _, thread, tracer in _read(layout) if not tracer or tracer in held}
 
 
-def _set_trace(state: int, function: int | None, tracer: Any) -> None:
-    set_trace: Any = ctypes.pythonapi._PyEval_SetTrace
-    set_trace.restype = ctypes.c_int
-    set_trace.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.py_object if tracer is not None else ctypes.c_void_p]
-    if set_trace(state, function, tracer) != 0:
+def set_tracers(tracers: Mapping[int, Tracer | None]) -> None:
+    """Like `sys.settrace`, for each of these threads that still runs.
+
+    Raises:
+        RuntimeError: the interpreter refused (an audit hook).
+    """
+    layout = _find_layout()
+    if layout is None:
+        if threading.get_ident() in tracers:
+            sys.settrace(tracers[threading.get_ident()])
+        return
+    present = (
+        thread_tracers()
+    )  # held until the end: what is run when a trace function is freed must not run in the chain
+    calls: dict[int, tuple[int, int | None, int | None]] = {}
+    with _no_collection():
+        for address, thread, _ in _read(layout):
+            if thread in tracers:
+                tracer = tracers[thread]
+                calls[address] = (address, None, None) if tracer is None else (address, layout.trampoline, id(tracer))
+        alive = filter(calls.__contains__, _states())
+        failed = any(starmap(_api().set_trace, map(calls.__getitem__, alive)))
+    del present
+    if failed:
         raise RuntimeError("the trace function of a thread could not be set")
 
 
-def thread_states() -> list[ThreadState] | list[OwnThread]:
-    """All threads of this interpreter; only the calling one where the interpreter is built differently."""
-    layout = _find_layout()
-    if layout is None:
-        return [OwnThread()]
-    api = ctypes.pythonapi
-    head, following, interpreter = api.PyInterpreterState_ThreadHead, api.PyThreadState_Next, api.PyInterpreterState_Get
-    for function in (head, following, interpreter):
-        function.restype = ctypes.c_void_p
-    head.argtypes = following.argtypes = [ctypes.c_void_p]
-    address = head(interpreter())
-    states: list[ThreadState] = []
-    while address:
-        states.append(ThreadState(address, layout))
-        address = following(address)
-    return states
+def _states() -> Iterator[int]:
+    """The addresses of all thread states; valid only during the one call that exhausts this iterator."""
+    api = _api()
+    # PyThreadState_Next is called with a second argument, which a C function ignores.
+    return takewhile(bool, accumulate(chain(map(api.head, (api.interpreter(),)), repeat(None)), api.following))
+
+
+def _read(layout: _Layout) -> list[tuple[int, int, int]]:
+    """(address, thread, address of the trace function or 0) of each thread."""
+    addresses, same = tee(_states())
+    size = max(layout.thread, layout.tracer) + _WORD
+    copies = list(zip(addresses, map(_api().copy, same, repeat(size))))
+
+    def word(state: bytes, offset: int) -> int:
+        return int.from_bytes(state[offset : offset + _WORD], sys.byteorder)
+
+    return [(address, word(state, layout.thread), word(state, layout.tracer)) for address, state in copies]
+
+
+@contextmanager
+def _no_collection() -> Generator[None, None, None]:
+    """Without garbage collection, which runs finalizers: Python code, in the middle of a chain."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@lru_cache(maxsize=1)
+def _api() -> _Api:
+    library = ctypes.PyDLL(None)  # not `ctypes.pythonapi`, whose functions other code may declare in its own way
+    pointer = ctypes.c_void_p
+
+    def declared(name: str, result: Any, *arguments: Any) -> Any:
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+        return function
+
+    return _Api(
+        declared("PyInterpreterState_Get", pointer),
+        declared("PyInterpreterState_ThreadHead", pointer, pointer),
+        declared("PyThreadState_Next", pointer, pointer),
+        declared("PyBytes_FromStringAndSize", ctypes.py_object, pointer, ctypes.c_ssize_t),
+        declared("Py_NewRef", ctypes.py_object, pointer),
+        declared("_PyEval_SetTrace", ctypes.c_int, pointer, pointer, pointer),
+    )
 
 
 @lru_cache(maxsize=1)
@@ -124,4 +168,4 @@ def _find_layout() -> _Layout | None:
     return _Layout(threads[0] * _WORD, tracer * _WORD, traced[tracer - 2])
 
 
-__all__ = ["OwnThread", "ThreadState", "Tracer", "thread_states"]
+__all__ = ["Tracer", "set_tracers", "thread_tracers"]

@@ -24,7 +24,7 @@ from monarch_kernel.debugger.rank.stopping.armed import ArmedBreakpoints, Lines
 from monarch_kernel.debugger.rank.stopping.event_source import EventSink
 from monarch_kernel.debugger.rank.stopping.lines import loaded_codes, running_frames, tree
 from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan, outwards
-from monarch_kernel.debugger.rank.stopping.threadstates import Tracer, thread_states
+from monarch_kernel.debugger.rank.stopping.threadstates import Tracer, set_tracers, thread_tracers
 from monarch_kernel.debugger.source_locations import is_user
 
 #: How often a thread is checked that an exception from a trace function has left untraced (seconds).
@@ -177,7 +177,7 @@ class Tracing:
                 if not (self._book.has_lines or self._pausing or self._plans):
                     self._guarding = False
                     return
-                if _DEBUGPY in sys.modules or any(state.tracer is None for state in thread_states()):
+                if _DEBUGPY in sys.modules or None in thread_tracers().values():
                     self._apply()
 
     def _trace_frame(self, frame: FrameType, stepped: set[int]) -> None:
@@ -197,20 +197,22 @@ class Tracing:
             frame.f_trace = _Both(local, present)
 
     def _trace_threads(self, wanted: Callable[[int], bool]) -> None:
-        for state in thread_states():
-            tracer = state.tracer
+        changed: dict[int, Tracer | None] = {}
+        for thread, tracer in thread_tracers().items():
             ours = tracer in self._tracers
-            if wanted(state.thread) and not ours:
-                state.trace(self._tracer_over(state.thread, tracer))
-            elif ours and not wanted(state.thread):
-                state.trace(self._before.pop(state.thread, None))
+            if wanted(thread) and not ours:
+                changed[thread] = self._tracer_over(thread, tracer)
+            elif ours and not wanted(thread):
+                changed[thread] = self._before.pop(thread, None)
+        if changed:
+            set_tracers(changed)
 
     def _go_over(self, thread: int) -> None:
         """The calling thread has another trace function now: put ours back, which calls that one from now on."""
         self._before.pop(thread, None)
-        for state in thread_states():
-            if state.thread == thread and state.tracer not in self._tracers:
-                state.trace(self._tracer_over(thread, state.tracer))
+        tracer = sys.gettrace()
+        if tracer not in self._tracers:
+            sys.settrace(self._tracer_over(thread, tracer))
 
     def _tracer_over(self, thread: int, other: Tracer | None) -> Tracer:
         other = other or self._before.get(thread)
