@@ -68,6 +68,22 @@ def test_no_file_is_too_long() -> None:
     assert not long, f"over {LONGEST} lines; split it, or say at the top why ('long because ...'): {long}"
 
 
+def test_files_that_pages_name_exist() -> None:
+    # Pages name files from the repository, the package, or the part of it that they are about.
+    starts = [
+        "",
+        *(f"monarch_kernel/{part}" for part in ("", "kernel/", "runtime/", "runtime/actor/", "runtime/transfer/")),
+    ]
+    pages = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    missing = [
+        f"{page.relative_to(ROOT)} names {name}"
+        for page in pages
+        for name in re.findall(r"`([\w/]+/\w+\.py)`", page.read_text())
+        if not name.endswith("/NAME.py") and not any((ROOT / start / name).is_file() for start in starts)
+    ]
+    assert not missing
+
+
 @pytest.mark.parametrize(
     "path",
     [
