@@ -1,9 +1,9 @@
-"""Casts to many hosts, at the process that sends them: which ranks go together, through which agents, and what is open.
+"""Casts to many hosts, at the sending process: groups of ranks, the tree of agents that relays to them, open casts.
 
-Ranks of this site are sent to directly. For those of other hosts there is a ``Caster``, which keeps one tree of their
-host agents: up to 16 of them get casts from this process itself, the others through those. So what a cast costs here
-grows with the fan-out and not with the number of ranks, apart from reading their answers. ``runtime.node.relay`` says
-what the agents do, and why nothing is lost, doubled or reordered.
+Ranks of this site receive each message directly. Ranks of other hosts are reached by a ``Caster``, which keeps one tree
+of their host agents: up to 16 agents get casts from this process itself, and relay them to the others. So the cost of a
+cast here grows with the fan-out and not with the number of ranks, apart from reading the answers.
+``runtime.node.relay`` describes what the agents do, and why nothing is lost, duplicated or reordered.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from monarch_kernel.protocol.refs import lost_with
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, RankedMessage
 from monarch_kernel.runtime.node.poller import Timer
 
-#: Groups that are kept for further casts.
+#: How many groups stay installed for further casts.
 MAX_GROUPS = 64
-#: Agents that keep answers are told after this time that they need not, if no further cast tells them (seconds).
+#: Delay before agents are told to drop kept answers, if no further cast carries the request (seconds).
 OVER_DELAY = 0.25
 
 Members = list[tuple[int, str]]  # (rank, proc)
 
 
 class CastSink(Protocol):
-    """Where the answers to a cast go.
+    """The destination of the answers to a cast.
 
     Attributes:
-        relayed: procs that are answered for by their agents; the sink ignores other news of their deaths, as these may
-            come before their last answers.
+        relayed: procs whose agents answer for them; the sink ignores other reports of their deaths, as these may
+            arrive before their last answers.
     """
 
     relayed: frozenset[str]
@@ -51,10 +51,10 @@ class CastSink(Protocol):
     def on_replies(
         self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Body], buffers: dict[int, Buffers]
     ) -> None:
-        """Answers of several ranks, of which it may have some already; without ``statuses`` all are OK."""
+        """Take the answers of several ranks, some perhaps for the second time; without ``statuses`` all are OK."""
 
     def on_gone(self, rank: int, death: Death) -> None:
-        """This rank will not answer any more, unless it has."""
+        """This rank is gone: if it has not answered yet, it never will."""
 
 
 class CasterPoller(Protocol):
@@ -105,35 +105,36 @@ class _Host:
         self.ref = ref
         self.parent = parent  # None: this process
         self.children: list[_Host] = []
-        self.lost: list[str] = []  # children that are dead to us: it must not wait for them
+        self.lost: list[str] = []  # children that this process knows as dead: the agent must not wait for them
 
     @property
     def below(self) -> Iterator[_Host]:
-        """It and all below it."""
+        """This agent and all agents below it."""
         yield self
         for child in self.children:
             yield from child.below
 
     @property
     def top(self) -> _Host:
-        """The agent that this process sends to in order to reach this one."""
+        """The agent that this process sends to directly in order to reach this one."""
         return self if self.parent is None else self.parent.top
 
 
 class RankGroup:
-    """Ranks of other hosts to which casts go together.
+    """Ranks of other hosts that receive the same casts.
 
     Attributes:
-        number: what the agents call it; 0: it is not installed anywhere.
+        number: the group's number at the agents; 0 if it is not installed at any of them.
         procs: all members.
-        members: those whose host lives, by agent.
-        gone: those whose host does not, with its reference.
-        installed: the agents that were told by us.
-        over: casts that have ended, and nobody was told yet.
-        used: its last cast.
-        path: the agents that have members, and those on the way to them; this and what follows is of ``version``.
-        tops: those of them that we send to.
-        deep: agents with members that get casts from other agents.
+        members: the members on living hosts, by agent.
+        gone: the members on dead hosts, with the reference of each host.
+        installed: the agents to which this process sent the group.
+        over: casts that have ended, before the agents were notified.
+        used: the number of its last cast.
+        version: the version of the tree for which the following attributes are valid.
+        path: the agents that have members, and the agents on the way to them.
+        tops: the agents of ``path`` that this process sends to.
+        deep: the agents with members that get casts from other agents.
     """
 
     __slots__ = (
@@ -157,11 +158,11 @@ class RankGroup:
 
 
 class CastPlan:
-    """How a message gets to all ranks of a target.
+    """How a message reaches all ranks of a target.
 
     Attributes:
-        near: the ranks that are sent to one by one.
-        group: those that a cast reaches.
+        near: the ranks that get a message each.
+        group: the ranks that a cast reaches.
     """
 
     __slots__ = ("group", "near")
@@ -175,7 +176,7 @@ class _Record:
     """A cast that is not over.
 
     Attributes:
-        pending: the agents that we have sent it to, and whose branches are not complete.
+        pending: the agents to which this process sent it, and whose branches are not complete.
     """
 
     __slots__ = ("body", "group", "message", "pending", "sink")
@@ -189,12 +190,12 @@ class _Record:
 
 
 class Caster:
-    """What a process keeps of its casts to other hosts.
+    """The casts of a process to other hosts.
 
     Args:
         node: the node of this process.
-        fanout: to how many agents this process, and each agent, sends a cast at most (more only after the loss of a
-            relay); by default what the environment says.
+        fanout: the maximum number of agents to which this process, and each agent, sends a cast (more only after the
+            loss of a relay); the default comes from the environment.
     """
 
     def __init__(self, node: CasterNode, fanout: int | None = None) -> None:
@@ -203,18 +204,18 @@ class Caster:
         self._lock = node.order_lock
         self._hosts: dict[str, _Host] = {}
         self._tops: list[_Host] = []
-        self._places: deque[_Host] = deque()  # that may take more children
+        self._places: deque[_Host] = deque()  # agents that may take more children
         self._version = 0
         self._plans: dict[tuple[str, ...], CastPlan] = {}
-        self._groups: dict[int, RankGroup] = {}  # that are installed
+        self._groups: dict[int, RankGroup] = {}  # installed groups
         self._group_numbers = itertools.count(1)
         self._numbers = itertools.count(1)
-        self._open: dict[int, _Record] = {}  # by number, which grows
-        self._told: dict[str, int] = {}  # messages on their own that deep agents were told to wait for
+        self._open: dict[int, _Record] = {}  # by number, in increasing order
+        self._told: dict[str, int] = {}  # the count of direct messages that each deep agent was last told to wait for
         self._over_timer: Timer | None = None
-        self._lost: set[str] = set()  # agents, which may have come back
-        self._cut_off: deque[tuple[str, ProcRef]] = deque()  # ranks that went with their hosts, also without the lock
-        self._news: deque[tuple[CastSink, ProcRef, Members, Death | None]] = deque()  # for sinks, without the lock
+        self._lost: set[str] = set()  # agents that were lost once, and may be back
+        self._cut_off: deque[tuple[str, ProcRef]] = deque()  # ranks lost with their hosts; reported without the lock
+        self._news: deque[tuple[CastSink, ProcRef, Members, Death | None]] = deque()  # for sinks; without the lock
         node.handlers[CastReplies] = self._on_replies
         node.handlers[CastLost] = self._on_lost
         node.on_peer_dead.append(self._on_peer_dead)
@@ -223,13 +224,13 @@ class Caster:
     # -- groups -----------------------------------------------------------------------------------
 
     def plan(self, procs: tuple[ProcRef, ...]) -> CastPlan | None:
-        """How to reach these; None: each by itself. Equal targets share a plan, as long as it is kept."""
+        """How to reach these procs; None: each directly. Equal targets share a plan while it is cached."""
         site = self._node.ref.site
         by_agent: dict[str, list[int]] = {}
         for rank, ref in enumerate(procs):
             if ref.site != site and ref.gateway == ref.agent:
                 by_agent.setdefault(ref.agent, []).append(rank)
-        if len(by_agent) <= self._fanout:  # then a message for one rank of a host goes there as well without a cast
+        if len(by_agent) <= self._fanout:  # no relay needed: a host with a single rank gains nothing from a cast
             by_agent = {agent: ranks for agent, ranks in by_agent.items() if len(ranks) > 1}
         if not by_agent:
             return None
@@ -245,7 +246,7 @@ class Caster:
             return plan
 
     def _prepare(self, group: RankGroup) -> None:
-        """See that a group has its number, that its agents are in the tree, and that it knows where."""
+        """Give a group a number if it has none, add its agents to the tree, and locate them there."""
         if not group.number:
             group.number = next(self._group_numbers)
             group.version = -1
@@ -262,7 +263,7 @@ class Caster:
             self._locate(group)
 
     def _evict(self, keep: RankGroup) -> None:
-        """Drop the group that was not used for the longest time."""
+        """Drop the least recently used group."""
         busy = {record.group.number for record in self._open.values()} | {keep.number}
         idle = [group for number, group in self._groups.items() if number not in busy]
         if not idle:
@@ -277,7 +278,7 @@ class Caster:
 
     def _add_host(self, ref: ProcRef) -> None:
         parent = None
-        # One that was lost before is reached by ourselves: only so do both sides begin to count anew.
+        # An agent that was lost before becomes a direct child: only then do both sides restart their counts.
         if len(self._tops) >= self._fanout and ref.id not in self._lost:
             while self._hosts.get((parent := self._places[0]).id) is not parent or (
                 len(parent.children) >= self._fanout
@@ -320,15 +321,15 @@ class Caster:
         """Send a message to all members of a group.
 
         Args:
-            message: its header; each rank gets it with its own ``rank``, and a ``call`` that leads to its agent.
-            body: bytes-like, or a list of pieces; the same for all.
-            sink: gets the answers; None if nobody waits for them here.
+            message: its header; each rank gets it with its own ``rank``, and a ``call`` that is routed to its agent.
+            body: bytes-like, or a list of pieces; the same for all ranks.
+            sink: gets the answers; None if no call here waits for them.
         """
         node = self._node
         header = encode(message)
         if sink is not None:
             sink.relayed = group.procs
-        # An interrupt in the middle would leave a cast that some agents never get.
+        # An interrupt halfway would leave a cast that some agents never get.
         with node.poller.shielded(), self._lock:
             for agent, ranks in group.gone if sink is not None else ():
                 assert sink is not None
@@ -337,7 +338,7 @@ class Caster:
             number = group.used = next(self._numbers)
             after: dict[str, int] = {}
             if group.deep:
-                if type(body) is list:  # kept for a while, and what it is made of may change
+                if type(body) is list:  # the record keeps the body, and the caller may change its pieces
                     body = b"".join(body)
                 after = self._after(group)
                 node.casts_to.update(dict.fromkeys(group.deep, number))
@@ -361,7 +362,7 @@ class Caster:
         return any(child.id in group.path for child in host.children)
 
     def _after(self, group: RankGroup) -> dict[str, int]:
-        """How many messages on their own the agents that are not told directly have to wait for, where that is news."""
+        """The changed counts of direct messages for which the deep agents must wait before they deliver a cast."""
         told, deep = self._told, group.deep
         news = {
             agent: count for agent, count in self._node.directs_to.items() if agent in deep and told.get(agent) != count
@@ -403,7 +404,7 @@ class Caster:
             self._over_timer = self._node.poller.call_later(OVER_DELAY, self._tell_over)
 
     def _tell_over(self) -> None:
-        """Have the agents forget the answers to what has ended."""
+        """Tell the agents to drop the answers of casts that have ended."""
         with self._lock:
             self._over_timer = None
             for group in self._groups.values():
@@ -417,7 +418,7 @@ class Caster:
     # -- losses -----------------------------------------------------------------------------------
 
     def _on_lost(self, _link: MessageLink, message: CastLost, _body: Body) -> None:
-        """An agent cannot reach another one: from now on we do."""
+        """An agent cannot reach another agent: from now on this process sends to that one directly."""
         with self._lock:
             host = self._hosts.get(message.agent)
             if host is None or host.parent is None:
@@ -429,7 +430,7 @@ class Caster:
 
     def _on_peer_dead(self, proc: str, _death: Death) -> None:
         with self._lock:
-            # Whatever comes next to this site comes over a new connection, and is counted anew at both ends.
+            # Further messages to this proc use a new connection, and both ends restart their counts.
             self._node.casts_to.pop(proc, None)
             self._node.directs_to.pop(proc, None)
             self._told.pop(proc, None)
@@ -441,7 +442,7 @@ class Caster:
         self._tell_news()
 
     def _remove(self, host: _Host) -> None:
-        """An agent is dead: so are its ranks, and those that got casts through it get them from us."""
+        """Remove a dead agent with its ranks; the agents below it get their casts from this process."""
         affected = self._through(host)
         top = host.top
         del self._hosts[host.id]
@@ -476,12 +477,12 @@ class Caster:
             self._places.append(host.parent)
 
     def _through(self, host: _Host) -> list[_Record]:
-        """The casts whose answers from this agent and those below it have not all come."""
+        """The casts that still lack answers from this agent or those below it."""
         top = host.top.id
         return [record for record in self._open.values() if top in record.pending]
 
     def _adopt(self, hosts: list[_Host], affected: list[_Record]) -> None:
-        """From now on these agents get their casts from us; these first."""
+        """Send casts to these agents directly from now on, beginning with the affected ones."""
         for host in hosts:
             host.parent = None
             self._tops.append(host)
@@ -496,7 +497,7 @@ class Caster:
                     again.append((record, host))
                     if record.sink is not None or self._is_relay(group, host):
                         record.pending.add(host.id)
-        # Only now, as one of them may turn out to be dead, too.
+        # Only now, as sending may show that one of them is dead, too.
         for host in hosts:
             for lost in [lost for each in host.below for lost in each.lost]:
                 self._node.send(host.id, CastLost(self._node.id, lost))
@@ -504,7 +505,7 @@ class Caster:
             self._send(record, host)
 
     def _tell_news(self) -> None:
-        """Tell sinks of ranks that are gone with their hosts; not while holding the lock, as they may call anything."""
+        """Report ranks that are gone with their hosts to the sinks; without the lock, as sinks may call anything."""
         while self._news:
             try:
                 sink, agent, ranks, death = self._news.popleft()
@@ -523,7 +524,7 @@ class Caster:
         return lost_with(deaths.get(agent.id), proc, agent.host)
 
     def _on_close(self) -> None:
-        """This process ends its runtime: nothing is answered any more."""
+        """Fail all open casts, as this process shuts its runtime down."""
         gone = Death.of(DeathKind.STOPPED, "this process has shut its runtime down")
         with self._lock:
             for record in self._open.values():

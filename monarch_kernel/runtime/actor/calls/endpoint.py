@@ -71,10 +71,10 @@ class Endpoint(Generic[R]):
     # -- verbs ------------------------------------------------------------------------------------
 
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[R]]:
-        """Call all ranks; the future gives a ``ValueMesh`` with one result per rank.
+        """Call all ranks; the future resolves to a ``ValueMesh`` with one result per rank.
 
         Raises (from ``get``/``await``):
-            ActorError: the endpoint raised on some ranks; it lists all of them, and has the values of the others.
+            ActorError: the endpoint raised on some ranks; the error lists them, and has the values of the others.
             SupervisionError: a rank died, before or during the call.
         """
         mesh = self._mesh
@@ -100,7 +100,7 @@ class Endpoint(Generic[R]):
         return self._single(0, target, body, buffers, ports)
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[R]:
-        """Call one rank, which each call chooses at random."""
+        """Call one rank, chosen at random for each call."""
         target = self._mesh._target()
         rank = random.randrange(len(target.procs))
         body, buffers, ports = self._body(args, kwargs)
@@ -126,7 +126,7 @@ class Endpoint(Generic[R]):
 
     @property
     def rref(self) -> Any:
-        """Distributed-tensor references need the tensor engine."""
+        """Not available: distributed-tensor references need the tensor engine."""
         raise NotImplementedError("rref needs the tensor engine, which this version does not have yet: use call")
 
     # -- sending ----------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Endpoint(Generic[R]):
         sink: Any,
         reply_to: Any = None,
     ) -> dict[int, Death]:
-        """Send to all ranks. Returns those known to be dead, except for ranks reached through agents."""
+        """Send to all ranks. Returns the ranks known to be dead, except those reached through agents."""
         waiting = self._mesh._system.held_calls
         if waiting.active:
 
@@ -316,7 +316,7 @@ class Accumulator(Generic[A, R]):
         self._combine = combine
 
     def accumulate(self, *args: Any, **kwargs: Any) -> Future[A]:
-        """Call all ranks; the future gives the fold, or raises the first error."""
+        """Call all ranks; the future resolves to the folded value, or raises the first error."""
         elements = list(self._endpoint.stream(*args, **kwargs))
         poller = self._endpoint._mesh._system.node.poller
         whole: Future[A] = Future(poller, self._endpoint._label)

@@ -1,8 +1,8 @@
 """Pending calls: sinks that gather the replies of one or many ranks into a Future.
 
-The thread that asks for the result decodes it, not the one that polls. A call ends when all ranks have replied; when a
-rank dies, after a moment for others that die with it; or when a rank fails, after a short grace for the other answers,
-so that one failed rank never freezes a call.
+The thread that reads the result decodes it, not the polling thread. A call ends when all ranks have replied; when a
+rank dies, after a moment for others that die with it; or when a rank fails, after a short grace for the other answers.
+So one failed rank never blocks a call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from monarch_kernel.runtime.node.poller import Timer
 
 #: How long a call waits, after a rank died, for others that died with it (seconds).
 DEATH_GRACE = 0.003
-#: The same if answers arrive combined, from other hosts.
+#: The same if combined answers arrive from other hosts.
 FAR_DEATH_GRACE = 0.02
 
 
@@ -149,13 +149,13 @@ class ManyCall(Future[Any]):
         self._number = node.new_call(self)
 
     def retarget(self, target: Target) -> None:
-        """Some ranks were replaced before anything was sent to them."""
+        """Switch to another target, as some ranks were replaced before anything was sent to them."""
         self._target = target
 
     def on_replies(
         self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Body], buffers: dict[int, Buffers]
     ) -> None:
-        """Combined answers; without ``statuses``, all are OK."""
+        """Take combined answers; without ``statuses``, all are OK."""
         if self._done:
             return
         if statuses:
@@ -275,7 +275,7 @@ class ManyCall(Future[Any]):
 
 
 def _load_all(bodies: Sequence[ReplyBody], buffers: Sequence[Buffers]) -> list[Any]:
-    """The values of many ranks. They are often equal, and equal replies are unpickled only once."""
+    """The values of many ranks. Successive replies are often equal; those are unpickled only once."""
     values: list[Any] = []
     last: ReplyBody | None = None
     value: Any = None
@@ -304,7 +304,7 @@ class StreamCall(Iterator[Future[Any]]):
         self._number = node.new_call(self)
 
     def retarget(self, target: Target) -> None:
-        """Some ranks were replaced before anything was sent to them."""
+        """Switch to another target, as some ranks were replaced before anything was sent to them."""
         self._target = target
         for element in self._ranks:
             element._target = target
@@ -312,7 +312,7 @@ class StreamCall(Iterator[Future[Any]]):
     def on_replies(
         self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Body], buffers: dict[int, Buffers]
     ) -> None:
-        """Combined answers; without ``statuses``, all are OK."""
+        """Take combined answers; without ``statuses``, all are OK."""
         for rank, status, body in zip(ranks, statuses or bytes(len(ranks)), bodies, strict=True):
             if status == GONE:
                 self.on_gone(rank, decode_death(cast("bytes", body)))
@@ -367,7 +367,7 @@ class _StreamElement(OneCall):
 
     def __init__(self, node: Node, what: str, target: Target, rank: int) -> None:
         super().__init__(node, what, target, rank)
-        node.calls.pop(self._number, None)  # the stream passes replies on to it
+        node.calls.pop(self._number, None)  # the stream forwards replies to it
 
     def settle(self, status: int, body: ReplyBody, buffers: Buffers) -> None:
         OneCall.on_reply(self, self._rank, status, body, buffers)
@@ -385,7 +385,7 @@ class _Slot(Future[Any]):
 def release_others(
     node: Node, target: Target, asked: CallKey | None, failed: list[int], waiting: Sequence[int]
 ) -> None:
-    """Tell ranks that have not answered that others failed, as they may wait for them in a collective."""
+    """Notify ranks that have not answered that others failed, as they may wait for these in a collective."""
     if asked is None:
         return
     message = PeersFailed(asked, failed)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def acknowledge(link: MessageLink, call: int, rank: int, value: Any = None) -> None:
-    """Answer a request to the runtime: it is done, with this small value."""
+    """Answer a completed request to the runtime with this small value."""
     link.send(encode_header(Reply(call, rank, OK)), dumps(value)[0])
 
 
@@ -41,8 +41,8 @@ def send_to_all(
     Args:
         system: the system of this process.
         target: the ranks to send to.
-        message: the header; its ``call``, if any, is that of ``sink``.
-        body: the same for all; large buffers travel inside the message.
+        message: the header; its ``call``, if any, is the number of ``sink``.
+        body: the same for all ranks; large buffers travel inside the message.
         sink: the call that gets the answers.
     """
     node = system.node

@@ -1,4 +1,4 @@
-"""The target of a call: the ranks of a mesh, and what errors say about those that fail."""
+"""The target of a call: the ranks of a mesh, and what errors report about failed ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ReportedDeaths:
-    """The deaths that calls of this process have met, by the keys of ``supervision.tree.Notice``.
+    """The deaths that calls of this process have encountered, by the keys of ``supervision.tree.Notice``.
 
     Attributes:
         met: a pending call failed because of the death, and its result will raise.
@@ -37,7 +37,7 @@ class CalledSpec(Protocol):
 
 
 class CalledMesh(Protocol):
-    """What a target needs of the actor mesh that it stands for."""
+    """What a target needs of its actor mesh."""
 
     @property
     def _spec(self) -> CalledSpec: ...
@@ -46,7 +46,7 @@ class CalledMesh(Protocol):
 
 
 class Target:
-    """The ranks that a call goes to: their procs, and names for errors. All calls of a mesh handle share it."""
+    """The ranks that a call addresses: their procs, and names for errors. All calls of a mesh handle share it."""
 
     __slots__ = ("_mesh", "_plan", "_planned", "actor", "by_proc", "extent", "mesh_name", "procs", "reported")
 
@@ -69,7 +69,7 @@ class Target:
             self.by_proc.setdefault(ref.id, []).append(rank)
         self._planned = False
         self._plan: CastPlan | None = None
-        self._mesh = mesh  # the actor mesh, if it is one
+        self._mesh = mesh  # the actor mesh; None for procs
 
     @property
     def actor_class(self) -> str:
@@ -82,20 +82,20 @@ class Target:
         return self._mesh is None or self._mesh._spec.tool
 
     def plan_for(self, caster: Caster) -> CastPlan | None:
-        """Which ranks a cast reaches through host agents; None if each is sent to directly."""
+        """Which ranks a cast reaches through host agents; None if each rank gets the message directly."""
         if not self._planned:
             self._plan = caster.plan(self.procs)
             self._planned = True
         return self._plan
 
     def note_raised(self, failure: RankFailure) -> None:
-        """An error that tells of this failure is being raised."""
+        """Note that an error that reports this failure is being raised."""
         if failure.death is not None:
             self.reported.raised.update((failure.proc, (self.actor, failure.proc)))
 
 
 def failure_of(node: Node, target: Target, rank: int, fault: Fault | None, death: Death | None) -> RankFailure:
-    """What an error says about one failed rank."""
+    """What an error reports about one failed rank."""
     ref = target.procs[rank]
     pid = node.pids.get(ref.id, 0)
     if death is not None:

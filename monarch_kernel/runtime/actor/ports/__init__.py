@@ -1,1 +1,1 @@
-"""Ports: one-way typed pipes between processes, and the record of who holds one."""
+"""Ports: one-way typed pipes between processes, and the record of their holders."""

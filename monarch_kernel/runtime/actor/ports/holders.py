@@ -1,9 +1,9 @@
 """The holders of ports: what senders report, and what receivers keep.
 
-A port is given away by pickling it into a message. The sender of the message knows its destination, and reports it to
-the port's receiver first, so the receiver knows of a new holder before the previous one can die. If a port is pickled
-in any other way, its receiver is told that any process may have it. Actors that drop their copy, or end with it, are
-reported, too; ends of processes are known anyway.
+Pickling a port into a message gives it away. The sender of the message knows its destination, and reports it to the
+port's receiver first, so the receiver knows the new holder before the previous one can die. If a port is pickled in any
+other way, the sender reports that any process may hold it. The end of a holding actor is reported as well, and so is
+the loss of an actor's copy; every node learns of the ends of processes by itself.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ T = TypeVar("T")
 
 
 class _Met(threading.local):
-    ports: list[GivenPort] | None = None  # None: what is pickled here has an unknown destination
-    arrived: list[GivenPort] | None = None  # None: what is unpickled here belongs to the running actor
+    ports: list[GivenPort] | None = None  # None: ports pickled here have an unknown destination
+    arrived: list[GivenPort] | None = None  # None: ports unpickled here belong to the running actor
 
 
 _met = _Met()
 
 
 def pickled(value: Any) -> tuple[Pickled, Buffers, Sequence[GivenPort]]:
-    """``serialize.dumps`` for a message, and the ports in it, which ``give`` must report before it is sent."""
+    """``serialize.dumps`` for a message, and its ports, which ``give`` must report before the message is sent."""
     if is_plain(value):  # the usual case
         return pickle.dumps(value, 5), (), ()
     outer = _met.ports
@@ -69,7 +69,7 @@ def met(port: GivenPort) -> None:
 
 
 def give(ports: Iterable[GivenPort], to: Target | ProcRef, ranks: Iterable[int] | None = None) -> None:
-    """Tell the receivers of these ports which actors of a mesh get them, or which process."""
+    """Report to the receivers of these ports which actors of a mesh, or which process, get them."""
     if isinstance(to, ProcRef):
         _tell(ports, PortGiven(0, 0, "", to.id, (), (), (to,), (0,)))
         return
@@ -80,7 +80,7 @@ def give(ports: Iterable[GivenPort], to: Target | ProcRef, ranks: Iterable[int] 
 
 
 def give_to_unknown(ports: Iterable[GivenPort]) -> None:
-    """Tell the receivers of these ports that any process may have them from now on."""
+    """Report to the receivers of these ports that any process may hold them from now on."""
     _tell(ports, PortGiven(0, 0, "", "", (), (), (), ()))
 
 
@@ -97,7 +97,7 @@ def _tell(ports: Iterable[GivenPort], news: PortGiven) -> None:
 
 
 def arrived(value: Callable[[], T]) -> tuple[T, list[GivenPort]]:
-    """An unpickled value, and the ports in it, which do not belong to the running actor."""
+    """An unpickled value and its ports, which do not belong to the running actor."""
     outer = _met.arrived
     _met.arrived = ports = []
     try:
@@ -117,14 +117,14 @@ def came(port: GivenPort) -> None:
 
 
 def let_go(system: System, port: GivenPort, actor: str) -> None:
-    """An actor of this process dropped its copy of a port. Safe in finalizers, which may run on any thread."""
+    """Report that an actor here dropped its copy of a port. Safe in finalizers, which may run on any thread."""
     if port._ref.id not in system.node.deaths:
         system.node.learn(port._ref)
         system.node.poller.say_late(port._ref.id, PortLeft(port._number, port._rank, actor))
 
 
 def leave(system: System, actor: str, ports: Iterable[GivenPort], death: Death) -> None:
-    """An actor of this process ended while it had these ports."""
+    """Report that an actor of this process ended while it held these ports."""
     told = b""
     for port in ports:
         port._holder = None
@@ -137,10 +137,10 @@ def leave(system: System, actor: str, ports: Iterable[GivenPort], death: Death) 
 
 
 class PortHolding(Protocol):
-    """A wait that fails with its senders: the receiver of a port, or an answer that a rank left to others."""
+    """A wait that fails when all senders are gone: a port's receiver, or an answer that a rank delegated to others."""
 
     def senders(self) -> Senders | None:
-        """The holders of the port; None if it cannot be received from any more."""
+        """The holders of the port; None if its receiver is closed or gone."""
         ...
 
     def nobody_left(self) -> None:
@@ -156,7 +156,7 @@ class NobodyLeft(Exception):
 
 
 class _Answer:
-    """The answer of one rank to one call, which the rank left to other actors."""
+    """The answer of one rank to one call, which the rank delegated to other actors."""
 
     def __init__(self, book: PortHolders, number: int, rank: int) -> None:
         self._book = book
@@ -187,20 +187,20 @@ class PortHolders:
         self.node = system.node
         self._given: dict[tuple[int, int], PortHolding] = {}  # by call and rank
         self._prune_at = 64
-        self._lock = threading.Lock()  # used by the thread that polls, and by those that send to this process itself
+        self._lock = threading.Lock()  # shared by the polling thread and the threads that send to this process itself
         self.node.handlers[PortGiven] = self.on_given
         self.node.handlers[PortLeft] = self._on_left
         self.node.on_peer_dead.append(self._on_peer_dead)
 
     def used_here(self, number: int) -> None:
-        """This process sent through a port of its own receiver, and may do so again."""
+        """Note that this process sent through a port of its own receiver, and may do so again."""
         sink = self.node.calls.get(number)
         senders = getattr(sink, "senders", None)
         if senders is not None and (known := senders()) is not None:
             known.given_to_unknown()
 
     def on_given(self, _link: MessageLink | None, message: PortGiven, _body: Body | None) -> None:
-        """A port of this process is given away."""
+        """Record the new holders of a port whose receiver is in this process."""
         sink: Any = self.node.calls.get(message.call)
         if sink is None:
             return
@@ -230,17 +230,17 @@ class PortHolders:
                 self._ended(entry, ref.id, death)
 
     def _watch(self, procs: Iterable[ProcRef]) -> None:
-        """Make sure that this process learns of the ends of these procs."""
+        """Ensure that this process is notified when these procs end."""
         node = self.node
         unheard = [ref for ref in procs if ref.id not in node.links and ref.id not in node.deaths]
         for ref in unheard:
             node.learn(ref)
-            if ref.agent == ref.id:  # a controller: only the end of its connection tells
+            if ref.agent == ref.id:  # a controller: only the loss of its connection shows its end
                 node.link_to(ref.id)
         node.watch([ref.id for ref in unheard])
 
     def _prune(self) -> None:
-        """Drop ended entries, from time to time."""
+        """Drop ended entries once the table has doubled."""
         if len(self._given) >= self._prune_at:
             for key, entry in list(self._given.items()):
                 if key[0] not in self.node.calls or entry.senders() is None:

@@ -39,10 +39,10 @@ class Port(Generic[R]):
         self._ref = ref
         self._number = number
         self._rank = rank
-        self._holder: PortHolder | None = None  # the actor that it arrived at in a message
+        self._holder: PortHolder | None = None  # the actor that received it in a message
 
     def send(self, value: R) -> None:
-        """Send a value, which the receiver's next ``recv()`` gives."""
+        """Send a value; the receiver's next ``recv()`` returns it."""
         body, buffers, ports = pickled(value)
         if ports:
             give(ports, self._ref)
@@ -89,9 +89,9 @@ class Answering(Protocol):
 
 
 class ReplyPort(Port[R]):
-    """The port that an endpoint with an explicit response port gets; it takes one answer for one call.
+    """The port that an endpoint with an explicit response port receives; it takes one answer for one call.
 
-    A second answer through the actor's own copy ends the actor, as it would answer a call that does not exist.
+    A second answer through the actor's own copy ends the actor, as there is no call left to answer.
     """
 
     def __init__(self, ref: ProcRef, number: int, rank: int, instance: Answering | None = None) -> None:
@@ -102,7 +102,7 @@ class ReplyPort(Port[R]):
             instance.open_ports.add(self)
 
     def abandon(self, death: Death) -> None:
-        """The actor ended without an answer."""
+        """Report to the caller that the actor ended without an answer."""
         if not self._used:
             self.return_undeliverable = False  # the actor may have ended because the caller did
             self._send(DEAD, get_system().node.death_body(self._ref.id, death), ())
@@ -121,12 +121,12 @@ class ReplyPort(Port[R]):
             self._instance = None
 
     def __reduce__(self) -> Any:
-        self._leave_instance()  # the receiver of the port answers now
+        self._leave_instance()  # the process that receives the port answers now
         return super().__reduce__()
 
 
 def _rebuild(kind: type[Port[Any]], ref: ProcRef, number: int, rank: int) -> Port[Any]:
-    """A port from a message; its receiver is told if the actor that got it ends."""
+    """A port from a message; its receiver is notified if the actor that holds it ends."""
     port = kind(ref, number, rank)
     came(port)
     return port

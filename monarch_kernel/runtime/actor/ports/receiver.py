@@ -44,7 +44,7 @@ class _Inlet:
             receiver.on_reply(rank, status, body, buffers)
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
-        """Does nothing: ``PortHolders`` reports deaths, as it knows who has the port."""
+        """Does nothing: ``PortHolders`` reports deaths, as it knows the port's holders."""
 
     def senders(self) -> Senders | None:
         """The holders of the port; None if the receiver is gone."""
@@ -65,10 +65,10 @@ _Item = tuple[int, int, ReplyBody, Buffers]
 class PortReceiver(Generic[R]):
     """The receiving end; stays in the process that opened it.
 
-    When all holders of the port are dead or stopped, ``recv`` first gives the values that arrived, and then raises a
-    ``SupervisionError`` that names the holders. That works for ports that went to actors as arguments, in results or
-    through other ports, over any number of hops. It does not for a port that this process itself sent through, or that
-    was pickled in another way, as its holders are unknown.
+    When all holders of the port are dead or stopped, ``recv`` first returns the values that arrived, and then raises a
+    ``SupervisionError`` that names the holders. This covers ports that reached actors as arguments, in results or
+    through other ports, over any number of hops. It does not cover a port that this process itself sent through, or
+    that was pickled in another way, as its holders are unknown.
     """
 
     def __init__(self, ranked: bool = False, once: bool = False) -> None:
@@ -80,7 +80,7 @@ class PortReceiver(Generic[R]):
         self._ranked = ranked
         self._once = once
         self._lock = threading.RLock()  # reentrant, as a future may be garbage-collected anywhere
-        self._values: deque[_Item] = deque()  # that no future waits for yet
+        self._values: deque[_Item] = deque()  # values that no future waits for yet
         self._waiting: deque[weakref.ref[_Received]] = deque()  # in the order of their first wait
 
     def on_reply(self, rank: int, status: int, body: ReplyBody, buffers: Buffers) -> None:
@@ -100,7 +100,7 @@ class PortReceiver(Generic[R]):
         return _Received(self)
 
     def _hand_out(self) -> None:
-        """Give the values that arrived to waiting futures."""
+        """Resolve waiting futures with the values that arrived."""
         while True:
             with self._lock:
                 future = self._next() if self._values else None
@@ -110,7 +110,7 @@ class PortReceiver(Generic[R]):
             future._resolve(item)
 
     def _next(self) -> _Received | None:
-        """The future that has waited longest; dropped ones are skipped."""
+        """The future that has waited longest; skips dropped futures."""
         while self._waiting:
             future = self._waiting.popleft()()
             if future is not None and not future._done:
@@ -118,7 +118,7 @@ class PortReceiver(Generic[R]):
         return None
 
     def serve(self, future: _Received) -> None:
-        """A future begins to wait."""
+        """Queue a future that begins to wait."""
         with self._lock:
             self._waiting.append(weakref.ref(future))
         self._hand_out()
@@ -126,7 +126,7 @@ class PortReceiver(Generic[R]):
             self.fail_waiting()
 
     def dismiss(self, future: _Received) -> bool:
-        """A future stops waiting; False if it got its value in the meantime."""
+        """Remove a future that stops waiting; False if it got its value in the meantime."""
         with self._lock:
             for waiting in self._waiting:
                 if waiting() is future:
@@ -135,13 +135,13 @@ class PortReceiver(Generic[R]):
         return False
 
     def take_back(self, item: _Item) -> None:
-        """A future was dropped before its value was read: the next one gets the value."""
+        """Pass the value of a future that was dropped unread to the next future."""
         with self._lock:
             self._values.appendleft(item)
         self._hand_out()
 
     def fail_waiting(self) -> None:
-        """No holder of the port is left: waiting futures fail."""
+        """Fail all waiting futures, as no holder of the port is left."""
         lost = self._senders.lost
         while lost:
             with self._lock:
@@ -177,7 +177,7 @@ class PortReceiver(Generic[R]):
         return build_port_error(told)
 
     def ranked(self) -> PortReceiver[tuple[int, R]]:
-        """The same receiver; ``recv`` gives ``(rank, value)`` from now on."""
+        """The same receiver; ``recv`` returns ``(rank, value)`` from now on."""
         self._ranked = True
         return self  # type: ignore[return-value]  # the value type changes with the flag
 
