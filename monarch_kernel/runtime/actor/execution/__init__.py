@@ -1,1 +1,1 @@
-"""Actors in the process that holds them: mailbox, driver thread, interrupts, and how they fail."""
+"""Actors in their process: mailbox, driver thread, interrupts, and how they fail."""

@@ -31,27 +31,27 @@ class AsyncActorInstance(ActorInstance):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._loop: asyncio.AbstractEventLoop | None = None  # while messages are taken
+        self._loop: asyncio.AbstractEventLoop | None = None  # set while it takes messages
         self._wake = asyncio.Event()
         self._running_task: asyncio.Task[Any] | None = None
         self._cells: dict[asyncio.Task[Any], str] = {}  # the notebook cell that each task runs for
         self._tasks: dict[asyncio.Task[Any], str] = {}  # running concurrent endpoints, with their names
         self._hooks: set[asyncio.Task[None]] = set()
-        self._cancelled: set[asyncio.Task[Any]] = set()  # by an interrupt
-        self._raised: set[asyncio.Task[Any] | None] = set()  # those in which an interrupt raised KeyboardInterrupt
+        self._cancelled: set[asyncio.Task[Any]] = set()  # tasks that an interrupt cancelled
+        self._raised: set[asyncio.Task[Any] | None] = set()  # tasks in which an interrupt raised KeyboardInterrupt
 
     # -- mailbox (any thread) ---------------------------------------------------------------------
 
     def _notify(self) -> None:
         loop = self._loop
         if loop is None:
-            return  # the loop checks the mailbox when it begins
+            return  # the loop checks the mailbox when it starts
         if threading.get_ident() == self._thread:
             self._wake.set()
             return
         try:
             loop.call_soon_threadsafe(self._wake.set)
-        except RuntimeError:  # the loop has ended in the meantime, and answers what is in the mailbox
+        except RuntimeError:  # the loop has ended in the meantime, and the actor refuses what is in the mailbox
             pass
 
     # -- driving ----------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ class AsyncActorInstance(ActorInstance):
             while True:
                 try:
                     return loop.run_until_complete(serving)
-                except KeyboardInterrupt:  # it was for a step of an endpoint that has just ended
+                except KeyboardInterrupt:  # meant for a step of an endpoint that has just ended
                     if serving.done():
                         raise
         finally:
@@ -86,7 +86,7 @@ class AsyncActorInstance(ActorInstance):
             try:
                 error = await self._take_messages_async(loop, fatal)
                 break
-            except KeyboardInterrupt:  # the same
+            except KeyboardInterrupt:  # meant for a step that has just ended
                 continue
         return await self._end(error or self._fatal)
 
@@ -114,7 +114,7 @@ class AsyncActorInstance(ActorInstance):
                     self._cells[task] = message.cell
                     task.add_done_callback(partial(self._task_done, fatal, link, message, endpoint))
                 else:
-                    # A separate task, so that an interrupt can cancel it alone.
+                    # A separate task, so that an interrupt can cancel only this endpoint.
                     self._running_task = task
                     try:
                         error = await task
@@ -170,7 +170,7 @@ class AsyncActorInstance(ActorInstance):
     ) -> BaseException | None:
         if task not in self._cancelled:
             return self._failed(link, message, endpoint, error)
-        # The caller gets the same error, whatever the endpoint was doing when it was interrupted.
+        # The caller gets the same error, whether the endpoint was waiting or computing when it was interrupted.
         interrupt = KeyboardInterrupt().with_traceback(error.__traceback__)
         return self._failed(link, message, endpoint, interrupt, interrupted=True)
 
@@ -182,10 +182,10 @@ class AsyncActorInstance(ActorInstance):
         endpoint: CalledEndpoint,
         task: asyncio.Task[BaseException | None],
     ) -> None:
-        """A concurrent endpoint has ended."""
+        """Record the end of a concurrent endpoint."""
         self._tasks.pop(task, None)
         self._cells.pop(task, None)
-        if task.cancelled():  # before its first step, so it has not answered
+        if task.cancelled():  # it ended before its first step, so it has not answered
             error = self._was_cancelled(link, message, endpoint, asyncio.CancelledError(), task)
         else:
             error = task.result()
@@ -205,7 +205,7 @@ class AsyncActorInstance(ActorInstance):
 
     def _start_hook(self, loop: asyncio.AbstractEventLoop, failure: MeshFailure) -> None:
         hook = loop.create_task(self._supervised_async(failure))
-        self._hooks.add(hook)  # the loop does not keep it alive
+        self._hooks.add(hook)  # the loop itself does not keep the task alive
         hook.add_done_callback(self._hooks.discard)
 
     async def _supervised_async(self, failure: MeshFailure) -> None:
@@ -291,7 +291,7 @@ class AsyncActorInstance(ActorInstance):
 
 
 def _without_loop(hook: Callable[[MeshFailure], Any], failure: MeshFailure) -> Any:
-    """Call a hook that is a plain ``def``, which may wait for futures like all sync code."""
+    """Call a hook that is a plain ``def``; like all sync code, it may wait for futures."""
     loop = asyncio.get_running_loop()
     asyncio._set_running_loop(None)
     try:

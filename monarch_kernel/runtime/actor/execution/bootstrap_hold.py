@@ -1,8 +1,8 @@
 """Messages that a process holds back while its bootstrap runs.
 
-Actors that the owner of a proc spawns on it wait until the bootstrap returns, and so do the messages for them. An actor
-that the bootstrap itself spawns, on ``this_proc()``, must not wait: the bootstrap may call it, or wait for another
-process that calls it.
+Actors that the owner of a proc spawns on it wait until the bootstrap returns, and so do messages for these actors. An
+actor that the bootstrap itself spawns, on ``this_proc()``, must not wait: the bootstrap may call it, or wait for
+another process that calls it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class BootstrapHold:
 
     Args:
         handle: handles one message at once.
-        is_known: whether an actor of that id exists here, or did.
+        is_known: whether an actor with that id exists here, or existed.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class BootstrapHold:
         self._over = False
 
     def takes(self, link: MessageLink, message: HeldMessage, body: Body) -> bool:
-        """Whether the message was held or handled here; if not, the caller handles it now."""
+        """Hold the message, or handle it, and return True; after False, the caller handles it now."""
         with self._lock:
             if self._over:
                 return False
@@ -50,7 +50,7 @@ class BootstrapHold:
             return True
 
     def _create(self, link: MessageLink, create: Create, body: Body) -> None:
-        """Make an actor now, and give it the messages that came for it before."""
+        """Create an actor now, and deliver the messages that arrived for it before."""
         mine = [entry for entry in self._kept if entry[1].actor == create.actor]
         self._kept = [entry for entry in self._kept if entry[1].actor != create.actor]
         self._handle(link, create, body)

@@ -1,11 +1,11 @@
-"""The process groups of ``torch.distributed`` in this process: their connections, and how a wait in them is ended.
+"""The process groups of ``torch.distributed`` in this process: their connections, and how to end a wait in them.
 
 When one rank of a call raises, others may wait for it in a collective. Gloo has no call that ends such a wait, so a
 rank records which connections its groups open, whether the user's ``init_process_group``, DeviceMesh or this package
-makes them. Releasing a rank means shutting these connections down, as if the peers had: the collective then raises.
-Shutting down works even if a child process (a DataLoader worker) has inherited the connection; closing does not.
+makes them. To release a rank, the runtime shuts these connections down as if the peers had done so, and the collective
+raises. Shutdown works even if a child process (a DataLoader worker) has inherited the connection; closing does not.
 
-Nothing here imports torch, and nothing here costs anything until the program does.
+This module never imports torch, and costs nothing until the program imports it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ LOOK, LOOK_LATER = 0.05, 0.25
 
 _TORCH = f"{os.sep}torch{os.sep}"
 _LOADER = f"{_TORCH}utils{os.sep}data{os.sep}"
-#: Methods that wait for work started earlier: those of `Work`, and those that copy results from a GPU.
+#: Methods that wait for work started earlier: methods of `Work`, and methods that copy results from a GPU.
 WAITING = frozenset({"wait", "result", "synchronize", "item", "tolist", "cpu", "numpy", "value"})
-#: Messages that mean that another rank is gone, or did not join.
+#: Error messages which mean that another rank is gone, or did not join.
 _OF_PEER = re.compile(
     r"closed by peer|reset by peer|broken pipe|read error|write error|timed? ?out|remote process|aborted|socketstart"
     r"|connection refused|connection was likely closed|failed to recv|failed to send",
@@ -61,15 +61,15 @@ class Opened:
         self.ended = False
 
     def close(self) -> None:
-        """The group is made."""
+        """Record the connections of the group, which is complete now."""
         self._own = sockets() - self._before
 
     def inodes(self) -> frozenset[int]:
-        """The inodes of the connections that are, or were, the group's own."""
+        """The inodes of the connections that belong, or belonged, to the group."""
         return self._own if self._own is not None else sockets() - self._before
 
     def shut_down(self) -> None:
-        """Shut them down, as if the peers had: collectives in progress raise at both ends."""
+        """Shut the connections down as if the peers had done so: collectives in progress raise at both ends."""
         self.ended = True
         for inode in self.inodes():
             _shut_down(inode)
@@ -77,7 +77,7 @@ class Opened:
 
 _lock = threading.Lock()
 _opened: list[Opened] = []
-_endings = 0  # how often all connections were shut down
+_endings = 0  # how often this process shut all connections down
 _meeting: set[int] = set()  # threads that wait for other ranks to join, outside torch
 
 
@@ -87,7 +87,7 @@ def opening() -> Generator[Opened]:
     found = Opened()
     with _lock:
         living = sockets()
-        # Leftovers of groups that were shut down (a wrapped model keeps its own alive) do not concern the new one.
+        # Leftovers of groups that were shut down (a wrapped model keeps its group alive) do not affect the new group.
         _opened[:] = [each for each in _opened if not each.ended and each.inodes() & living]
         _opened.append(found)
     try:
@@ -121,7 +121,7 @@ def endings() -> int:
 
 @contextmanager
 def meeting() -> Generator[Callable[[], None]]:
-    """The calling thread waits for other ranks in a loop that calls the yielded check, which raises on release."""
+    """Mark the calling thread as waiting for other ranks; its loop calls the yielded check, which raises on release."""
     thread, began = threading.get_ident(), _endings
 
     def check() -> None:
@@ -166,12 +166,12 @@ def sockets() -> frozenset[int]:
 
 
 def _shut_down(inode: int) -> None:
-    """Shut down a network connection as if its peer had; leave anything else with that inode alone."""
+    """Shut down a network connection as if its peer had done so; ignore anything else with that inode."""
     fd = _descriptors().get(inode)
     if fd is None:
         return
     with suppress(OSError), socket.socket(fileno=os.dup(fd)) as held:
-        # It may have been closed and reused for something else before it was duplicated.
+        # The descriptor may have been closed and reused for another file before it was duplicated.
         if os.fstat(held.fileno()).st_ino != inode or held.family not in (socket.AF_INET, socket.AF_INET6):
             return
         # Shutting down a listener would raise an unrelated error in accept().
@@ -181,8 +181,8 @@ def _shut_down(inode: int) -> None:
 
 # -- recording what torch opens ---------------------------------------------------------------------
 
-#: How the ranks of a group find each other if the program names no other way: takes torch's ``rendezvous`` and its
-#: arguments, and yields what it would. Set by the package that runs programs on ranks.
+#: How the ranks of a group find each other if the program specifies no other way: takes torch's ``rendezvous`` and its
+#: arguments, and yields what that would yield. The package that runs programs on ranks sets it.
 find_others: Callable[..., Iterator[Any]] | None = None
 
 
@@ -192,7 +192,7 @@ def install() -> None:
 
 
 def _watch(c10d: Any) -> None:
-    """Both functions are private, but every way to make a group calls them; other versions of PyTorch may lack them."""
+    """Wrap two private functions that every way to make a group calls; other versions of PyTorch may lack them."""
     make = getattr(c10d, "_new_process_group_helper", None)
     if make is not None and not hasattr(make, "__wrapped__"):
 
@@ -231,7 +231,7 @@ class _Stand:
         self._cpu = cpu
 
     def is_at(self, other: _Stand | None, *, idle: bool) -> bool:
-        """Whether the thread has stayed there; with ``idle``, also without using processor time."""
+        """Whether the thread has stayed at that position; with ``idle``, also without using processor time."""
         same = other is not None and other._frame is self._frame and other._at == self._at
         return same and (not idle or other is None or other._cpu == self._cpu)
 
@@ -306,11 +306,11 @@ def release(
 ) -> None:
     """Release a thread from collectives that other ranks will never join, until the endpoint it runs has ended.
 
-    A thread that computes is left alone until it waits.
+    A thread that computes is not disturbed until it waits.
 
     Args:
-        key: names what the thread runs; further requests for the same key are ignored.
-        thread: returns its identifier; 0 while it has not begun.
+        key: identifies what the thread runs; further requests with the same key are ignored.
+        thread: returns its identifier; 0 before it starts.
         runs: whether the endpoint still runs, or will run; called often.
         failed: the ranks of torch.distributed that will not join, as far as known.
     """
@@ -343,7 +343,7 @@ def _release(thread: Callable[[], int], runs: Callable[[], bool], failed: frozen
         elif now - since >= (STILL_UNSURE if computes or apart else STILL):
             if runs():
                 shut_down_all()
-            since = now  # it may catch the error and wait again
+            since = now  # the endpoint may catch the error and wait again
         time.sleep(LOOK if now - began < 10 else LOOK_LATER)
 
 
@@ -364,7 +364,7 @@ def _doubts(failed: frozenset[int]) -> tuple[bool, bool]:
 
 
 def failed_by_peer(error: BaseException) -> bool:
-    """Whether a rank failed only because another one was gone or did not join, or because it was released."""
+    """Whether a rank failed only because another rank was gone or did not join, or because it was released."""
     at = error.__traceback__
     of_torch = type(error).__module__.startswith("torch")
     while at is not None and not of_torch:
@@ -376,7 +376,7 @@ def failed_by_peer(error: BaseException) -> bool:
 
 
 def said_first(error: BaseException) -> str:
-    """The message without torch's additions: its own source line in front, and advice after the first sentence."""
+    """The message without torch's additions: the source line of torch in front, and advice after the first sentence."""
     first = str(error).strip().split("\n", 1)[0]
     return re.sub(r"^\[/[^\]]*\] ", "", first).partition(". This is typically")[0]
 

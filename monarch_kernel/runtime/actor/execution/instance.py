@@ -1,7 +1,7 @@
-"""An actor in its proc: its mailbox, its driver thread and its end (long because one class stands in one file).
+"""An actor in its proc: its mailbox, its driver thread and its end (long because a class is not split over files).
 
-Each actor has one thread, its *driver*, which handles one message after the other and polls for the whole process while
-the mailbox is empty. The main thread can drive one actor per proc. `async_instance` has the async kind.
+Each actor has one thread, its *driver*, which handles messages one at a time and polls for the whole process while the
+mailbox is empty. The main thread can drive one actor per proc. `async_instance` has the async kind.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CLEANUP_TIMEOUT = 10.0
 
 
 class _FailureDue:
-    """In the mailbox: the next of ``_failures`` is due."""
+    """Mailbox marker: the next of ``_failures`` is due."""
 
 
 FAILURE: Final = _FailureDue()
@@ -71,7 +71,7 @@ class Aborted(BaseException):
 
 
 class Instance:
-    """The value of ``context().actor_instance``; that of the client has no mailbox.
+    """The value of ``context().actor_instance``; the client's instance has no mailbox.
 
     Attributes:
         mesh_id: unique name of the mesh that this actor belongs to.
@@ -90,13 +90,13 @@ class Instance:
         self.creator = creator
         self.proc_mesh: Any = None
         self.owned: list[SpawnedMesh] = []  # meshes that this actor spawned, in order
-        self.ports: weakref.WeakSet[Any] = weakref.WeakSet()  # that arrived in messages to it
+        self.ports: weakref.WeakSet[Any] = weakref.WeakSet()  # ports that arrived in messages to it
         self.ended = False
-        #: Of a sync actor: an event loop that its driver runs while the mailbox is empty.
+        #: For a sync actor: an event loop that its driver runs while the mailbox is empty.
         self.background: asyncio.AbstractEventLoop | None = None
 
     def hold(self, port: GivenPort) -> None:
-        """A port has arrived in a message to this actor."""
+        """Record a port that arrived in a message to this actor."""
         self.ports.add(port)
 
     @property
@@ -115,7 +115,7 @@ class Instance:
         return self._system.this_proc()
 
     def supervise(self, failure: MeshFailure) -> None:
-        """A mesh that this actor owns failed. The client of a process passes the failure to the root."""
+        """Handle the failure of a mesh that this actor owns. The client of a process forwards it to the root."""
         self._system.fault_at_root(failure)
 
     def stop_owned(self, reason: str) -> None:
@@ -126,7 +126,7 @@ class Instance:
         while self.owned:
             mesh = self.owned.pop()
             if not isinstance(mesh, ProcMesh) and all(ref.id in own for ref in mesh._target().procs):
-                continue  # it ends with its procs, which give actors limited time for cleanup
+                continue  # it ends with its procs, which limit the time for cleanup
             try:
                 mesh._stop(reason).get(CLEANUP_TIMEOUT)
             except Exception as e:
@@ -178,10 +178,10 @@ class ActorInstance(Instance):
         self._object: Any = None
         self._functions: dict[str, Callable[..., Any]] = {}
         self._queue: deque[tuple[MessageLink, ActorMessage | _FailureDue, Body]] = deque()
-        self._done = False  # the mailbox as a waitable: something is in it
+        self._done = False  # the mailbox as a waitable: it is not empty
         self._parked: list[Any] = []
-        self._failures: deque[MeshFailure] = deque()  # of meshes of ours, not handled yet
-        self.open_ports: set[ReplyPort[Any]] = set()  # not yet answered, and not passed on
+        self._failures: deque[MeshFailure] = deque()  # failures of owned meshes that are not handled yet
+        self.open_ports: set[ReplyPort[Any]] = set()  # neither answered nor passed on
         self._thread = 0
         self._stopping: tuple[str, list[tuple[MessageLink, int, int]]] | None = None
         self.death: Death | None = None
@@ -189,9 +189,9 @@ class ActorInstance(Instance):
         self.running: str | None = None  # the endpoint that runs now
         self.running_for = create.cell  # the cell that it runs for
         self.answering: Call | None = None  # the call that it answers
-        self._warned = False  # about a checkpoint that is too large
+        self._warned = False  # whether it warned about a checkpoint that is too large
         self._interruptible = False
-        self._woken: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None  # while that runs
+        self._woken: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None  # set while that loop runs
 
     @property
     def object(self) -> Any:
@@ -199,7 +199,7 @@ class ActorInstance(Instance):
         return self._object
 
     def hold(self, port: GivenPort) -> None:
-        """A port has arrived: its receiver is told when this actor drops it or ends."""
+        """Record a port that arrived: its receiver is notified when this actor drops it or ends."""
         super().hold(port)
         port._holder = self
 
@@ -216,7 +216,7 @@ class ActorInstance(Instance):
             self._refuse_queue()
 
     def _notify(self) -> None:
-        """Tell the driver that the mailbox is not empty."""
+        """Notify the driver that the mailbox is not empty."""
         if not self._done:
             self._done = True
             if self._woken is not None:
@@ -241,7 +241,7 @@ class ActorInstance(Instance):
             self.refuse(link, message)
 
     def release(self, message: PeersFailed) -> None:
-        """Other ranks of a call failed: this actor must not wait for them in a collective."""
+        """Release this actor from collectives with other ranks of its call, as these failed."""
 
         def is_it(call: object) -> bool:
             return type(call) is Call and (call.actor, call.endpoint, call.sender) == message.asked
@@ -257,7 +257,7 @@ class ActorInstance(Instance):
     # -- driving ----------------------------------------------------------------------------------
 
     def start_thread(self) -> None:
-        """Start a thread for the actor. Debuggers recognize the threads of tools by name, and leave them alone."""
+        """Start a thread for the actor. Debuggers recognize the threads of tools by name, and skip them."""
         name = "monarch-tool" if self._spec.tool else "monarch-actor-driver"
         threading.Thread(target=self.drive, name=name, daemon=True).start()
 
@@ -279,7 +279,7 @@ class ActorInstance(Instance):
         while error is None and self._stopping is None:
             try:
                 error = self._take_messages()
-            except KeyboardInterrupt:  # it was for an endpoint that has just returned
+            except KeyboardInterrupt:  # meant for an endpoint that has just returned
                 continue
         return error
 
@@ -341,7 +341,7 @@ class ActorInstance(Instance):
             if not self._done:
                 self._system.node.poller.start_background()
                 loop.run_until_complete(waiting)
-        except SystemExit:  # of a finished task, which must not end the actor
+        except SystemExit:  # raised by a task of the loop; it must not end the actor
             pass
         finally:
             self._woken = None
@@ -366,7 +366,7 @@ class ActorInstance(Instance):
             finally:
                 self._interruptible = False
                 self.running = self.answering = None
-            del args, kwargs  # so that the memory of arrays among them returns to the caller with the answer
+            del args, kwargs  # so that the memory of arrays among them is released to the caller with the answer
             if endpoint.explicit_port or not message.call:
                 return None
             reply, buffers, ports = pickled(result)
@@ -452,7 +452,7 @@ class ActorInstance(Instance):
         cause = f"actor explicitly aborted due to: {type(error).__name__}: {error}"
         if isinstance(error, Aborted) or type(error) is MeshFailure:
             cause = f"actor explicitly aborted due to: {error}"
-        if isinstance(error, MeshFailure):  # of a mesh that this actor owns: the first cause has the traceback
+        if isinstance(error, MeshFailure):  # a mesh that this actor owns failed: the first cause has the traceback
             text = "\n".join(error.report().split("\n")[1:])
         node = self._system.node
         return Death.of(DeathKind.ACTOR_FAILED, cause, self.proc_id, node.ref.host, self._system.pid, text)
@@ -460,7 +460,7 @@ class ActorInstance(Instance):
     # -- supervision --------------------------------------------------------------------------------
 
     def supervise(self, failure: MeshFailure) -> None:
-        """A mesh of this actor failed: call ``__supervise__``, before handling waiting messages."""
+        """Handle the failure of an owned mesh: call ``__supervise__`` before handling waiting messages."""
         if self.death is not None or self.ended:
             self._system.pass_up(self, failure)
             return
@@ -469,7 +469,7 @@ class ActorInstance(Instance):
         self._notify()
 
     def _is_told_to_stop(self) -> bool:
-        """Whether this actor is about to stop, so that failures do not concern it any more."""
+        """Whether this actor is about to stop, so that it ignores further failures."""
         return self._stopping is not None or any(type(message) is StopActor for _, message, _ in list(self._queue))
 
     def _supervised(self, failure: MeshFailure) -> BaseException | None:
@@ -510,7 +510,7 @@ class ActorInstance(Instance):
             self.death = Death.of(DeathKind.STOPPED, f"stopped: {reason}", self.proc_id, host, self._system.pid)
 
     def _finish(self, error: BaseException | None) -> None:
-        """The actor has ended: clean up, answer what waits, tell the owner."""
+        """End the actor: clean up, answer waiting messages, notify the owner."""
         error = error or self._fatal
         self._note_death(error)
         assert self.death is not None
@@ -564,7 +564,7 @@ class ActorInstance(Instance):
 
     def _raise_in_driver(self) -> None:
         if self._thread == threading.main_thread().ident:
-            self._system.signal_main_thread()  # which also interrupts a system call
+            self._system.signal_main_thread()  # a signal also interrupts a system call
         elif self._interruptible:
             self.interrupted_here()
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -572,12 +572,12 @@ class ActorInstance(Instance):
             )
 
     def interrupted_here(self) -> None:
-        """KeyboardInterrupt is about to be raised in user code of this actor on request."""
+        """Note that a requested KeyboardInterrupt is about to be raised in user code of this actor."""
         self._system.note_interrupt(self)
 
 
 def on_peers_failed(actors: Mapping[str, ActorInstance], _link: MessageLink, message: PeersFailed, _body: Body) -> None:
-    """Handles ``PeersFailed`` for the actors of a process."""
+    """Handle ``PeersFailed`` for the actors of a process."""
     actor = actors.get(message.asked[0])
     if actor is not None:
         actor.release(message)

@@ -15,8 +15,8 @@ class Interruptible(Protocol):
 class InterruptibleSteps:
     """Awaits a coroutine; ``owner._interruptible`` is true while one of its steps runs, and false while it waits.
 
-    A waiting coroutine is interrupted by cancelling its task. A computing one never reaches a cancellation: it needs a
-    KeyboardInterrupt in its thread, which must not hit the event loop between two steps.
+    A waiting coroutine is interrupted by cancelling its task. A computing coroutine never reaches the cancellation: it
+    needs a KeyboardInterrupt in its thread, which must not hit the event loop between two steps.
     """
 
     __slots__ = ("_coroutine", "_owner")

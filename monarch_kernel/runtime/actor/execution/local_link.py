@@ -1,4 +1,4 @@
-"""A link for requests that this process makes of itself."""
+"""A link for requests that this process sends to itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from monarch_kernel.runtime.node.future import Future
 
 
 class LocalLink:
-    """Stands for a link if this process itself asks; an answer resolves the future, if there is one."""
+    """Replaces a link when this process sends a request to itself; an answer resolves the future, if there is one."""
 
     peer = ""
 

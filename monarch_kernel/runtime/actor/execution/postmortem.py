@@ -1,7 +1,7 @@
 """Exceptions that ended an endpoint or a cell, kept for a while with their frames for post-mortem debugging.
 
-They are bounded in number and in time, as frames keep alive what their variables refer to. A newer failure of the same
-endpoint replaces the older one. Nothing here costs anything before an endpoint has failed.
+They are bounded in number and in time, as frames keep the values of their variables alive. A newer failure of the same
+endpoint replaces the older one. This module costs nothing until an endpoint fails.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Failure:
         number: grows from 1 in each process.
         error: with its traceback.
         actor: the name of the actor.
-        endpoint: what failed.
-        cell: the id of the notebook cell that it belonged to; "" for none.
+        endpoint: the name of the endpoint that failed.
+        cell: the id of the notebook cell that it ran for; "" for none.
         when: `time.time()`.
     """
 
@@ -49,17 +49,17 @@ _kept: list[Failure] = []
 _lock = threading.Lock()
 _count = 0
 _scheduled = False
-#: Notified of each failure, on its thread, before it is reported; a debugger stops there.
+#: Notified of each failure, on its thread, before the failure is reported; a debugger stops there.
 failed_here: Subscribers[[BaseException]] = Subscribers("a callback of on_failure")
 
 
 def failed(
     error: BaseException, actor: str, endpoint: str, cell: str, later: Callable[[float, Callable[[], None]], object]
 ) -> None:
-    """An endpoint or a cell ended with an exception: keep it, and notify the debugger if there is one.
+    """Keep an exception that ended an endpoint or a cell, and notify the debugger if there is one.
 
     Args:
-        later: calls a function after a delay in seconds, so that memory is freed even if nothing else happens here.
+        later: calls a function after a delay in seconds, so that failures expire even if nothing else happens here.
     """
     global _count
     if isinstance(error, KeyboardInterrupt):
@@ -78,7 +78,7 @@ def failed(
 
 
 def let_go_of_groups() -> None:
-    """A process group ends: keep none of its work alive, or its connections stay open and other ranks wait."""
+    """Release the work of a process group that ends; otherwise its connections stay open and other ranks wait."""
     for failure in failures():
         for frame in _frames(failure.error):
             if any(type(value).__module__ in _GROUPS for value in list(frame.f_locals.values())):
@@ -103,7 +103,7 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
 
 def _empty(frame: FrameType) -> None:
     """Drop the variables of a finished frame."""
-    with suppress(RuntimeError):  # it still runs, so its variables are in use
+    with suppress(RuntimeError):  # the frame still runs, so its variables are in use
         frame.clear()
         # Python before 3.13 caches f_locals as a dictionary; reading it again updates the cache.
         _ = frame.f_locals

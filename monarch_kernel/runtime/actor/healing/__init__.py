@@ -1,1 +1,1 @@
-"""Healing: replacing dead procs and actors, and the calls that wait for it."""
+"""Healing: the replacement of dead procs and actors, and the calls that wait for it."""

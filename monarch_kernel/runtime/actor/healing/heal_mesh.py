@@ -1,4 +1,4 @@
-"""``heal_mesh``: a mesh healed, as a handle that can be used at once."""
+"""``heal_mesh``: heals a mesh, and returns a handle that can be used at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def heal_mesh(mesh: Mesh, hosts: HostMesh | None = None, timeout: float = HEAL_T
         know that the heal is complete.
 
     Raises:
-        HealError: this process did not spawn these procs. Awaiting the mesh raises all other errors.
+        HealError: this process did not spawn these procs. All other errors are raised when the mesh is awaited.
     """
     if not isinstance(mesh, ProcMesh | ActorMesh):
         raise TypeError(f"heal_mesh takes a proc mesh or an actor mesh, not {type(mesh).__name__}")

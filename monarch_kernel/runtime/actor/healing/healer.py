@@ -1,14 +1,14 @@
-"""Replacing dead procs and actors.
+"""The replacement of dead procs and actors.
 
 A dead proc stays dead: its successor is another proc, with a new id, at the same rank of its mesh. So no message for
-the old proc can reach the new one, and what is known about the old one's death stays true. Mesh handles name the procs
-they were made with, and ask the node for their current successors (``Node.current``).
+the old proc can reach the new one, and records of the old one's death stay true. Mesh handles name the procs they were
+made with, and ask the node for their current successors (``Node.current``).
 
-The process that spawned procs starts their successors. The process that spawned actors on them makes these again, with
-the original class and arguments, which it keeps. A successor is announced once the healer's own actors on it are made
-and restored. The announcement goes to the root, which passes it on to every process it has a link to, and keeps it for
-later requests (a process asks when it learns of a death). Owners in other processes make their actors when they hear of
-it, and the healer waits for them.
+The process that spawned procs starts their successors. The process that spawned actors on them keeps their class and
+arguments, and creates them again. A successor is announced once the healer's own actors on it are created and restored.
+The announcement goes to the root. The root forwards it to every process it has a link to, and keeps it for later
+requests (a process asks when it learns of a death). Owners in other processes create their actors when they receive it,
+and the healer waits for them.
 
 An actor that has a ``checkpoint`` endpoint and a ``__restore__`` method gets, after its new ``__init__``, the result of
 its last ``checkpoint``. Its owner's process keeps that result, whichever process made the call.
@@ -75,7 +75,7 @@ class Healer:
         self.restarts = Restarts()
         #: Notified with the id of a mesh that was made, healed or forgotten, and with "id#rank" at a checkpoint.
         self.records_changed: Subscribers[[str]] = Subscribers("a record of meshes")
-        #: Called for a replacement of a dead host agent; each may return None.
+        #: Called to get a replacement for a dead host agent; each may return None.
         self.renewers: list[Callable[[str], ProcRef | None]] = []
         handlers = system.node.handlers
         handlers[Replaced] = self._on_replaced
@@ -104,14 +104,14 @@ class Healer:
         self.spawned_procs[mesh._uid].spares += agents
 
     def born(self, mesh: ActorMesh[Any], owner: str, body: Any, buffers: tuple[int, ...], ports: Sequence[Any]) -> None:
-        """Record the pickle that the actors of a mesh are made from, and the ports in it."""
+        """Record the pickle from which the actors of a mesh are created, and the ports in it."""
         give(ports, mesh._target())
         if all(ref.id != self._system.node.id for ref in mesh._procs):
             self.spawned_actors[mesh._actor] = SpawnedActors(mesh, owner, _flat(body), buffers, ports)
             self.noted(mesh._actor)
 
     def forget(self, mesh_id: str) -> None:
-        """Drop the records of a mesh that was stopped for good."""
+        """Drop the records of a mesh that was stopped permanently."""
         if self.spawned_actors.pop(mesh_id, None) is not None:
             for key in [key for key in self.checkpoints if key[0] == mesh_id]:
                 del self.checkpoints[key]
@@ -120,7 +120,7 @@ class Healer:
         self.noted(mesh_id)
 
     def noted(self, mesh_id: str) -> None:
-        """Notify subscribers of a change of this mesh."""
+        """Notify subscribers that the records of this mesh changed."""
         self.records_changed.notify(mesh_id)
 
     def _on_checkpoint(self, _link: Any, message: Checkpoint, body: Any) -> None:
@@ -131,7 +131,7 @@ class Healer:
     # -- healing ----------------------------------------------------------------------------------
 
     def heal(self, mesh: ProcMesh, hosts: HostMesh | None, timeout: float) -> Future[Healed]:
-        """Replace dead procs of a mesh (or slice), and the actors on them, on a separate thread."""
+        """Replace the dead procs of a mesh (or slice) and the actors on them; the work runs on a separate thread."""
         procs_record = self.spawned_procs.get(mesh._uid)
         if procs_record is None:
             raise HealError(
@@ -245,7 +245,7 @@ class Healer:
             if not node.send(agent.id, message):
                 node.declare_dead(ref.id, node.deaths[agent.id])
             elif agent.site != node.ref.site:
-                node.expect(ref)  # only now does its agent know it
+                node.expect(ref)  # not earlier: its agent must know the proc first
             call = OneCall(node, f"{whole.name}.setup", target, rank)
             calls.append(call)
             extent = whole.extent
@@ -270,7 +270,7 @@ class Healer:
     def _places(
         self, mesh: ProcMesh, procs_record: SpawnedProcs, dead: dict[int, ProcRef], hosts: HostMesh | None
     ) -> dict[int, ProcRef]:
-        """The host agent for the successor of each dead proc: on the same host if that lives, else on a spare one."""
+        """The host agent for the successor of each dead proc: on the same host if it lives, else on a spare host."""
         system = self._system
         node = system.node
         if hosts is not None:
@@ -293,7 +293,7 @@ class Healer:
                 if spare.id not in node.deaths:
                     agent = spare
             if agent is None and system.is_root and ref.site == node.ref.site:
-                agent = system.ensure_agent()  # it was a worker of this machine, and the machine is still there
+                agent = system.ensure_agent()  # the dead agent was a worker of this machine, which is still up
             if agent is None:
                 lost.setdefault(ref.host, []).append(rank)
                 continue
@@ -312,7 +312,7 @@ class Healer:
     def _respawn_all(
         self, old: str, ref: ProcRef, names: dict[str, None], restored: dict[str, None], deadline: float
     ) -> None:
-        """Make all actors that this process owns on ``old`` again on ``ref``."""
+        """Create all actors that this process owns on ``old`` again on ``ref``."""
         waiting: list[tuple[SpawnedActors, int, OneCall]] = []
         for actors_record in list(self.spawned_actors.values()):
             for rank, proc in enumerate(actors_record.mesh._target().procs):
@@ -388,7 +388,7 @@ class Healer:
         restored: dict[str, None],
         deadline: float,
     ) -> list[Replacement]:
-        """Make actors again that died in processes that are still alive."""
+        """Create actors again that died in processes that are still alive."""
         tree = self._system.tree
         node = self._system.node
         ended = self._ended(mesh, deadline)
@@ -432,7 +432,7 @@ class Healer:
                 causes: dict[str, str] = call.get(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
                 raise
-            except Exception as e:  # it died in the meantime, which the next heal repairs
+            except Exception as e:  # the proc died in the meantime, which the next heal repairs
                 log.debug("while asking for ended actors: %s", e)
                 continue
             ended.update({(proc, actor): cause for actor, cause in causes.items()})
@@ -451,7 +451,7 @@ class Healer:
     # -- announcing successors ------------------------------------------------------------------------
 
     def _announce(self, replaced: list[tuple[str, ProcRef]], whole: ProcMesh, deadline: float) -> None:
-        """Tell the root and the procs of the mesh, and wait until they have made their actors again."""
+        """Announce successors to the root and the procs of the mesh; wait until they have recreated their actors."""
         if not replaced:
             return
         system = self._system
@@ -483,7 +483,7 @@ class Healer:
                 log.debug("while telling of successors: %s", e)
 
     def _spread(self, proc: str, ref: ProcRef, sender: str) -> None:
-        """At the root: tell every linked process, and those that asked."""
+        """At the root: forward a successor to every linked process, and to those that asked."""
         node = self._system.node
         peers = {peer for peer, link in node.links.items() if link.attached} | self._askers.pop(proc, set())
         agents = {known.agent for known in node.refs.values()}
@@ -542,7 +542,7 @@ class Healer:
         else:
             self._askers.setdefault(message.proc, set()).add(link.peer)
 
-    # -- restarting by itself ---------------------------------------------------------------------------
+    # -- automatic restarts -----------------------------------------------------------------------------
 
     def takes_over(self, proc: str, death: Death, give_up: Callable[[str], None]) -> bool:
         """Whether a restart policy replaces this proc now, so that its death is not reported yet.

@@ -1,8 +1,8 @@
-"""Calls made while their ranks are being healed: they wait, as calls made after ``spawn`` wait for it.
+"""Calls made while their ranks are being healed: they wait for the heal, as calls after ``spawn`` wait for the spawn.
 
-A call over a dead rank fails at once. If ``heal()`` is replacing the rank, the call is held in this process and sent to
-the rank's successor when the heal is over; if the heal fails, the call fails as it would have before. Calls of one
-process stay in order: a call over a rank that an earlier call waits for waits, too.
+A call over a dead rank fails at once. If ``heal()`` is replacing the rank, this process holds the call, and sends it to
+the rank's successor when the heal is over; if the heal fails, the call fails as it would have without the heal. Calls
+of one process stay in order: a call over a rank that an earlier held call addresses waits, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class HeldCalls:
     """The calls of this process that wait for a heal."""
 
     def __init__(self) -> None:
-        #: Whether callers need to ask ``keep`` at all.
+        #: Whether callers need to call ``keep`` at all.
         self.active = False
         # Reentrant: a call to this process itself may make further calls.
         self._lock = threading.RLock()
@@ -26,14 +26,14 @@ class HeldCalls:
         self._kept: list[tuple[frozenset[str], Callable[[], None]]] = []
 
     def begin(self, procs: Iterable[str]) -> None:
-        """Begin holding calls over these procs: they, or actors on them, are being replaced."""
+        """Begin to hold calls over these procs, as they, or actors on them, are being replaced."""
         with self._lock:
             for proc in procs:
                 self._healing[proc] = self._healing.get(proc, 0) + 1
             self.active = bool(self._healing or self._kept)
 
     def keep(self, procs: Iterable[str], send: Callable[[], None]) -> bool:
-        """Whether a call to these procs must wait; if so, ``send`` is called later."""
+        """Hold a call to these procs if it must wait, and return whether it does; if so, ``send`` is called later."""
         wanted = frozenset(procs)
         with self._lock:
             if not self._must_wait(wanted, self._kept):
@@ -44,7 +44,7 @@ class HeldCalls:
             return True
 
     def end(self, procs: Iterable[str]) -> None:
-        """The heal of these procs is over, with or without success: send the calls that waited for it."""
+        """Send the calls that waited for the heal of these procs, which is over, with or without success."""
         with self._lock:
             for proc in procs:
                 self._healing[proc] -= 1

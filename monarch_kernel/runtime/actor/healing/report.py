@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from monarch_kernel.runtime.node.future import Future
 
-#: How long the start of a successor, with every ``__init__`` and ``__restore__`` on it, may take (seconds).
+#: Limit for the start of a successor, with every ``__init__`` and ``__restore__`` on it (seconds).
 HEAL_TIMEOUT = 60.0
 #: The largest checkpoint of an actor that is kept for a later controller (bytes).
 MAX_KEPT_CHECKPOINT = 64 * 1024 * 1024
@@ -42,7 +42,7 @@ class Healed:
     Attributes:
         replaced: one entry for each rank that was dead.
         respawned: names of the actor meshes that got new actors.
-        restored: names of the actor meshes whose actors were given a checkpoint.
+        restored: names of the actor meshes whose actors were restored from a checkpoint.
         seconds: how long the heal took.
     """
 

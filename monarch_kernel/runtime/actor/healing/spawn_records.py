@@ -1,4 +1,4 @@
-"""Records of how the procs and actors of a mesh were made, so that healing can make them again."""
+"""Records of how the procs and actors of a mesh were created, so that healing can create them again."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SpawnedActors:
-    """How the actors of one mesh were made."""
+    """How the actors of one mesh were created."""
 
     mesh: ActorMesh[Any]
     owner: str
     body: bytes
     buffers: tuple[int, ...]
-    ports: Sequence[Any] = ()  # in that pickle; each successor is given them again
+    ports: Sequence[Any] = ()  # the ports in that pickle; each successor gets them again
 
 
 @dataclass(slots=True)
@@ -30,6 +30,6 @@ class SpawnedProcs:
 
     messages: dict[int, tuple[SpawnProcs, int]]  # by rank: the message, and the index of the rank's proc in it
     bootstrap: tuple[Any, tuple[int, ...]]
-    spares: list[ProcRef]  # agents of hosts where nothing runs until another host is gone
+    spares: list[ProcRef]  # agents of hosts that stay empty until another host is gone
     incarnations: dict[int, int] = field(default_factory=dict[int, int])
     lock: threading.Lock = field(default_factory=threading.Lock)
