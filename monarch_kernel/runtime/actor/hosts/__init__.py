@@ -1,1 +1,1 @@
-"""Hosts: the host mesh, how procs are started on it, workers and how a controller attaches to them."""
+"""Hosts: the host mesh, the start of procs on it, workers, and how a controller attaches to them."""

@@ -1,4 +1,4 @@
-"""Attaching a controller to the workers of other hosts."""
+"""The connection of a controller to the workers of other hosts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def attach_to_workers(
 
     Args:
         ca: accepted for compatibility with Monarch, without effect: TCP always needs a key.
-        workers: their URLs, or futures of these, in the order of the mesh.
+        workers: the URLs of the workers, or futures of these, in the order of the mesh.
         name: a label for messages.
         key_file: this process's key, or the team's; by default the file that ``MONARCH_KERNEL_KEY_FILE`` names, or this
             user's own key.
         allow: the list of further worker keys to trust (see ``docs/security.md``); by default the list that
             ``MONARCH_KERNEL_ALLOW`` names, or the key file's own list, if there is one.
-        timeout: how long to try (seconds).
+        timeout: limit for the attempts to connect (seconds).
 
     Returns:
         A host mesh with one dimension, ``hosts``.
@@ -67,25 +67,24 @@ def attach_to_workers(
     return HostMesh(system, hosts, region, use=HostUse(), name=name or "")
 
 
-#: The runtime that ``attach`` started, and the URL that it attached to.
+#: The runtime that ``attach`` started, and the URL of its worker.
 _attached: tuple[System, str] | None = None
 
 
 def attach(addr: str, timeout: float = 30.0) -> None:
     """Connect this controller to a worker before anything else, as Monarch's clients behind a firewall do.
 
-    A controller never needs to be reachable: it connects to workers, and answers come back over the same connections.
-    So this call exists only for compatibility with Monarch. It fails early if the worker cannot be reached; every
-    worker that ``attach_to_workers`` names must be reachable from here, too. A second call with the same address does
-    nothing.
+    A controller never needs to be reachable: it connects to workers, and answers return over the same connections. So
+    this call exists only for compatibility with Monarch. It fails early if the worker cannot be reached; every worker
+    given to ``attach_to_workers`` must be reachable from here, too. A second call with the same address does nothing.
 
     Args:
         addr: the worker's URL.
-        timeout: how long to try (seconds).
+        timeout: limit for the attempts to connect (seconds).
 
     Raises:
         ConnectionError: the worker cannot be reached, or refuses the connection.
-        RuntimeError: the API was used before, or another worker is attached.
+        RuntimeError: the API has been used before, or another worker is attached.
         ValueError: the address is invalid, or there is no key.
     """
     global _attached
@@ -99,7 +98,7 @@ def attach(addr: str, timeout: float = 30.0) -> None:
     try:
         attach_to_workers(workers=[url], name="gateway", timeout=timeout)
     except BaseException:
-        shutdown()  # it has not been used, so the process may still attach elsewhere
+        shutdown()  # the runtime has not been used, so the process may still attach elsewhere
         raise
     _attached = (get_system(), url)
 
@@ -125,7 +124,7 @@ def dial_all(system: System, urls: list[str], timeout: float) -> list[ProcRef]:
 
 
 def _near(system: System, ref: ProcRef) -> ProcRef:
-    """The reference to a worker of this machine, which others reach as they reach this process."""
+    """The reference to a worker of this machine, which other hosts reach in the same way as this process."""
     here = system.node.ref
     if ref.site == here.site:
         ref = msgspec.structs.replace(ref, gateway=here.gateway, gateway_address=here.gateway_address)

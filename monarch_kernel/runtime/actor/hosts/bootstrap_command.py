@@ -1,4 +1,4 @@
-"""The command and environment that a proc is started with, as users give them."""
+"""The command and environment that start a proc, as users specify them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from monarch_kernel.protocol.messages import Launch
 
 @dataclass(frozen=True)
 class BootstrapCommand:
-    """How to start a proc in an interpreter of its own instead of forking it.
+    """How to start a proc in a separate interpreter instead of forking it.
 
-    Procs that such a proc starts with ``this_host().spawn_procs()`` are started in the same way.
+    Procs that such a proc starts with ``this_host().spawn_procs()`` start in the same way.
 
     Attributes:
         program: path of the interpreter; ``-m monarch_kernel.runtime.rank`` is added.
@@ -42,7 +42,7 @@ def default_bootstrap_cmd() -> BootstrapCommand:
 
 
 def launch_of(command: Any) -> Launch:
-    """A command in the form that is sent to host agents.
+    """A command in the form that host agents receive.
 
     Raises:
         TypeError: it is not a ``BootstrapCommand``, or a part of it has the wrong type.
@@ -64,7 +64,7 @@ def launch_of(command: Any) -> Launch:
 
 
 def command_of(launch: Launch | None) -> BootstrapCommand | None:
-    """The command that a proc was started with; None for one that was forked."""
+    """The command that started a proc; None for a proc that was forked."""
     if launch is None or launch.argv is None:
         return None
     program, *args = launch.argv
@@ -72,7 +72,7 @@ def command_of(launch: Launch | None) -> BootstrapCommand | None:
 
 
 def checked_env(env: Mapping[str, str | None] | None, what: str = "env") -> dict[str, str | None]:
-    """An environment in the form that is sent; ``what`` names it in errors.
+    """An environment in the form that host agents receive; ``what`` names it in errors.
 
     Raises:
         TypeError: a value is neither a string nor None.

@@ -1,4 +1,4 @@
-"""Workers that outlive the process that starts them, and the folders of those that belong to a job."""
+"""Workers that outlive the process that starts them, and the folders of workers that belong to a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START_TIMEOUT = 60.0
 #: How long the last process in a folder may take to end (seconds).
 END_TIMEOUT = 10.0
 _LONGEST_JOB_BASE = 40
-#: The kind of a job's folder, and its files: nothing else is ever removed from one.
+#: The kind of a job's folder, and its files: no other file is ever removed from it.
 _JOB = "job"
 _JOB_FILES = ("*.sock", "*.log")
 
@@ -36,12 +36,12 @@ def start_daemon(
     """Start a worker that is not a child of this process, and wait until it listens.
 
     Args:
-        folder: the folder of its socket and log. The worker also holds the folder's lock as long as it lives.
+        folder: the folder of its socket and log. The worker also holds the folder's lock while it lives.
         listen: the name of its socket.
         log: the name of its log file.
         name: the name of the host.
-        keep: whether it keeps a mesh, and describes it in the folder.
-        idle: seconds without a controller after which it ends; 0: never.
+        keep: whether it keeps a mesh, and writes a description of it into the folder.
+        idle: seconds without a controller after which it ends; 0: no limit.
         env: further environment variables, also for its ranks.
 
     Returns:
@@ -49,10 +49,10 @@ def start_daemon(
 
     Raises:
         OSError: its log cannot be written.
-        RuntimeError: it could not start; the message says why, as far as its log does.
+        RuntimeError: it could not start; the message quotes its log.
     """
     address = f"ipc://{folder.path}/{listen}"
-    # This package itself, wherever it was imported from, and not one in the working directory.
+    # The package that this process has imported, and not another one in the working directory.
     root = os.path.dirname(os.path.dirname(os.path.abspath(monarch_kernel.__file__)))
     start = f"import sys; sys.path.insert(0, {root!r}); from monarch_kernel.__main__ import main; sys.exit(main())"
     output = folder.open_file(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -75,7 +75,7 @@ def start_daemon(
             )
         os.close(write)
         write = -1
-        process.wait(START_TIMEOUT)  # it has forked the worker
+        process.wait(START_TIMEOUT)  # it ends once it has forked the worker
         said = b""
         end = time.monotonic() + START_TIMEOUT
         while select.select([read], [], [], max(0.0, end - time.monotonic()))[0]:
@@ -95,7 +95,7 @@ def start_daemon(
 
 
 def _last_words(folder: PrivateFolder, log: str, output: int) -> str:
-    """The log of a worker that could not start, or why there is none."""
+    """The end of the log of a worker that could not start, or why there is none."""
     said = folder.read(log)[-2000:].decode(errors="replace").strip()
     if said:
         return said
@@ -113,7 +113,7 @@ def make_job_folder() -> PrivateFolder:
     """Make a folder for daemons of this machine, and take its lock, which they inherit.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
     base = temporary_folder(_LONGEST_JOB_BASE)
     folder = PrivateFolder.make(os.path.join(base, f"monarch-job-{os.getuid()}-{os.urandom(5).hex()}"))
@@ -125,7 +125,7 @@ def remove_job_folder(path: str) -> None:
     """Wait for the last daemon in a job's folder to end, and remove the folder.
 
     Raises:
-        OSError: the folder stays, as it is not ours, holds files that are not ours, or is in use; says which.
+        OSError: the folder was not removed, as it is not ours, holds files that are not ours, or is in use.
     """
     try:
         folder = PrivateFolder.open(path)

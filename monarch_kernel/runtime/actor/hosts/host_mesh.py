@@ -1,4 +1,4 @@
-"""`HostMesh`: hosts, on which processes are started."""
+"""`HostMesh`: an array of hosts, on which processes are started."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from monarch_kernel.runtime.supervision.tree import OwnedMesh
 MAX_PROCS_PER_HOST = 4096
 #: How long a host agent may take to start (seconds).
 START_TIMEOUT = 30.0
-#: How long a proc may take to start (seconds); 0: as long as its host agent's environment says.
+#: How long a proc may take to start (seconds); 0: the limit in its host agent's environment.
 START_LIMIT = 0.0
 
 
@@ -48,7 +48,7 @@ class HostUse:
 
     Attributes:
         down: whether it was shut down.
-        spawned: the ids of running proc meshes that were spawned through any of them.
+        spawned: the ids of running proc meshes that were spawned through any of these views.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class HostUse:
 
 
 class HostMesh(MeshTrait):
-    """A mesh of hosts. ``this_host()`` returns that of this machine, ``attach_to_workers`` one of several hosts."""
+    """A mesh of hosts. ``this_host()`` returns the mesh of this machine, ``attach_to_workers`` one of several hosts."""
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class HostMesh(MeshTrait):
         self._system = system
         self._hosts = hosts
         self._shape = region
-        self._command = command  # starts procs, unless ``spawn_procs`` gets another
+        self._command = command  # starts procs, unless ``spawn_procs`` gets another command
         self._use = use  # None for a reference from another process
         self._name = name
-        self._part = part  # the hosts of some procs: this handle may not stop them
+        self._part = part  # derived from some procs: this handle may not stop the hosts
 
     @property
     def _region(self) -> Region:
@@ -114,18 +114,18 @@ class HostMesh(MeshTrait):
         Returns at once; await the result (or its ``initialized``) to know that they run.
 
         Args:
-            per_host: dimensions and sizes of what is started on each host, as in ``{"gpus": 4}``; None starts one.
+            per_host: dimensions and sizes of the processes on each host, as in ``{"gpus": 4}``; None starts one.
             bootstrap: a callable (sync or async) that every process runs before anything else.
             name: a label, any string.
-            proc_bind: for each process of a host, a mapping with ``cpus`` (or ``physcpubind``) that it may use.
-            bootstrap_command: start an interpreter with this command instead of forking; a function gives a command for
-                each point. Processes that these start with ``this_host()`` are started in the same way.
+            proc_bind: for each process of a host, a mapping with the ``cpus`` (or ``physcpubind``) that it may use.
+            bootstrap_command: start an interpreter with this command instead of forking; a function returns a command
+                for each point. Processes that these start with ``this_host()`` start in the same way.
             env: environment variables to set in the processes; None removes one.
             preload: modules to import before forking, once for all ranks (torch and numpy are always preloaded if this
                 process has imported them).
-            restart: "on_failure" replaces dead procs, as ``heal`` does; a ``RestartPolicy`` says how often, after which
-                delay, and whether one rank or all together. "never": the owner is told.
-            spares: hosts that stay empty until one of the others is gone.
+            restart: "on_failure" replaces dead procs, as ``heal`` does; a ``RestartPolicy`` sets how often, after which
+                delay, and whether one rank or all together. "never": the owner is notified.
+            spares: hosts that stay empty until one of the other hosts is gone.
 
         Raises:
             ValueError: a dimension of the hosts is repeated, or a size is not a positive whole number.
@@ -206,7 +206,7 @@ class HostMesh(MeshTrait):
                     node.expect(refs[-1])
         here = current.get()
         owner = here.actor_instance if here is not None else system.client
-        # This process uses them, so the ranks probably will: import them once, before forking.
+        # This process uses these modules, so the ranks probably will: the agent imports them once, before forking.
         modules = [*preload, *(m for m in ("torch", "numpy") if m in sys.modules and m not in preload)]
         call = ManyCall(node, f"{name}.setup", Target(name, uid, extent, tuple(refs), system.reported))
         mesh = ProcMesh(
@@ -252,7 +252,7 @@ class HostMesh(MeshTrait):
                     node.declare_dead(ref.id, death)
             elif host.agent.site != node.ref.site:
                 for ref in chosen:
-                    node.expect(ref)  # its agent knows the proc only now
+                    node.expect(ref)  # not earlier: its agent must know the proc first
         system.healer.spawned(mesh, messages, bootstrap, policy)
         body, buffers = bootstrap
         for rank, ref in enumerate(refs):
@@ -265,7 +265,7 @@ class HostMesh(MeshTrait):
     def _per_proc(
         self, command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent
     ) -> list[Launch]:
-        """How each proc is started; empty if all are forked."""
+        """The command of each proc; empty if all are forked."""
         if command is None:
             command = self._command
         if command is None:
@@ -276,7 +276,7 @@ class HostMesh(MeshTrait):
 
     @property
     def initialized(self) -> Future[bool]:
-        """True when the hosts' agents answer."""
+        """A future that resolves to True when the hosts' agents answer."""
         answers = self._system.agent_answers if self._is_local else None
         return answers or resolved(self._system.node.poller, "host mesh", True)
 
@@ -287,7 +287,7 @@ class HostMesh(MeshTrait):
     def with_python_executable(self, python: str) -> HostMesh:
         """The same hosts, with procs that run in this interpreter, which must have monarch_kernel installed.
 
-        Procs that these start with ``this_host()`` use the same interpreter.
+        Procs that these procs start with ``this_host()`` use the same interpreter.
         """
         command = BootstrapCommand(python)
         launch_of(command)  # raises if the command is invalid
@@ -312,7 +312,7 @@ class HostMesh(MeshTrait):
         theirs: dict[str, list[str]] = {host.agent.id: [] for host in self._hosts}
         for ref in (ref for mesh in meshes for ref in mesh._procs):
             theirs.get(ref.agent, []).append(ref.id)
-        for host in self._hosts:  # each answers when the procs and all that they started are gone
+        for host in self._hosts:  # each answers when the procs and all processes that they started are gone
             fields = (theirs[host.agent.id], reason, STOP_GRACE, True)
             stopping.append(settled(ask_agent(system.node, host.agent, what, StopProcs, *fields)))
         return gathered(system.node.poller, stopping, what).then(nothing)
@@ -320,7 +320,7 @@ class HostMesh(MeshTrait):
     def shutdown(self) -> Future[None]:
         """Stop everything on these hosts and end their workers; the handle cannot be used afterwards.
 
-        This process's own host agent goes on, as it ends with this process.
+        This process's own host agent keeps running, as it ends with this process.
 
         Raises:
             RuntimeError: this is a slice or a reference from another process, or was already shut down.
@@ -350,7 +350,7 @@ class HostMesh(MeshTrait):
             )
 
     def _everywhere(self, what: str, reason: str, message: Callable[[int], Any]) -> Future[None]:
-        """Drop all that this process has started on these hosts; asks each living agent once."""
+        """Drop all meshes that this process has started on these hosts, and send each living agent one request."""
         system = self._system
         agents = {host.agent.id: host.agent for host in self._hosts}
         for mesh in list(system.proc_meshes.values()):
@@ -392,10 +392,10 @@ def _rebuild_host_mesh(
 
 
 def _inherited_env(system: System, host: HostRef) -> dict[str, str | None]:
-    """The part of this process's environment that ranks of a host inherit, as their agent has its own.
+    """The part of this process's environment that ranks of a host inherit in addition to their agent's own.
 
-    This process's agent has the environment of this process at the time it was started; later changes are sent along.
-    A worker gets the changes since this process was started.
+    This process's agent has the environment that this process had when it started the agent; later changes are sent. A
+    worker gets the changes since the start of this process.
     """
     if not system.is_root:
         return {}
@@ -408,11 +408,11 @@ def _inherited_env(system: System, host: HostRef) -> dict[str, str | None]:
 
 
 def _environment_at_start() -> dict[str, str]:
-    """The environment that this process was started with."""
+    """The environment of this process when it was started."""
     with open("/proc/self/environ", "rb") as file:
         entries = file.read().split(b"\0")
     known = {os.fsdecode(name): os.fsdecode(value) for name, _, value in (e.partition(b"=") for e in entries)}
-    # The interpreter itself sets this one if the locale is "C".
+    # The interpreter itself sets this variable if the locale is "C".
     return {"LC_CTYPE": os.environ.get("LC_CTYPE", ""), **known}
 
 

@@ -16,7 +16,7 @@ StrPath = str | os.PathLike[str]
 
 
 def load_key_files(key_file: StrPath | None, allow: StrPath | None) -> Keys:
-    """The keys in these files; the library for TLS is loaded only now."""
+    """The keys in these files; loads the library for TLS, which is not imported before."""
     from monarch_kernel.protocol.keys import load_keys
 
     return load_keys(key_file, allow)
@@ -30,7 +30,7 @@ def ensure_keys(system: System, key_file: StrPath | None, allow: StrPath | None)
     coredumps.give_up(for_good=False)
     keys = load_key_files(key_file, allow)
     if node.keys is not None and keys.same_as(node.keys):
-        return  # the node's links already use these
+        return  # the node's links already use these keys
     if node.keys is not None and any(ref.site != node.ref.site for ref in system.workers.values()):
         raise RuntimeError(
             f"{keys.path} (with the list {keys.allow}) is not the key of the workers that this process is attached to, "

@@ -29,11 +29,11 @@ def run_worker_loop_forever(
     allow: StrPath | None = None,
     audit: StrPath | None = None,
 ) -> NoReturn:
-    """Make this host usable by controllers; exits the process when the worker has ended.
+    """Make this host usable by controllers; exit the process when the worker has ended.
 
     Args:
         private_key, ca: accepted for compatibility with Monarch, without effect: TCP always needs a key.
-        address: where to listen, such as ``tcp://node1:26600`` (see ``docs/hosts.md``).
+        address: the address to listen on, such as ``tcp://node1:26600`` (see ``docs/hosts.md``).
         key_file: this worker's key, or the team's; by default the file that ``MONARCH_KERNEL_KEY_FILE`` names, or this
             user's own key.
         allow: the list of further keys that may connect (see ``docs/security.md``); by default the list that
@@ -58,7 +58,7 @@ def run_worker_loop_until_shutdown(
     allow: StrPath | None = None,
     audit: StrPath | None = None,
 ) -> None:
-    """As ``run_worker_loop_forever``, but return when a controller has shut the worker down.
+    """Like ``run_worker_loop_forever``, but return when a controller has shut the worker down.
 
     Raises:
         ValueError: the address is invalid, or there is no key.
@@ -119,7 +119,7 @@ def start_worker_loop_forever(
 def _start(
     address: str, key_file: StrPath | None, allow: StrPath | None, audit: StrPath | None, stdout: int | None
 ) -> tuple[int, subprocess.Popen[bytes]]:
-    """Start a worker process; returns it with the descriptor whose closing ends it."""
+    """Start a worker process; returns the descriptor whose closing ends it, and the process."""
     if worker_address(address).listen.startswith("tcp://"):
         load_key_files(key_file, allow)
     read, write = os.pipe()
@@ -134,7 +134,7 @@ def _start(
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 pass_fds=(read,),
-                start_new_session=True,  # Ctrl-C is for this process, which then ends the worker
+                start_new_session=True,  # Ctrl-C reaches only this process, which then ends the worker
             )
     except OSError:
         os.close(write)

@@ -1,1 +1,1 @@
-"""Proc meshes and actor meshes, and the registry of those that this controller has."""
+"""Proc meshes and actor meshes, and the registry of the meshes of this controller."""

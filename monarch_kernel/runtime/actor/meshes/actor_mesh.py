@@ -50,7 +50,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         self._shape = region
         self._ready = ready
         self._cached: Target | None = None
-        self._cached_at = 0  # the node's generation then
+        self._cached_at = 0  # the node's generation at that time
 
     # -- the class ------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         endpoint = spec.endpoints.get(name)
         if endpoint is not None:
             handle: Any = Endpoint(self, name, endpoint)
-            self.__dict__[name] = handle  # from now on found without this function
+            self.__dict__[name] = handle  # further lookups do not call this function
             return handle
         if callable(getattr(spec.cls, name, None)):
             return PlainMethod(self, name)
@@ -116,7 +116,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         return self._cached
 
     def _reach(self, ref: ProcRef) -> MessageLink | None:
-        """A link to one of the mesh's procs, made if necessary; None if the proc is dead."""
+        """A link to one of the mesh's procs, opened if necessary; None if the proc is dead."""
         self._system.node.learn(ref)
         return self._system.node.link_to(ref.id)
 
@@ -124,7 +124,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
 
     @property
     def initialized(self) -> Future[None]:
-        """Done when every actor's ``__init__`` has returned; raises if one of them failed."""
+        """A future that is done when every actor's ``__init__`` has returned; it raises if one of them failed."""
         if self._ready is None:
             raise RuntimeError(
                 f"{self!r} came from another process: only the handle that spawn returned knows when it is ready"
@@ -132,7 +132,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         return self._ready
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
-        """Stop all actors of the mesh after their current message: owned meshes first, then ``__cleanup__``."""
+        """Stop all actors of the mesh after their current message: first their owned meshes, then ``__cleanup__``."""
         return self._stop(reason)
 
     def _stop(self, reason: str) -> Future[Any]:
@@ -193,5 +193,5 @@ def settled(call: Future[Any]) -> Future[Any]:
     return done
 
 
-#: Names that an endpoint cannot have, because every actor mesh has an attribute of that name.
+#: Names that an endpoint cannot have, because every actor mesh has an attribute with that name.
 RESERVED = frozenset(name for name in dir(ActorMesh) if not name.startswith("_"))

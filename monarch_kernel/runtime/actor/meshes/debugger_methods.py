@@ -1,4 +1,4 @@
-"""The debugger as methods of a proc mesh, and the controller's actor that hears of stopped ranks."""
+"""The debugger as methods of a proc mesh, and the controller's actor that is notified of stopped ranks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from monarch_kernel.runtime.actor import extensions
 
 
 class DebuggerMethods:
-    """The debugger as methods of a proc mesh; ``monarch_kernel.debug`` has the same as functions, and says more."""
+    """The debugger as methods of a proc mesh; ``monarch_kernel.debug`` has them as functions, with more detail."""
 
     def dead(self: Any) -> dict[int, str]:
-        """The ranks that this process knows to be dead, and why; sends no messages."""
+        """The ranks that this process knows as dead, and why they died; sends no messages."""
         deaths = self._system.node.deaths
         if not deaths:
             return {}
@@ -40,5 +40,5 @@ class DebuggerMethods:
 
 
 def debug_controller() -> Any:
-    """The actor of the controller that hears of stopped ranks; ``monarch_kernel.debug`` is what to use."""
+    """The controller's actor that is notified of stopped ranks; programs use ``monarch_kernel.debug`` instead."""
     return extensions.debug_hub().hub_actor()

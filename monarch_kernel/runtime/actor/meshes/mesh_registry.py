@@ -1,4 +1,4 @@
-"""The end of a controller, and the list of what it holds."""
+"""The shutdown of a controller, and the list of its meshes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
     """Stop every actor, proc and host agent of this controller. The next use of the API starts a new runtime.
 
     Args:
-        host_timeout: seconds that host agents have to end their procs; None for the default.
+        host_timeout: limit for host agents to end their procs (seconds); None for the default.
     """
     systems.shutdown(host_timeout)
     done: Future[None] = Future(Poller(background=False), "shutdown_context")
@@ -34,10 +34,10 @@ def list_proc_meshes() -> list[ProcMesh]:
 
 
 def on_change(callback: Callable[[], None]) -> Subscription:
-    """Have ``callback()`` called whenever a mesh was made, stopped, or lost a proc; by whichever thread polls.
+    """Call ``callback()`` whenever a mesh was spawned, stopped, or lost a proc; the polling thread calls it.
 
     Returns:
-        The subscription; closing (or calling) it ends this.
+        The subscription; close (or call) it to unsubscribe.
     """
     return systems.mesh_changes.subscribe(callback)
 
@@ -46,7 +46,7 @@ def get_mesh(name: str) -> Any:
     """The newest proc mesh of this controller with this name.
 
     Raises:
-        LookupError: there is none; the message lists the names of the others.
+        LookupError: there is no such mesh; the message lists the names of the others.
     """
     meshes = list_proc_meshes()
     for mesh in reversed(meshes):

@@ -20,11 +20,11 @@ class PoolMethods:
         ahead: int | None = None,
         return_errors: bool = False,
     ) -> Any:
-        """Call ``function(item)`` for every item, each on any process that is free.
+        """Call ``function(item)`` for every item, each on any idle process.
 
-        The result is a ``monarch_kernel.pool.Mapping``. Iterating it gives the values in the order of the items;
-        ``as_completed()`` gives ``(number, value)`` pairs as they arrive; ``get()`` (or ``await``) gives a list of all
-        values. The function is sent once per process. Items of a process that dies go to other processes.
+        The result is a ``monarch_kernel.pool.Mapping``. Iterating it yields the values in the order of the items;
+        ``as_completed()`` yields ``(number, value)`` pairs as they arrive; ``get()`` (or ``await``) returns a list of
+        all values. The function is sent once per process. Items of a process that dies move to other processes.
 
         Args:
             function: called with an item, or with one of each iterable, in a process of the mesh.
@@ -32,8 +32,9 @@ class PoolMethods:
             chunk: how many items are sent at once; raise it for functions that take less than a millisecond.
             ahead: how many items may be read beyond the last value taken (default: 16 chunks per process, and
                 at least 256).
-            return_errors: put the exception that the function raises for an item in the place of its value. Otherwise
-                it is raised in that place, with a note that names the item, and items not yet begun are cancelled.
+            return_errors: return the exception that the function raises for an item in place of its value. Otherwise
+                it is raised in that place, with a note that names the item, and items that have not started are
+                cancelled.
 
         Raises:
             TypeError: the function cannot be pickled, or an argument is not iterable.
@@ -44,9 +45,9 @@ class PoolMethods:
         )
 
     def submit(self: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call ``function(*args, **kwargs)`` on any process that is free; returns a future of its value.
+        """Call ``function(*args, **kwargs)`` on any idle process; returns a future of its value.
 
-        The future is a ``concurrent.futures.Future`` (``wait`` and ``as_completed`` take it) that can also be awaited
+        The future is a ``concurrent.futures.Future`` (``wait`` and ``as_completed`` accept it) that can also be awaited
         and has ``get()``, ``rank`` and ``interrupt()``.
         """
         if not callable(function):
@@ -56,7 +57,7 @@ class PoolMethods:
     def scatter(self: Any, name: str, values: Any) -> ValueMesh[int]:
         """Split ``values`` into one piece per process, and set each piece as the variable ``name`` of its process.
 
-        The variables are those of ``__main__``, which ``%%mesh`` cells see. The pieces are slices of a list, a tuple, a
+        The variables are set in ``__main__``, where ``%%mesh`` cells run. The pieces are slices of a list, a tuple, a
         string, an array or a tensor (along its first dimension), in rank order and as equal in size as possible. Each
         process receives only its own piece.
 

@@ -70,9 +70,9 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
         self._ready = ready
         # Shared by the mesh and all its slices. "hosts": the state that the spawning host mesh shares with its views.
         self._shared: dict[str, Any] = {"stopped": False, "hosts": None}
-        self._part = False  # only a part of the spawned mesh, although its region is whole
+        self._part = False  # whether this is only a part of the spawned mesh, although its region is whole
         self._cached: Target | None = None
-        self._cached_at = 0  # the node's generation then
+        self._cached_at = 0  # the node's generation at that time
 
     # -- shape ----------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
     # -- actors ---------------------------------------------------------------------------------
 
     def spawn(self, name: str, cls: type[T], *args: Any, **kwargs: Any) -> ActorMesh[T]:
-        """Make one actor of ``cls`` in every proc, with these constructor arguments.
+        """Create one actor of ``cls`` in every proc, with these constructor arguments.
 
         Returns at once; await the result (or its ``initialized``) to know that all ``__init__`` have returned.
 
@@ -179,7 +179,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
 
     @property
     def initialized(self) -> Future[bool]:
-        """True when every proc runs and its bootstrap has returned."""
+        """A future that resolves to True when every proc runs and its bootstrap has returned."""
         if self._ready is None:
             raise RuntimeError(
                 f"{self!r} came from another process: only the handle that spawn_procs returned knows when it is ready"
@@ -204,49 +204,49 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
         return settled(done)  # if a host agent is dead, so are its procs
 
     def _forget(self) -> None:
-        """The whole mesh ends on purpose: it cannot be used any more, and its end is not a fault."""
+        """Record that the whole mesh ends on purpose: it becomes unusable, and its end is not a fault."""
         self._stopped = True
         self._system.proc_meshes.pop(self._uid, None)
         self._system.tree.stopped(self._uid)
         self._system.healer.forget(self._uid)
 
     def kill(self, reason: str = "") -> Future[None]:
-        """Kill these procs with SIGKILL, without cleanup; done when they are gone. This does not count as a fault."""
+        """Kill these procs with SIGKILL, without cleanup; done when they are gone. Their end is not a fault."""
         self._system.tree.ending(ref.id for ref in self._target().procs)
         return settled(self._ask_agents(lambda call, procs: KillProcs(call, procs, reason), "kill"))
 
     # -- healing --------------------------------------------------------------------------------
 
     def _whole(self) -> ProcMesh:
-        """The mesh as it was spawned, of which this may be a slice."""
+        """The mesh as spawned, of which this may be a slice."""
         return self._system.proc_meshes.get(self._uid, self)
 
     def heal(self, hosts: HostMesh | None = None, timeout: float = HEAL_TIMEOUT) -> Future[Healed]:
-        """Replace dead ranks: start new procs for those that died, and make the actors on them again.
+        """Replace dead ranks: start new procs in their place, and create their actors again.
 
-        A successor runs on the same host or, if that is gone, on a spare one. It runs the mesh's bootstrap and gets the
-        actors of its predecessor, with their original arguments and the result of their last ``checkpoint``. Living
-        ranks are not touched, and all references to the mesh stay valid, in other processes, too. Failed calls are not
-        repeated; new calls over ranks that are being replaced wait for the successors.
+        A successor runs on the same host or, if that host is gone, on a spare one. It runs the mesh's bootstrap and
+        gets the actors of its predecessor, with their original arguments and the result of their last ``checkpoint``.
+        Living ranks are not affected, and all references to the mesh stay valid, also in other processes. Failed calls
+        are not retried; new calls over ranks that are being replaced wait for the successors.
 
         Args:
-            hosts: spare hosts, to replace those that are gone.
+            hosts: spare hosts, to replace hosts that are gone.
             timeout: limit for starting the procs and for every ``__init__`` and ``__restore__`` (seconds).
 
         Returns:
             A report (``Healed``), which is false if nothing was dead.
 
         Raises:
-            HealError: this process did not spawn these procs, or a host is gone and there is no spare.
+            HealError: this process did not spawn these procs, or a host is gone and there is no spare host.
             ActorError: a bootstrap, an ``__init__`` or a ``__restore__`` raised.
         """
         return self._system.healer.heal(self, hosts, timeout)
 
     def healthy(self) -> ProcMesh:
-        """A mesh of the living ranks, to go on with.
+        """A mesh of the living ranks, to continue with.
 
-        It keeps its dimensions if only whole slices of one of them are dead (a host, for example); otherwise it has one
-        dimension.
+        It keeps its dimensions if only whole slices along one of them are dead (a host, for example); otherwise it has
+        one dimension.
 
         Raises:
             RuntimeError: no rank is alive.
@@ -300,12 +300,12 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
         return gathered(node.poller, [settled(call) for call in calls], f"{self.name}.{what}").then(answers)
 
     def interrupt(self, cells: str = "") -> Future[ValueMesh[list[str]]]:
-        """Raise KeyboardInterrupt in all endpoints that run in these procs; gives the names of those interrupted.
+        """Raise KeyboardInterrupt in all endpoints that run in these procs; returns the names of those interrupted.
 
         With ``cells``, only in endpoints that run for notebook cells whose ids have this prefix, and not in cells that
         run on the ranks themselves.
 
-        Procs that cannot answer (native code holds the interpreter lock) leave the future pending: give ``get`` a
+        A proc that cannot answer (native code holds the interpreter lock) leaves the future pending: pass ``get`` a
         timeout.
         """
         return self._ask_procs(lambda call, rank: Interrupt(call, rank, cells), "interrupt")
@@ -329,7 +329,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
         return settled(asked).then(lambda _: merge([] if asked.exception() is not None else asked.get()))
 
     def unresponsive(self) -> dict[int, str]:
-        """The living ranks that do not respond, and why, as their host agents have reported; sends no messages."""
+        """The living ranks that do not respond, and the reasons that their host agents reported; sends no messages."""
         node = self._system.node
         silent = node.unresponsive
         if not silent:
@@ -375,7 +375,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
     def logging_option(
         self, stream_to_client: bool = False, aggregate_window_sec: int | None = None, level: int = 20
     ) -> Future[None]:
-        """Set how this mesh's output appears on a script's terminal (a notebook routes output to cells by itself).
+        """Set how this mesh's output appears on a script's terminal (a notebook routes output to its cells).
 
         Args:
             stream_to_client: prefix each line with its rank, ``[3] text``.
@@ -424,7 +424,7 @@ def proc_mesh_of_this_process(system: System) -> ProcMesh:
 
 
 class _Ready(Future[None]):
-    """Done when every ``__init__`` has returned. Failures of these count as reported once its result is read."""
+    """Done when every ``__init__`` has returned. Reading its result marks failures of ``__init__`` as reported."""
 
     __slots__ = ("_actor", "_call")
 

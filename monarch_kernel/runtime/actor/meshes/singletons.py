@@ -1,4 +1,4 @@
-"""Job-wide singletons: actors that exist once, in the controller, whichever process asks first."""
+"""Job-wide singletons: actors that exist once, in the controller, whichever process requests them first."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _DIRECTORY = "controllers"
 
 
 class _Directory(Actor):
-    """Makes each named singleton once; lives in the controller.
+    """Creates each named singleton once; runs in the controller.
 
-    Its endpoint is concurrent, as the ``__init__`` of one singleton may ask for another.
+    Its endpoint is concurrent, as the ``__init__`` of one singleton may request another.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class _Directory(Actor):
         return await get_system().this_proc().spawn(name, cls, *args, **kwargs)
 
     async def __supervise__(self, failure: MeshFailure) -> bool:
-        # A singleton belongs to the whole job: its failure is reported at the root, and does not end the others.
+        # A singleton belongs to the whole job: its failure is reported at the root, and does not end other singletons.
         made = self._made.get(failure.mesh)
         if made is not None and made.done() and made.exception() is None:
             self._failed[failure.mesh] = failure
@@ -56,10 +56,10 @@ class _Directory(Actor):
 
 
 def get_or_spawn_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) -> Future[ActorMesh[T]]:
-    """The actor called ``name`` in the controller, made by the first request from any process of the job.
+    """The actor called ``name`` in the controller; the first request from any process of the job creates it.
 
     Raises (from ``get``/``await``):
-        ActorError: its ``__init__`` raised (a later request tries again), or it has died since.
+        ActorError: its ``__init__`` raised (a later request retries), or it has died since.
     """
     spec_of(cls, RESERVED)
     return _directory().get.call_one(name, cls, args, kwargs)
@@ -80,6 +80,6 @@ def _directory() -> Any:
 
 
 def start_directory() -> None:
-    """Make the directory in this process, which is the controller."""
+    """Start the directory in this process, which is the controller."""
     system = get_system()
     system.start_local_actor(_DIRECTORY, _DIRECTORY, _Directory)
