@@ -1,1 +1,1 @@
-"""What tools see of the runtime: running endpoints, awaited calls, failures, and the console endpoint."""
+"""Inspection of the runtime by tools: running endpoints, awaited calls, failures, and the console endpoint."""

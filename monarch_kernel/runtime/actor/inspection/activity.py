@@ -1,4 +1,4 @@
-"""What this process is doing: its actors, the endpoints that run, and which of them the calling code belongs to."""
+"""The activity of this process: its actors, the running endpoints, and the endpoint that the calling code runs for."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Running(NamedTuple):
 
     Attributes:
         actor: the name that the actor was spawned under.
-        endpoint: its name; `__init__` while the actor is being made.
+        endpoint: its name; `__init__` while the actor is being created.
         thread: the identifier of the actor's thread.
         task: the asyncio task that runs it, for an async actor.
-        tool: the actor belongs to a tool, and the user's code is what it calls.
+        tool: whether the actor belongs to a tool, so that user code is the code that it calls.
         cell: the notebook cell that it runs for; "" if unknown (concurrent endpoints).
     """
 
@@ -42,7 +42,7 @@ def endpoints_here() -> list[Running]:
 
 def _running(instance: ActorInstance) -> list[Running]:
     name, thread, tool = instance.name, instance._thread, instance._spec.tool
-    # Concurrent endpoints of an async actor run as tasks beside the one that takes its messages.
+    # Concurrent endpoints of an async actor run as tasks beside the task that takes its messages.
     tasks: dict[Any, str] = dict(getattr(instance, "_tasks", ()))
     found = [Running(name, endpoint, thread, task, tool) for task, endpoint in tasks.items()]
     endpoint = instance.running
@@ -54,7 +54,7 @@ def _running(instance: ActorInstance) -> list[Running]:
 
 
 def running_here() -> tuple[str, str, str]:
-    """The actor, endpoint and cell that the calling thread or task runs for; "" for none."""
+    """The actor, endpoint and cell that the calling thread or task runs for; "" where there is none."""
     here = current.get()
     if here is None:
         return "", "", calling_origin()
@@ -64,7 +64,7 @@ def running_here() -> tuple[str, str, str]:
 def actors_here(actor: str = "") -> dict[str, Any]:
     """The objects of the actors of this process, by the unique name of their mesh; optionally of one mesh only.
 
-    Nothing is locked: the actors' own threads go on using them.
+    Nothing is locked: the actors' own threads keep using them.
     """
     found = get_system().actors.items()
     return {uid: instance.object for uid, instance in found if actor in ("", uid)}

@@ -1,4 +1,4 @@
-"""The calls that this process waits for, for tools that explain why it makes no progress."""
+"""The calls that this process waits for; tools use them to explain why it makes no progress."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Awaited:
     """A call that a thread waits for.
 
     Attributes:
-        what: what was called: `workers.step`.
+        what: the called endpoint, such as `workers.step`.
         procs: the ids of the procs that have not answered.
         number: the number of the call in this process.
         asked: the ids of all procs that were called.
-        waiters: how many threads are in its `get()`, plus its callbacks and waiting tasks.
-        tool: the called actor belongs to a tool, such as the kernel itself.
+        waiters: the number of threads in its `get()`, plus its callbacks and waiting tasks.
+        tool: whether the called actor belongs to a tool, such as the kernel itself.
     """
 
     what: str
@@ -39,7 +39,7 @@ class Awaited:
 
 
 def awaited_by(frames: Iterable[FrameType]) -> Awaited | None:
-    """The call that a thread with these frames waits for; None if it waits for none."""
+    """The call that a thread with these frames waits for; None if it does not wait for a call."""
     for frame in frames:
         if frame.f_code is _GET:
             call = frame.f_locals.get("self")
@@ -57,7 +57,7 @@ def awaited_here(without: Collection[str] = ()) -> list[Awaited]:
     """The unanswered endpoint calls of this process.
 
     Args:
-        without: actors, by the unique names of their meshes, whose calls are left out.
+        without: actors, by the unique names of their meshes, whose calls are omitted.
     """
     found: list[Awaited] = []
     getting: Counter[int] | None = None
@@ -87,7 +87,7 @@ def _procs(target: Target, ranks: Iterable[int]) -> tuple[str, ...]:
 
 
 def _futures_in_get() -> Iterator[int]:
-    """The identities of the futures in whose `get()` threads of this process are."""
+    """The identities of the futures whose `get()` is running on a thread of this process."""
     for frame in sys._current_frames().values():
         here: FrameType | None = frame
         while here is not None:

@@ -1,8 +1,8 @@
 """The console endpoint of a controller, through which other programs of the same user reach its debugger.
 
-Such a program finds the controller's socket in the run folder and asks for a console. The controller loads nothing of
-the debugger before that. The request arrives like any message: in a wait, or through the background thread while user
-code computes or sleeps.
+Such a program finds the controller's socket in the run folder and requests a console. The controller does not load the
+debugger before that. The request arrives like any message: in a wait, or through the background thread while user code
+computes or sleeps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Controller:
     Attributes:
         pid: its process id.
         program: its command line.
-        address: the Unix socket that it listens at.
+        address: the Unix socket that it listens on.
     """
 
     pid: int
@@ -87,10 +87,10 @@ def _at(address: str) -> Controller | None:
 
 
 def _connect(address: str, timeout: float) -> socket.socket:
-    """Connect to a Unix socket of a process of this user, or of root, which can access everything anyway.
+    """Connect to a Unix socket of a process of this user, or of root, which has access to everything anyway.
 
     Raises:
-        OSError: no process listens there, or one of another user does.
+        OSError: no process listens on it, or a process of another user does.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -143,12 +143,12 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def install(system: System) -> None:
-    """Make a controller answer requests for its console."""
+    """Let a controller answer requests for its console."""
     system.node.handlers[AskConsole] = partial(_on_ask_console, system)
 
 
 def _on_ask_console(system: System, link: Any, message: AskConsole, _body: Any) -> None:
-    """A terminal asks for the console: load it on a separate thread, and answer with its address."""
+    """Load the console on a separate thread, and answer with its address."""
     if not isinstance(link, Link):
         return  # only for programs on this machine
 

@@ -1,4 +1,4 @@
-"""Stacks of ranks, read from outside by their host agents."""
+"""Stacks of ranks, which their host agents read from outside the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from monarch_kernel.protocol.messages import AskStacks, StackRead
 from monarch_kernel.runtime.actor.calls.requests import ask_agent
 
-#: How much longer than its own time the answer of a host agent may take (seconds).
+#: Extra time for the answer of a host agent, beyond the time limit of its reads (seconds).
 _GRACE = 0.5
 
 
@@ -22,12 +22,12 @@ def stacks_from_outside(
 
     Args:
         mesh: the proc mesh.
-        ranks: of the mesh.
+        ranks: ranks of the mesh.
         native: include frames of native code, which pauses each rank for about 100 ms.
-        timeout: for all ranks together (seconds).
+        timeout: limit for all ranks together (seconds).
 
     Returns:
-        The stack of each rank, or why it could not be read; a rank never makes this raise.
+        The stack of each rank, or why it could not be read; a failed read never raises.
     """
     target = mesh._target()
     node = mesh._system.node

@@ -1,4 +1,4 @@
-"""The failures that a debugger can look into: those kept in this process, and a hook for new ones."""
+"""The failures that a debugger can inspect: those kept in this process, and a hook for new ones."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def keep_failure(error: BaseException, cell: str) -> None:
 
 
 def on_failure(callback: Callable[[BaseException], None] | None) -> Subscription | None:
-    """Have ``callback(error)`` called where an endpoint or a cell fails, before any other report of it.
+    """Call ``callback(error)`` on the thread where an endpoint or a cell fails, before any other report of the failure.
 
     Returns:
-        The subscription; closing (or calling) it ends this. ``on_failure(None)`` ends all.
+        The subscription; close (or call) it to unsubscribe. ``on_failure(None)`` ends all subscriptions.
     """
     if callback is None:
         postmortem.failed_here.clear()

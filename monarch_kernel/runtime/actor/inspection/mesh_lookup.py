@@ -1,4 +1,4 @@
-"""From what a tool was given to the proc mesh behind it, and from there to its hosts."""
+"""Lookup of the proc mesh behind a mesh that a tool was given, and of its hosts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from monarch_kernel.runtime.actor.process import get_system
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A proc mesh as it was spawned, and the ranks of it that a given mesh covers.
+    """A proc mesh as spawned, and its ranks that a given mesh covers.
 
     Attributes:
         procs: the whole mesh.
-        ranks: for each rank of the given mesh, its rank in the whole one.
+        ranks: for each rank of the given mesh, its rank in the whole mesh.
         uid: the unique name of the mesh in all processes.
     """
 
@@ -38,7 +38,7 @@ def whole_of(mesh: Any) -> Whole:
     if isinstance(mesh, ProcMesh):
         procs = mesh._whole()
         if procs is mesh and mesh._region.nelements != len(mesh._procs):
-            # A slice from another process: this one does not know its shape as spawned.
+            # A slice from another process: this process does not know the shape of the mesh as spawned.
             flat = Region.from_extent(Extent(("ranks",), (len(mesh._procs),)))
             procs = ProcMesh(mesh._system, mesh._uid, mesh.name, mesh._procs, flat, mesh._host_region)
     elif isinstance(mesh, ActorMesh):
@@ -60,7 +60,7 @@ def hosts_of(procs: Any) -> list[str]:
 
 
 def home() -> Any:
-    """The proc mesh of the running actor, else of any actor of this process; None if there is none."""
+    """The proc mesh of the running actor, or else of any actor of this process; None if there is none."""
     here = current.get()
     mesh = here.actor_instance.proc_mesh if here is not None else None
     if mesh is None:

@@ -1,1 +1,1 @@
-"""Kept meshes: those that outlive the controller that started them."""
+"""Kept meshes: meshes that outlive the controller that started them."""

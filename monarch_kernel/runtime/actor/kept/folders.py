@@ -1,8 +1,8 @@
 """The folders of kept meshes.
 
 A kept mesh has a folder ``<tmp>/monarch-kernel-<uid>/kept/NAME`` (mode 0700) with its keeper's socket, log and
-description. It is in the temporary folder and not in ``XDG_RUNTIME_DIR``: that one is emptied when its user logs out,
-and differs between a terminal and a service, but a kept mesh must be found the next day and from everywhere.
+description. It is in the temporary folder and not in ``XDG_RUNTIME_DIR``, which is emptied when its user logs out, and
+differs between a terminal and a service. A kept mesh must be found on the next day, and from both.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _base() -> str:
 
 
 def _open_base() -> PrivateFolder:
-    """The parent of the folders of kept meshes, made if it does not exist.
+    """The parent of the folders of kept meshes, created if it does not exist.
 
     Raises:
         NotPrivateError: another user can write there.
@@ -57,7 +57,7 @@ def _open_base() -> PrivateFolder:
 
 
 def elsewhere(error: NotPrivateError) -> NotPrivateError:
-    """The same error, with what to do about it."""
+    """The same error, with advice on what to do."""
     return NotPrivateError(f"{error}; {environment.KEPT_DIR.name} names another folder for kept meshes")
 
 
@@ -65,7 +65,7 @@ def make_folder(name: str) -> PrivateFolder:
     """Make the folder of a new kept mesh, and take its lock.
 
     Raises:
-        FileExistsError: there is a kept mesh of this name, or a folder that is not ours.
+        FileExistsError: a kept mesh of this name exists, or a folder that is not ours.
         NotPrivateError: another user can write to the parent folder.
         OSError: the folder cannot be made.
     """
@@ -94,12 +94,12 @@ def remove_folder(folder: PrivateFolder) -> None:
 
 
 def remove_if_dead(path: str) -> bool:
-    """Remove a folder if its keeper is dead; returns whether it was.
+    """Remove a folder if its keeper is dead; returns whether it removed the folder.
 
     Raises:
-        FileNotFoundError: there is no such folder.
+        FileNotFoundError: the folder does not exist.
         NotOursError: it is not the folder of a kept mesh, or holds other files, which are not touched.
-        NotPrivateError: it belongs to another user, or is open to others.
+        NotPrivateError: it belongs to another user, or other users have access to it.
     """
     folder = PrivateFolder.open(path)
     try:
@@ -114,7 +114,7 @@ def remove_if_dead(path: str) -> bool:
 def read_description(path: str) -> KeptInfo | None:
     """The description of the kept mesh in a folder.
 
-    None if its keeper is dead (the folder is then removed) or has not begun, or if the folder is not ours.
+    None if its keeper is dead (the folder is then removed) or has not started yet, or if the folder is not ours.
     """
     try:
         if remove_if_dead(path):
@@ -126,7 +126,7 @@ def read_description(path: str) -> KeptInfo | None:
 
 
 def kept() -> list[KeptInfo]:
-    """The kept meshes of this user on this machine, by name. Does not start the runtime; removes dead ones.
+    """The kept meshes of this user on this machine, by name. Does not start the runtime; removes dead meshes.
 
     Raises:
         NotPrivateError: their parent folder belongs to another user.

@@ -1,10 +1,10 @@
-"""`KeptHost`: a host whose meshes outlive their controller (long because one class stands in one file).
+"""`KeptHost`: a host whose meshes outlive their controller (long because a class is not split over files).
 
 The mesh's host agent (the *keeper*) keeps a record for later controllers, in parts: for every proc mesh how its procs
-were started, for every actor mesh of the root how its actors were made, and the program's own notes. A part is sent
-when it changes, before the change takes effect, so a killed controller leaves a record without gaps.
+were started, for every actor mesh of the root how its actors were created, and the program's own notes. The controller
+sends a part when it changes, before the change takes effect, so a killed controller leaves a record without gaps.
 
-Only meshes of the root are kept: those that actors in the controller's process own end with that process.
+Only meshes of the root are kept. Meshes owned by actors in the controller's process end with that process.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ TIMEOUT = 30.0
 IDLE = 12 * 3600.0
 
 
-#: The part of the record that names former host agents, which have died.
+#: The key of the part of the record that lists former host agents, which have died.
 FORMER = "former:"
 
 
@@ -64,21 +64,21 @@ class KeptError(RuntimeError):
 
 
 class KeptHost:
-    """This machine as a host whose procs outlive this process. Made by ``keep`` and ``attach``.
+    """This machine as a host whose procs outlive this process. ``keep`` and ``attach`` return it.
 
     Attributes:
         name: the name that ``attach`` takes.
         hosts: the host mesh to spawn on.
         idle: seconds without a controller after which it ends.
-        missed: bytes of output from the time without a controller that were not delivered, by proc; ``logs`` has
-            what is left of them.
-        lost: why this process does not hold it any more; "" while it does.
+        missed: the number of bytes of output from the time without a controller that were not delivered, by proc;
+            ``logs`` returns those that its host agent has kept.
+        lost: why this process no longer holds it; "" while it does.
     """
 
     def __init__(self, system: ActorSystem, name: str, agent: ProcRef, idle: float) -> None:
         self._system = system
         self._agent = agent
-        self._agents = {agent.id}  # it and its predecessors, which have died
+        self._agents = {agent.id}  # the host agent and its predecessors, which have died
         self._lock = threading.Lock()
         self._known: dict[str, str] = {}  # the parts of the record, by mesh
         self._notes: dict[str, bytes] = {}
@@ -94,7 +94,7 @@ class KeptHost:
 
     @property
     def is_kept(self) -> bool:
-        """Whether its host agent is alive. If not, all its procs are dead, and ``heal()`` starts another host agent."""
+        """Whether its host agent is alive. If not, its procs are dead, too, and ``heal()`` starts another agent."""
         return not self.lost and self._agent.id not in self._system.node.deaths
 
     # -- what is on it ------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class KeptHost:
         """The newest actor mesh on it that was spawned under this name.
 
         Raises:
-            LookupError: there is none; the message lists the names of the others.
+            LookupError: there is no such mesh; the message lists the names of the others.
         """
         found = self.actor_meshes
         for mesh in reversed(found):
@@ -162,7 +162,7 @@ class KeptHost:
 
     def _on_forgotten(self, mesh_id: str) -> None:
         gone = [mesh_id]
-        if self._known[mesh_id].startswith(PROCS):  # with them went the actors on them
+        if self._known[mesh_id].startswith(PROCS):  # the actors on these procs have ended with them
             records = self._system.healer.spawned_actors
             for actor in self._known:
                 actors_record = records.get(actor)
@@ -201,7 +201,7 @@ class KeptHost:
     # -- when the host agent dies ---------------------------------------------------------------------
 
     def _renew(self, agent: str) -> ProcRef | None:
-        """Another host agent in the place of a dead one of this host; None if the dead one was not of this host."""
+        """A replacement for a dead agent of this host; None if the dead agent does not belong to this host."""
         with self._lock:
             if agent not in self._agents or self.lost:
                 return None
@@ -255,7 +255,7 @@ class KeptHost:
         told = ask_agent(system.node, self._agent, f"attach {self.name}", Hear).get(TIMEOUT)
         heard = msgspec.msgpack.decode(told, type=dict[str, tuple[int, int]])
         self.missed = {proc: left for proc, (_, left) in heard.items() if left}
-        for mesh in self.proc_meshes:  # what a policy would have put right, had somebody been there
+        for mesh in self.proc_meshes:  # apply restart policies to deaths from the time without a controller
             for ref in mesh._target().procs:
                 death = system.node.deaths.get(ref.id)
                 if death is not None:
@@ -272,11 +272,11 @@ class KeptHost:
                 node.successors.update({old: self._near(ref) for old, ref in part[5].items()})
         node.generation += 1
         for ref in refs.values():
-            node.deaths.pop(ref.id, None)  # it may have been here before
+            node.deaths.pop(ref.id, None)  # this process may have held the mesh before
             node.refs[ref.id] = self._near(ref)
         node.pids.update(held.pids)
         for proc in refs:
-            # Known before anybody owns them here: these deaths are told by whoever attaches.
+            # Declared before any mesh here owns these procs, so that no owner is notified; the caller reports them.
             if proc in held.deaths:
                 node.declare_dead(proc, held.deaths[proc])
             elif proc in node.successors:
@@ -298,7 +298,7 @@ class KeptHost:
                 self._system.healer.checkpoints[actor, int(rank)] = part
         living = [proc for proc in refs if proc not in node.deaths]
         for proc in living:
-            node.link_to(proc)  # now, so that the end of the link tells of the end of the rank
+            node.link_to(proc)  # now, so that the loss of the link reports the end of the rank
         node.watch([proc for proc in living if proc not in node.deaths])
         for key, part in held.record.items():
             if key.startswith("note:"):
@@ -306,7 +306,7 @@ class KeptHost:
         self._system.changed()
 
     def _near(self, ref: ProcRef) -> ProcRef:
-        """The reference to a proc of this machine, which others reach as they reach this process."""
+        """The reference to a proc of this machine, which other hosts reach in the same way as this process."""
         here = self._system.node.ref
         return msgspec.structs.replace(ref, gateway=here.gateway, gateway_address=here.gateway_address)
 
@@ -339,7 +339,7 @@ class KeptHost:
             healer.restarts.add(uid, policy)
 
     def _ours(self, message: Any) -> Any:
-        """How procs were started, rewritten as if by this process."""
+        """The message that started procs, with this process as their owner and root."""
         return msgspec.structs.replace(message, owner=self._system.node.ref, root=self._system.node.ref)
 
     def _rebuild_actors(
@@ -373,7 +373,7 @@ class KeptHost:
     # -- releasing ------------------------------------------------------------------------------------
 
     def detach(self) -> None:
-        """Release the host without ending anything on it: another controller can attach now, or this one later."""
+        """Release the host and leave everything on it running: any controller can attach to it, also this one again."""
         self._must_have()
         ask_agent(self._system.node, self._agent, f"detach {self.name}", LetGo).get(TIMEOUT)
         self._forget(f"mesh {self.name!r} was detached from: attach to it again")
@@ -387,7 +387,7 @@ class KeptHost:
         if self._agent.id not in self._system.node.deaths:
             self.hosts.shutdown().get(TIMEOUT)
             return
-        for mesh in meshes:  # its host agent has died, and so have its procs
+        for mesh in meshes:  # the host agent has died, and so have its procs
             settled(mesh.stop()).get(TIMEOUT)
 
     def _must_have(self) -> None:
@@ -401,7 +401,7 @@ class KeptHost:
             self._system.healer.renewers.remove(self._renew)
 
     def _forget(self, why: str) -> list[ProcRef]:
-        """Give up ownership of everything on it. Returns the procs that were on it."""
+        """Release ownership of all meshes on it. Returns their procs."""
         system = self._system
         meshes, actors = self.proc_meshes, self.actor_meshes
         self.lost = why
@@ -459,7 +459,7 @@ def keep(name: str, idle: float = IDLE) -> KeptHost:
 
     Args:
         name: the name for ``attach``.
-        idle: seconds without a controller after which it ends; 0: never.
+        idle: seconds without a controller after which it ends; 0: no limit.
 
     Raises:
         KeptError: a kept mesh of this name exists, or the host agent could not start; the message says why.
@@ -497,7 +497,7 @@ def attach(name: str | os.PathLike[str], force: bool = False) -> KeptHost:
         force: take it even from another living controller, which then loses it.
 
     Raises:
-        KeptError: there is none, or another controller holds it.
+        KeptError: there is no such mesh, or another controller holds it.
     """
     system = _controller("attach")
     agent, label = _find(system, os.fspath(name))
@@ -519,7 +519,7 @@ def end_kept(name: str | os.PathLike[str], force: bool = False) -> KeptInfo:
         Its description.
 
     Raises:
-        KeptError: there is none, or another controller holds it.
+        KeptError: there is no such mesh, or another controller holds it.
     """
     system = _controller("end")
     agent, label = _find(system, os.fspath(name))
@@ -543,7 +543,7 @@ def kept() -> list[KeptInfo]:
     """The kept meshes of this user on this machine by name, held or not. Does not start the runtime.
 
     Raises:
-        KeptError: their parent folder belongs to another user; the message says to whom, and what to do.
+        KeptError: their parent folder belongs to another user; the message names the owner and the remedy.
     """
     try:
         return folders.kept()
@@ -557,12 +557,12 @@ def held() -> list[KeptHost]:
 
 
 def taken_over() -> dict[str, str]:
-    """The kept meshes that another process took from this one by force: for each name, a sentence that says so."""
+    """The kept meshes that another process took from this one by force: by name, a sentence that says which."""
     return dict(_taken_over)
 
 
 def kept_host_of(mesh: ProcMesh) -> KeptHost | None:
-    """The kept host that this mesh is on; None if the mesh ends with this process."""
+    """The kept host on which this mesh runs; None if the mesh ends with this process."""
     return next((host for host in held() if host._holds(mesh._procs)), None)
 
 

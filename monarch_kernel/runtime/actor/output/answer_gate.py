@@ -1,8 +1,8 @@
 """Output before answers: a call resolves once the earlier output of its ranks has arrived.
 
-Output comes through the host agents, while answers come directly and are usually faster. A rank that has written output
-ends it with a numbered mark in its pipe. Every answer names the last mark and is held until that mark arrives, for at
-most ``OUTPUT_TIMEOUT``. Ranks without output have no mark, and their answers pass.
+Output arrives through the host agents, while answers arrive directly and are usually faster. A rank that has written
+output ends it with a numbered mark in its pipe. Every answer names the last mark, and is held until that mark arrives,
+for at most ``OUTPUT_TIMEOUT``. Ranks without output have no mark, and their answers are not held.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Proc:
 
 
 class AnswerGate:
-    """Holds answers until output has arrived. The thread that polls calls all its methods."""
+    """Holds answers until output has arrived. The polling thread calls all its methods."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -53,7 +53,7 @@ class AnswerGate:
         return True
 
     def mark(self, proc: str, stream: int, token: str) -> None:
-        """A mark has arrived, and the output before it was delivered."""
+        """Record a mark that has arrived, after the output before it was delivered."""
         number, both = decode_answer(token)
         if not number:
             return

@@ -16,7 +16,7 @@ def logs(mesh: Any, ranks: Any = None, tail: int | None = None) -> ValueMesh[str
 
     Args:
         ranks: positions in the mesh; None for all.
-        tail: only this many lines from the end of each.
+        tail: return only this many lines from the end of each rank's output.
     """
     target = mesh._target()
     wanted = set(range(len(target.procs))) if ranks is None else set(ranks)

@@ -1,4 +1,4 @@
-"""Output of ranks in the controller: decoded, labelled with its rank, and passed to subscribers or the terminal.
+"""Output of ranks in the controller: decoded, labelled with its rank, and forwarded to subscribers or the terminal.
 
 Host agents forward the raw bytes of each rank's pipes. The hub decodes them in order and labels them with mesh and
 rank. Without a subscriber (in a plain script) whole lines go to this process's stdout and stderr.
@@ -25,7 +25,7 @@ PREFIX_WITH_RANK = True
 
 
 class OutputHub:
-    """Decodes the chunks that arrive and passes events to subscribers, or to the terminal."""
+    """Decodes the chunks that arrive, and forwards events to subscribers, or to the terminal."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -37,7 +37,7 @@ class OutputHub:
         system.output_sinks.append(self.on_chunk)
 
     def on_chunk(self, proc: str, stream: int, data: bytes | None) -> None:
-        """Bytes from one pipe; None means that both pipes have ended."""
+        """Take bytes from one pipe; None means that both pipes have ended."""
         if data is None:
             for fd in (1, 2):
                 decoder = self._decoders.pop((proc, fd), None)
@@ -52,7 +52,7 @@ class OutputHub:
         events = decoder.feed(data)
         marks = [event for event in events if event.kind == "flush" and decode_answer(event.data)[0]]
         self._publish(proc, [event for event in events if event not in marks] if marks else events)
-        for mark in marks:  # not output: they say which answers may be delivered now
+        for mark in marks:  # not output: a mark determines which answers may be delivered now
             self._gate.mark(proc, stream, mark.data)
 
     def _place(self, proc: str) -> tuple[str, str, int, dict[str, int], str]:
@@ -83,7 +83,7 @@ class OutputHub:
 
 
 _hub: OutputHub | None = None
-#: Of all hubs that this process has, one after the other.
+#: The subscribers of all hubs that this process creates over time.
 _subscribers: Subscribers[[RankOutput]] = Subscribers("an output subscriber")
 
 
@@ -98,11 +98,11 @@ def hub(system: System) -> OutputHub:
 def subscribe(callback: Callable[[RankOutput], None]) -> Subscription:
     """Call ``callback(RankOutput)`` for all output of any rank of this controller.
 
-    The thread that polls calls it, in order for each rank: it must be quick, must not block, and must not raise. Does
-    not start the runtime.
+    The polling thread calls it, in order for each rank: it must be quick, must not block, and must not raise. Does not
+    start the runtime.
 
     Returns:
-        The subscription; closing (or calling) it ends this.
+        The subscription; close (or call) it to unsubscribe.
     """
     return _subscribers.subscribe(callback)
 

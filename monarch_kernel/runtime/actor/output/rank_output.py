@@ -1,4 +1,4 @@
-"""`RankOutput`: one piece of output, and which rank it came from."""
+"""`RankOutput`: one piece of output, and the rank that wrote it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RankOutput:
-    """One output of one rank; ``kind``, ``cell`` and ``data`` as in ``protocol.output_records.OutputEvent``."""
+    """One output of one rank; ``kind``, ``cell`` and ``data`` are as in ``protocol.output_records.OutputEvent``."""
 
     mesh: str
     proc: str

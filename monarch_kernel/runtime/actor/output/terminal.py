@@ -11,7 +11,7 @@ from monarch_kernel.runtime.actor.output.rank_output import RankOutput
 from monarch_kernel.runtime.actor.process import System
 from monarch_kernel.runtime.mesh.rankset import format_ranks
 
-#: Characters of a line that are kept until its end arrives.
+#: The number of characters of a line that are kept until its end arrives.
 LONGEST_LINE = 1_000_000
 
 
@@ -77,7 +77,7 @@ class ScriptTerminal:
                 self._lines(output, ["".join(line.parts)], option, end="" if option.window is None else "\n")
 
     def end(self, proc: str) -> None:
-        """The proc has ended: show its last, unfinished lines."""
+        """Show the last, unfinished lines of a proc that has ended."""
         rank, option = self._prefixed.get(proc, (0, NO_OPTION))
         for stream in ("stdout", "stderr"):
             begun = self._partial.pop((proc, stream), None)
@@ -86,7 +86,7 @@ class ScriptTerminal:
                 self._lines(RankOutput("", proc, rank, {}, "", 0, stream, "", "text", ""), [line], option)
 
     def close(self) -> None:
-        """The script ends."""
+        """Show all unfinished lines, as the script ends."""
         for proc in {proc for proc, _ in self._partial} | set(self._open.values()):
             self.end(proc)
 
