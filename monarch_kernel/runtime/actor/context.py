@@ -12,7 +12,7 @@ from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, Point
 
 
 class Context:
-    """The position of the running code.
+    """The actor and the message for which the running code runs.
 
     Attributes:
         actor_instance: the running actor; outside any actor, the client.
@@ -28,7 +28,7 @@ class Context:
 
     @property
     def message_rank(self) -> Point:
-        """The position of this actor in the slice that the current message was sent to."""
+        """The position of this actor in the slice to which the current message was sent."""
         return Point(self._rank, self._extent)
 
     @property
@@ -42,27 +42,27 @@ class Context:
 
 current: ContextVar[Context | None] = ContextVar("monarch_kernel_context", default=None)
 
-#: What the running code runs on behalf of, such as a notebook cell; None where that is not known. Calls carry it along,
-#: so that what an actor puts out belongs to what caused it, through any number of actors.
+#: The origin on whose behalf the code runs, such as a notebook cell; None if unknown. Calls carry it along, so that an
+#: actor's output is attributed to the origin that caused it, through any number of actors.
 origin: ContextVar[str | None] = ContextVar("monarch_kernel_origin", default=None)
 _latest_origin = ""
 
 
 def set_origin(name: str) -> None:
-    """From now on the calling thread or task, and all that have no origin of their own, run on behalf of ``name``."""
+    """Set the origin of the calling thread or task, and of all that have no origin of their own, to ``name``."""
     global _latest_origin
     _latest_origin = name
     origin.set(name)
 
 
 def calling_origin() -> str:
-    """What a call made here is made on behalf of; empty for nothing."""
+    """The origin of a call made here; empty if there is none."""
     return origin.get() or _latest_origin
 
 
 @contextmanager
 def on_behalf_of(name: str) -> Generator[None]:
-    """Calls that are made in this block have that origin, though another cell may run by now."""
+    """Calls made in this block have the origin ``name``, even if another cell runs by now."""
     token = origin.set(name or None)
     try:
         yield
@@ -71,7 +71,7 @@ def on_behalf_of(name: str) -> Generator[None]:
 
 
 def context() -> Context:
-    """The context of the running code; outside any actor, that of the client (which starts the runtime if need be)."""
+    """The context of the running code; outside any actor, the client's context (starts the runtime if necessary)."""
     here = current.get()
     if here is None:
         return Context(get_system().client, 0, SINGLE)

@@ -53,7 +53,7 @@ class _Deferred(Future[Any]):
         self._task: asyncio.Task[Any] | None = None  # the loop holds only weak references to its tasks
 
     def _claim(self) -> Coroutine[Any, Any, Any] | None:
-        """The body, for the first caller that needs its result; None for later ones."""
+        """The body, for the first caller that needs its result; None for later callers."""
         with self._lock:
             body, self._body = self._body, None
         return body

@@ -27,7 +27,7 @@ class Undeliverable:
 
 
 def tell_undeliverable(what: str, ranks: tuple[int, ...], cause: str) -> bool:
-    """Let the running actor handle a message that cannot be delivered; returns whether it did."""
+    """Let the running actor handle a message that cannot be delivered; returns whether the actor handled it."""
     instance: Any = context().actor_instance
     handler = getattr(getattr(instance, "object", None), "_handle_undeliverable_message", None)
     return handler is not None and bool(handler(Undeliverable(what, ranks, cause)))
@@ -44,17 +44,17 @@ class Actor:
     Optional hooks, of the same kind as the endpoints (``__supervise__`` of an async actor may be a plain ``def``):
 
     * ``__supervise__(self, failure) -> bool``: a mesh that this actor spawned failed; true means handled. It is called
-      before the messages that wait. Calls still pending when the actor is stopped are dropped.
+      before waiting messages. Calls still pending when the actor is stopped are dropped.
     * ``__cleanup__(self, error)``: the actor ends; ``error`` is None if it was stopped on purpose.
-    * ``__restore__(self, state)``: this actor replaces one that died; ``state`` is what the ``checkpoint`` endpoint of
-      its predecessor returned last.
+    * ``__restore__(self, state)``: this actor replaces a dead one; ``state`` is the last result of the ``checkpoint``
+      endpoint of its predecessor.
     * ``_handle_undeliverable_message(self, envelope) -> bool``: see below.
 
-    The proc's main thread drives its first actor; every other actor has a thread of its own.
+    The proc's main thread drives its first actor; every other actor has a separate thread.
     """
 
-    #: Set in tools that run on a program's procs (a debugger, a cell runner): if a proc dies, its owner is told about
-    #: the proc, but not about the tool.
+    #: Set in tools that run on a program's procs (a debugger, a cell runner): if a proc dies, its owner is notified of
+    #: the proc, but not of the tool.
     __tool__ = False
 
     #: Set in tools that never use a proc's main thread, even if they are spawned before the program's own actors.
@@ -67,7 +67,7 @@ class Actor:
         return logging.getLogger(f"monarch_kernel.actors.{instance.name}.{instance.rank.rank}")
 
     def _handle_undeliverable_message(self, envelope: Undeliverable) -> bool:
-        """A message from this actor could not be delivered, as its receiver is known to be dead; true means handled.
+        """Handle a message from this actor whose receiver is known to be dead; true means handled.
 
         Called inside ``broadcast()`` or ``Port.send()``, which then return normally. If it returns false, a broadcast
         is dropped anyway, and ``send`` raises ``ConnectionError``. Messages lost in transit are not reported.
@@ -103,7 +103,7 @@ class EndpointProperty:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        # Inside its own actor, an endpoint is the plain method.
+        # Inside its own actor, an endpoint is a plain method.
         return self.function.__get__(instance, owner)
 
 
@@ -128,7 +128,7 @@ def endpoint(
 
     Args:
         propagate: shape propagation for tensor results ("cached", "inspect", "mocked", or a function).
-        explicit_response_port: the method gets a ``Port`` as its first argument and answers through it, at any time.
+        explicit_response_port: the method gets a ``Port`` as its first argument, and may answer through it at any time.
         instrument: whether traces show its calls.
     """
     options = {
@@ -168,7 +168,7 @@ def concurrent_endpoint(
 
 
 class EndpointSpec:
-    """What callers need to know about an endpoint: how to check its arguments, and how it answers."""
+    """The description of an endpoint for its callers: how to check its arguments, and how it answers."""
 
     __slots__ = (
         "_max",
@@ -277,7 +277,7 @@ def spec_of(cls: Any, reserved: frozenset[str]) -> ActorSpec:
 def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise the ``TypeError`` that ``cls(*args, **kwargs)`` would raise for its arguments."""
     if not args and not kwargs and cls.__init__ is object.__init__ and cls.__new__ is object.__new__:
-        return  # the usual case; the signature of a built-in constructor is parsed from text, which takes milliseconds
+        return  # the usual case; it takes milliseconds to parse the signature of a built-in constructor from its text
     try:
         signature = inspect.signature(cls)
     except ValueError:  # a built-in constructor without a signature

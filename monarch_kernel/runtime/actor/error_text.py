@@ -1,6 +1,6 @@
-"""The text of errors over a mesh. Compact for a thousand ranks: equal failures are shown once.
+"""The text of errors over a mesh. It is compact for a thousand ranks: equal failures are shown once.
 
-Works on any object with the attributes of `errors.RankFailure`, which this module does not import.
+The functions accept any object with the attributes of `errors.RankFailure`, which this module does not import.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WHAT_NEXT = {
 
 
 class FailedRank(Protocol):
-    """A failed rank, as its text needs it."""
+    """The attributes of a failed rank that its text needs."""
 
     @property
     def rank(self) -> int: ...
@@ -61,11 +61,11 @@ def tracebacks(failures: Iterable[FailedRank], extent: Extent) -> list[str]:
         if failure.fault is not None:
             groups.setdefault(failure.fault.likeness(), []).append(failure)
     lines: list[str] = []
-    # The most frequent first: the others are often its consequences.
+    # The most frequent traceback first: the others are often its consequences.
     ordered = sorted(groups.values(), key=len, reverse=True)
     for group in ordered[:_MAX_GROUPS]:
         fault = group[0].fault
-        assert fault is not None  # only those were grouped
+        assert fault is not None  # only failures with a fault were grouped
         lines += [""] if lines else [_TITLE]
         who = f"{_ranks([f.rank for f in group])}{_points([f.rank for f in group], extent)}, "
         lines.append(f"  {who if extent.nelements > 1 else ''}{_hosts(group)}:")
@@ -79,7 +79,7 @@ def tracebacks(failures: Iterable[FailedRank], extent: Extent) -> list[str]:
 
 
 def deaths(head: str, mesh_name: str, dead: Sequence[FailedRank], extent: Extent) -> list[str]:
-    """Which ranks cannot answer, why, and what to do; ``head`` says what failed because of that."""
+    """Which ranks cannot answer, why, and what to do; ``head`` says what failed as a result."""
     mesh = f" of mesh {mesh_name!r}" if mesh_name else ""
     groups: dict[Any, list[FailedRank]] = {}
     for failure in dead:
@@ -107,7 +107,7 @@ def actor_label(cls: str, name: str, rank: int, extent: Extent) -> str:
 
 
 def have_failed(cls: str, name: str, ranks: Sequence[int], extent: Extent) -> str:
-    """A line that says that actors are dead, in words that programs written for Monarch look for."""
+    """A line that reports dead actors, in the wording that programs written for Monarch search for."""
     others = f" ({len(ranks) - 1} more of the mesh too)" if len(ranks) > 1 else ""
     return f"  The actor {actor_label(cls, name, ranks[0], extent)} and all its descendants have failed{others}"
 
@@ -175,7 +175,7 @@ def _hosts(group: Sequence[FailedRank]) -> str:
 
 
 def _other_messages(group: Sequence[FailedRank]) -> list[str]:
-    """The messages of a group that differ from the one shown, which is that of its first rank."""
+    """The messages of a group that differ from the one shown, which its first rank raised."""
     by_message: dict[str, list[int]] = {}
     for failure in group:
         if failure.fault is not None:

@@ -1,7 +1,7 @@
-"""Errors of calls on meshes: what failed on which ranks, where, and what answered.
+"""Errors of calls on meshes: what failed on which ranks, where, and which ranks answered.
 
-`ActorError`: an endpoint raised. `SupervisionError`: a rank cannot answer any more. `MeshFailure`: what the owner of a
-mesh gets when a part of it dies. `error_text` writes their messages.
+`ActorError`: an endpoint raised. `SupervisionError`: a rank can no longer answer. `MeshFailure`: the owner of a mesh
+gets it when a part of the mesh dies. `error_text` writes their messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from monarch_kernel.runtime.mesh.shape import Extent
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """One failed rank: where it is, and the fault that it raised or its death."""
+    """One failed rank: its location, and the fault that it raised or its death."""
 
     rank: int
     coords: dict[str, int]
@@ -67,16 +67,16 @@ _set_args = BaseException.__dict__["args"].__set__
 class ActorError(Exception):
     """An endpoint raised on one or more ranks of a call.
 
-    `str()` shows every failing rank, and equal tracebacks once. Where that is safe, the error is also an instance of
-    the original exception's type, so that `except ValueError` catches a remote ValueError; `exception` is the
-    original itself.
+    `str()` shows every failing rank, and equal tracebacks once. Where this is safe, the error is also an instance of
+    the original exception's type, so that `except ValueError` catches a remote ValueError; `exception` is the original
+    exception itself.
     """
 
     #: The type that this class combines with ActorError, if any.
     _original_type: type[Exception] | None = None
 
-    # A subclass made by `_class_for` also inherits from a foreign type, which may define any of the methods
-    # below with side effects or other arguments. As they are defined here, ours are found first.
+    # A subclass made by `_class_for` also inherits from a foreign type, which may define any of the methods below with
+    # side effects or other arguments. As this class defines them, Python finds these first.
     __getattribute__ = BaseException.__getattribute__
     __setattr__ = BaseException.__setattr__
     __eq__ = object.__eq__
@@ -86,7 +86,7 @@ class ActorError(Exception):
         """Does nothing; the foreign type's version is not called."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> ActorError:
-        """Made by the C base class only, without the foreign type's `__new__`."""
+        """Create the error with the C base class only, without the foreign type's `__new__`."""
         return cast("ActorError", static_base(cls).__new__(cls))
 
     def __init__(self, exception: BaseException | None = None, message: str = "An actor call failed.") -> None:
@@ -109,12 +109,12 @@ class ActorError(Exception):
 
     @property
     def failures(self) -> list[RankFailure]:
-        """Every failing rank, in rank order; `released` has those that only waited for them in a collective."""
+        """Every failing rank, in rank order; `released` has the ranks that only waited for them in a collective."""
         return self._outcome.failures
 
     @property
     def released(self) -> list[RankFailure]:
-        """Ranks that waited in `torch.distributed` for those that failed, until their wait was ended."""
+        """Ranks that waited in `torch.distributed` for failed ranks, until the runtime ended their wait."""
         return self._outcome.released
 
     @property
@@ -170,11 +170,11 @@ def build_actor_error(
 ) -> ActorError:
     """The error for a call that failed on at least one rank.
 
-    `call_name` is as in `actor.endpoint`. When all failing ranks raised the same type, the error is also
-    an instance of that type, unless that could run foreign code or mislead (see `_class_for`).
+    `call_name` is as in `actor.endpoint`. When all failing ranks raised the same type, the error is also an instance of
+    that type, unless that could run foreign code or mislead (see `_class_for`).
     """
     failures, released = _own_and_released(failures)
-    # Unpickled once, not for every rank: the types of the others are known by name.
+    # Unpickled once, not for every rank: the types of the other exceptions are known by name.
     exception = failures[0].exception
     types = {(f.fault.module, f.fault.qualname) for f in failures if f.fault is not None}
     cls = ActorError
@@ -194,7 +194,7 @@ def build_actor_error(
 
 
 def _own_and_released(failures: Sequence[RankFailure]) -> tuple[list[RankFailure], list[RankFailure]]:
-    """Ranks that failed by themselves, and those that failed because others did; if there are only the latter, all."""
+    """Ranks that failed by themselves, and ranks that failed because others did; if all are of the second kind, all."""
     ordered = sorted(failures, key=lambda failure: failure.rank)
     own = [failure for failure in ordered if failure.fault is None or not failure.fault.of_peer]
     if not own:
@@ -212,7 +212,7 @@ def _actor_error_text(outcome: _Outcome) -> str:
 
 
 class MeshFailure(Exception):
-    """A part of a mesh died; the argument of its owner's `__supervise__` and of the fault hook."""
+    """The death of a part of a mesh; the argument of its owner's `__supervise__` and of the fault hook."""
 
     #: For the runtime: the key under which a pending call marks this failure as reported.
     key: Any = None
@@ -238,13 +238,13 @@ class MeshFailure(Exception):
         self.reason = reason
         #: The class of its actors, with its module; "" for a mesh of processes.
         self.actor_class = actor_class
-        #: The name that the mesh was spawned with.
+        #: The name under which the mesh was spawned.
         self.mesh = mesh or mesh_name
-        #: Ranks of the mesh, as spawned, that died.
+        #: The dead ranks of the mesh as spawned.
         self.ranks = tuple(ranks)
         self.extent = extent
         self.death = death
-        #: The owner of the mesh, which is asked to handle the failure, or did not.
+        #: The owner of the mesh, which is asked to handle the failure, or did not handle it.
         self.owner = owner
         #: What died, where and why, in one line.
         self.headline = error_text.mesh_failure(self.mesh, self.ranks, extent, reason, death)
@@ -261,7 +261,7 @@ class MeshFailure(Exception):
         owner: str = "",
         actor_class: str = "",
     ) -> MeshFailure:
-        """The failure of some ranks of one mesh that died in the same way."""
+        """The failure of ranks of one mesh that died in the same way."""
         return cls(
             mesh_name,
             death.cause,
@@ -325,12 +325,12 @@ class SupervisionError(MeshFailure):
         #: The call, as in `actor.endpoint`.
         self.endpoint = endpoint
         self.mesh = self.mesh_name = mesh_name
-        #: Ranks of the mesh called that cannot answer.
+        #: The ranks of the called mesh that cannot answer.
         self.ranks = tuple(ranks)
-        #: Why, of the first of them.
+        #: Why the first of them cannot answer.
         self.cause = self.reason = cause
         self.extent = extent
-        #: Every failing rank: dead ones, and those whose endpoint raised.
+        #: Every failing rank: dead ranks, and ranks whose endpoint raised.
         self.failures = list(failures)
         self.death = next((failure.death for failure in self.failures if failure.death is not None), None)
         #: Results of the ranks that answered, by rank.
@@ -346,7 +346,7 @@ class SupervisionError(MeshFailure):
         return error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Other attributes (notes) are not sent: the pickle says only what happened.
+        # Other attributes (notes) are not sent: the pickle contains only what happened.
         state = {
             "endpoint": self.endpoint,
             "mesh": self.mesh,
@@ -436,41 +436,41 @@ def _mesh_failure(
     return failure
 
 
-# Types whose handlers would take the error for something else than a remote failure: the end of an iteration,
-# a file that does not parse (tracebacks then print its line instead of our text), a group to split, or the
-# caller's own timeout, whose handler asks again for a result that will never be another.
+# Types whose handlers would mistake a remote failure for something else: the end of an iteration, a file that does not
+# parse (tracebacks then print its line instead of our text), a group to split, or the caller's own timeout, whose
+# handler retries for a result that never changes.
 _MISLEADING = (StopIteration, StopAsyncIteration, SyntaxError, BaseExceptionGroup, TimeoutError)
 
 
 def _class_for(exception: BaseException) -> type[ActorError]:
     """ActorError, or a subclass that inherits from the exception's type as well."""
     cls = type(exception)
-    if isinstance(exception, ActorError):  # it crossed several processes
+    if isinstance(exception, ActorError):  # the error crossed several processes
         original = exception._original_type  # pyright: ignore[reportPrivateUsage]
         return ActorError if original is None else _combined(original)
     if cls is Exception or type(cls) is not type or not issubclass(cls, Exception):
-        return ActorError  # a metaclass of its own would run foreign code
+        return ActorError  # a custom metaclass would run foreign code
     return ActorError if issubclass(cls, _MISLEADING) else _combined(cls)
 
 
 @lru_cache(maxsize=256)
 def _combined(original: type[Exception]) -> type[ActorError]:
-    # The module is where users import ActorError from, as that is what tracebacks show.
+    # The module is the one that users import ActorError from, as tracebacks show it.
     names = {"__module__": "monarch_kernel.errors", "__doc__": ActorError.__doc__, "_original_type": original}
     try:
         return type(f"ActorError[{original.__name__}]", (ActorError, original), names)
-    except TypeError:  # their layouts in memory cannot be combined, or it forbids subclasses
+    except TypeError:  # their memory layouts cannot be combined, or the original forbids subclasses
         return ActorError
 
 
 def _copy_state(source: BaseException, target: ActorError) -> None:
-    """Give the combined error the original's attributes and `args`, running none of its type's code."""
+    """Copy the original's attributes and `args` to the combined error, without running code of its type."""
     _set_args(target, source.args)
     for cls in type(source).__mro__:
         for name, member in vars(cls).items():
             if not isinstance(member, MemberDescriptorType | GetSetDescriptorType) or name == "args":
                 continue
-            if name.startswith("__") or cls in (AttributeError, NameError):  # these suggest names by `name`
+            if name.startswith("__") or cls in (AttributeError, NameError):  # Python suggests names from their `name`
                 continue
             try:
                 value = member.__get__(source)

@@ -1,6 +1,6 @@
-"""What tools add to the runtime's public classes. The runtime depends on no tool: it loads each by name, at first use.
+"""Tools that extend the runtime's public classes. The runtime depends on no tool: it loads each by name on first use.
 
-All names of tools that the runtime knows stand in this file, with a Protocol each that says what the tool must offer.
+This file lists all tools that the runtime knows by name, each with a Protocol for the functions it must provide.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 
 
 class DebuggerFunctions(Protocol):
-    """The debugger's functions on meshes, which are methods of a proc mesh, too."""
+    """The debugger's functions on meshes, which are also methods of a proc mesh."""
 
     def stacks(self, mesh: Any, **options: Any) -> Any: ...
 
@@ -28,7 +28,7 @@ class DebuggerFunctions(Protocol):
 
 
 class DebugHubAccess(Protocol):
-    """The controller's actor that hears of stopped ranks."""
+    """The controller's actor that is notified of stopped ranks."""
 
     def hub_actor(self) -> Any: ...
 
@@ -74,7 +74,7 @@ class PoolFunctions(Protocol):
     def gather(self, procs: Any, name: str) -> Any: ...
 
 
-#: The module that offers what a Protocol says, as functions.
+#: The module that provides the functions of each Protocol.
 MODULES: dict[type[Any], str] = {
     DebuggerFunctions: "monarch_kernel.debug",
     DebugHubAccess: "monarch_kernel.debugger.controller.hub_actor",
@@ -85,25 +85,25 @@ MODULES: dict[type[Any], str] = {
 
 
 def debugger_functions() -> DebuggerFunctions:
-    """For the methods of a proc mesh."""
+    """The debugger's functions, for the methods of a proc mesh."""
     return cast("DebuggerFunctions", import_module(MODULES[DebuggerFunctions]))
 
 
 def debug_hub() -> DebugHubAccess:
-    """For Monarch's ``debug_controller()``."""
+    """The debugger's hub, for Monarch's ``debug_controller()``."""
     return cast("DebugHubAccess", import_module(MODULES[DebugHubAccess]))
 
 
 def console_server() -> ConsoleServer:
-    """For a controller that is asked for a console."""
+    """The debugger's console, for a controller that receives a request for it."""
     return cast("ConsoleServer", import_module(MODULES[ConsoleServer]))
 
 
 def rank_debugger() -> BreakpointHandler:
-    """For ``breakpoint()`` in a rank."""
+    """The debugger of a rank, for ``breakpoint()``."""
     return cast("BreakpointHandler", import_module(MODULES[BreakpointHandler]))
 
 
 def pool_functions() -> PoolFunctions:
-    """For ``map``, ``submit``, ``scatter`` and ``gather`` of a proc mesh."""
+    """The pool, for ``map``, ``submit``, ``scatter`` and ``gather`` of a proc mesh."""
     return cast("PoolFunctions", import_module(MODULES[PoolFunctions]))

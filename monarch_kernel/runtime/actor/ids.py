@@ -1,7 +1,7 @@
 """Monarch's identifiers as values: ``Uid`` and ``ProcId``.
 
-This package names procs by plain strings (``context().actor_instance.proc_id``); these classes are for programs that
-make and compare identifiers themselves.
+This package identifies procs by plain strings (``context().actor_instance.proc_id``); these classes are for programs
+that make and compare identifiers themselves.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Uid:
     """A singleton, which is a name (``name``), or an instance, which is a 64-bit number with an optional label
     (``name<4HkNzq7CqKE>``).
 
-    Made by ``from_string``, ``instance``, ``instance_from_value`` and ``anonymous``. Two instances are equal if their
-    numbers are. Immutable and hashable.
+    ``from_string``, ``instance``, ``instance_from_value`` and ``anonymous`` make one. Two instances are equal if their
+    numbers are equal. Immutable and hashable.
     """
 
     __slots__ = ("_label", "_value")
@@ -40,7 +40,7 @@ class Uid:
 
     @staticmethod
     def from_string(uid: str) -> Uid:
-        """Parse the text that ``str()`` of a ``Uid`` gives.
+        """Parse the text that ``str()`` of a ``Uid`` returns.
 
         Raises:
             ValueError: the text is not a uid.
@@ -115,7 +115,7 @@ class Uid:
 
 
 class ProcId:
-    """The identifier of a proc: a ``Uid``, as a type of its own. Immutable and hashable."""
+    """The identifier of a proc: a ``Uid`` as a distinct type. Immutable and hashable."""
 
     __slots__ = ("_uid",)
 
@@ -126,7 +126,7 @@ class ProcId:
 
     @staticmethod
     def from_string(proc_id: str) -> ProcId:
-        """Parse the text that ``str()`` of a ``ProcId`` gives.
+        """Parse the text that ``str()`` of a ``ProcId`` returns.
 
         Raises:
             ValueError: the text is not a proc id.

@@ -1,8 +1,8 @@
-"""The actor system of this process, and what the modules below it need of it.
+"""The actor system of this process, and the protocols through which the modules below it use it.
 
-``system.ActorSystem`` is built from actors, ports, meshes and healing, and every one of these needs the system of the
-process it runs in. So they all import this module and see the system as the protocol ``System``; only this module knows
-which object that is. It does not know how one is made either: ``system`` hands that in when it is imported.
+``system.ActorSystem`` is built from actors, ports, meshes and healing, and each of these needs the system of its
+process. So they all import this module, and use the system through the protocol ``System``; only this module holds the
+object. It does not know how to create one: ``system`` registers a factory when it is imported.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 
 class SpawnedMesh(Protocol):
-    """A mesh of procs or actors, as the actor that spawned it needs it."""
+    """What an actor needs of a mesh of procs or actors that it spawned."""
 
     def _target(self) -> Target: ...
     def _stop(self, reason: str) -> Future[Any]: ...
 
 
 class PortHolder(Protocol):
-    """An actor of this process that has a port."""
+    """An actor of this process that holds a port."""
 
     _system: System
     mesh_id: str
 
 
 class GivenPort(Protocol):
-    """What the account of a port's holders needs of it."""
+    """What the record of a port's holders needs of the port."""
 
     _ref: ProcRef
     _number: int
@@ -55,17 +55,17 @@ class GivenPort(Protocol):
 
 
 class RunningActor(Protocol):
-    """An actor of this process, or its client (code outside any actor): what ``context().actor_instance`` gives.
+    """An actor of this process, or its client (code outside any actor): the value of ``context().actor_instance``.
 
     Attributes:
-        mesh_id: unique name of the mesh this actor belongs to.
+        mesh_id: unique name of the mesh that this actor belongs to.
         name: the name it was spawned under.
         class_name: its class.
-        rank: position in the mesh as spawned.
-        creator: actor id of its owner.
+        rank: its position in the mesh as spawned.
+        creator: the actor id of its owner.
         proc_mesh: the mesh of procs it was spawned on; None for a client.
         owned: the meshes that it has spawned, in order.
-        background: of a sync actor: an event loop that its driver runs while its mailbox is empty.
+        background: for a sync actor: an event loop that its driver runs while its mailbox is empty.
     """
 
     mesh_id: str
@@ -79,7 +79,7 @@ class RunningActor(Protocol):
 
     @property
     def actor_id(self) -> str:
-        """Unique name of this actor: another one for each rank of its mesh."""
+        """Unique name of this actor; it differs for each rank of its mesh."""
         ...
 
     @property
@@ -93,11 +93,11 @@ class RunningActor(Protocol):
         ...
 
     def hold(self, port: GivenPort) -> None:
-        """A port has come to this actor."""
+        """Record a port that arrived in a message to this actor."""
         ...
 
     def describe(self) -> str:
-        """This actor, as a failure report names it."""
+        """This actor, as failure reports name it."""
         ...
 
     def stop(self, reason: str = "") -> None:
@@ -124,7 +124,7 @@ class LocalActor(RunningActor, Protocol):
 
     @property
     def object(self) -> Any:
-        """The user's object; None before ``__init__`` has returned, and after the end."""
+        """The user's object; None before ``__init__`` returns, and after the actor has ended."""
         ...
 
 
@@ -146,7 +146,7 @@ class PortReceivers(Protocol):
 
 
 class MeshHealer(Protocol):
-    """How meshes of this process were made, and their repair: ``healing.healer``. Meshes lie above this module."""
+    """Records and repairs the meshes of this process: ``healing.healer``. Meshes are ``Any``, as they are above it."""
 
     def spawned(
         self,
@@ -162,7 +162,7 @@ class MeshHealer(Protocol):
 
 
 class System(Protocol):
-    """What the parts of the actor runtime need of the system they run in; ``system.ActorSystem`` explains each."""
+    """What the parts of the actor runtime need of their system; ``system.ActorSystem`` documents the attributes."""
 
     node: Node
     root: ProcRef
@@ -212,15 +212,15 @@ class System(Protocol):
 
 _system: System | None = None
 _make_controller: Callable[[], System] | None = None
-#: Held while the system of this process is made or ended.
+#: Held while the system of this process is created or ended.
 lock = threading.RLock()
 
 
 def get_system() -> System:
-    """This process's system; becomes a controller if it has none yet.
+    """This process's system; a process that has none becomes a controller.
 
     Raises:
-        RuntimeError: the runtime was shut down, or this is a fork of a process that has one.
+        RuntimeError: the runtime is not loaded, or this process is a fork of a process that has a system.
     """
     system = _system
     if system is not None:
@@ -231,7 +231,7 @@ def get_system() -> System:
 
 
 def current_system() -> System | None:
-    """This process's system, or that of the process it was forked from; None if there is none."""
+    """This process's system, or the system of the process it was forked from; None if there is none."""
     return _system
 
 
@@ -241,13 +241,13 @@ def started() -> bool:
 
 
 def set_system(system: System | None) -> None:
-    """Install the system of this process. Ranks do this at their start."""
+    """Install the system of this process. A rank does this when it starts."""
     global _system
     _system = system
 
 
 def set_controller_factory(make: Callable[[], System]) -> None:
-    """Called by ``system`` when it is imported: ``make()`` gives the system of a process that becomes a controller."""
+    """Register ``make()``, which creates the system of a new controller; ``system`` calls this when it is imported."""
     global _make_controller
     _make_controller = make
 

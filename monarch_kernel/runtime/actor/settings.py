@@ -1,6 +1,6 @@
 """Settings of this process that can be changed while it runs, under Monarch's names.
 
-The module that uses a setting holds its value; this module has the names, and how values are written.
+The module that uses a setting holds its value; this module has the names, and the text forms of the values.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class _Always(_Setting):
 
 
 class _Unlimited(_Setting):
-    """A limit of Monarch's that does not exist here; values above Monarch's default are accepted."""
+    """A limit in Monarch that does not exist here; values from Monarch's default upwards are accepted."""
 
     def __init__(self, least: Any, read: Callable[[Any], Any], show: Callable[[Any], Any] = _same) -> None:
         self.least = least
@@ -159,16 +159,16 @@ def _bytes(value: Any) -> int:
 
 
 _SETTINGS: dict[str, _Setting] = {
-    # How long the actors of this process have for their __cleanup__.
+    # How long the __cleanup__ of an actor of this process may take.
     "cleanup_timeout": _Setting("CLEANUP_TIMEOUT", (instance, async_instance), _seconds, _duration),
-    # How long procs that this process stops have before they are killed.
+    # How long a proc that this process stops may take before it is killed.
     "process_exit_timeout": _Setting("STOP_GRACE", (meshes, hosts), _seconds, _duration),
     # How long procs that this process spawns may take to start.
     "mesh_proc_spawn_max_idle": _Setting("START_LIMIT", (hosts,), _start_limit, _show_start_limit),
     "prefix_with_rank": _Setting("PREFIX_WITH_RANK", (output,), _boolean),
     "rdma_allow_tcp_fallback": _TcpFallback(),
     "default_transport": _Setting("DEFAULT", (transports,), _transport),
-    # Settings that programs for Monarch change, and that are fixed here.
+    # Settings that programs written for Monarch change, and that are fixed here.
     "enable_log_forwarding": _Always(True, _forwarding),
     "actor_spawn_max_idle": _Unlimited(30.0, _seconds, _duration),
     "get_actor_state_max_idle": _Unlimited(30.0, _seconds, _duration),
@@ -176,7 +176,7 @@ _SETTINGS: dict[str, _Setting] = {
     "codec_max_frame_length": _Unlimited(10 * 1024**3, _bytes),
 }
 
-#: Settings of Monarch's that the environment sets here, for all processes.
+#: Settings of Monarch that environment variables set here, for all processes.
 _BY_ENVIRONMENT = {
     "max_cast_fanout": environment.CAST_FANOUT.name,
     "mesh_orphan_timeout": environment.HEARTBEAT_TIMEOUT.name,
@@ -232,6 +232,6 @@ get_runtime_config = get_global_config
 
 
 def clear_runtime_config() -> None:
-    """Reset all settings to their values at the start."""
+    """Reset all settings to their values at the start of the process."""
     for setting in _SETTINGS.values():
         setting.clear()

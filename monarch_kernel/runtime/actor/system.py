@@ -1,7 +1,7 @@
 """The actor system of one process: its node, its actors, its meshes and their owners, from start to end.
 
-There is one ``ActorSystem`` in a process, and ``process`` holds it. A rank makes it from its configuration; any other
-process becomes a controller the first time it needs one.
+There is one ``ActorSystem`` in a process, and ``process`` holds it. A rank creates it from its configuration; any other
+process becomes a controller when it first needs a system.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ from monarch_kernel.subscriptions import Subscribers
 
 log = logging.getLogger(__name__)
 
-#: How long a call waits for its actor to be made (seconds).
+#: How long a call waits for its actor to be created (seconds).
 EARLY_TIMEOUT = 30.0
 #: How long a fault at the root waits for a pending call to report it instead (seconds).
 FAULT_GRACE = 0.1
@@ -103,19 +103,19 @@ class ActorSystem:
         self.finalizing: list[weakref.ref[Any]] = []  # objects of ended actors that have a __del__
         self.client = Client(self, "root" if self.is_root else f"client-{node.id}")
         self.agent: ProcRef | None = None
-        self.launch: Launch | None = None  # how this proc was started, if not forked; procs that it starts use the same
+        self.launch: Launch | None = None  # the command of this proc, if not forked; procs that it starts use the same
         self.agent_process: Any = None
-        self.own_agents: set[str] = set()  # those that this process has started, one after another
-        self.agent_answers: Future[bool] | None = None  # done when others can reach the agent, too
-        self.agent_env: dict[str, str] = {}  # this process's environment when the agent was started
+        self.own_agents: set[str] = set()  # the agents that this process has started, one after another
+        self.agent_answers: Future[bool] | None = None  # done when other processes can reach the agent, too
+        self.agent_env: dict[str, str] = {}  # this process's environment when it started the agent
         self.workers: dict[str, ProcRef] = {}  # the agents of other hosts that this controller is attached to
-        #: In a rank: marks the end of its output before an answer to a process, for a cell.
+        #: In a rank: marks the end of the output before an answer; takes the receiving process and the cell.
         self.mark_output: Callable[[str, str], int] | None = None
         self.output_sinks: list[Callable[[str, int, bytes | None], None]] = []
         self.held_calls = HeldCalls()
         self.tree = Tree()
         self.proc_meshes: dict[str, Any] = {}  # by unique id, oldest first
-        self.kept_from: set[str] = set()  # controllers that this rank, and their actors on it, outlive
+        self.kept_from: set[str] = set()  # controllers whose end this rank, with their actors on it, survives
         self.reported = ReportedDeaths()
         self.caster = Caster(node)
         self.main_driver: Callable[[Callable[[], None]], bool] = lambda _drive: False
@@ -151,7 +151,7 @@ class ActorSystem:
     # -- messages for actors ---------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Hold messages for other processes' actors until ``release``, as a bootstrap is about to run."""
+        """Hold messages for actors of other processes until ``release``, as a bootstrap is about to run."""
         self._hold = BootstrapHold(self._handle_now, lambda actor: actor in self.actors or actor in self.ended)
 
     def release(self) -> None:
@@ -210,7 +210,7 @@ class ActorSystem:
         return Death.of(DeathKind.NO_ACTOR, cause, self.node.id, self.node.ref.host, self.pid)
 
     def _keep_early(self, link: MessageLink, message: Call, body: Body) -> None:
-        """Keep a call whose actor does not exist yet, as a reference may arrive before the message that makes it."""
+        """Keep a call whose actor does not exist yet, as a reference may arrive before the actor's Create message."""
         early = self._early.setdefault(message.actor, [])
         early.append((link, message, body))
         if len(early) == 1:
@@ -221,7 +221,7 @@ class ActorSystem:
             self._refuse(link, message)
 
     def reply(self, link: MessageLink, message: Call, status: int, body: Body, buffers: Buffers = ()) -> None:
-        """Answer a call, at the process that it names."""
+        """Answer a call; the answer goes to the process that the call names."""
         to = message.reply_to
         if to is not None and to.id != link.peer:
             self.node.learn(to)
@@ -269,7 +269,7 @@ class ActorSystem:
         return kind(self, create, spec, build, link, proc_mesh)
 
     def _born_dead(self, link: MessageLink, create: Create, error: bytes, death: Death) -> None:
-        """The actor cannot be made here, so it ends before it begins."""
+        """Report an actor that cannot be created here as ended."""
         link.send(encode_header(Reply(create.call, create.rank, ERROR)), error)
         self.ended[create.actor] = death
         self._end_early(create.actor)
@@ -278,7 +278,7 @@ class ActorSystem:
         self.node.send(create.owner_proc.id, failed, self.node.death_body(create.owner_proc.id, death))
 
     def start_local_actor(self, actor: str, name: str, cls: type) -> None:
-        """Make an actor with a fixed id in this process, if it does not exist."""
+        """Start an actor with a fixed id in this process, if it does not exist."""
         if actor in self.actors:
             return
         create = Create(actor, name, 0, 0, (), (), self.client.mesh_id, self.node.ref)
@@ -294,7 +294,7 @@ class ActorSystem:
             acknowledge(link, message.call, message.rank)
 
     def actor_ended(self, instance: LocalActor) -> None:
-        """An actor of this process has ended."""
+        """Record the end of an actor of this process."""
         assert instance.death is not None
         if self.actors.get(instance.mesh_id) in (instance, None):  # otherwise it was already replaced
             self.ended[instance.mesh_id] = instance.death
@@ -311,7 +311,7 @@ class ActorSystem:
         self.on_end_proc(message.reason)
 
     def stop_all_actors(self, reason: str, timeout: float) -> None:
-        """Stop every actor of this process and wait for their ends."""
+        """Stop every actor of this process, and wait until all have ended."""
         waiting = []
         for actor in list(self.actors.values()):
             future: Future[Any] = Future(self.node.poller, "stop")
@@ -330,7 +330,7 @@ class ActorSystem:
         acknowledge(link, message.call, message.rank, names)
 
     def note_interrupt(self, instance: LocalActor) -> None:
-        """Expect a KeyboardInterrupt in this actor that was requested."""
+        """Note that a KeyboardInterrupt in this actor was requested."""
         self._interrupted[instance.mesh_id] = self._interrupted.get(instance.mesh_id, 0) + 1
 
     def was_interrupted(self, instance: LocalActor) -> bool:
@@ -372,21 +372,21 @@ class ActorSystem:
         self._tell_unless_restarted(proc, death, self.tree.proc_died(proc, death))
         if death.kind is not DeathKind.STOPPED:
             self.healer.ask_root(proc)
-        # Actors whose owner was there end with it.
+        # Actors whose owner was in that process end with it.
         for actor in list(self.actors.values()):
             if actor.owner_proc.id == proc and proc not in self.kept_from:
                 actor.deliver(LocalLink(), StopActor(actor.mesh_id, 0, 0, "its owner's process ended"), b"")
         self.workers.pop(proc, None)
         if self.is_root and self.agent is not None and proc == self.agent.id:
             if self.agent_answers is not None:
-                self.agent_answers._resolve(True)  # it never will answer; calls over it fail
-            self.agent = self._this_host = None  # the next this_host() starts a new one
+                self.agent_answers._resolve(True)  # it will never answer; calls over it fail
+            self.agent = self._this_host = None  # the next this_host() starts a new agent
         if proc == self.root.id and not self.is_root and proc not in self.kept_from:
             self.on_end_proc("the controller ended")
         self.changed()
 
     def _tell_unless_restarted(self, proc: str, death: Death, notices: list[Notice]) -> None:
-        """Tell the owners of a failure, unless the restart policy of their procs repairs it."""
+        """Notify the owners of a failure, unless the restart policy of their procs repairs it."""
 
         def give_up(reason: str) -> None:
             self._tell(notices, reason)
@@ -407,18 +407,18 @@ class ActorSystem:
             owner.supervise(failure)
 
     def pass_up(self, instance: LocalActor, failure: MeshFailure) -> None:
-        """An owner that has ended cannot handle a failure; its own owner was already told of its end."""
+        """Drop a failure whose owner has ended; the owner's own owner was already notified of that end."""
         log.debug("%s has ended before it could handle %s", instance, failure)
 
     def fault_at_root(self, failure: MeshFailure) -> None:
-        """A failure that no actor handled has reached the client of this process."""
+        """Handle a failure that no actor handled, and that has reached the client of this process."""
         hook = unhandled_fault.hook()
         if not unhandled_fault.is_default(hook):
             unhandled_fault.call_hook(hook, failure)
             return
 
         def decide() -> None:
-            # If a pending call met the same death, that call reports it.
+            # If a pending call encountered the same death, that call reports it.
             if failure.key not in self.reported.met:
                 unhandled_fault.end_script(failure)
 
@@ -426,7 +426,7 @@ class ActorSystem:
         self.node.poller.start_background()
 
     def changed(self) -> None:
-        """A mesh of this controller was spawned, died or was stopped."""
+        """Notify subscribers that a mesh of this controller was spawned, died or was stopped."""
         mesh_changes.notify()
 
     # -- output ----------------------------------------------------------------------------------------
@@ -506,7 +506,7 @@ mesh_changes: Subscribers[[]] = Subscribers("a callback of meshes.on_change")
 
 
 def get_actor_system() -> ActorSystem:
-    """This process's system as what it is, for modules that lie above it; see ``process.get_system``."""
+    """This process's system with its concrete type, for modules above it; see ``process.get_system``."""
     system = process.get_system()
     assert isinstance(system, ActorSystem)
     return system

@@ -1,7 +1,7 @@
 """``span``, ``traced`` and ``get_meter``: a program's own telemetry, through OpenTelemetry if that is installed.
 
-This package sets up no exporter and records nothing by itself. With ``opentelemetry-api`` installed, spans and
-instruments go to the tracer and meter providers that the process has configured. Without it, they are no-ops that cost
+This package configures no exporter and records nothing by itself. With ``opentelemetry-api`` installed, spans and
+instruments use the tracer and meter providers that the process has configured. Without it, they are no-ops that cost
 almost nothing.
 """
 
@@ -24,7 +24,7 @@ _NAME = "monarch"
 
 @functools.cache
 def _opentelemetry(part: str) -> Any:
-    """``opentelemetry.trace`` or ``opentelemetry.metrics``; None where it is not installed."""
+    """``opentelemetry.trace`` or ``opentelemetry.metrics``; None if it is not installed."""
     try:
         return importlib.import_module(f"opentelemetry.{part}")
     except ImportError:
@@ -34,8 +34,8 @@ def _opentelemetry(part: str) -> Any:
 class span:  # noqa: N801  # Monarch's name
     """A block of code as a span: ``with span("load"): ...``.
 
-    With OpenTelemetry, a span of the tracer ``monarch`` inside the current one, with the running actor's name, endpoint
-    and rank as attributes, and with any exception that leaves the block. Otherwise a no-op.
+    With OpenTelemetry, this is a span of the tracer ``monarch`` inside the current span. Its attributes are the running
+    actor's name, endpoint and rank, and it records an exception that leaves the block. Otherwise it is a no-op.
     """
 
     __slots__ = ("_entered", "_name")
@@ -78,7 +78,7 @@ def traced(fn: Callable[P, T], *, name: str | None = None) -> Callable[P, T]: ..
 @overload
 def traced(fn: None = None, *, name: str | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
 def traced(fn: Callable[P, T] | None = None, *, name: str | None = None) -> Any:
-    """Run each call of a function, plain or async, in a ``span`` of its name, or of the given one."""
+    """Run each call of a function, plain or async, in a ``span`` with the function's name, or the given name."""
     if fn is None:
         return functools.partial(traced, name=name)
     function: Any = fn
@@ -102,7 +102,7 @@ def traced(fn: Callable[P, T] | None = None, *, name: str | None = None) -> Any:
 
 
 def get_meter() -> Any:
-    """This process's OpenTelemetry ``Meter``; without OpenTelemetry, one whose instruments are no-ops."""
+    """This process's OpenTelemetry ``Meter``; without OpenTelemetry, a meter whose instruments are no-ops."""
     metrics = _opentelemetry("metrics")
     return _NO_METER if metrics is None else metrics.get_meter(_NAME)
 

@@ -1,4 +1,4 @@
-"""Monarch's choice of one transport for all connections; here each address determines its own."""
+"""Monarch's choice of one transport for all connections; here each address determines its own transport."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def enable_transport(transport: ChannelTransport | str) -> None:
 
     Raises:
         ValueError: the transport does not exist.
-        RuntimeError: another one was chosen before, or the API has been used already.
+        RuntimeError: another transport was chosen before, or the API has already been used.
     """
     global _chosen
     wanted = checked(transport)

@@ -1,8 +1,8 @@
 """Faults that no actor handles: the ``unhandled_fault_hook``, and the end of a script.
 
-The default hook ends a script as an uncaught exception would: with a report on stderr and exit code 1. The thread that
-polls notices the fault, but ``SystemExit`` must be raised in the main thread, and must interrupt its system call. So
-this module sends a real-time signal, which nothing else uses, to the main thread; the handler calls the hook.
+The default hook ends a script as an uncaught exception would: with a report on stderr and exit code 1. The polling
+thread notices the fault, but ``SystemExit`` must be raised in the main thread, and must interrupt its system call. So
+this module sends a real-time signal, which nothing else uses, to the main thread, and its handler calls the hook.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def hook() -> Callable[[Any], None]:
 
 
 def is_default(candidate: Any) -> bool:
-    """Whether this hook is the default one, not the user's."""
+    """Whether this hook is the default hook, not the user's."""
     return candidate is default_hook
 
 
