@@ -1,4 +1,4 @@
-"""`%mesh focus` where no cell can run it: beside a cell that is stopped, and in the console of a debugger."""
+"""`%mesh focus` where no cell can run it: while the running cell is stopped, and in a debugger's console."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINE = re.compile(r"\s*%mesh\s+focus\b(.*)\s*")
 
 
 def answer_typed(ranks: RankSession, text: str) -> FocusAnswer | None:
-    """Answer a line that was typed into the console of a debugger; None if it is not `%mesh focus`."""
+    """Answer a line typed into a debugger's console; None if it is not `%mesh focus`."""
     line = _LINE.fullmatch(text)
     if line is None:
         return None
@@ -29,17 +29,17 @@ def answer_typed(ranks: RankSession, text: str) -> FocusAnswer | None:
 def answer_beside(
     kernel: Any, idents: Any, request: dict[str, Any], running: dict[str, Any], ranks: RankSession
 ) -> bool:
-    """Answer a request to run a cell at once, if it is `%mesh focus`. Called on the thread that receives requests.
+    """Answer an execute request immediately if its cell is `%mesh focus`. Called on the thread that receives requests.
 
     Args:
         kernel: the kernel.
         idents: the sender of the request.
         request: the request, with its content.
-        running: the request whose cell runs.
+        running: the request whose cell is running.
         ranks: the session of the front end's debugger.
 
     Returns:
-        Whether it is answered; otherwise it has to wait for its turn.
+        Whether the request was answered; if not, it waits in the queue as usual.
     """
     found = _read(str(request["content"].get("code", "")))
     if found is None:
@@ -62,7 +62,7 @@ def answer_beside(
         publish("stream", {"name": "stdout", "text": f"{answer.text}\n"})
     session.send(kernel.shell_stream, "execute_reply", reply, request, idents)
     publish("status", {"execution_state": "idle"})
-    publish("status", {"execution_state": "busy"}, running)  # which front ends show for the kernel
+    publish("status", {"execution_state": "busy"}, running)  # front ends show the last status as the kernel's
     return True
 
 

@@ -1,4 +1,4 @@
-"""The verdict below a cell's progress line, when nothing has moved for a while (`monarch_kernel.debug.hang`)."""
+"""The verdict (`monarch_kernel.debug.hang`) below a cell's progress line, when nothing has moved for a while."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ if TYPE_CHECKING:
 
 #: A verdict is shown when nothing has moved for this long (seconds).
 STILL = 10.0
-#: The first verdict is made this long before that; a verdict is shown once it was found twice (seconds).
+#: The first analysis runs this long before that; a verdict is shown once two analyses agree on it (seconds).
 AHEAD = 2.0
-#: A verdict that is shown is made again this often, as long as nothing moves (seconds).
+#: While a verdict is shown and nothing moves, the analysis is repeated this often (seconds).
 AGAIN = 10.0
 
 
 class HangWatch:
-    """Notices that a cell stands still, has the verdict made on a thread of its own, and says what to show; no clock.
+    """Detects that a cell makes no progress, runs the analysis on a separate thread, and decides what to show.
+
+    It reads no clock itself.
 
     Args:
-        look: makes a verdict; may take seconds.
-        now: the time of the cell's start, on the clock of the later ``now`` arguments.
+        look: returns a verdict; may take seconds.
+        now: when the cell started, on the same clock as the later ``now`` arguments.
     """
 
     def __init__(self, look: Callable[[], Verdict], now: float) -> None:
@@ -36,16 +38,16 @@ class HangWatch:
         self.text = ""
 
     def tick(self, seen: object, suspect: bool, now: float) -> str:
-        """What to show now: a sentence, or nothing.
+        """What to show now: a sentence, or "".
 
         Args:
-            seen: changes when the cell makes progress; equal to the last one if it has made none.
-            suspect: whether anything points to ranks that wait for others; without that, no rank is asked.
+            seen: a value that changes when the cell makes progress, and otherwise equals the previous one.
+            suspect: whether anything suggests that ranks wait for others; if not, no rank is asked.
         """
         if seen != self._seen:
             self._seen, self._since, self._due = seen, now, now + STILL - AHEAD
             self.text = self._before = ""
-            self._found = []  # a verdict on its way is about the time before
+            self._found = []  # an analysis in flight concerns the state before
             self._looking = False
         elif self._found:
             self._take(self._found.pop(), now)
@@ -69,14 +71,14 @@ class HangWatch:
         def run() -> None:
             try:
                 found.append(self._look())
-            except Exception:  # the mesh has been stopped meanwhile, which the cell itself reports
+            except Exception:  # the mesh was stopped meanwhile; the cell itself reports that
                 found.append(None)
 
         threading.Thread(target=run, name="hang-verdict", daemon=True).start()
 
 
 def is_worth_telling(found: Verdict) -> bool:
-    """Whether ranks wait for others; ranks that a debugger has stopped are shown elsewhere."""
+    """Whether ranks wait for others. Ranks that a debugger has stopped are shown elsewhere."""
     from monarch_kernel.debugger.controller.hang.verdict import NOTHING, PAUSED
 
     return found.kind not in (NOTHING, PAUSED)

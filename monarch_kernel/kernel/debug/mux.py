@@ -1,8 +1,8 @@
-"""One debugger for front ends: ipykernel's, for the kernel's own threads, and the mesh debugger, for those of ranks.
+"""One debugger for front ends: ipykernel's for the kernel's own threads, and the mesh debugger for those of ranks.
 
-`MonarchDebugger` sends each request of the Debug Adapter Protocol to the one that it is about, or to both, and puts the
-stops of both into one queue (`monarch_kernel.debugger.dap`). Requests to ranks run on threads of their own: the control
-channel, which carries interrupts and the end of the kernel, never waits for a rank.
+`MonarchDebugger` forwards each request of the Debug Adapter Protocol to the debugger that it concerns, or to both, and
+puts the stops of both into one queue (`monarch_kernel.debugger.dap`). Requests to ranks run on separate threads, so the
+control channel, which carries interrupts and the kernel's shutdown, never waits for a rank.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
-#: How long ranks may take for one request (seconds). The mesh debugger has shorter deadlines of its own.
+#: How long ranks may take for one request (seconds). The mesh debugger's own deadlines are shorter.
 DEADLINE = 10.0
 #: How long debugpy may take to attach to the kernel (seconds).
 ATTACH_DEADLINE = 15.0
-#: Requests that are about the kernel and ranks. They keep their order among themselves.
+#: Requests that concern both the kernel and ranks. They are handled in order, one at a time.
 _BOTH = ("attach", "threads", "setBreakpoints", "setExceptionBreakpoints", "disconnect", "source")
 _WORKERS = 4
 
 
 class MonarchDebugger(Debugger):
-    """ipykernel's debugger, with ranks, and without the injection into child processes.
+    """ipykernel's debugger, extended to ranks, and without the injection into child processes.
 
-    debugpy makes every Python child wait for a debugger to attach. Jupyter front ends never answer, so
-    subprocesses, and the host agent's ranks, would hang once the bug button has been pressed.
+    debugpy makes every Python child process wait for a debugger to attach. Jupyter front ends never attach, so
+    subprocesses, and the host agent's ranks, would hang once the user has pressed the bug button.
     """
 
     def __init__(self, log: Any, debugpy_stream: Any, event_callback: Callable[[Message], None], *args: Any) -> None:
         super().__init__(log, debugpy_stream, self._kernel_event, *args)
         self._publish = event_callback
         self.ranks: RankSession | None = None
-        """Ranks, while a front end has the debugger on."""
+        """The session with ranks; None unless a front end has turned the debugger on."""
         self._spare: Callable[[], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads: ThreadPoolExecutor | None = None
-        # debugpy's replies are told apart by their order, so there is one request at a time.
+        # debugpy's replies are matched to requests by their order, so only one request is pending at a time.
         self._one_request = asyncio.Lock()
         self._order = asyncio.Lock()
-        #: The last `setBreakpoints` of the front end for each file: it has these again when it is turned on again.
+        #: The front end's last `setBreakpoints` for each file, restored when the debugger is turned on again.
         self._breakpoint_requests: dict[str, Message] = {}
 
     def start(self) -> bool:
@@ -65,7 +65,7 @@ class MonarchDebugger(Debugger):
         return bool(super().start())
 
     async def attach(self, message: Message) -> Message:
-        """Attach debugpy to the kernel, but not to our own threads and files: a kernel that is stopped at a breakpoint
+        """Attach debugpy to the kernel, except for our own threads and files: a kernel that is stopped at a breakpoint
         must still be able to reach its ranks."""
         from monarch_kernel.debugger.rank.debugpy_tunnel import spare_runtime
 
@@ -79,7 +79,7 @@ class MonarchDebugger(Debugger):
     # -- requests ------------------------------------------------------------------------------------
 
     def may_wait(self, message: Message) -> bool:
-        """Whether the answer to a request may wait for ranks; the control channel must then go on meanwhile."""
+        """Whether the answer to a request may wait for ranks, so that it must not block the control channel."""
         if self.ranks is None:
             return False
         return message.get("command") in _BOTH or self.ranks.owns(message)
@@ -140,13 +140,13 @@ class MonarchDebugger(Debugger):
             self.ranks = None
             try:
                 await self._on_thread(ranks.close)
-            except Exception:  # the kernel's own debugger must end nevertheless
+            except Exception:  # the kernel's own debugger must end all the same
                 self.log.exception("The debugger of the ranks did not end cleanly")
             if self._threads is not None:
                 self._threads.shutdown(wait=False)
             kept = self.breakpoint_list
             reply = dict(await super().process_request(message))
-            self.breakpoint_list = kept  # which `debugInfo` tells the front end when it is turned on again
+            self.breakpoint_list = kept  # `debugInfo` reports these when the debugger is turned on again
             return reply
         if command == "setExceptionBreakpoints":
             names = arguments.get("filters") or []
@@ -159,7 +159,7 @@ class MonarchDebugger(Debugger):
             return dict(await super().process_request(message))
         reply = await self._from_kernel(message)
         if command == "attach":
-            if ranks.lists_threads:  # such a front end sets its breakpoints itself, each time
+            if ranks.lists_threads:  # such a front end sets its breakpoints itself each time
                 self._breakpoint_requests.clear()
                 self.breakpoint_list = {}
             for asked in list(self._breakpoint_requests.values()):
@@ -210,7 +210,7 @@ class MonarchDebugger(Debugger):
             try:
                 return dict(await asyncio.wait_for(super()._forward_message(msg), ATTACH_DEADLINE))
             except TimeoutError:
-                # debugpy has refused; ipykernel would wait on for the events of a debugger that starts.
+                # debugpy has refused to attach; ipykernel would keep waiting for the events of a debugger that starts.
                 refused: Message = {}
                 while not self.debugpy_client.message_queue.message_queue.empty():
                     refused = await self.debugpy_client.message_queue.get_message()
@@ -219,9 +219,9 @@ class MonarchDebugger(Debugger):
     # -- events --------------------------------------------------------------------------------------
 
     def _kernel_event(self, event: Message) -> None:
-        """An event of debugpy's, on the control thread."""
+        """Handle an event from debugpy, on the control thread."""
         if event.get("event") == "thread" and self._spare is not None:
-            self._spare()  # it may be one of ours
+            self._spare()  # the thread may be one of ours
         if self.ranks is None:
             self._publish(event)
         else:
@@ -233,7 +233,7 @@ class MonarchDebugger(Debugger):
             self._loop.call_soon_threadsafe(self._publish, event)
 
     def _later(self, seconds: float, function: Callable[[], None]) -> None:
-        """Call a function on the control thread; may be called on any."""
+        """Call a function on the control thread after a delay. May be called on any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.call_later, seconds, function)
 

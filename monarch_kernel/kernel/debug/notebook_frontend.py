@@ -1,4 +1,4 @@
-"""What consoles know of a notebook: the names of its cells, and the mesh in use."""
+"""What consoles know about a notebook: the names of its cells, and the mesh in use."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class NotebookFrontend(Frontend):
-    """What consoles, also those of other programs, know of this notebook."""
+    """What consoles, including those of other programs, know about this notebook."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
 
     def label(self, file: str) -> str | None:
-        """`Cell In[3]` for the file of a cell."""
+        """The label of a cell's file, such as `Cell In[3]`."""
         return self._notebook.file_label(file)
 
     def mesh(self) -> str | None:
@@ -30,7 +30,7 @@ class NotebookFrontend(Frontend):
         return self._notebook.session.current or super().mesh()
 
     def cell(self, number: int) -> tuple[str, str]:
-        """A cell by its execution number; 0: the last `%%mesh` cell."""
+        """A cell by its execution number; 0 means the last `%%mesh` cell."""
         if number == 0:
             if self._notebook.last_cell is None:
                 raise CommandError("no %%mesh cell has run yet; give the number of a cell, as in 5:3")

@@ -1,4 +1,4 @@
-"""One conversation at the debugger's prompt: a person's lines, executed by a console until nothing is left to do."""
+"""One session at the debugger's prompt: a console executes the user's lines until nothing is left to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.commands.console import Console
     from monarch_kernel.debugger.controller.hub import MeshDebugger
 
-#: Names this viewer to the others while it controls the debugger.
+#: The name of this viewer, as other viewers see it while it controls the debugger.
 NAME = "the notebook"
 
 _HOLDS = (
@@ -25,15 +25,15 @@ _HOLDS_MORTEM = (
 
 
 class PromptSession:
-    """A conversation, on the thread that runs the cell.
+    """A session at the prompt, on the thread that runs the cell.
 
     Args:
-        debugger: whose stops it is about.
-        shell: where the person is asked.
-        begin: what the console does first: say which ranks are stopped where, or execute a command.
+        debugger: the debugger whose stops the session examines.
+        shell: the shell that reads the user's lines.
+        begin: what the console does first: report which ranks are stopped where, or execute a command.
         over: whether nothing is left to do.
-        patient: after a step that takes long, wait for its end. The prompt of a cell that waits opens again anyway.
-        heir: has the post mortem frames when the person leaves the prompt and has not closed them.
+        patient: wait for the end of a long step. The prompt of a waiting cell opens again anyway.
+        heir: takes over the post-mortem frames if the user leaves the prompt without closing them.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class PromptSession:
         self._console = Console(debugger, self._written.append, name=NAME)
 
     def run(self) -> bool:
-        """Ask for lines and execute them, until the person wants to leave (True), or nothing is left to do (False)."""
+        """Read lines and execute them until the user leaves the prompt (True) or nothing is left to do (False)."""
         left = False
         try:
             left = self._talk()
@@ -103,10 +103,10 @@ class PromptSession:
 
 
 def on_thread(work: Callable[[], object]) -> bool:
-    """Do something on another thread: this one may be in an event loop, where it must not wait for ranks."""
+    """Run `work` on another thread: this one may be in an event loop, where it must not wait for ranks."""
     done: list[object] = []
     thread = threading.Thread(target=lambda: done.append(work()), name="monarch-console", daemon=True)
     thread.start()
     while thread.is_alive():
-        thread.join(0.2)  # in steps, so that an interrupt is heard
+        thread.join(0.2)  # with a timeout, so that an interrupt is handled
     return bool(done and done[0])

@@ -9,17 +9,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-#: How often an open question looks whether it is still wanted (seconds).
+#: How often an open prompt checks whether it is still needed (seconds).
 LOOK = 0.05
 
 _END_OF_INPUT = "\x04"
 
 
 class PromptShell:
-    """What the prompt has to know of an IPython shell, and how it asks the person there for a line.
+    """What the prompt needs to know about an IPython shell, and how it reads a line from the user there.
 
     Args:
-        shell: IPython's. Only our own kernel has `cells_wait` and a SIGINT handler with an event loop.
+        shell: the IPython shell. Only our own kernel has `cells_wait` and a SIGINT handler with an event loop.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -27,12 +27,12 @@ class PromptShell:
 
     @property
     def in_kernel(self) -> bool:
-        """Whether a front end is connected, and not a terminal."""
+        """Whether the shell belongs to a kernel, rather than to a terminal."""
         return self._kernel is not None
 
     @property
     def takes_input(self) -> bool:
-        """Whether the front end that runs this cell can be asked for a line. Of subshells' cells, none can."""
+        """Whether the front end that runs this cell can read a line from the user. In a subshell, it cannot."""
         if threading.current_thread() is not threading.main_thread():
             return False
         if self._kernel is not None:
@@ -41,29 +41,29 @@ class PromptShell:
 
     @property
     def cells_wait(self) -> bool:
-        """Whether further cells have been sent already, as by "Run All"."""
+        """Whether further cells are already queued, as after "Run All"."""
         return bool(getattr(self._kernel, "cells_wait", False))
 
     @property
     def debugger_is_on(self) -> bool:
-        """Whether the front end's own debugger is on, which then shows stops and moves ranks on."""
+        """Whether the front end's own debugger is on. If so, it shows stops and resumes ranks."""
         return bool(getattr(getattr(self._kernel, "debugger", None), "is_started", False))
 
     @property
     def awaiting_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop in which the cell awaits something at this moment."""
+        """The event loop in which the cell is awaiting; None if it is not."""
         return getattr(getattr(self._shell, "sigint", None), "awaiting_loop", None)
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether an interrupt has cancelled the cell that awaits."""
+        """Whether an interrupt has cancelled the awaiting cell."""
         return self.awaiting_loop is not None and bool(self._shell.sigint.cancelled)
 
     def ask(self, prompt: str, over: Callable[[], bool]) -> str | None:
-        """Ask for a line. None: `over()` became true meanwhile, or the cell was cancelled.
+        """Read a line; None if `over()` became true meanwhile, or the cell was cancelled.
 
         Raises:
-            EOFError, KeyboardInterrupt: the person's answer.
+            EOFError, KeyboardInterrupt: the user ended the input or interrupted it.
         """
         if self._kernel is None:
             return input(prompt)
@@ -81,13 +81,13 @@ class PromptShell:
 
 
 def _ask_front_end(kernel: Any, prompt: str, over: Callable[[], bool]) -> str | None:
-    """ipykernel's `raw_input`, with an end: nothing in the protocol takes a question back, but we need not wait."""
+    """ipykernel's `raw_input`, which can end early: the protocol cannot withdraw a request, but we can stop waiting."""
     import zmq
 
     sys.stdout.flush()
     sys.stderr.flush()
     stdin = kernel.stdin_socket
-    while stdin.poll(0, zmq.POLLIN):  # answers to questions that were given up
+    while stdin.poll(0, zmq.POLLIN):  # replies to abandoned requests
         stdin.recv_multipart(zmq.NOBLOCK)
     ident = kernel._get_shell_context_var(kernel._shell_parent_ident)
     content = {"prompt": prompt, "password": False}

@@ -1,4 +1,4 @@
-"""Which rank the front end's debugger shows: what `%mesh focus` does, wherever it is typed."""
+"""Selects the rank that the front end's debugger shows: what `%mesh focus` does, wherever it is typed."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from monarch_kernel.debugger.dap import RankSession
 
-#: Shortens a place in code: file, line, function.
+#: Formats a location in code (file, line, function) as a short text.
 PlaceText = Callable[[str, int, str], str]
 
 
 @dataclass(frozen=True, slots=True)
 class FocusAnswer:
-    """What came of it."""
+    """The outcome of `%mesh focus`."""
 
     text: str
     refused: bool = False
 
 
 def focus(ranks: RankSession, rank: int | None, mesh: str | None, place: PlaceText | None = None) -> FocusAnswer:
-    """Have another stopped rank shown.
+    """Show another stopped rank.
 
     Args:
         ranks: the session of the front end's debugger.
-        rank: that rank; None: only say which ranks are stopped.
-        mesh: its mesh; None where only one mesh has that rank stopped.
-        place: shortens places in code.
+        rank: the rank to show; None only lists the stopped ranks.
+        mesh: its mesh; may be None if that rank is stopped in one mesh only.
+        place: formats locations in code.
     """
     from monarch_kernel.debugger.dap import RequestError
 
@@ -41,11 +41,11 @@ def focus(ranks: RankSession, rank: int | None, mesh: str | None, place: PlaceTe
 
 
 def state_text(state: Mapping[str, Any], place: PlaceText | None = None) -> str:
-    """Which ranks are stopped where, one stop a line; `*` marks the one that is shown.
+    """Where ranks are stopped, one stop a line; `*` marks the one that is shown.
 
     Args:
-        state: what `RankSession.state` says.
-        place: shortens places in code.
+        state: the result of `RankSession.state`.
+        place: formats locations in code.
     """
     lines: list[str] = []
     for mesh in state["meshes"]:

@@ -1,7 +1,7 @@
-"""Stopped ranks in a notebook: the cell that they run for says which are stopped where, as long as they are.
+"""Stopped ranks in a notebook: the cell that they run for shows where they are stopped, as long as they are.
 
-No other cell ever does. Where no cell is known (a thread of the user's own, the cell of an earlier kernel), the cell
-that has set the breakpoint says it, or else the next `%mesh debug`.
+No other cell ever does. Where the cell is unknown (a thread that user code started, the cell of an earlier kernel), the
+cell that set the breakpoint shows it, or else the next `%mesh debug`.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Stops that come within this time of one another are shown together (seconds), unless no more can come.
+#: Stops that arrive within this time of one another are shown together (seconds), unless no more can arrive.
 SETTLE = 0.4
-#: How long the first of them waits at most for others (seconds).
+#: The longest that the first of them waits for others (seconds).
 LONGEST = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class StopNotice:
-    """Which ranks a cell has stopped, as long as they are.
+    """The ranks of one cell that are stopped now.
 
     Attributes:
-        cell: the key of the cell; "" where it is not known.
-        stops: the stops, those of threads that are held up.
+        cell: the key of the cell; "" if it is unknown.
+        stops: the live stops.
     """
 
     cell: str
@@ -50,8 +50,8 @@ def notices_of(stops: Iterable[RankStop], setters: Mapping[int, str]) -> list[St
     """A notice for each cell that has stopped ranks.
 
     Args:
-        stops: all that there are.
-        setters: the cell that has set each breakpoint, for stops of which no cell is known.
+        stops: all current stops.
+        setters: the cell that set each breakpoint, for stops whose cell is unknown.
     """
     by_cell: dict[str, list[RankStop]] = {}
     for at in live(stops):
@@ -63,9 +63,9 @@ def notice_text(notice: StopNotice, hint: str, label: Label | None = None) -> st
     """A notice as the cell shows it.
 
     Args:
-        notice: what it says.
+        notice: the notice.
         hint: a line below it; "" for none.
-        label: what files are called.
+        label: labels files.
     """
     from monarch_kernel.debugger.commands.stop_text import stopped_text
     from monarch_kernel.debugger.frames import grouped
@@ -75,12 +75,12 @@ def notice_text(notice: StopNotice, hint: str, label: Label | None = None) -> st
 
 
 class StopNotices:
-    """Follows the debugger of this kernel, once there is one, and keeps the notice of each cell up to date.
+    """Subscribes to the debugger of this kernel, once there is one, and keeps the notice of each cell up to date.
 
     Args:
-        notebook: whose cells.
-        hint: what to add to the notice of a cell, given its key; "" for nothing, None to have no notice at all.
-        is_complete: whether these stops are all that can be expected.
+        notebook: the notebook of the cells.
+        hint: returns the line to add to the notice of a cell, given its key; "" for none, None for no notice at all.
+        is_complete: whether no further stops are expected.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class StopNotices:
         self._notebook = notebook
         self._hint = hint
         self._is_complete = is_complete
-        #: Called on the thread of this object when stops have come or gone, and none has for a moment.
+        #: Called on this object's thread once stops have been added or removed and then none has changed for a moment.
         self.on_settled: Callable[[MeshDebugger], None] = lambda _debugger: None
-        #: The cell in which each breakpoint was set: it shows stops in threads that no cell has started.
+        #: The cell that set each breakpoint; it shows stops in threads that no cell has started.
         self.setters: dict[int, str] = {}
         self._shown: dict[CellOutput, str] = {}
         self._wake = threading.Condition()
@@ -107,7 +107,7 @@ class StopNotices:
         self._thread: threading.Thread | None = None
 
     def install(self) -> None:
-        """Begin; a debugger that is there already is followed, too."""
+        """Begin. A debugger that already exists is included."""
         self._on_made = debuggers.on_made.subscribe(self._follow)
         hub = sys.modules.get("monarch_kernel.debugger.controller.hub")
         debugger = hub.existing_debugger() if hub is not None else None
@@ -115,7 +115,7 @@ class StopNotices:
             self._follow(debugger)
 
     def close(self) -> None:
-        """Follow no more."""
+        """Unsubscribe, and stop the thread."""
         if self._on_made is not None:
             self._on_made.close()
         with self._wake:
@@ -131,7 +131,7 @@ class StopNotices:
         return self._debugger
 
     def refresh(self) -> None:
-        """Look again soon: a cell has begun or ended, or a prompt was opened or closed."""
+        """Schedule an update: a cell has begun or ended, or a prompt was opened or closed."""
         if self._debugger is not None:
             with self._wake:
                 self._news += 1
@@ -166,7 +166,7 @@ class StopNotices:
                     log.exception("stopped ranks could not be shown")
 
     def _more_to_come(self) -> bool:
-        """Whether ranks have just stopped, and others may do so in a moment."""
+        """Whether ranks have just stopped, and others may stop in a moment."""
         stops = live(self._debugger.stops()) if self._debugger is not None else []
         before, self._known = self._known, {at.key for at in stops}
         return self._has_news() and not self._known <= before and not self._is_complete(stops)
@@ -188,17 +188,17 @@ class StopNotices:
 
 
 def is_part_of(cell: str, key: str) -> bool:
-    """Whether a cell is the one with this key, or a part of it: a `%%mesh` cell has a key below its notebook cell's."""
+    """Whether a cell has this key or is a part of that cell: the key of a `%%mesh` cell extends its notebook cell's."""
     return cell == key or cell.startswith(f"{key}.")
 
 
 def live(stops: Iterable[RankStop]) -> list[RankStop]:
-    """The stops of threads that are held up, without the kept frames of errors."""
+    """The stops that hold a thread, without the post-mortem frames of errors."""
     return [at for at in stops if at.stop.thread]
 
 
 def of_cell(stops: Iterable[RankStop], key: str) -> list[RankStop]:
-    """The live stops of what the cell with this key runs."""
+    """The live stops in code that the cell with this key runs."""
     return [at for at in live(stops) if is_part_of(at.stop.cell, key)]
 
 

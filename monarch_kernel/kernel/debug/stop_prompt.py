@@ -1,8 +1,8 @@
-"""When the debugger's prompt opens in a cell: in the very cell that waits for ranks which have stopped, as pdb's would.
+"""Opens the debugger's prompt in a cell: in the cell that waits for the stopped ranks, as pdb would.
 
-The cell's thread is the kernel's main thread, and it waits for ranks; `call_in_wait` has it run the prompt there, and
-the wait goes on afterwards. While the prompt is open nothing else is waited for, so ranks may go on, finish, or be
-moved by another viewer: then the prompt closes by itself.
+The cell's thread is the kernel's main thread, and it waits for ranks. `call_in_wait` runs the prompt on it, and the
+wait continues afterwards. While the prompt is open, ranks may continue, finish, or be resumed by another viewer. The
+prompt then closes by itself.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class _RunningCell:
     """The cell that runs on the main thread.
 
     Attributes:
-        key: names it; the keys of its parts begin with it.
+        key: the cell's key; the keys of its parts begin with it.
         context: the context variables with which it runs.
-        takes_input: whether its front end can be asked for a line.
+        takes_input: whether its front end can read a line from the user.
         run: the `%%mesh` cell that it waits for.
-        quiet: no prompt opens in it any more: the person left the prompt, or interrupted the cell.
+        quiet: whether no further prompt opens in it: the user left the prompt, or interrupted the cell.
     """
 
     key: str
@@ -55,10 +55,10 @@ class _RunningCell:
 
 
 class StopPrompt:
-    """Opens the prompt, and knows for which cell.
+    """Opens the prompt, and tracks the cell that it belongs to.
 
     Args:
-        notebook: whose cells.
+        notebook: the notebook of the cells.
     """
 
     def __init__(self, notebook: Notebook) -> None:
@@ -66,13 +66,13 @@ class StopPrompt:
         self._shell = PromptShell(notebook.shell)
         self._running: _RunningCell | None = None
         self._open_in = ""
-        self._opened = threading.Event()  # whether that is so
+        self._opened = threading.Event()  # set while a prompt is open
         self._installed = False
         self.notices = StopNotices(notebook, self._hint, self._is_complete)
         self.notices.on_settled = self._on_settled
 
     def install(self) -> None:
-        """Begin to follow cells and stops."""
+        """Begin to track cells and stops."""
         self._installed = True
         self.notices.install()
         self._notebook.shell.events.register("pre_run_cell", self._before_cell)
@@ -87,19 +87,19 @@ class StopPrompt:
     # -- which cell runs --------------------------------------------------------------------------
 
     def _before_cell(self, _info: Any) -> None:
-        if threading.current_thread() is threading.main_thread():  # a subshell's cells have other threads
+        if threading.current_thread() is threading.main_thread():  # the cells of subshells run on other threads
             context = contextvars.copy_context()
             self._running = _RunningCell(self._notebook.cell_key, context, self._shell.takes_input)
 
     def after_cell(self) -> None:
-        """The cell has ended: from now on no prompt opens for it, whatever is still waited for on its behalf."""
+        """Record that the cell has ended: no prompt opens for it from now on, even if some of its calls are pending."""
         if threading.current_thread() is threading.main_thread():
             self._running = None
             self.notices.refresh()
 
     @contextmanager
     def runs(self, run: CellRun) -> Generator[None]:
-        """While this is entered, the cell waits for `run`."""
+        """A context in which the cell waits for `run`."""
         running = self._running
         if running is not None and threading.current_thread() is threading.main_thread():
             running.run = run
@@ -113,26 +113,26 @@ class StopPrompt:
 
     @property
     def is_open(self) -> bool:
-        """Whether a prompt waits for a line somewhere in this notebook."""
+        """Whether a prompt is open anywhere in this notebook."""
         return bool(self._open_in)
 
     def may_ask(self) -> bool:
-        """Whether the person who runs this cell can be asked for a line."""
+        """Whether the user who runs this cell can be prompted for a line."""
         return self._shell.takes_input
 
     def may_hold(self) -> bool:
-        """Whether a prompt may hold up the notebook: there is a person to ask, who has not sent further cells yet."""
+        """Whether a prompt may block the notebook: the user can be prompted, and no further cells are queued."""
         return self._shell.takes_input and not self._shell.cells_wait
 
     def _opens_for(self, cell: str) -> bool:
-        """Whether a prompt is open, or may open, for a stop of this cell."""
+        """Whether a prompt is or may be opened for a stop of this cell."""
         running = self._running
         if running is None or not running.runs(cell):
             return False
         return running.takes_input and not running.quiet and not self._shell.debugger_is_on
 
     def _hint(self, cell: str) -> str | None:
-        """How to reach the stopped ranks of a cell, as its notice says."""
+        """How to reach the stopped ranks of a cell, for its notice."""
         running = self._running
         if self._open_in and is_part_of(cell, self._open_in):
             return None  # the prompt says so
@@ -145,7 +145,7 @@ class StopPrompt:
         return "%mesh debug opens a prompt."
 
     def _is_complete(self, stops: list[RankStop]) -> bool:
-        """Whether all ranks that the cell waits for are stopped; where that is not known, all ranks of their meshes."""
+        """Whether all ranks that the cell waits for are stopped; if those are unknown, all ranks of their meshes."""
         running = self._running
         if running is not None and running.run is not None:
             stopped = {at.rank for at in of_cell(stops, running.key) if at.mesh == running.run.managed.name}
@@ -159,12 +159,12 @@ class StopPrompt:
     # -- in the cell that waits -------------------------------------------------------------------
 
     def _on_settled(self, debugger: MeshDebugger) -> None:
-        """Stops have come or gone (on the notices' thread)."""
+        """Open a prompt if one is due, after stops were added or removed. Called on the thread of the notices."""
         running = self._running
         if running is None or self._open_in or running.quiet or self._shell.debugger_is_on:
             return
         if not running.takes_input and running.run is None:
-            return  # it can neither ask for a line nor end before its ranks do
+            return  # it can neither prompt for a line nor end before its ranks do
         if not of_cell(debugger.stops(), running.key):
             return
         loop = self._shell.awaiting_loop
@@ -175,7 +175,7 @@ class StopPrompt:
         self._opened.wait(OPENING)
 
     def _in_loop(self, debugger: MeshDebugger, running: _RunningCell) -> None:
-        """The cell awaits; an exception here would end the event loop, and an interrupt cancels the cell anyway."""
+        """`_in_wait` for a cell that awaits. An exception would end the event loop; an interrupt cancels the cell."""
         try:
             self._in_wait(debugger, running)
         except KeyboardInterrupt:
@@ -201,7 +201,7 @@ class StopPrompt:
             self._leave(running)
 
     def _go_on_without(self, running: _RunningCell, run: CellRun) -> None:
-        """No prompt can hold this cell, so it ends in the notebook and keeps running on its mesh."""
+        """End the cell in the notebook, where no prompt can hold it; it keeps running on its mesh."""
         running.quiet = True
         why = "other cells are already waiting" if running.takes_input else "this front end takes no input"
         self._shell.write(
@@ -212,7 +212,7 @@ class StopPrompt:
         run.detach()
 
     def _leave(self, running: _RunningCell) -> None:
-        """The person has left the prompt: a `%%mesh` cell keeps running without the notebook."""
+        """Handle that the user has left the prompt: a `%%mesh` cell keeps running in the background."""
         if running.run is None:
             self._shell.write(f"The cell keeps waiting. {terminal_hint()}\n")
             return
@@ -222,7 +222,7 @@ class StopPrompt:
         )
         running.run.detach()
 
-    # -- conversations ----------------------------------------------------------------------------
+    # -- sessions ---------------------------------------------------------------------------------
 
     def talk(
         self,
@@ -233,13 +233,16 @@ class StopPrompt:
         *,
         patient: bool = False,
     ) -> bool:
-        """Have a conversation about stopped ranks; whether the person left it.
+        """Run a prompt session on stopped ranks.
 
         Args:
             over: whether nothing is left to do.
-            key: the cell that this is in.
-            first: a line to begin with, instead of saying which ranks are stopped where.
+            key: the cell of the prompt.
+            first: a command to run first, instead of reporting which ranks are stopped where.
             patient: see `PromptSession`.
+
+        Returns:
+            Whether the user left the prompt.
         """
 
         def begin(console: Console) -> None:
@@ -248,7 +251,7 @@ class StopPrompt:
         return self._talk(PromptSession(debugger, self._shell, begin, over, patient=patient), key)
 
     def post_mortem(self, debugger: MeshDebugger, mesh: str, ranks: Sequence[int] | None, heir: Console) -> None:
-        """Open the frames of the last exceptions of ranks, and talk about them, if there are any.
+        """Open the frames of the ranks' last exceptions, and a prompt to examine them, if there are any.
 
         Args:
             heir: see `PromptSession`.
