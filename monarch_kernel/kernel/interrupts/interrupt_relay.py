@@ -1,4 +1,4 @@
-"""Forwards interrupts from the kernel to ranks, on a separate thread, since a signal handler must do next to nothing.
+"""Forwards interrupts from the kernel to ranks, on a separate thread, since a signal handler must do very little.
 
 jupyter_client signals the process group of the kernel. Ranks and host agents have their own sessions, so an interrupt
 reaches them only because it is forwarded here.
@@ -16,9 +16,9 @@ from monarch_kernel.kernel.interrupts.interrupt_target import InterruptTarget
 from monarch_kernel.kernel.interrupts.press_logic import Escalate, Forward, PressLogic
 from monarch_kernel.meshes import format_ranks
 
-#: jupyter_client interrupts a kernel before it shuts it down, which must not stop what outlives the kernel. So for such
-#: targets an interrupt first waits this long for a shutdown (seconds), in several steps: on a busy machine each step
-#: takes longer, and so does the news of the shutdown.
+#: jupyter_client interrupts a kernel before it shuts it down, which must not stop targets that outlive the kernel. For
+#: such targets, an interrupt first waits this long for a shutdown (seconds), in several steps: on a busy machine each
+#: step takes longer, and so does the arrival of the shutdown request.
 END_GRACE = 0.25
 END_LOOKS = 25
 
@@ -28,7 +28,7 @@ class InterruptRelay:
 
     Args:
         notify: called with the cell and a sentence when ranks were killed or could not be reached.
-        default_targets: what a press concerns while no target is active, such as the meshes whose endpoints an
+        default_targets: returns the targets of a press while none is active, such as the meshes whose endpoints an
             ordinary cell calls.
         clock: a monotonic clock, in seconds.
         sleep: waits that many seconds.
@@ -46,7 +46,7 @@ class InterruptRelay:
         self._clock = clock
         self._sleep = sleep
         self.logic = PressLogic()
-        # Replaced, never changed in place: the signal handler only takes a reference.
+        # Replaced, never modified in place: the signal handler only takes a reference.
         self._targets: tuple[InterruptTarget, ...] = ()
         self._background: tuple[InterruptTarget, ...] = ()
         self._concerned: tuple[InterruptTarget, ...] = ()
@@ -57,18 +57,18 @@ class InterruptRelay:
         ] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.ending = threading.Event()
-        """Set when the kernel shuts down: what outlives it is not interrupted."""
+        """Set when the kernel shuts down; targets that outlive it are then not interrupted."""
         self.connected = False
-        """Whether SIGINT leads here. In a plain ipykernel, the code that catches KeyboardInterrupt calls `press`."""
+        """Whether the SIGINT handler calls `press`. In a plain ipykernel, code that catches KeyboardInterrupt does."""
 
-    # -- what a press concerns -------------------------------------------------------------------
+    # -- the targets of a press ------------------------------------------------------------------
 
     def add(self, target: InterruptTarget, background: bool = False) -> None:
-        """Make presses concern ``target`` until ``remove``.
+        """Apply presses to ``target`` until ``remove``.
 
         Args:
-            target: what runs on ranks.
-            background: its cell has ended, so only a press while the kernel is idle concerns it.
+            target: the target.
+            background: its cell has ended, so only a press while the kernel is idle applies to it.
         """
         self.start()
         with self._lock:
@@ -85,7 +85,7 @@ class InterruptRelay:
 
     @contextmanager
     def active(self, target: InterruptTarget) -> Generator[InterruptTarget]:
-        """``add`` for the length of a ``with`` block."""
+        """``add`` for the duration of a ``with`` block."""
         self.add(target)
         try:
             yield target
@@ -94,7 +94,7 @@ class InterruptRelay:
 
     @property
     def targets(self) -> tuple[InterruptTarget, ...]:
-        """The added targets that a press concerns now."""
+        """The added targets that a press applies to now."""
         return self._targets
 
     @property
@@ -105,11 +105,11 @@ class InterruptRelay:
     # -- presses -----------------------------------------------------------------------------------
 
     def press(self, cell: object = None, idle: bool = False) -> None:
-        """Handle a press of Ctrl-C or the stop button. Quick and reentrant: safe in a signal handler.
+        """Handle a press of Ctrl-C or the stop button. Fast and reentrant, so safe in a signal handler.
 
         Args:
             cell: the running cell, for ``notify``.
-            idle: whether no cell runs.
+            idle: whether no cell is running.
         """
         targets = self._targets
         if idle and not targets:
@@ -196,7 +196,7 @@ class InterruptRelay:
 
 
 def _outlives(target: InterruptTarget) -> bool:
-    """Whether a target goes on after the kernel has ended."""
+    """Whether a target continues after the kernel has ended."""
     return bool(getattr(target, "outlives_kernel", False))
 
 
@@ -204,7 +204,7 @@ _relay: InterruptRelay | None = None
 
 
 def get_relay() -> InterruptRelay:
-    """The relay of this process, made on first use. ``MonarchKernel`` connects it to SIGINT."""
+    """The relay of this process, created on first use. ``MonarchKernel`` connects it to SIGINT."""
     global _relay
     if _relay is None:
         _relay = InterruptRelay()

@@ -1,4 +1,4 @@
-"""What an interrupt acts on."""
+"""The target of an interrupt."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 class InterruptTarget(Protocol):
-    """Something that runs on ranks and can be interrupted. The relay calls all methods on its thread."""
+    """Work that runs on ranks and can be interrupted. The relay calls all methods on its own thread."""
 
     def describe(self) -> str:
-        """Its name in a sentence: ``mesh 'trainers'``."""
+        """The target's name within a sentence, such as ``mesh 'trainers'``."""
         ...
 
     def interrupt(self) -> object:
-        """Interrupt what runs there, without waiting."""
+        """Interrupt the running work, without waiting."""
         ...
 
     def unanswered(self) -> Iterable[int]:

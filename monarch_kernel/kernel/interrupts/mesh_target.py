@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from monarch_kernel.actor import ProcMesh
 
-#: Ranks that do not report within this time what still runs there count as hung (seconds).
+#: Ranks that do not report within this time what they still run count as hung (seconds).
 PROBE_TIMEOUT = 0.5
-#: How long to wait for killed ranks to be gone (seconds).
+#: How long to wait for killed ranks to exit (seconds).
 KILL_TIMEOUT = 5.0
 
 
 class MeshTarget:
     """A proc mesh, or a slice of one, as an interrupt target. Only ranks that run an endpoint react.
 
-    Ranks are numbered as in the mesh that was spawned, also those of a slice.
+    Ranks, including those of a slice, are numbered as in the mesh that was spawned.
 
     Args:
         mesh: the procs.
-        pending: gives the ranks that have not answered, where the caller knows them. Otherwise the ranks are asked.
-        cells: the prefix of the keys of the cells whose calls are interrupted; "" for everything that runs there.
+        pending: returns the ranks that have not answered, if the caller knows them. Otherwise the ranks are asked.
+        cells: the key prefix of the cells whose calls are interrupted; "" for everything that runs there.
     """
 
     def __init__(self, mesh: ProcMesh, pending: Callable[[], Iterable[int]] | None = None, cells: str = "") -> None:
@@ -36,7 +36,7 @@ class MeshTarget:
 
     @property
     def outlives_kernel(self) -> bool:
-        """Whether the mesh goes on after this kernel has ended."""
+        """Whether the mesh outlives this kernel."""
         from monarch_kernel.meshes import kept_host_of
 
         return kept_host_of(self._mesh) is not None
@@ -53,7 +53,7 @@ class MeshTarget:
     def unanswered(self) -> Iterable[int]:
         """The ranks on which interrupted code still runs, and those that do not reply.
 
-        Asking again is a second interrupt for what still runs.
+        The question is itself a second interrupt for code that still runs.
         """
         if self._pending is not None:
             return self._pending()
@@ -77,12 +77,12 @@ class MeshTarget:
             return everyone
         try:
             stopped = self._asked.get()
-        except Exception:  # some ranks have died; the others are asked again
+        except Exception:  # some ranks have died, so all are asked again
             return everyone
         return [rank for rank, position in self._positions.items() if stopped.get(position)]
 
     def _awaited(self) -> list[int]:
-        """The ranks that may run something for this target; with ``cells``, those that this kernel has called."""
+        """The ranks that may run code for this target; with ``cells``, those that this kernel has called."""
         if not self._cells:
             return list(self._positions)
         from monarch_kernel.introspection import awaited_here

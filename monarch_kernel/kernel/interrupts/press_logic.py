@@ -1,4 +1,4 @@
-"""What a press of Ctrl-C or the stop button means. Pure; time is an argument."""
+"""Decides what a press of Ctrl-C or the stop button means. Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ANSWER_GRACE = 0.3
 
 @dataclass(frozen=True)
 class Forward:
-    """Interrupt these targets; with none, the default ones."""
+    """Interrupt these targets, or the default targets if there are none."""
 
     cell: object
     targets: tuple[InterruptTarget, ...]
@@ -29,10 +29,10 @@ class Escalate:
 
 
 class PressLogic:
-    """Tells first presses from second ones.
+    """Distinguishes first presses from second ones.
 
     Args:
-        window: a press within this time after the first, for the same cell or for none, is a second one.
+        window: a press within this time after the first, for the same cell or for none, is a second press.
         grace: how long a rank may take to respond to the first press.
     """
 
@@ -44,14 +44,14 @@ class PressLogic:
     def press(
         self, now: float, cell: object, targets: tuple[InterruptTarget, ...] = (), idle: bool = False
     ) -> Forward | Escalate | None:
-        """What to do about a press.
+        """Decide what a press does.
 
         Args:
-            now: when it came.
-            cell: the cell that ran then; the same object for all presses during it.
+            now: the time of the press.
+            cell: the cell that was running; the same object for all presses during it.
             targets: the active targets.
-            idle: no cell ran. The press then concerns the cell that the first press has ended, or what runs on ranks
-                in the background. Without either it has no effect.
+            idle: no cell was running. The press then applies to the cell that the first press ended, or to background
+                work on ranks. Without either, it has no effect.
         """
         first = self._first
         if first is not None and now - first[0] <= self.window and (idle or first[1] is cell):

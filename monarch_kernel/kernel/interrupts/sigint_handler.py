@@ -1,4 +1,4 @@
-"""The kernel's handler of SIGINT: forwards the press to the ranks, and stops the running cell."""
+"""The kernel's SIGINT handler: it forwards the press to ranks, and stops the running cell."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _MACHINERY = frozenset({"ipykernel", "tornado", "zmq", "jupyter_client"})
 _PACKAGE = os.path.dirname(monarch_kernel.__file__)
 #: The code that sends and receives messages.
 _MESSAGES = os.path.join(_PACKAGE, "runtime", "node", "")
-#: The debugger's prompt, which runs inside a wait and may be left by an exception.
+#: The debugger's prompt, which runs inside a wait and may be ended by an exception.
 _PROMPT = tuple(os.path.join(_PACKAGE, "kernel", "debug", name) for name in ("stop_prompt", "prompt_"))
 
 
 class SigintHandler:
-    """Forwards a press, and stops the code of the kernel in the way that its state allows.
+    """Forwards a press, and stops the kernel's code in the way that its state allows.
 
     A cell that computes gets KeyboardInterrupt where it is. A cell that awaits is cancelled through its event loop,
-    which must be woken. Between the end of a cell and its reply the press is only recorded, since an exception would
+    which must be woken. Between the end of a cell and its reply, the press is only recorded, since an exception would
     lose the reply and leave the front end waiting. An idle kernel is not interrupted. An exception while a message is
-    being sent could cut the message in two, so the handler then runs again later.
+    being sent could truncate the message, so in that case the handler runs again later.
     """
 
     def __init__(self, relay: InterruptRelay) -> None:
@@ -44,11 +44,11 @@ class SigintHandler:
         self._pending = False
         self._awaiting: tuple[asyncio.Future[Any], asyncio.AbstractEventLoop] | None = None
         self._cancelled = False
-        # Between the handler and the watch: lock-free, as a handler may interrupt itself.
+        # Shared by the handler and the watch. Lock-free, because a handler may interrupt itself.
         self.handled: queue.SimpleQueue[float] = queue.SimpleQueue()
-        """When the handler has forwarded each press."""
+        """The time at which the handler forwarded each press."""
         self.forwarded: deque[None] = deque()
-        """An entry for each press that the watch has forwarded before the handler could run."""
+        """An entry for each press that the watch forwarded before the handler could run."""
         self.retry: Callable[[], None] | None = None
         """Makes the handler run again very soon, for the same press."""
         self.retrying = False
@@ -86,16 +86,16 @@ class SigintHandler:
         # Plain call_soon does not wake a loop that sleeps.
         loop.call_soon_threadsafe(future.cancel)
         if running is not None and running is not future and not _is_machinery(running):
-            # A task of the cell computes or blocks. KeyboardInterrupt in it would end the event loop.
+            # One of the cell's tasks computes or blocks. KeyboardInterrupt in it would end the event loop.
             raise asyncio.CancelledError("KeyboardInterrupt")
 
     # -- state of the main thread, set by the kernel -----------------------------------------------
 
-    # Subshells run cells on other threads, which signals never reach: they change nothing here.
+    # Subshells run cells on other threads, which signals never reach, so they do not change this state.
 
     @contextmanager
     def request(self, cell: object) -> Generator[None]:
-        """While the request of a cell is handled: protected, except inside ``interruptible``."""
+        """A context for handling a cell's request: protected, except inside ``interruptible``."""
         if not in_main_thread():
             yield
             return
@@ -108,7 +108,7 @@ class SigintHandler:
 
     @contextmanager
     def interruptible(self) -> Generator[None]:
-        """While user code runs. A press since the beginning of the request takes effect here."""
+        """A context for running user code. A press since the beginning of the request takes effect here."""
         if not in_main_thread():
             yield
             return
@@ -123,7 +123,7 @@ class SigintHandler:
 
     @contextmanager
     def awaiting(self, future: asyncio.Future[Any]) -> Generator[None]:
-        """While the cell is this task of the running event loop."""
+        """A context in which the cell is this task of the running event loop."""
         self._awaiting = (future, asyncio.get_running_loop())
         try:
             yield
@@ -137,7 +137,7 @@ class SigintHandler:
 
     @property
     def awaiting_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop in which the cell awaits, if it does."""
+        """The event loop in which the cell awaits; None if it does not."""
         awaiting = self._awaiting
         return None if awaiting is None else awaiting[1]
 
@@ -147,19 +147,19 @@ class SigintHandler:
         return self._cancelled
 
     def begin(self) -> None:
-        """Note that the main thread begins to handle a request."""
+        """Record that the main thread begins to handle a request."""
         self.forwarded.clear()
         self.retrying = False  # it was for the last request
         self._busy = True
 
     def end(self) -> None:
-        """Note that the main thread has handled the request."""
+        """Record that the main thread has handled the request."""
         self._busy = False
         self._awaiting = None
 
 
 def _sends_or_receives(frame: FrameType | None) -> bool:
-    """Whether message handling of the runtime has called this code. (Its waits call the handler without a frame.)"""
+    """Whether the runtime's message handling has called this code. (Its waits call the handler without a frame.)"""
     while frame is not None:
         if frame.f_code.co_filename.startswith(_MESSAGES):
             return True

@@ -1,8 +1,8 @@
-"""Makes sure that no SIGINT is lost while the Python handler cannot run.
+"""Ensures that no SIGINT is lost while the Python handler cannot run.
 
-Python runs a signal handler in the main thread, between two bytecodes. It does not run while the main thread is inside
-native code, or when it has gone to sleep in a system call just after the last check, or when the system has given the
-signal to another thread. And Python prints and drops an exception from a destructor or a fork hook.
+Python runs a signal handler in the main thread, between two bytecodes. The handler does not run while that thread is
+inside native code, when it entered a blocking system call just after the last check, or when the system delivered the
+signal to another thread. Python also prints and drops an exception from a destructor or a fork hook.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ NUDGE = signal.SIGRTMAX - 4
 
 
 class SigintWatch:
-    """Makes sure that each SIGINT is handled, and forwarded to ranks even if the kernel cannot.
+    """Ensures that each SIGINT is handled, and forwarded to ranks even if the kernel cannot handle it.
 
-    The interpreter's C handler writes each signal's number to a pipe at once, in whichever thread it runs. A
-    thread reads it, and helps the Python handler along if that does not run soon.
+    The interpreter's C handler immediately writes each signal's number to a pipe, in whichever thread it runs. A thread
+    reads the pipe, and wakes the main thread if the Python handler does not run soon.
     """
 
     def __init__(self, handler: SigintHandler) -> None:
@@ -55,7 +55,7 @@ class SigintWatch:
             self._unraisable, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
             signal.signal(NUDGE, self._on_nudge)
         before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        if before not in (-1, self._write):  # an event loop of user code, which needs it more
+        if before not in (-1, self._write):  # an event loop of user code; leave the pipe to it
             signal.set_wakeup_fd(before)
 
     def _leave_in_child(self) -> None:
@@ -98,7 +98,7 @@ class SigintWatch:
                 return True
 
     def _is_ours(self) -> bool:
-        # The runtime installs a handler before ours while it waits. A handler of user code decides for itself.
+        # While it waits, the runtime installs a handler in front of ours. A handler of user code decides for itself.
         current = signal.getsignal(signal.SIGINT)
         return current is self._handler or getattr(current, "__module__", "").startswith("monarch_kernel.")
 
