@@ -1,8 +1,8 @@
-"""Parses what follows `%mesh` and `%%mesh`. Every mistake is a `UsageError` of one sentence, with what would be right.
+"""Parses the arguments of `%mesh` and `%%mesh`. Every mistake is a one-sentence `UsageError` that names the fix.
 
-`parse` is the only parser of these lines. Most hold words and options in any order, which it splits as a shell does. An
-argument that is an expression or a command is taken verbatim, with its quotes: `text_argument` declares it, and says
-where its options are.
+`parse` is the only parser of these lines. Most lines contain words and options in any order, which it splits like a
+shell. An argument that is an expression or a command is taken verbatim, with its quotes: `text_argument` declares such
+an argument, and where its options are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Magic = TypeVar("Magic", bound=Callable[..., object])
 
 
 class Arguments(argparse.Namespace):
-    """The arguments of a line, each an attribute.
+    """The arguments of a line, as attributes.
 
     Attributes:
         magic: the magic as the user writes it: `%mesh up`.
@@ -43,7 +43,7 @@ class Arguments(argparse.Namespace):
 
 
 class OptionsAt(Enum):
-    """Where the options are in a line with a verbatim text."""
+    """Where the options are in a line with verbatim text."""
 
     BEGINNING = auto()
     BOTH_ENDS = auto()
@@ -95,7 +95,7 @@ def parse(function: Callable[..., object], line: str) -> Arguments | None:
 
 
 def peek(function: Callable[..., object], line: str) -> Arguments | None:
-    """`parse` for a line that has not been run: None if it asks for help, or is wrong so far."""
+    """`parse` for a line that is still being typed: None if it asks for help, or is not valid so far."""
     try:
         return _read(function, line)
     except UsageError:
@@ -197,7 +197,7 @@ def _unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
 
 
 def parser_of(function: Callable[..., object]) -> argparse.ArgumentParser:
-    """The parser that `magic_arguments` makes of the declared arguments."""
+    """The parser that `magic_arguments` builds from the declared arguments."""
     return cast("Any", function).parser
 
 
@@ -231,7 +231,7 @@ def check_name(command: str, name: str, what: str = "mesh") -> str:
 
 
 def select(command: str, ranks: str | None, where: Sequence[str], extent: Extent, mesh: str) -> tuple[int, ...]:
-    """The ranks that `-r` or `--where` select; all ranks without either."""
+    """The ranks that `-r` or `--where` selects; all ranks without either."""
     if ranks is not None and where:
         raise usage_error(command, "give either -r or --where, not both")
     text = ",".join(where) if where else ranks

@@ -12,7 +12,7 @@ from monarch_kernel.debugger.commands.grammar import COMMANDS
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The names that a line may use at this moment.
+    """The names that a line can use now.
 
     Attributes:
         meshes: the dimensions and sizes of each mesh, by name.
@@ -21,7 +21,7 @@ class Known:
         kept: the kept meshes that can be attached.
         breakpoints: the numbers of breakpoints.
         files: source files for breakpoints.
-        of_ranks: asks a rank for the names of its variables.
+        of_ranks: queries a rank for the names of its variables.
     """
 
     meshes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class MeshCompleter:
         """Complete the part of a line before the cursor.
 
         Returns:
-            The completions, and the word that they replace; None for a line of another magic.
+            The completions, and the word that they replace; None if the line is not `%mesh` or `%%mesh`.
         """
         text = before.lstrip()
         cell = text.startswith("%%mesh ")

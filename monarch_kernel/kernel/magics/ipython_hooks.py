@@ -46,14 +46,14 @@ def matcher(notebook: Notebook, ranks: Introspection) -> Any:
 
 
 class _Nothing(tuple[Any, ...]):
-    """No completions, which still suppress those of the notebook: IPython asks whether there are any."""
+    """An empty result that still suppresses the notebook's completions: IPython checks that it is not empty."""
 
     def __len__(self) -> int:
         return 1
 
 
 def inspecting(ip: Any, ranks: Introspection) -> Callable[[], None]:
-    """Make the kernel describe names of `%%mesh` cells as a rank knows them.
+    """Make the kernel describe names in `%%mesh` cells as a rank defines them.
 
     Returns:
         A function that undoes this.
@@ -81,7 +81,7 @@ def inspecting(ip: Any, ranks: Introspection) -> Callable[[], None]:
 
 
 def known(notebook: Notebook, of_ranks: Callable[[], Iterable[str]]) -> Known:
-    """The names that a line may use at this moment."""
+    """The names that a line can use now."""
     session, shell = notebook.session, notebook.shell
     meshes = {name: dict(mesh.extent) for name, mesh in session.proc_meshes().items()}
     hidden = getattr(shell, "user_ns_hidden", {})

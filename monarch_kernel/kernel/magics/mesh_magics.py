@@ -133,7 +133,7 @@ class MeshMagics(Magics):
         self._run(managed, ranks, made, found)
 
     def addressed_by(self, line: str) -> tuple[ManagedMesh, tuple[int, ...]] | None:
-        """The mesh and the ranks that the first line of a cell addresses, before the cell is run.
+        """The mesh and the ranks that the first line of a cell addresses, while the cell is being typed.
 
         Returns:
             None if no cell has run there yet, or the line is not valid so far.

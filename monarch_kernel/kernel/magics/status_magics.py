@@ -1,4 +1,4 @@
-"""Subcommands of `%mesh` that list meshes, and show the state and the output of their ranks."""
+"""Subcommands of `%mesh` that list meshes and show the state and output of their ranks."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class StatusMagics(Subcommands):
 
 
 def rank_places(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict[int, str]:
-    """Where those ranks of a mesh are that run a cell or an endpoint."""
+    """The locations of the ranks of a mesh that run a cell or an endpoint."""
     managed = notebook.session.managed(mesh.name)
     if managed is None:
         return _called(mesh) if actors else {}
@@ -113,7 +113,7 @@ def rank_places(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict
         try:
             place = slot.get(ASK_TIMEOUT / 2)
         except TimeoutError:
-            break  # completion order: nobody else has answered either
+            break  # futures come in completion order, so no other rank has answered either
         except Exception:  # a dead rank
             continue
         if place is not None and (actors or not place.endpoint):

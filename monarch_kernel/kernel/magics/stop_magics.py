@@ -26,7 +26,7 @@ from monarch_kernel.kernel.notebook import Notebook
 if TYPE_CHECKING:
     from monarch_kernel.debugger.commands.console import Console
 
-#: Said instead of opening a prompt.
+#: Printed instead of opening a prompt.
 _NOT_HELD = "Other cells are already waiting, so no prompt opens here; {line} in a cell of its own opens it."
 
 
@@ -129,7 +129,7 @@ class StopMagics(Subcommands):
             print("%mesh debug print EXPR, where, up, locals look into these frames; %mesh debug continue closes them.")
 
     def _stops_at(self, found: Arguments) -> tuple[str | None, tuple[int, ...] | None]:
-        """The mesh and the ranks of `--on` and `-r`; None for all stopped ranks."""
+        """The mesh and the ranks that `--on` and `-r` select; None for all stopped ranks."""
         if found.on is None and found.ranks is None:
             return None, None
         mesh = self._session.find(found.on, found.magic)
@@ -138,7 +138,7 @@ class StopMagics(Subcommands):
         return mesh.name, select(found.magic, found.ranks, [], mesh.extent, mesh.name)
 
     def _one_shot(self) -> Console:
-        """The console of single commands. It keeps the frame, and the choice of `ranks` and `group`."""
+        """The console for single commands. It keeps the frame, and the selection of `ranks` and `group`."""
         from monarch_kernel.debugger.commands.console import Console
 
         debugger = get_debugger()

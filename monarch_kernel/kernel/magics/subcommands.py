@@ -1,4 +1,4 @@
-"""The base of all groups of subcommands of `%mesh`."""
+"""The base class of all groups of `%mesh` subcommands."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PREFIX = "mesh "
 
 
 class Subcommands:
-    """A group of subcommands. Each method with `magic_arguments("mesh NAME")` is one; it gets the parsed line.
+    """A group of subcommands. Each method with `magic_arguments("mesh NAME")` is one; it receives the parsed line.
 
     Args:
-        notebook: the notebook in which they are run.
+        notebook: the notebook in which they run.
     """
 
     def __init__(self, notebook: Notebook) -> None:
@@ -31,11 +31,11 @@ class Subcommands:
         return {parser.prog.removeprefix(_PREFIX): each for parser, each in found if parser is not None}
 
     def addressed(self, found: Arguments) -> tuple[ProcMesh, tuple[int, ...]]:
-        """The mesh that a line names, or the one in use, and the ranks that `-r` chooses of it."""
+        """The mesh that a line names, or the one in use, and the ranks of it that `-r` selects."""
         mesh = self._session.find(found.name, found.magic)
         return mesh, select(found.magic, found.ranks, [], mesh.extent, mesh.name)
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Ranks, short."""
+    """Ranks as a short text."""
     return format_ranks(ranks, limit=6)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from monarch_kernel.kernel.magics.arguments import check_name
 from monarch_kernel.kernel.usage_errors import usage_error
 
-#: More processes than this on one host are refused as a mistake.
+#: More processes than this on one host are rejected as a mistake.
 MOST_PROCS = 1024
 #: The dimension of `--procs N`.
 DEFAULT_DIM = "gpus"
