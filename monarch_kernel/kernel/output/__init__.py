@@ -1,1 +1,1 @@
-"""The output of ranks on its way into a cell: routed, folded, rendered as text and HTML, published; and errors."""
+"""Routes the output of ranks to cells, folds it, renders it as text and HTML, and publishes it; also renders errors."""

@@ -1,4 +1,4 @@
-"""Terminal colour codes as HTML, and without them."""
+"""Converts terminal colour codes to HTML, or strips them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch_kernel.display.styles import ANSI_COLOURS
 
 _CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _COLOUR = re.compile(r"\x1b\[([0-9;]*)m")
-# What is left of C0 control characters after tabs and line ends; browsers show boxes for them.
+# The C0 control characters except tabs and line ends; browsers show boxes for them.
 _UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
@@ -20,7 +20,7 @@ def strip_ansi(text: str) -> str:
 
 
 def ansi_to_html(text: str) -> str:
-    """`text` escaped for HTML, its colours and weights as spans; other control codes are dropped."""
+    """`text` escaped for HTML, with colours and weights as spans; other control codes are dropped."""
     if "\x1b" not in text:
         return escape(_UNSEEN.sub("", text), quote=False)
     return "".join(_spans(text))

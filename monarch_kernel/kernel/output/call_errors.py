@@ -1,7 +1,7 @@
-"""Errors of calls as a notebook shows them: the user's lines and the remote traceback, without the frames between.
+"""Errors of calls as a notebook shows them: the user's lines and the remote traceback, without the frames in between.
 
-IPython shows an exception by its `_render_traceback_`, if it has one. The runtime knows nothing of IPython, so the
-method is added to its two error classes here.
+IPython renders an exception with its `_render_traceback_`, if it has one. The runtime does not depend on IPython, so
+this module adds the method to the runtime's two error classes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _METHOD = "_render_traceback_"
 
 
 def install(ip: Any) -> None:
-    """Have errors of calls shown in this shell's own traceback style, cut where the runtime begins."""
+    """Show errors of calls in this shell's own traceback style, cut where the runtime begins."""
 
     def render(error: BaseException) -> list[str]:
         traceback = cut(error.__traceback__)

@@ -1,4 +1,4 @@
-"""The error of a cell that failed on some ranks: each distinct traceback once, with its ranks. Pure."""
+"""The error of a cell that failed on some ranks. It shows each distinct traceback once, with its ranks. Pure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from monarch_kernel.kernel.output.fault_text import (
 from monarch_kernel.meshes import format_points, format_ranks
 
 _MOST_GROUPS = 6
-# Messages of one group, and ranks of the groups beyond those shown.
+# The limit on messages of one group, and on ranks of the groups that are not shown.
 _MOST_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class CellFailure:
-    """A rank on which a cell failed: it raised (`fault`) or cannot answer any more (`death`, the cause)."""
+    """A rank on which a cell failed: the cell raised (`fault`), or the rank died (`death`, the cause)."""
 
     rank: int
     host: str = ""
@@ -39,12 +39,12 @@ class CellFailure:
 
     @property
     def of_peer(self) -> bool:
-        """Whether it failed only because another rank had: it waited for that one in a collective."""
+        """Whether it failed only because another rank failed: it waited for that rank in a collective."""
         return self.fault is not None and self.fault.of_peer
 
     @property
     def line(self) -> str:
-        """What went wrong, in one line."""
+        """The failure in one line."""
         return self.fault.summary.split("\n")[0] if self.fault is not None else self.death
 
 
@@ -54,8 +54,8 @@ class MeshCellError(Exception):
     Attributes:
         mesh: the name of the mesh.
         failures: the ranks that failed.
-        released: those that only waited for them in `torch.distributed`, until their wait was ended.
-        values: the values of the ranks that did not, by rank.
+        released: the ranks that only waited for those in `torch.distributed`, and were released.
+        values: the values of the ranks that did not fail, by rank.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class MeshCellError(Exception):
         return headline(self.mesh, self.extent, self.ran_on, [failure.rank for failure in self.failures])
 
     def _waited(self) -> str:
-        """Which ranks waited for those that failed, and where."""
+        """The ranks that waited for those that failed, and where."""
         ranks, one = _counted(self.released), len(self.released) == 1
         places = dict.fromkeys(self._place(failure.fault) for failure in self.released if failure.fault is not None)
         where = f" at {', '.join(list(places)[:3])}" if places else ""
@@ -127,7 +127,7 @@ class MeshCellInterrupt(MeshCellError, KeyboardInterrupt):
 
 
 class CellSyntaxError(Exception):
-    """A `%%mesh` cell that is not valid Python; found before any rank got it."""
+    """A `%%mesh` cell is not valid Python. Raised before the cell is sent to any rank."""
 
     def __init__(self, error: SyntaxError, lines: list[str]) -> None:
         super().__init__(str(error))
@@ -149,7 +149,7 @@ def cell_error(
     file_label: FileLabel | None = None,
     note: str = "",
 ) -> MeshCellError:
-    """The error for these failures: an interrupt if they all are nothing else."""
+    """The error for these failures; a `MeshCellInterrupt` if all of them are interrupts."""
     stopped = interrupted and all(
         failure.of_peer or (failure.fault is not None and failure.fault.qualname == "KeyboardInterrupt")
         for failure in failures
@@ -159,7 +159,7 @@ def cell_error(
 
 
 def headline(mesh: str, extent: Extent, ran_on: Sequence[int], failed: Sequence[int]) -> str:
-    """Which ranks failed, of how many."""
+    """Which ranks failed, and how many ran the cell."""
     points = format_points(failed, extent, limit=6)
     noun = "rank" if len(failed) == 1 else "ranks"
     which = f"{noun} {format_ranks(failed, limit=6)}"
@@ -168,7 +168,7 @@ def headline(mesh: str, extent: Extent, ran_on: Sequence[int], failed: Sequence[
 
 
 def group_lines(group: Sequence[CellFailure], file_label: FileLabel) -> list[str]:
-    """One kind of failure: its ranks and where they are, then the traceback, then their messages."""
+    """One kind of failure: its ranks and their processes, then the traceback, then the messages."""
     first = group[0]
     head = f"{CYAN}{_label(group)}{OFF} {DIM}{_places(group)}{OFF}".rstrip()
     if first.fault is None:
@@ -197,7 +197,7 @@ def _places(group: Sequence[CellFailure]) -> str:
 
 
 def _own_and_released(failures: Iterable[CellFailure]) -> tuple[list[CellFailure], list[CellFailure]]:
-    """Ranks that failed by themselves, and those that failed because others had; without any of the first, all are."""
+    """Split failures into those of their own and those caused by peers. If all were caused by peers, all are own."""
     everyone = list(failures)
     own = [failure for failure in everyone if not failure.of_peer]
     return (own, [failure for failure in everyone if failure.of_peer]) if own else (everyone, [])
@@ -212,5 +212,5 @@ def _grouped(failures: Iterable[CellFailure]) -> list[list[CellFailure]]:
     for failure in failures:
         key = ("fault", failure.fault.likeness()) if failure.fault is not None else ("death", failure.death)
         alike.setdefault(key, []).append(failure)
-    # The smallest group first: people look for what few ranks do.
+    # The smallest group first: what only a few ranks do is the most informative.
     return sorted(alike.values(), key=len)

@@ -1,7 +1,7 @@
-"""The output of ranks in one cell: filed as it comes, and shown when something is new.
+"""The output of ranks in one cell: recorded as it arrives, and shown when something is new.
 
-Events are filed under one lock, quickly, and shown under another one, so a front end that is slow to take what is shown
-never holds up the events of ranks.
+Events are recorded under one lock, quickly, and shown under another, so a slow front end never delays the events of
+ranks.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class CellOutput:
     """The output of ranks for one cell.
 
     Args:
-        publisher: shows it.
-        raw: line by line with the rank in front, instead of folded.
-        expected: the ranks that will write, where that is known.
+        publisher: shows the output.
+        raw: show line by line, prefixed with the rank, instead of folded.
+        expected: the ranks that will write, if known.
         limits: how much of one rank's output is shown.
     """
 
@@ -47,13 +47,13 @@ class CellOutput:
         self._published: set[int] = set()
         self._begun: set[Source] = set()
         self._ended: dict[Source, set[str]] = {}
-        self._undivided = False  # something was filed since the last `make_way`
+        self._undivided = False  # something was recorded since the last `make_way`
         self._lock = threading.Lock()
         self._publishing = threading.RLock()
         self.tooltip: Tooltip | None = None
 
     def feed(self, source: Source, kind: str, stream: str, data: Any) -> bool:
-        """File one event; returns whether there is something new to show."""
+        """Record one event; returns whether there is something new to show."""
         with self._lock:
             if kind == "begin":
                 self._begun.add(source)
@@ -86,7 +86,7 @@ class CellOutput:
             return True
 
     def make_way(self) -> None:
-        """The cell is about to show something of its own: output so far stands above it, the rest below."""
+        """Show the output so far, because the cell is about to show its own; later rank output appears below that."""
         if not self._undivided:
             return
         with self._lock:
@@ -95,7 +95,7 @@ class CellOutput:
         self.show(final=True)
 
     def abandon(self, why: str) -> bool:
-        """The kernel ends: `why` replaces the progress line for good. Returns whether there was one."""
+        """Replace the progress line with `why` permanently, as the kernel ends. Returns whether there was a line."""
         with self._lock:
             self._abandoned = bool(self._progress)
             if self._abandoned:
@@ -103,7 +103,7 @@ class CellOutput:
             return self._abandoned
 
     def progress(self, line: str) -> bool:
-        """Set the progress line; returns whether that changed it."""
+        """Set the progress line; returns whether it changed."""
         with self._lock:
             if self._abandoned:
                 return False
@@ -111,7 +111,7 @@ class CellOutput:
         return changed
 
     def notice(self, text: str) -> bool:
-        """Set the notice below the progress line; "" removes it. Returns whether that changed it."""
+        """Set the notice below the progress line; "" removes it. Returns whether it changed."""
         with self._lock:
             changed, self._notice = text != self._notice, text
         return changed
@@ -125,12 +125,12 @@ class CellOutput:
             return source in self._begun
 
     def missing(self, sources: Iterable[Source]) -> list[Source]:
-        """Those of `sources` whose output for this cell has not all arrived."""
+        """The `sources` whose output for this cell has not completely arrived."""
         with self._lock:
             return [source for source in sources if len(self._ended.get(source, ())) < 2]
 
     def finish(self, source: Source | None = None) -> None:
-        """No more is expected of a rank (or of any)."""
+        """Expect no more output from a rank; from any rank if it is None."""
         with self._lock:
             self._folding.finish(source)
             if source is None:
@@ -139,15 +139,15 @@ class CellOutput:
                 self._active.discard(source)
 
     def show_text(self, stream: str, text: str) -> None:
-        """Write text of our own to the cell."""
+        """Write the kernel's own text to the cell."""
         with self._publishing:
             self._publisher.write(stream, text)
 
     def show(self, *, final: bool = False) -> bool:
-        """Show what is new; returns whether something is held back for a moment.
+        """Show what is new; returns whether some output is held back for a moment.
 
         Args:
-            final: hold nothing back.
+            final: hold no output back.
         """
         with self._publishing:
             if self._raw is not None:

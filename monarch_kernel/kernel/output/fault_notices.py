@@ -1,7 +1,7 @@
-"""Unhandled faults in a notebook: one notice, below a cell, that disturbs nothing.
+"""Unhandled faults in a notebook: one notice below a cell, which interrupts nothing.
 
-A script ends when a failure reaches the root of the supervision tree. A kernel goes on: code that waited for the failed
-mesh has had an error already, and a cell that has nothing to do with it is not interrupted.
+A script ends when a failure reaches the root of the supervision tree. A kernel continues: code that waited for the
+failed mesh has already received an error, and an unrelated cell is not interrupted.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class FaultNotices:
-    """Collects unhandled faults, and shows them below the cell that runs, or else below the next one.
+    """Collects unhandled faults, and shows them below the running cell, or else below the next one.
 
-    A fault that an error has reported already is not reported again.
+    A fault that an error has already reported is not reported again.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -34,7 +34,7 @@ class FaultNotices:
         self._reported: deque[tuple[str, int]] = deque(maxlen=256)  # host and pid of dead ranks of `%%mesh` cells
 
     def install(self) -> None:
-        """Take over the fault hook, and learn when cells begin and end."""
+        """Set the fault hook, and subscribe to the beginning and end of cells."""
         from monarch_kernel import actor
 
         actor.unhandled_fault_hook = self.add
@@ -67,7 +67,7 @@ class FaultNotices:
 
 
 def _once_each(failures: Sequence[MeshFailure]) -> list[str]:
-    """One report for each event: a process that dies takes the actors of several meshes with it."""
+    """One report for each event: the death of a process may end actors of several meshes."""
     events: dict[object, list[MeshFailure]] = {}
     for failure in failures:
         events.setdefault(failure.key if failure.key is not None else id(failure), []).append(failure)
@@ -82,7 +82,7 @@ def _once_each(failures: Sequence[MeshFailure]) -> list[str]:
 
 
 def render(reports: Sequence[str]) -> dict[str, str]:
-    """The notice as a mimebundle."""
+    """The notice as a MIME bundle."""
     folded = "".join(_folded(report) for report in reports)
     return {
         "text/plain": "\n".join(reports),
@@ -91,7 +91,7 @@ def render(reports: Sequence[str]) -> dict[str, str]:
 
 
 def _folded(report: str) -> str:
-    """The first line of a report, which opens the others."""
+    """A report as HTML: its first line, which expands to the others."""
     headline, _, rest = report.partition("\n")
     if not rest:
         return f"<div>{html.escape(headline)}</div>"

@@ -1,4 +1,4 @@
-"""A rank's exception as IPython shows a local one: coloured frames with the source around them, then the message."""
+"""A rank's exception in IPython's style for local ones: coloured frames with their source, then the message."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python")
 
 RED, GREEN, CYAN, BOLD, DIM, OFF = "\x1b[31m", "\x1b[32m", "\x1b[36m", "\x1b[1m", "\x1b[2m", "\x1b[39m\x1b[22m"
 
-_BLANK = "\x1b[37m\x1b[39;49;00m"  # what the formatter makes of line ends
+_BLANK = "\x1b[37m\x1b[39;49;00m"  # the formatter's output for line ends
 
-#: What a file is called where that is not its path: `Cell In[3]`; None for its path.
+#: Returns the label of a file, such as `Cell In[3]`; None means that its path is used.
 FileLabel = Callable[[str], str | None]
 
 
@@ -35,7 +35,7 @@ class TracebackFrame(Protocol):
 
 
 def fault_lines(fault: Fault, file_label: FileLabel) -> list[str]:
-    """All lines; the exception itself is the last element."""
+    """The lines of a fault; the exception itself is the last element."""
     lines: list[str] = []
     if fault.cause is not None:
         lines += [*fault_lines(fault.cause, file_label), "", f"{DIM}caused this exception:{OFF}", ""]
@@ -52,13 +52,13 @@ def fault_lines(fault: Fault, file_label: FileLabel) -> list[str]:
 
 
 def exception_line(summary: str) -> str:
-    """What Python prints below the frames, with the exception's type in colour."""
+    """The line that Python prints below the frames, with the exception's type in colour."""
     name, colon, rest = summary.partition(":")
     return f"{RED}{name}{OFF}{colon}{rest}"
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file is of an installed package or the standard library."""
+    """Whether a file belongs to an installed package or the standard library."""
     return any(part in file for part in _INSTALLED)
 
 
@@ -73,12 +73,12 @@ def _frame_lines(frame: TracebackFrame, file_label: FileLabel) -> list[str]:
 
 
 def _source_lines(frame: TracebackFrame) -> list[str]:
-    """The line with its neighbours, if this process has the same file; else the line that the rank sent."""
+    """The line with its neighbours if this process has the same file, else the line that the rank sent."""
     sent = frame.source.split("\n")[0].strip()
     here = linecache.getline(frame.file, frame.line)
     if not here.strip() or (sent and here.strip() != sent):
         return [f"----> {frame.line} {_coloured(sent)}"] if sent else []
-    # Of a library's code the line is enough: people look for their own.
+    # For library code the line alone is enough; users look for their own code.
     context = 0 if is_installed(frame.file) else _CONTEXT
     first = max(1, frame.line - context)
     lines: list[str] = []

@@ -1,9 +1,8 @@
-"""Output of many ranks folded into one transcript: events in, views of its sections out.
+"""Folds the output of many ranks into one transcript: events in, views of its sections out.
 
-Pure: no I/O, no threads, no IPython. `rank_lines.py` makes lines of what one rank writes, and `rows.py` decides which
-row each line joins. A front end that can update what it showed publishes each section under an id of its own, and
-repeats only those that changed (`take`). A terminal cannot: there, rows are printed once they have settled
-(`take_settled`).
+Pure: no I/O, no threads, no IPython. `rank_lines.py` splits a rank's output into lines, and `rows.py` decides which row
+each line joins. For a front end that can update its display, each section has its own id, and only changed sections
+are published again (`take`). A terminal cannot update, so rows are printed once they have settled (`take_settled`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from monarch_kernel.kernel.output.transcript import Block, CutOutput, MimeBundle
 
 @dataclass(slots=True)
 class _Writer:
-    """What one source has written so far."""
+    """The output of one source so far."""
 
     lines: RankLines
     clear_next: bool = False
@@ -42,7 +41,7 @@ class Folding:
     # -- events ------------------------------------------------------------------------------
 
     def text(self, source: Source, stream: str, text: str) -> None:
-        """`source` wrote `text`, which may hold any number of lines and end in the middle of one."""
+        """Add `text` that `source` wrote. It may contain any number of lines, and end in the middle of one."""
         for line in self._cleared(source).lines.feed(stream, text):
             self._rows.add_line(source, stream, line)
 
@@ -56,7 +55,7 @@ class Folding:
         update: bool = False,
         result: bool = False,
     ) -> None:
-        """`source` displayed a MIME bundle, or replaced the one it displayed under `display_id`."""
+        """Add a MIME bundle that `source` displayed, or replace the one it displayed under `display_id`."""
         writer = self._writer(source)
         if update:
             if display_id is not None and display_id in writer.shown:
@@ -75,7 +74,7 @@ class Folding:
                 writer.shown[display_id] = row
 
     def clear(self, source: Source, wait: bool = False) -> None:
-        """`source` asked for its output so far to be removed, now or when it next writes."""
+        """Remove the output of `source` so far, now or (`wait`) when it next writes."""
         writer = self._writer(source)
         if wait:
             writer.clear_next = True
@@ -84,13 +83,13 @@ class Folding:
         self._writers[source] = _Writer(RankLines(self._limits))
 
     def finish(self, source: Source | None = None) -> None:
-        """No more is expected of `source` (or of any) for now: an unfinished line becomes a line."""
+        """Expect no more of `source` (or of any source) for now: complete its unfinished line."""
         for known, writer in self._writers.items():
             if source is None or known == source:
                 self._finish_lines(known, writer)
 
     def divide(self) -> None:
-        """The cell shows something of its own now: later output stands below it, and folds with nothing above it."""
+        """Begin a new part, because the cell shows its own output here; later rows fold only among themselves."""
         self.finish()
         self._rows.divide()
 
@@ -99,7 +98,7 @@ class Folding:
     def take(self, progress: str = "") -> list[View]:
         """The sections that changed since the last time, oldest first.
 
-        Unfinished lines, notices of what was cut, and `progress` stand at the end of the last section.
+        Unfinished lines, notices of cut output, and `progress` are at the end of the last section.
         """
         self._place_footer(progress)
         changed = [section for section in self._rows.sections if section.dirty]
@@ -108,15 +107,15 @@ class Folding:
         return [self._view(section) for section in changed]
 
     def take_settled(self, expected: Collection[Source] = (), *, hold: float = 0.3) -> list[Block]:
-        """Rows that will not grow any more, for a display that can only append.
+        """Rows that will gain no more ranks, for a display that can only append.
 
-        A row is settled when every one of `expected` has written it or something after it, or when it is
-        `hold` seconds old; with `hold=0` all are.
+        A row is settled when each of `expected` has written it or a later row, or when it is `hold` seconds old. With
+        `hold=0`, all rows are settled.
         """
         return blocks_of(self._rows.take_settled(expected, hold), rich_text=True)
 
     def cut(self) -> list[CutOutput]:
-        """What was cut; ranks with the same cut together."""
+        """The output that was cut; ranks with the same cut share an entry."""
         alike: dict[tuple[int, int, int, tuple[str, ...]], set[Source]] = {}
         for source, writer in self._writers.items():
             lines = writer.lines
@@ -126,24 +125,24 @@ class Folding:
         return [CutOutput(frozenset(sources), *key) for key, sources in alike.items()]
 
     def new_notices(self) -> list[Block]:
-        """The notices of what was cut, if that has changed since the last time."""
+        """The notices of cut output, if they have changed since the last call."""
         cut = self.cut()
         new, self._told = cut != self._told, cut
         return notices(cut) if new else []
 
     def touch_all(self) -> None:
-        """Have `take` give every section again."""
+        """Make `take` return every section again."""
         for section in self._rows.sections:
             section.dirty = True
 
     @property
     def unsettled(self) -> bool:
-        """Whether `take_settled` holds something back."""
+        """Whether `take_settled` holds rows back."""
         return self._rows.unsettled
 
     @property
     def empty(self) -> bool:
-        """Whether nothing at all is to be shown."""
+        """Whether there is nothing to show."""
         return not any(section.rows for section in self._rows.sections) and not self._footer_blocks()
 
     # -- sources -----------------------------------------------------------------------------
@@ -156,7 +155,7 @@ class Folding:
         return writer
 
     def _cleared(self, source: Source) -> _Writer:
-        """`source`, about to write: this is when `clear(wait=True)` takes effect."""
+        """The writer of `source`, which is about to write: `clear(wait=True)` takes effect now."""
         writer = self._writer(source)
         if writer.clear_next:
             self.clear(source)
@@ -206,7 +205,7 @@ class Folding:
 
 
 def notices(cut: Collection[CutOutput]) -> list[Block]:
-    """What to say of output that was cut, each followed by its last lines."""
+    """A notice for each cut, followed by the last lines that were cut."""
     blocks: list[Block] = []
     for each in cut:
         left = [f"{each.lines:,} lines ({text_size(each.bytes)})"] if each.lines else []

@@ -1,6 +1,6 @@
-"""How the runtime's own objects are shown as results of cells: tables for meshes and values, and futures with results.
+"""Formats the runtime's own objects as results of cells: tables for meshes and values, and futures with their results.
 
-The runtime knows nothing of IPython, so its types are registered with the shell's formatters here.
+The runtime does not depend on IPython, so this module registers its types with the shell's formatters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from monarch_kernel.actor import ActorMesh, Future, HostMesh, ProcMesh, ValueMes
 from monarch_kernel.display.tables import TableView, table_html
 from monarch_kernel.meshes import format_points, format_ranks
 
-#: A future that is the result of a cell is shown with its value if it is done within this time (seconds).
+#: A future that is a cell's result is shown with its value if it is done within this time (seconds).
 SOON = 0.3
 #: How many rows of a table are shown.
 MOST_ROWS = 64
@@ -24,7 +24,7 @@ STATUS_TIMEOUT = 1.0
 
 
 def install(ip: Any) -> None:
-    """Register all of it with this shell."""
+    """Register all formatters with this shell."""
     formatters = ip.display_formatter.formatters
     formatters["text/plain"].for_type(Future, _future)
     for kind, table in _TABLES.items():
@@ -44,8 +44,8 @@ def _html(table: Callable[[Any], TableView], value: Any) -> str:
 
 
 def _future(future: Future[Any], printer: Any, _cycle: bool) -> None:
-    """A future, and its value or error if that is known soon: a cell that ends with a call is to show its answer."""
-    if future.what == "recv()":  # to ask for its value would take the message
+    """A future, with its value or error if available soon, so that a cell that ends in a call shows its answer."""
+    if future.what == "recv()":  # reading its value would consume the message
         printer.text(repr(future))
         return
     try:
@@ -83,7 +83,7 @@ def proc_mesh_table(mesh: ProcMesh) -> TableView:
     points = _points(mesh)
     try:
         states = mesh.status().get(STATUS_TIMEOUT)
-    except Exception:  # stopped, or its host does not answer: the table has what is known here
+    except Exception:  # stopped, or its host does not answer: the table shows what is known locally
         return _table(title, ["rank", "at"], points, "ranks")
     told = [[one.state, str(one.pid or ""), one.host, one.cause] for one in states.values()]
     rows = [[*point, *rest] for point, rest in zip(points, told, strict=True)]

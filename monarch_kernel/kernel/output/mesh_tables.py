@@ -1,4 +1,4 @@
-"""What `%mesh ls` and `%mesh status` show, as plain data, and the tables that show it. Pure.
+"""The results of `%mesh ls` and `%mesh status` as plain data, and the tables that show them. Pure.
 
 Other views (a panel, a widget) may read the same data.
 """
@@ -19,10 +19,10 @@ class KeptState:
 
     Attributes:
         here: this kernel holds it.
-        lost: it ends with this kernel after all, because its host agent died.
+        lost: it ends with this kernel, because the host agent that kept it died.
         holder: the process id of another holder; 0 if there is none.
-        free_for: for how long no process has held it (seconds).
-        ends_in: when it ends if no process takes it (seconds); None if never.
+        free_for: how long no process has held it (seconds).
+        ends_in: the time until it ends if no process attaches (seconds); None if it never ends.
     """
 
     here: bool = False
@@ -47,11 +47,11 @@ class MeshSummary:
     """One mesh in the list of meshes.
 
     Attributes:
-        name: its name; of a mesh on a kept host of another name, with that.
+        name: its name; prefixed with the name of its kept host if that differs.
         sizes: its dimensions.
-        ranks: how many ranks it has.
-        alive: how many of them are alive; None if they did not say in time.
-        in_use: cells run on it by default.
+        ranks: the number of ranks.
+        alive: the number of live ranks; None if they did not report in time.
+        in_use: whether cells run on it by default.
         kept: set if it outlives its kernel.
     """
 
@@ -93,13 +93,13 @@ class RankSummary:
     """One rank of a mesh.
 
     Attributes:
-        rank: in its mesh.
+        rank: the rank in its mesh.
         point: its coordinates.
         state: "starting", "alive", "unresponsive", "dead" or "stopped".
-        pid: its process; 0 if it has none yet.
-        host: where that runs.
+        pid: the process id; 0 if there is none yet.
+        host: the host of the process.
         doing: where its code is, or why it is not alive.
-        rss_bytes, cpu_percent, uptime: of the process, while it lives.
+        rss_bytes, cpu_percent, uptime: figures of the process, while it is alive.
     """
 
     rank: int
@@ -114,13 +114,13 @@ class RankSummary:
 
     @property
     def runs(self) -> bool:
-        """Whether its process is there."""
+        """Whether its process exists."""
         return self.state in ("alive", "unresponsive")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MeshStatus(AsTable):
-    """The ranks of one mesh, as they are now."""
+    """The current state of the ranks of one mesh."""
 
     mesh: str
     ranks: Sequence[RankSummary]
@@ -148,7 +148,7 @@ class MeshStatus(AsTable):
 
 
 def kept_here(host: KeptHost | None) -> KeptState | None:
-    """Whether a mesh of this notebook outlives it; `host` is what keeps it, if anything does."""
+    """Whether a mesh of this notebook outlives it; `host` is the kept host of the mesh, if it has one."""
     return None if host is None else KeptState(here=True, lost=not host.is_kept)
 
 
@@ -156,7 +156,7 @@ def kept_elsewhere(info: KeptInfo, now: float) -> list[MeshSummary]:
     """The meshes of a kept host that this notebook does not hold.
 
     Args:
-        info: what its keeper says of it.
+        info: the description of the kept host.
         now: the time in seconds since 1970.
     """
     if info.held_by:

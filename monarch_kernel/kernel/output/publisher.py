@@ -1,4 +1,4 @@
-"""How the output of a cell reaches the user: as messages to a front end, or as text in a terminal."""
+"""Publishes the output of a cell: as messages to a front end, or as text in a terminal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from monarch_kernel.kernel.output.transcript import MimeBundle
 
 
 class Publisher(Protocol):
-    """Shows things in one cell; called on any thread, by one thread at a time."""
+    """Shows output in one cell. May be called on any thread, by one thread at a time."""
 
-    #: Whether what was shown can be replaced.
+    #: Whether displayed output can be replaced.
     live: bool
 
     def show(self, key: int, data: MimeBundle, metadata: dict[str, Any], *, update: bool) -> None:
@@ -25,12 +25,12 @@ class Publisher(Protocol):
         ...
 
     def progress(self, line: str) -> None:
-        """Show a line that is not output and goes away again; does nothing where `live` is true."""
+        """Show a temporary line that is not output; does nothing if `live` is true."""
         ...
 
 
 class NotebookPublisher:
-    """Sends Jupyter messages that belong to one cell, whatever cell runs when they are sent."""
+    """Sends Jupyter messages that belong to one cell, whichever cell runs at that time."""
 
     live = True
 
@@ -41,7 +41,7 @@ class NotebookPublisher:
 
     @cached_property
     def _display(self) -> Any:
-        # Kept from the first output on: %%capture may be in place for this cell, and gone when its last output comes.
+        # Cached at the first output: %%capture may be active for this cell, but no longer when its last output arrives.
         return self._shell.display_pub
 
     def show(self, key: int, data: MimeBundle, metadata: dict[str, Any], *, update: bool) -> None:
@@ -75,7 +75,7 @@ class NotebookPublisher:
 
 
 class TerminalPublisher:
-    """Prints to the terminal; printed text stays."""
+    """Prints to the terminal; printed text cannot be replaced."""
 
     live = False
 
@@ -101,14 +101,14 @@ class TerminalPublisher:
         """See `Publisher`."""
         if not sys.stderr.isatty() or not (line or self._progress):
             return
-        one = line.replace("\n", " · ")  # it overwrites the line before
+        one = line.replace("\n", " · ")  # it must overwrite the previous line
         sys.stderr.write(f"\r\x1b[2K{one}")
         sys.stderr.flush()
         self._progress = bool(line)
 
 
 def publisher_for(shell: Any) -> Publisher:
-    """The publisher for the cell that runs now."""
+    """The publisher for the running cell."""
     if hasattr(shell, "get_parent") and hasattr(shell.display_pub, "publish") and hasattr(shell, "kernel"):
         return NotebookPublisher(shell, shell.get_parent())
     return TerminalPublisher()

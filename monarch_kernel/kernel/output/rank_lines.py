@@ -1,4 +1,4 @@
-"""What one rank writes, cut into whole lines, and no more of them than its limits allow. Pure."""
+"""Splits what one rank writes into whole lines, and admits only as many as its limits allow. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-#: A longer line is cut into several.
+#: A longer line is split into several.
 LONGEST_LINE = 32_768
 _TAIL_BYTES = 8_192
-# A shorter piece without an end of line is only kept: programs print bars and dots in many of these.
+# A shorter piece without a newline is only buffered: programs print progress bars and dots in many such pieces.
 _SHORT = 256
 
 
@@ -28,7 +28,7 @@ class RankLines:
     """The lines of one rank: those that may be shown, the unfinished ones, and the tail of those that were cut.
 
     Args:
-        limits: how much may be shown.
+        limits: the limits on what may be shown.
     """
 
     __slots__ = ("_limits", "_rich_size", "_size", "_tail_size", "cut", "cut_rich", "cut_size", "lines", "rich",
@@ -36,23 +36,23 @@ class RankLines:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        #: How many lines have been admitted; `cut` lines with `cut_size` characters have not.
+        #: The number of admitted lines; `cut` lines with `cut_size` characters were not admitted.
         self.lines = 0
         self._size = 0
         self.cut = 0
         self.cut_size = 0
-        #: The same for rich results.
+        #: The number of admitted rich results; `cut_rich` were not admitted.
         self.rich = 0
         self._rich_size = 0
         self.cut_rich = 0
         #: The last lines that were cut.
         self.tail: deque[str] = deque()
         self._tail_size = 0
-        #: The line without an end, by stream.
+        #: The unfinished line of each stream.
         self.unfinished: dict[str, str] = {}
 
     def feed(self, stream: str, text: str) -> Sequence[str]:
-        """The lines that `text` completes and that may be shown; it may end in the middle of one."""
+        """The lines that `text` completes and that may be shown. `text` may end in the middle of a line."""
         if "\n" not in text and len(text) < _SHORT and "\r" not in text:
             unfinished = self.unfinished.get(stream, "") + text
             if "\r" not in unfinished and len(unfinished) < LONGEST_LINE:
@@ -76,7 +76,7 @@ class RankLines:
         return shown
 
     def finish(self) -> Iterator[tuple[str, str]]:
-        """What was left unfinished, as stream and line, as far as it may be shown."""
+        """The unfinished lines that may be shown, each with its stream."""
         for stream, unfinished in list(self.unfinished.items()):
             line = unfinished.rstrip("\r")
             if unfinished and self._admit(line):
@@ -84,7 +84,7 @@ class RankLines:
         self.unfinished.clear()
 
     def admit_result(self, text: str) -> Sequence[str]:
-        """What may be shown of a result of several lines: all in one piece, or as many lines as there is room for."""
+        """The part of a multi-line result that may be shown: all of it in one piece, or as many lines as fit."""
         lines = text.split("\n")
         size = len(text) + 1
         if self.lines + len(lines) > self._limits.lines or self._size + size > self._limits.bytes:
@@ -120,7 +120,7 @@ class RankLines:
             self._tail_size -= len(self.tail.popleft())
 
     def _skip(self, stream: str, text: str) -> str:
-        """Count the lines of `text` without splitting them, but for the last few, which it returns."""
+        """Count the lines of `text` without splitting it, except for the last few lines, which it returns."""
         end = len(text)
         for _ in range(self._limits.tail + 1):
             end = text.rfind("\n", 0, end)
@@ -136,11 +136,11 @@ class RankLines:
 
 
 def _overwritten(line: str) -> str:
-    """`line` after its carriage returns: what a terminal would show of it."""
+    """`line` as a terminal would show it after its carriage returns."""
     if "\r" not in line:
         return line
     shown = ""
     for part in line.split("\r"):
-        # Colour codes take no width, so columns cannot be counted: the later text replaces the whole line.
+        # Colour codes have no width, so columns cannot be counted: later text replaces the whole line.
         shown = (part or shown) if "\x1b" in line else part + shown[len(part) :]
     return shown

@@ -1,4 +1,4 @@
-"""Output as `%%mesh --raw` shows it: every line as it comes, with its rank in front, nothing folded. Pure."""
+"""Output as `%%mesh --raw` shows it: every line as it arrives, prefixed with its rank, not folded. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monarch_kernel.kernel.output.transcript import MimeBundle, Source
 
 @dataclass(slots=True)
 class RawText:
-    """Lines for one stream, and the rich result that the last of them stands for, if it does."""
+    """Lines for one stream, and the rich result that the last line represents, if any."""
 
     stream: str
     text: str
@@ -21,7 +21,7 @@ class RawText:
 
 
 class RawLines:
-    """The lines that are still to be shown; bounded for each rank as folded output is."""
+    """The lines that are still to be shown; limited for each rank like folded output."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -31,10 +31,10 @@ class RawLines:
         self._waiting: list[RawText] = []
 
     def feed(self, source: Source, kind: str, stream: str, data: Any) -> None:
-        """One event of a rank; see `monarch_kernel.output.RankOutput`."""
+        """Add one event of a rank; see `monarch_kernel.output.RankOutput`."""
         self._meshes.add(source.mesh)
         if self._count.get(source, (0, 0))[0] > self._limits.lines:
-            return  # it has been said that no more is shown
+            return  # the notice that no more is shown has been added
         if kind == "text":
             *lines, rest = (self._unfinished.pop((source, stream), "") + data).split("\n")
             while len(rest) >= LONGEST_LINE:
@@ -56,7 +56,7 @@ class RawLines:
                 self._line(source, "stderr", line)
 
     def take(self, final: bool) -> list[RawText]:
-        """What has come since the last time; `final`: unfinished lines, too. Lines of one stream travel together."""
+        """The lines since the last call, and unfinished ones if `final`. Adjacent lines of one stream are joined."""
         if final:
             for (source, stream), rest in self._unfinished.items():
                 self._line(source, stream, rest)

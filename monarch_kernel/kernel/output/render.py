@@ -1,4 +1,4 @@
-"""Folded output as text, for terminals and plain front ends, and as HTML, for notebooks. Pure."""
+"""Renders folded output as text, for terminals and plain front ends, and as HTML, for notebooks. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch_kernel.kernel.output.ansi import ansi_to_html, strip_ansi
 from monarch_kernel.kernel.output.transcript import Block, MimeBundle, RichView, Source, TextView, View
 from monarch_kernel.meshes import format_ranks
 
-# Longer rank sets are cut: a label is read at a glance, and the tooltip has the rest.
+# Longer rank sets are truncated: a label must be readable at a glance, and the tooltip has the rest.
 _LABEL_RUNS = 6
 
 _STREAMS = {
@@ -19,12 +19,12 @@ _STREAMS = {
     "progress": f";{styles.DIM}",
 }
 
-#: What a label's tooltip says of some ranks.
+#: Returns the text of a label's tooltip for some ranks.
 Tooltip = Callable[[frozenset[Source]], str]
 
 
 def label(sources: Collection[Source], *, name_meshes: bool = False, limit: int | None = _LABEL_RUNS) -> str:
-    """A set of ranks in brackets, `[0-3,7]`; with the name of their mesh where several meshes write."""
+    """A set of ranks in brackets, `[0-3,7]`; with `name_meshes`, after the name of each mesh."""
     meshes: dict[str, list[int]] = {}
     for source in sources:
         meshes.setdefault(source.mesh, []).append(source.rank)
@@ -34,7 +34,7 @@ def label(sources: Collection[Source], *, name_meshes: bool = False, limit: int 
 
 
 def blocks_text(blocks: Sequence[Block], *, name_meshes: bool = False, colours: bool = True) -> str:
-    """Blocks as text: each begins with its label, its lines are aligned after it."""
+    """Blocks as text: each begins with its label, and its lines are aligned after it."""
     labels = [label(block.sources, name_meshes=name_meshes) for block in blocks]
     width = max(map(len, labels), default=0)
     lines: list[str] = []
@@ -53,7 +53,7 @@ def raw_line(source: Source, line: str, *, name_mesh: bool = False) -> str:
 
 
 def bundle(view: View, *, name_meshes: bool = False, tooltip: Tooltip | None = None) -> MimeBundle:
-    """The MIME bundle that shows a section as it is now; an empty section shows nothing."""
+    """The MIME bundle for the current state of a section; an empty section shows nothing."""
     if isinstance(view, RichView):
         return dict(view.data) or {"text/plain": "", "text/html": ""}
     text = blocks_text(view.blocks, name_meshes=name_meshes)

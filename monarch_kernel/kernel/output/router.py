@@ -1,8 +1,8 @@
-"""Brings every rank's output to the cell that caused it, live, whatever runs meanwhile and after the cell's end.
+"""Routes every rank's output live to the cell that caused it, whatever cell is running, and even after its cell's end.
 
-`monarch_kernel.output.subscribe` calls `OutputRouter.on_event` on the thread that polls, which only files the event.
-The router's own thread shows what has changed, a few times a second; the thread that runs a cell shows the rest when
-the cell ends, so the last state is exact.
+`monarch_kernel.output.subscribe` calls `OutputRouter.on_event` on the thread that polls, which only records the event.
+The router's own thread shows changes a few times a second. The thread that runs a cell shows the rest when the cell
+ends, so the final state is exact.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from monarch_kernel.output import RankOutput
 
 #: The shortest time between two updates of what a cell shows (seconds).
 PERIOD = 0.12
-#: How long output waits for that of other ranks before it is shown (seconds).
+#: How long output waits for output of other ranks before it is shown (seconds).
 GATHER = 0.03
 
 _MOST_CELLS = 500
 
 
 class OutputRouter:
-    """Files the events of all ranks with their cells, and has them shown.
+    """Records the events of all ranks with their cells, and schedules updates of the cells.
 
     Args:
-        fallback: finds the output of the cell that runs (or ran last), for events that name no known cell, and the
-            key under which to keep it; None where there is no such cell.
-        describe: what a label's tooltip says of some ranks.
+        fallback: for events that name no known cell, returns a key and the output of the running (or last) cell; None
+            if there is no such cell.
+        describe: returns the text of a label's tooltip for some ranks.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class OutputRouter:
         self._closed = False
 
     def open(self, cell: str, output: CellOutput) -> CellOutput:
-        """Have the events of `cell` filed with `output`."""
+        """Record the events of `cell` with `output`."""
         output.tooltip = self._describe
         self._cells[cell] = output
         while len(self._cells) > _MOST_CELLS:
@@ -54,7 +54,7 @@ class OutputRouter:
         return output
 
     def on_event(self, event: RankOutput) -> None:
-        """File one event of a rank. Quick; may be called on any thread."""
+        """Record one event of a rank. Fast; may be called on any thread."""
         source = Source(event.mesh, event.rank)
         if event.kind == "begin":
             self._places[source] = event.host, event.pid
@@ -78,11 +78,11 @@ class OutputRouter:
         return self._cells.get(cell)
 
     def whereabouts(self, source: Source) -> tuple[str, int]:
-        """Host and pid of a rank that has run a cell; empty and 0 if it has not."""
+        """Host and pid of a rank that has run a cell; "" and 0 if it has not."""
         return self._places.get(source, ("", 0))
 
     def touch(self, output: CellOutput) -> None:
-        """Have `output` shown soon."""
+        """Schedule an update of `output`."""
         with self._changed:
             if self._closed:
                 return
@@ -93,13 +93,13 @@ class OutputRouter:
             self._changed.notify()
 
     def abandon(self, why: str) -> None:
-        """The kernel ends: cells that still run say so, in place of how far they are."""
+        """Replace the progress of cells that still run with `why`, as the kernel ends."""
         for output in list(self._cells.values()):
             if output.abandon(why):
                 output.show()
 
     def close(self) -> None:
-        """Show what is left, and stop."""
+        """Show the remaining output, and stop."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -119,7 +119,7 @@ class OutputRouter:
                 try:
                     if output.show(final=self._closed) and not self._closed:
                         again.append(output)
-                except Exception:  # the front end's socket may be closed; other cells go on
+                except Exception:  # the front end's socket may be closed; continue with other cells
                     import logging
 
                     logging.getLogger(__name__).exception("the output of a cell could not be shown")

@@ -1,12 +1,12 @@
-"""The rows of folded output: which row a line joins, and in which order the rows stand.
+"""The rows of folded output: which row a line joins, and the order of the rows.
 
-Pure. A line that several ranks write is one *row* with the set of ranks that wrote it; the rows of one rank stand in
-the order in which it wrote them. A rank joins the first row after its own last one that has the same content, so ranks
-that print the same at different speeds fold. Otherwise it joins an earlier such row if its own rows since then can be
-moved before that row without changing any rank's order, so common lines after lines that differ fold, too. Otherwise
-it appends a row.
+Pure. A line that several ranks write is one *row* with the set of ranks that wrote it; the rows of one rank are in the
+order in which it wrote them. A rank joins the first row after its own last one that has the same content, so ranks that
+print the same at different speeds fold. Otherwise it joins an earlier such row if its own rows since then can be moved
+before that row without changing any rank's order, so common lines after differing lines also fold. Otherwise it appends
+a row.
 
-Rows lie in *sections*, which are shown one by one: runs of text rows of bounded size, and single rich results.
+Rows are grouped in *sections*, each shown separately: runs of text rows of bounded size, and single rich results.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from monarch_kernel.kernel.output.transcript import Block, MimeBundle, Source
 
 _SECTION_ROWS = 100
 _SECTION_BYTES = 16_384
-# How many rows back a rank may join one, and how many rows a section may grow to by that.
+# How many rows back a rank may join one, and how many rows a section may reach as a result.
 _WINDOW = 400
 _SECTION_MOST_ROWS = 3 * _SECTION_ROWS
-# Of the rows with the same content that lie before a rank's last one, so many of the latest are tried.
+# How many of the latest rows with the same content before a rank's last one are tried.
 _TRIED = 8
 _SMALLEST_GAP = 1e-6
 
@@ -33,7 +33,7 @@ Key = tuple[str, ...]
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One line (or rich result) and the ranks that wrote it; `order` is its place among all."""
+    """One line (or rich result) and the ranks that wrote it; `order` is its position among all rows."""
 
     order: float
     key: Key
@@ -57,7 +57,7 @@ class Section:
     rows: list[Row] = field(default_factory=list)
     size: int = 0
     dirty: bool = True
-    closed: bool = False  # the cell's own output stands below it: nothing is added any more
+    closed: bool = False  # the cell's own output follows, so nothing more is added
 
 
 _order_of = attrgetter("order")
@@ -67,7 +67,7 @@ class Rows:
     """All rows of one cell.
 
     Args:
-        clock: says when rows were made.
+        clock: gives the time at which rows are created.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -80,11 +80,11 @@ class Rows:
     # -- what ranks write --------------------------------------------------------------------
 
     def add_line(self, source: Source, stream: str, line: str) -> None:
-        """`source` wrote a line, or a text result of several lines."""
+        """Add a line, or a text result of several lines, that `source` wrote."""
         self._join(source, ("text", stream, line))
 
     def add_rich(self, source: Source, key: Key, data: MimeBundle, metadata: MimeBundle) -> Row:
-        """`source` displayed a MIME bundle."""
+        """Add a MIME bundle that `source` displayed."""
         count = len(self.sections)
         row = self._join(source, key, data, metadata)
         if len(self.sections) > count:
@@ -92,7 +92,7 @@ class Rows:
         return row
 
     def replace(self, source: Source, row: Row, key: Key, data: MimeBundle, metadata: MimeBundle) -> Row:
-        """`source` replaced a MIME bundle that it had displayed; the row that shows the new one."""
+        """Replace a MIME bundle that `source` displayed; returns the row of the new one."""
         if row.key == key:
             return row
         twin = next((other for other in self._alike.get(key, ()) if source not in other.sources), None)
@@ -112,13 +112,13 @@ class Rows:
         return twin
 
     def remove(self, source: Source) -> None:
-        """`source` withdraws all that it wrote."""
+        """Remove everything that `source` wrote."""
         for row in list(self._rows_of(source)):
             self._leave(source, row)
         self._last.pop(source, None)
 
     def divide(self) -> None:
-        """No row that is there is joined any more, and further ones stand in sections of their own."""
+        """Let no source join an existing row, and put further rows in new sections."""
         self._alike.clear()
         if self.sections:
             self.sections[-1].closed = True
@@ -126,7 +126,7 @@ class Rows:
     # -- what is shown -----------------------------------------------------------------------
 
     def last_text_section(self) -> Section | None:
-        """The last section, where text may stand below its rows; None where it is a rich result, or there is none."""
+        """The last section, if text can follow its rows; None if it is a rich result, or if there is no section."""
         last = self.sections[-1] if self.sections else None
         return None if last is None or last.rich else last
 
@@ -142,10 +142,10 @@ class Rows:
         return bool(self._unsettled)
 
     def take_settled(self, expected: Collection[Source], hold: float) -> list[Row]:
-        """The next rows that no rank joins any more: all of `expected` have passed them, or they are `hold` s old."""
+        """The next rows that no rank will join: all of `expected` have passed them, or they are `hold` seconds old."""
         now = self._clock()
         settled: list[Row] = []
-        # Rows that settled before all stand before these, whatever was moved since.
+        # All rows that settled earlier precede these, even after later moves.
         self._unsettled.sort(key=_order_of)
         for row in self._unsettled:
             waiting = hold > 0 and now - row.born < hold
@@ -180,7 +180,7 @@ class Rows:
         return row
 
     def _partner(self, source: Source, key: Key) -> Row | None:
-        """The row with this content that `source` can join, if there is one."""
+        """The row with this content that `source` can join; None if there is none."""
         rows = self._alike.get(key)
         if not rows:
             return None
@@ -190,7 +190,7 @@ class Rows:
         at = bisect_right(rows, last.order, key=_order_of)
         if at < len(rows):
             return rows[at]
-        for row in rows[-_TRIED:]:  # the earliest possible; all but the last few are too far back
+        for row in rows[-_TRIED:]:  # the earliest possible; all but the last few would be too far back
             if source not in row.sources and self._move_before(row, last):
                 return row
         return None
@@ -309,10 +309,10 @@ class Rows:
         return target.order - 1.0
 
     def _sort_by_rank(self, source: Source, new: Row) -> None:
-        """Have rich results that ranks show at about the same time stand by rank, whichever came first.
+        """Sort rich results that ranks show at about the same time by rank, whichever came first.
 
-        `new` is the last row. The results that it may precede trade places: the first of each rank in rank order, then
-        the second of each. None passes a line of a rank that showed it.
+        `new` is the last row. The results that it may precede are reordered: the first of each rank in rank order, then
+        the second of each. No result moves past a line of a rank that showed it.
         """
         run = self._movable()
         counts: dict[Source, int] = {}
@@ -345,7 +345,7 @@ class Rows:
             _touch(row)
 
     def _movable(self) -> list[Row]:
-        """The rich rows at the end, without the very last, that may move back: no rank of theirs wrote lines after."""
+        """The trailing rich rows, except the very last, that may move back: none of their ranks wrote lines after."""
         found: list[Row] = []
         wrote: set[Source] = set()
         seen = 0
@@ -366,7 +366,7 @@ class Rows:
 
 
 def blocks_of(rows: Iterable[Row], *, rich_text: bool = False) -> list[Block]:
-    """Rows with neighbours of the same ranks and stream put together."""
+    """Rows as blocks: neighbouring rows of the same ranks and stream are joined."""
     blocks: list[Block] = []
     sources: frozenset[Source] = frozenset()
     stream = ""
@@ -390,7 +390,7 @@ def blocks_of(rows: Iterable[Row], *, rich_text: bool = False) -> list[Block]:
 
 
 def _in_rank_order(rows: Iterable[Row]) -> Iterator[Row]:
-    """Rows in a row that have different ranks, and so no order among themselves, by rank."""
+    """Sort each run of rows with disjoint ranks, which have no order among themselves, by rank."""
     run: list[Row] = []
     seen: set[Source] = set()
     for row in rows:

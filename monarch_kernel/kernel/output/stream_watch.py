@@ -1,7 +1,7 @@
-"""Notices when a cell's own code shows something, so that earlier output of ranks can be shown above it.
+"""Detects when a cell's own code shows output, so that earlier output of ranks can be shown above it.
 
-Everything that a cell shows by itself passes `sys.stdout` or `sys.stderr`: text is written there, and displays, results
-and tracebacks flush both first. So `write` and `flush` are watched, on the thread that runs the cell.
+All output of the cell itself goes through `sys.stdout` or `sys.stderr`: text is written there, while displays, results
+and tracebacks flush both first. So `write` and `flush` are wrapped, on the thread that runs the cell.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class OwnOutput:
     """Watches the streams of a shell while a cell runs.
 
     Args:
-        before: called before the cell's own code writes or shows something. Quick if there is nothing to do.
+        before: called before the cell's own code writes or shows something. Must be fast if there is nothing to do.
     """
 
     def __init__(self, before: Callable[[], None]) -> None:
@@ -29,7 +29,7 @@ class OwnOutput:
         self._busy = False
 
     def watch(self) -> None:
-        """A cell begins, on this thread."""
+        """Begin to watch: a cell begins on this thread."""
         self.stop()
         self._thread = threading.get_ident()
         self._pid = os.getpid()
@@ -37,12 +37,12 @@ class OwnOutput:
             for name in ("write", "flush"):
                 method = getattr(stream, name)
                 watched = self._watched(method)
-                with suppress(AttributeError):  # a stream that takes no attributes is left alone
+                with suppress(AttributeError):  # a stream that does not accept attributes stays unwatched
                     setattr(stream, name, watched)
                     self._put.append((stream, name, watched, method))
 
     def stop(self) -> None:
-        """The cell has ended. A method that has replaced ours meanwhile, as IPython may do, stays."""
+        """Stop watching: the cell has ended. A method that replaced ours meanwhile, as IPython may do, stays."""
         while self._put:
             stream, name, watched, method = self._put.pop()
             if getattr(stream, name) is watched:

@@ -1,6 +1,6 @@
-"""Folded output as plain data: what a front end shows of a cell, with the ranks that wrote each part.
+"""Folded output as plain data: what a front end shows for a cell, with the ranks that wrote each part.
 
-Text and HTML are made of it by `render.py`; other views (a panel, a widget) may read it as it is.
+`render.py` turns it into text and HTML; other views (a panel, a widget) may read it directly.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-#: A rich result: data by MIME type, as Jupyter has it.
+#: A rich result: data by MIME type, as in Jupyter.
 MimeBundle = dict[str, Any]
 
 
 class Source(NamedTuple):
-    """Where output comes from: the name of a mesh, and a rank of it."""
+    """The origin of output: the name of a mesh, and a rank in it."""
 
     mesh: str
     rank: int
@@ -30,7 +30,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class TextView:
-    """A text section as it is to be shown now; without blocks it shows nothing."""
+    """The current state of a text section; without blocks it shows nothing."""
 
     id: int
     blocks: tuple[Block, ...]
@@ -39,7 +39,7 @@ class TextView:
 
 @dataclass(frozen=True, slots=True)
 class RichView:
-    """A rich result as it is to be shown now; without data it has been withdrawn."""
+    """The current state of a rich result; without data it has been removed."""
 
     id: int
     sources: frozenset[Source]
@@ -52,14 +52,14 @@ View = TextView | RichView
 
 @dataclass(frozen=True, slots=True)
 class CutOutput:
-    """What some ranks wrote beyond their limits, which is not shown.
+    """Output of some ranks beyond their limits, which is not shown.
 
     Attributes:
-        sources: the ranks, all of which had the same cut.
-        lines: how many lines.
+        sources: the ranks, all with the same cut.
+        lines: the number of lines.
         bytes: the size of these lines.
-        rich: how many rich results.
-        tail: the last of the lines.
+        rich: the number of rich results.
+        tail: the last of these lines.
     """
 
     sources: frozenset[Source]
