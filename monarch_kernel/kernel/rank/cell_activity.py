@@ -1,4 +1,4 @@
-"""The state of the cells of a rank: the executor writes it, the monitor reads it on another thread."""
+"""The state of a rank's cells: the executor writes it, and the monitor reads it on another thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from monarch_kernel.kernel.rank.lazy_shell import LazyShell
 
 
 class CellActivity:
-    """What `CellExecutor` does on the main thread of this process, and what `Monitor` asks of it."""
+    """What `CellExecutor` is doing on the main thread of this process, and what `Monitor` requests from it."""
 
     cell: str = ""
     file: str = ""

@@ -1,9 +1,9 @@
-"""The event loop of the cells of a rank: `await` uses it, and `asyncio.get_running_loop()` finds it.
+"""The event loop of a rank's cells: `await` uses it, and `asyncio.get_running_loop()` returns it.
 
-In a notebook kernel every cell runs inside a running loop, so that `asyncio.create_task(f())` works in all of them.
-On a rank, a cell without `await` runs outside of any loop: tracebacks and debuggers then see no frames of asyncio, and
-`asyncio.run()` works, too. So while such a cell runs, `asyncio.get_running_loop()` falls back to this loop. Its tasks
-run whenever a cell awaits, and between cells, when the executor waits in the loop.
+In a notebook kernel, every cell runs inside a running loop, so `asyncio.create_task(f())` works in all of them. On a
+rank, a cell without `await` runs outside any loop, so that tracebacks and debuggers see no asyncio frames, and
+`asyncio.run()` works. While such a cell runs, `asyncio.get_running_loop()` falls back to this loop. Its tasks run
+whenever a cell awaits, and between cells, when the executor waits in the loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _running_loop = asyncio.get_running_loop
 
 
 def _running_or_offered() -> asyncio.AbstractEventLoop:
-    """Return the running event loop, or that of the cells inside a cell that runs in none."""
+    """Return the running event loop; inside a cell that runs outside any loop, return the loop of the cells."""
     try:
         return _running_loop()
     except RuntimeError:
@@ -55,7 +55,7 @@ class CellLoop:
             _offered.loop = None
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine to its end, together with the tasks that cells have left."""
+        """Run a coroutine to its end, together with the tasks that earlier cells started."""
         loop = self.get()
         task = loop.create_task(coroutine)
         try:
@@ -71,11 +71,11 @@ class CellLoop:
 
     @property
     def existing(self) -> asyncio.AbstractEventLoop | None:
-        """The loop, if it exists: tasks, servers and timers of earlier cells may have to go on in it."""
+        """The loop, if it exists: tasks, servers and timers of earlier cells may need to run in it."""
         return self._loop
 
     def close(self) -> None:
-        """Close the loop, with everything that cells have left in it."""
+        """Close the loop, with everything that cells started in it."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.close()
             asyncio.set_event_loop(None)

@@ -1,7 +1,7 @@
-"""Runs a cell in a namespace, as IPython would. Knows nothing of actors or meshes.
+"""Runs a cell in a namespace, as IPython would. Independent of actors and meshes.
 
-A cell's source is Python already (the kernel has transformed it). Its last expression is shown, `await` works
-at the top level, and its traceback begins at the cell's own first frame.
+A cell's source is plain Python (the kernel has transformed it). Its last expression is shown, `await` works at the top
+level, and its traceback begins at the cell's own first frame.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CellRunner:
         self.loop = CellLoop()
 
     def run(self, cell: Cell) -> Outcome:
-        """Run `cell`. The outcome holds what it raises, even SystemExit and KeyboardInterrupt."""
+        """Run `cell`. The outcome contains whatever it raises, even SystemExit and KeyboardInterrupt."""
         remember_source(cell.filename, cell.raw)
         outcome = Outcome()
         try:
@@ -80,7 +80,7 @@ class CellRunner:
     def _code(self, tree: ast.Module | ast.Expression, filename: str, mode: str) -> CodeType:
         flags = self._flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         code: CodeType = compile(tree, filename, mode, flags, dont_inherit=True)
-        for flag in _FUTURES:  # `from __future__ import ...` applies to later cells, too
+        for flag in _FUTURES:  # `from __future__ import ...` also applies to later cells
             self._flags |= code.co_flags & flag
         return code
 
@@ -91,7 +91,7 @@ class CellRunner:
 
 
 def _from_file(traceback: Any, filename: str) -> Any:
-    """A traceback without the frames above the first one in `filename`; all of it if there is none."""
+    """A traceback without the frames above the first one in `filename`; the whole traceback if there is none."""
     at = traceback
     while at is not None:
         if at.tb_frame.f_code.co_filename == filename:

@@ -1,4 +1,4 @@
-"""The output streams of a rank, for cells: the one module of the kernel that imports the capture of a rank."""
+"""The output streams of a rank, for cells: the only module of the kernel that imports a rank's output capture."""
 
 from __future__ import annotations
 

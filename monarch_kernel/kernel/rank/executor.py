@@ -25,7 +25,7 @@ from monarch_kernel.kernel.rank.user_code import fault_of
 from monarch_kernel.kernel.rank.value_size import shortened, text_at_least
 from monarch_kernel.spmd import are_broken, meetings, tidy_up
 
-#: Of a longer string (or bytes) only the beginning is shown (characters).
+#: Only the beginning of a longer string (or bytes) is shown (characters).
 TEXT_LIMIT = 100_000
 #: The length of that beginning (characters).
 SHOWN = 1_000
@@ -37,14 +37,14 @@ class CellReply:
 
     Attributes:
         rank: the rank in its mesh.
-        value: the pickled value of the last expression; None if there is none, or it is not sent.
+        value: the pickled value of the last expression; None if there is no value, or it is not sent.
         has_value: whether the cell ends in an expression.
         unsent: why the value is not sent, as a sentence.
         shown: a value that is not sent, as text.
         fault: the exception that ended the cell.
-        seconds: how long it took.
+        seconds: how long the cell took.
         broken: whether the process group of the rank is unusable.
-        meetings: how many process groups the rank has joined; ranks with different numbers would not meet.
+        meetings: how many process groups the rank has joined; ranks with different numbers could not rendezvous.
     """
 
     rank: int
@@ -134,7 +134,7 @@ class CellExecutor(Actor):
             self._shell.after_cell(outcome.value, outcome.error)
         except BaseException as error:  # drawing a figure runs user code
             fault = fault or fault_of(error)
-        # Its frames refer to objects of the user, which must be freed when user code drops them.
+        # Its frames refer to user objects, which must be freed when user code drops them.
         outcome.error = None
         tidy_up()
         if fault is not None:
@@ -182,7 +182,7 @@ class CellExecutor(Actor):
 
 
 def _main_module() -> types.ModuleType:
-    """A fresh `__main__`; that of this process has the names of the host agent."""
+    """A fresh `__main__`; the process's original one has the names of the host agent."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main

@@ -1,7 +1,7 @@
 """Creates the IPython shell of a rank when IPython is first imported there, and not before.
 
-Some libraries check at import whether they run in IPython (the inline backend of matplotlib does), so the shell has to
-exist as soon as the package is imported. `get_ipython` and `display` are builtins from the start.
+Some libraries check at import whether they run in IPython (matplotlib's inline backend does), so the shell must exist
+as soon as the package is imported. `get_ipython` and `display` are builtins from the start.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LazyShell:
         return self._shell
 
     def get(self) -> Any:
-        """The shell, created on first use; None where IPython is not installed."""
+        """The shell, created on first use; None if IPython is not installed."""
         if self._shell is None:
             try:
                 from monarch_kernel.kernel.rank.rank_shell import make_shell
@@ -81,7 +81,7 @@ class LazyShell:
         return jsonable(data), jsonable(metadata)
 
     def before_cell(self, raw: str, source: str) -> None:
-        """Run the hooks for the beginning of cells, such as the check of %autoreload for changed modules."""
+        """Run the hooks for the beginning of a cell, such as %autoreload's check for changed modules."""
         self._info = None
         if self._shell is not None:
             from IPython.core.interactiveshell import ExecutionInfo
@@ -91,7 +91,7 @@ class LazyShell:
             self._shell.events.trigger("pre_run_cell", self._info)
 
     def after_cell(self, value: Any, error: BaseException | None) -> None:
-        """Run the hooks for the end of cells, such as that of matplotlib, which shows its figures."""
+        """Run the hooks for the end of a cell, such as matplotlib's, which shows its figures."""
         if self._shell is None:
             return
         self._shell.events.trigger("post_execute")

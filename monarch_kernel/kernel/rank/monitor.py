@@ -44,7 +44,7 @@ class Whereabouts:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A rank's reply to an interrupt: whether the cell had begun. A cell that had not never runs there."""
+    """A rank's reply to an interrupt: whether the cell had begun. If it had not, it never runs there."""
 
     rank: int
     begun: bool
@@ -103,12 +103,12 @@ class Monitor(Actor):
         return self._drop(cell)
 
     def _drop(self, cell: str) -> Interrupted:
-        # In this order, since a cell that begins sets its id before it checks whether it was stopped.
+        # The order matters, since a cell that begins sets its id before it checks whether it was stopped.
         CellActivity.stopped.add(cell)
         return Interrupted(self._rank, CellActivity.cell == cell or cell in CellActivity.ended)
 
     def _waits(self) -> bool:
-        """Whether the main thread is in torch and a process group, and has used no processor time since last asked."""
+        """Whether the main thread is in torch and a process group, and has used no CPU time since the last call."""
         ticks, self._ticks = self._ticks, cpu_ticks(os.getpid())
         if ticks != self._ticks or not in_process_group():
             return False

@@ -1,6 +1,6 @@
 """Completions and descriptions of names on a rank, for a cell that is being typed in the notebook.
 
-These functions run on a rank, on a thread beside its main one.
+These functions run on a rank, on a thread other than its main thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HIDDEN = "_"
 
 
 def look_up(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Call one of the functions below with the shell of this rank; None where no cells can run."""
+    """Call one of the functions below with the shell of this rank; None if the rank cannot run cells."""
     shell = CellActivity.shell
     return None if shell is None else function(shell, *args)
 

@@ -18,7 +18,7 @@ _RICH = (
 
 
 def plain_text(value: Any) -> str | None:
-    """The text of a value that has no other representation; None where IPython has to decide."""
+    """The text of a value that has no other representation; None if IPython has to decide."""
     kind = type(value)
     if kind in _PLAIN:
         return repr(value)
@@ -49,5 +49,5 @@ def fallback_bundle(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _has(value: Any, name: str) -> bool:
-    # Looked up on the type, since some objects (mocks, proxies) have every attribute.
+    # Looked up on the type, since some objects (mocks, proxies) claim to have every attribute.
     return callable(getattr(type(value), name, None))

@@ -1,4 +1,4 @@
-"""Sets up `torch.distributed` on a rank: the environment of torchrun, and a process group if one is wanted."""
+"""Sets up `torch.distributed` on a rank: the environment of torchrun, and a process group if requested."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monarch_kernel.spmd import Meeting, are_broken, count_meetings, join, leave
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where ranks meet, and the backend of their process group (empty for none)."""
+    """Where ranks rendezvous, and the backend of their process group ("" for none)."""
 
     meeting: Meeting
     backend: str
@@ -22,7 +22,7 @@ def choose_rendezvous(backend: str, world_size: int, local_size: int, *, local: 
     """Choose a rendezvous, on rank 0.
 
     Args:
-        backend: of the process group. If it is empty, `init_process_group()` in user code will listen there.
+        backend: the backend of the process group. If it is "", `init_process_group()` in user code will listen there.
         world_size: the number of ranks.
         local_size: the number of consecutive ranks on each host.
         local: whether all ranks are on this machine.
@@ -36,7 +36,7 @@ def set_up(meet: Rendezvous, rank: int, threads: int) -> bool:
     Args:
         meet: the rendezvous.
         rank: the rank of this process.
-        threads: the number of threads of OpenMP and torch, unless the environment sets it.
+        threads: the number of OpenMP and torch threads, unless the environment sets it.
 
     Returns:
         Whether a process group was created.
@@ -49,7 +49,7 @@ def set_up(meet: Rendezvous, rank: int, threads: int) -> bool:
     if torch is not None and not set_by_user:
         torch.set_num_threads(threads)  # torch was imported before the variable was set
     if not meet.backend:
-        if are_broken():  # a group of user code that is unusable
+        if are_broken():  # an unusable group that user code created
             leave()
         return False
     if meet.backend == "nccl":
@@ -72,7 +72,7 @@ def end_process_group() -> None:
 
 
 def cpu_ticks(thread: int) -> int:
-    """The processor time of a thread of this process so far, in clock ticks; -1 if unknown."""
+    """The CPU time that a thread of this process has used, in clock ticks; -1 if unknown."""
     try:
         with open(f"/proc/self/task/{thread}/stat", encoding="ascii", errors="replace") as stat:
             fields = stat.read().rpartition(")")[2].split()

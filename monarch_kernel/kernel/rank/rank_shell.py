@@ -1,7 +1,7 @@
 """IPython on a rank, for `get_ipython()`, `display()`, magics and figures.
 
-Imported only when a cell uses IPython, or has a result that is more than text (see `lazy_shell`). `CellRunner`, and not
-the shell, runs cells. The shell stores no history and writes no files.
+Imported only when a cell uses IPython, or has a result that is more than text (see `lazy_shell`). `CellRunner`, not the
+shell, runs cells. The shell stores no history and writes no files.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ class RankShell(InteractiveShell):
     display_pub_class = RankDisplayPublisher  # type: ignore[assignment]
 
     def init_ipython_dir(self, ipython_dir: Any) -> None:
-        """Make no folder: a rank leaves no files behind."""
+        """Create no folder: a rank leaves no files behind."""
 
     def init_profile_dir(self, profile_dir: Any) -> None:
         """See `init_ipython_dir`."""
 
-        self.db = {}  # what %cd and %bookmark remember
+        self.db = {}  # the storage of %cd and %bookmark
 
     def enable_gui(self, gui: Any = None) -> None:
-        """Refuse backends that need a screen; figures are shown inline."""
+        """Reject backends that need a screen; figures are shown inline."""
         if gui not in (None, "inline"):
             raise UsageError(
                 f"a rank has no screen for {gui!r}; use %matplotlib inline, which shows figures in the notebook"
             )
 
     def enable_matplotlib(self, gui: Any = None) -> Any:
-        """`%matplotlib`; refuses a backend that needs a screen before loading it."""
+        """Implement `%matplotlib`: reject a backend that needs a screen before loading it."""
         self.enable_gui(pylabtools.find_gui_and_backend(gui, None)[0])
         return super().enable_matplotlib(gui)
 
@@ -80,27 +80,27 @@ class RankShell(InteractiveShell):
             self.user_ns_hidden[name] = self.user_ns.get(name)
 
     def init_hooks(self) -> None:
-        """Make `?` print, since there is no pager."""
+        """Make `?` print its text, since there is no pager."""
         super().init_hooks()
         self.set_hook("show_in_pager", page.as_hook(_print_page), 99)
 
     def init_sys_modules(self) -> None:
-        """Do nothing: `__main__` already is the namespace of the cells."""
+        """Do nothing: `__main__` is already the namespace of the cells."""
 
     def system(self, cmd: str) -> None:
-        """`!cmd`: runs with the stdout and stderr of the rank."""
+        """Run `!cmd` with the stdout and stderr of the rank."""
         cell_streams.flush()
         # IPython's own method warns about !pip and !cd, and names its own lines in the warning.
         self.system_raw(cmd)
 
     def ask_exit(self) -> None:
-        """`exit()` in a cell."""
+        """Handle `exit()` in a cell."""
         raise UsageError("stop ranks from the notebook: %mesh down, or %mesh restart for fresh ones")
 
-    _magics = 0  # how many are nested at the moment
+    _magics = 0  # the current nesting depth
 
     def run_line_magic(self, magic_name: str, line: str, _stack_depth: int = 1) -> Any:
-        """Run a magic. An error that it would only print (`%run`, `%time`) fails the cell."""
+        """Run a magic. An error that it would only print (`%run`, `%time`) makes the cell fail."""
         self._magics += 1
         try:
             return super().run_line_magic(magic_name, line, _stack_depth + 1)
@@ -108,7 +108,7 @@ class RankShell(InteractiveShell):
             self._magics -= 1
 
     def run_cell_magic(self, magic_name: str, line: str, cell: str) -> Any:
-        """See `run_line_magic`. Refuses `%%mesh`, which would call itself."""
+        """See `run_line_magic`. Rejects `%%mesh`, which would call itself."""
         if magic_name == "mesh":
             raise UsageError("%%mesh can only stand in the first line of a cell")
         self._magics += 1
@@ -118,7 +118,7 @@ class RankShell(InteractiveShell):
             self._magics -= 1
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Raise what a magic has caught instead of only showing it, since other ranks may wait for this one."""
+        """Raise the error that a magic has caught instead of only showing it: other ranks may wait for this one."""
         value = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
         if self._magics and value is not None:
             raise value
@@ -138,7 +138,7 @@ def make_shell(main: ModuleType) -> RankShell:
 
 
 def jsonable(data: dict[str, Any]) -> dict[str, Any]:
-    """A MIME bundle, or its metadata, in a form that fits JSON; bytes become base64, as in notebooks."""
+    """A MIME bundle, or its metadata, in a form that JSON can hold; bytes become base64, as in notebooks."""
     return {key: value if isinstance(value, str) else _jsonable(value) for key, value in data.items()}
 
 

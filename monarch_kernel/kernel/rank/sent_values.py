@@ -1,4 +1,4 @@
-"""Pickles the value of a cell for the notebook; of a large value only a short text is sent."""
+"""Pickles the value of a cell for the notebook; for a large value, only a short text is sent."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def pickled(value: Any) -> tuple[bytes | None, str]:
 
 
 class _Full(Exception):
-    """A pickle is too large to be sent."""
+    """A pickle is too large to send."""
 
 
 class _Limited(io.BytesIO):
-    """Takes a pickle up to the limit, so that the rest of it is never made."""
+    """Accepts a pickle up to the limit, so that the rest of it is never produced."""
 
     def write(self, data: Any, /) -> int:
         if self.tell() + len(data) > VALUE_LIMIT:

@@ -41,13 +41,13 @@ def where_is(thread: int, is_foreign: Callable[[str], bool]) -> tuple[str, int, 
 
 
 def is_foreign(file: str) -> bool:
-    """Whether a file is not user code, but part of this package, of Python or of an installed package."""
+    """Whether a file is part of this package, Python or an installed package, rather than user code."""
     return file.startswith(_FOREIGN) or file.startswith("<frozen") or any(part in file for part in _INSTALLED)
 
 
 def fault_of(error: BaseException) -> Fault:
     """The fault of an exception that ended a cell."""
-    # Of an interrupt, the line of user code matters, and not the code that waits below it.
+    # For an interrupt, the line of user code matters, not the waiting code below it.
     waits = WAITING if isinstance(error, KeyboardInterrupt) else ()
     fault = capture(error, (_KERNEL, *_ipython(), *waits))
     return msgspec.structs.replace(fault, of_peer=True) if failed_by_peer(error) else fault

@@ -1,4 +1,4 @@
-"""Lower bounds of the size of a value, without copying it: they decide whether a cell sends and shows it. Pure."""
+"""Lower bounds for the size of a value, without copying it: they decide whether a cell sends and shows it. Pure."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import Any, cast
 _FLAT = (str, bytes, bytearray, memoryview)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _SCALARS = (int, float, complex, bool, type(None), type)
-#: How many objects are visited; the rest is not counted.
+#: How many objects are visited; the rest are not counted.
 _MOST = 20_000
 
 
 def size_at_least(value: Any, limit: int) -> int:
-    """A lower bound of the bytes that `value` holds. Stops counting beyond `limit`.
+    """A lower bound for the number of bytes in `value`. Stops counting beyond `limit`.
 
-    Counts strings, bytes and objects with `nbytes` (arrays, tensors), also inside containers and attributes of objects
-    (modules and their parameters).
+    Counts strings, bytes and objects with `nbytes` (arrays, tensors), including those inside containers and attributes
+    of objects (modules and their parameters).
     """
     return _total((size for _one, size in _parts(value, attributes=True)), limit)
 
 
 def text_at_least(value: Any, limit: int) -> int:
-    """A lower bound of the length of the strings in `repr(value)`. Stops counting beyond `limit`."""
+    """A lower bound for the length of the strings in `repr(value)`. Stops counting beyond `limit`."""
     return _total((size for one, size in _parts(value, attributes=False) if isinstance(one, _FLAT)), limit)
 
 
 def shortened(value: Any, limit: int) -> str:
-    """`repr(value)` in about `limit` characters at most, without making a long one whole."""
+    """`repr(value)` in at most about `limit` characters, without building a long one in full."""
     if isinstance(value, _FLAT):
         if len(value) <= limit:
             return repr(value)
@@ -62,7 +62,7 @@ def _total(sizes: Iterable[int], limit: int) -> int:
 
 
 def _parts(value: Any, *, attributes: bool) -> Iterator[tuple[Any, int]]:
-    """The objects in `value`, beginning with itself, and the bytes that each holds by itself."""
+    """The objects in `value`, beginning with `value` itself, and the bytes that each holds itself."""
     seen: set[int] = set()
     todo: deque[Any] = deque([value])
     while todo and len(seen) < _MOST:
@@ -87,6 +87,6 @@ def _parts(value: Any, *, attributes: bool) -> Iterator[tuple[Any, int]]:
 def _bytes_of(one: Any) -> int | None:
     try:
         size = getattr(one, "nbytes", None)
-    except Exception:  # a property of user code
+    except Exception:  # a property in user code
         return None
     return size if isinstance(size, int) and not isinstance(size, bool) else None
