@@ -33,18 +33,18 @@ class MonarchKernelApp(IPKernelApp):
         super().init_kernel()
 
     def init_extensions(self) -> None:
-        """Load the magics like any extension, so that ``%load_ext`` and ``%reload_ext`` know about them."""
-        # Not left to IPython, which goes on when an extension fails: a kernel without its magics must not start.
+        """Load the magics as an IPython extension, so that ``%load_ext`` and ``%reload_ext`` recognise them."""
+        # IPython would continue after an extension fails to load, but a kernel without its magics must not start.
         assert self.shell is not None
         self.shell.extension_manager.load_extension("monarch_kernel")
         super().init_extensions()
 
 
 def launch(argv: Sequence[str] | None = None) -> None:
-    """Run the kernel until it is told to shut down.
+    """Run the kernel until it receives a shutdown request.
 
     Args:
-        argv: ipykernel's arguments, such as ``-f CONNECTION_FILE``; by default those of the process.
+        argv: ipykernel's arguments, such as ``-f CONNECTION_FILE``; defaults to those of the process.
     """
     options: dict[str, Any] = {} if argv is None else {"argv": list(argv)}
     MonarchKernelApp.launch_instance(**options)

@@ -1,7 +1,7 @@
-"""The progress line below an ordinary cell that waits for calls of actors, and the verdict when nothing moves.
+"""The progress line below an ordinary cell that waits for actor calls, and the verdict when nothing moves.
 
-One thread, which starts with the first mesh, checks running cells a few times a second. A short cell costs no more than
-a note of its start.
+One thread, which starts with the first mesh, checks running cells a few times a second. For a short cell, the only cost
+is to record its start.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 #: How often running cells are checked (seconds).
 TICK = 0.25
-#: The pause after a check is at least this many times its duration, as thousands of calls may be pending.
+#: The pause after a check is at least this many times its duration, because thousands of calls may be pending.
 SHARE = 20.0
 #: A call is shown once it has been pending for this long, so that a loop of short calls shows nothing (seconds).
 LONG = 0.5
-#: Ranks whose location is still outstanding are asked again after this long (seconds).
+#: Ranks that have not reported their location are asked again after this long (seconds).
 UNANSWERED = 5.0
 
 _MOST = 3
@@ -47,15 +47,15 @@ class _Waiting:
     """One running cell.
 
     Attributes:
-        key: its key.
-        began: when it began.
-        before: the number of waiters of each call at its beginning, such as tasks of earlier cells.
+        key: the cell's key.
+        began: when the cell began.
+        before: the number of waiters of each call when the cell began, such as tasks of earlier cells.
         first: when each call was first seen.
-        output: shows its line; None until there is one.
-        watch: notices that nothing moves.
-        concerned: the meshes whose ranks it waits for.
-        ended: whether it has ended; its line must not be set any more.
-        lock: guards the line against the end of the cell.
+        output: shows the progress line; None until there is one.
+        watch: detects that nothing moves.
+        concerned: the meshes whose ranks the cell waits for.
+        ended: whether the cell has ended, after which the line must not be set.
+        lock: orders updates of the line and the end of the cell.
     """
 
     key: str
@@ -74,9 +74,9 @@ class CallProgress:
 
     Args:
         router: schedules updates of outputs.
-        output_of: gives the output of a cell.
-        session: the meshes; only those that run cells can say where their ranks are.
-        file_label: names a file of user code; None for its path.
+        output_of: returns the output of a cell.
+        session: the meshes; only those that run cells can report where their ranks are.
+        file_label: labels a file of user code; None means its path is used.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class CallProgress:
         self._router = router
         self._output_of = output_of
         self._locations = _EndpointLocations(session, file_label)
-        self._cells: dict[int, _Waiting] = {}  # by thread, since subshells run cells, too
+        self._cells: dict[int, _Waiting] = {}  # by thread, since subshells run cells too
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._asleep = False
@@ -97,7 +97,7 @@ class CallProgress:
         self._unsubscribe = on_change(self._start)
 
     def begin(self, key: str) -> None:
-        """Note that this thread begins a cell."""
+        """Record that this thread begins a cell."""
         self.end()
         before = {call.number: call.waiters for call in awaited_here()}
         with self._changed:
@@ -117,7 +117,7 @@ class CallProgress:
                 self._thread.start()
 
     def end(self) -> None:
-        """Note that the cell of this thread has ended, and remove its line."""
+        """Record that this thread's cell has ended, and remove its line."""
         cell = self._cells.pop(threading.get_ident(), None)
         if cell is None:
             return
@@ -127,7 +127,7 @@ class CallProgress:
             cell.output.show()
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the thread."""
         self._unsubscribe()
         with self._changed:
             self._closed = True
@@ -151,7 +151,7 @@ class CallProgress:
                 if now - cell.began >= LONG:
                     try:
                         self._look(cell, now)
-                    except Exception:  # a mesh may be stopped at this moment; the cell goes on
+                    except Exception:  # the mesh may just have been stopped; the cell continues
                         log.debug("what a cell waits for could not be shown", exc_info=True)
             pause = max(TICK, SHARE * (time.monotonic() - now))
 
@@ -214,11 +214,11 @@ def _procs(mesh: ProcMesh) -> tuple[str, ...]:
 
 
 def _progress(calls: Sequence[Awaited], ranks: Mapping[str, int], began: float) -> Progress:
-    """The progress of the calls of one endpoint.
+    """The progress of the calls to one endpoint.
 
     Args:
         calls: the pending calls.
-        ranks: the ranks of the procs. Procs of a mesh that was spawned elsewhere are numbered in order.
+        ranks: the rank of each proc. Procs of a mesh spawned elsewhere are numbered in order.
         began: when the cell began.
     """
     asked = {proc: ranks.get(proc, at) for call in calls for at, proc in enumerate(call.asked)}
@@ -231,7 +231,7 @@ def _progress(calls: Sequence[Awaited], ranks: Mapping[str, int], began: float) 
 
 
 def _verdict(meshes: Sequence[ProcMesh]) -> Verdict:
-    """The verdict on the first of these meshes in which ranks wait for others."""
+    """The verdict on the first of these meshes whose ranks wait for others."""
     for mesh in meshes[:-1]:
         found = hang(mesh)
         if is_worth_telling(found):
@@ -240,11 +240,11 @@ def _verdict(meshes: Sequence[ProcMesh]) -> Verdict:
 
 
 class _EndpointLocations:
-    """Where ranks are in their endpoints. Only meshes that run cells can be asked.
+    """Where ranks are in their endpoints. Only meshes that run cells can report it.
 
     Args:
         session: the meshes.
-        file_label: names a file of user code.
+        file_label: labels a file of user code.
     """
 
     def __init__(self, session: MeshSession, file_label: FileLabel) -> None:
@@ -254,7 +254,7 @@ class _EndpointLocations:
         self._found: dict[str, list[Whereabouts]] = {}
 
     def ask(self, names: Iterable[str], now: float) -> None:
-        """Collect what these meshes have answered, and ask them again, at most once a second."""
+        """Collect the answers of these meshes, and ask them again, at most once a second."""
         for name in names:
             when, slots = self._asked.get(name, (0.0, []))
             late = not all(slot.done() for slot in slots)
@@ -266,7 +266,7 @@ class _EndpointLocations:
             self._asked[name] = now, list(managed.monitor.where.stream())
 
     def of(self, name: str, what: str) -> Mapping[int, CodeLocation | None]:
-        """Where those ranks of a mesh are that run this endpoint."""
+        """The locations of the ranks of a mesh that run this endpoint."""
         found: dict[int, CodeLocation | None] = {}
         for told in self._found.get(name, ()):
             if told.endpoint == what:

@@ -1,4 +1,4 @@
-"""The cell that the notebook sends to ranks, and what both sides do with its source."""
+"""The cell that the notebook sends to ranks, and how both sides handle its source."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell as it travels to ranks.
+    """A cell as the notebook sends it to ranks.
 
     Attributes:
         id: the key that routes its output.
         source: Python source, with the line numbers of `raw`.
-        filename: its name in tracebacks and breakpoints.
+        filename: the file name of the cell in tracebacks and breakpoints.
         raw: the cell as the user wrote it, magic line included.
         quiet: whether to hide the last expression (the cell ends in a semicolon).
     """
@@ -27,7 +27,7 @@ class Cell:
 
 
 def remember_source(filename: str, source: str) -> None:
-    """Register the source of a cell, so that tracebacks, `inspect` and debuggers of this process find it."""
+    """Register the source of a cell, so that tracebacks, `inspect` and debuggers in this process find it."""
     lines = source.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"

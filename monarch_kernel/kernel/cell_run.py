@@ -28,24 +28,24 @@ from monarch_kernel.meshes import kept_host_of
 
 #: How often the wait updates the progress line (seconds).
 TICK = 0.1
-#: How long to wait for output that a rank wrote before its reply (seconds).
+#: How long to wait for the output that a rank wrote before its reply (seconds).
 OUTPUT_GRACE = 5.0
-#: The same for a rank that died.
+#: How long to wait for the output of a rank that died (seconds).
 DEATH_GRACE = 0.25
-#: After this many samples in a row that show a rank waiting (one a second), the hang is analysed.
+#: The hang is analysed after this many consecutive samples (one a second) that show a rank waiting.
 STUCK = 3
 
 
 class CellRun:
-    """A cell that runs on some ranks of a mesh. The magic makes and starts it; one thread waits for it.
+    """A cell that runs on some ranks of a mesh. The magic creates and starts it; one thread waits for it.
 
     Args:
         managed: the mesh.
-        ranks: the chosen ranks, sorted.
-        cell: what to run.
+        ranks: the selected ranks, sorted.
+        cell: the cell to run.
         output: shows its output.
         router: schedules updates of the output.
-        file_label: names a file in tracebacks; None for its path.
+        file_label: labels a file in tracebacks; None means its path is used.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class CellRun:
             self._held.release()
 
     def wait(self, pressed: Callable[[], None]) -> None:
-        """Wait until every rank has finished, failed or died, showing progress.
+        """Wait until every rank has finished, failed or died, and show progress meanwhile.
 
         Args:
-            pressed: called for each KeyboardInterrupt. The wait goes on, since interrupted ranks still reply.
+            pressed: called for each KeyboardInterrupt. The wait continues, since interrupted ranks still reply.
         """
         finished = self.detached = False
         presses = 0
@@ -122,11 +122,11 @@ class CellRun:
 
     @property
     def waiting(self) -> set[int]:
-        """The ranks on which the cell has not ended."""
+        """The ranks on which the cell has not ended yet."""
         return set(self._progress.waiting)
 
     def detach(self) -> None:
-        """Make `wait` return early. Its caller then sees `detached`, and lets another thread wait."""
+        """Make `wait` return early. Its caller then sees `detached`, and leaves the wait to another thread."""
         self.detached = True
 
     def _step(self) -> bool:
@@ -181,7 +181,7 @@ class CellRun:
         first = not self.failures
         self.failures[failed.rank] = failed
         self._progress.fail(failed.rank, "released" if failed.of_peer and not first else failed.line)
-        if first:  # the other ranks would wait for this one in their next collective
+        if first:  # otherwise the other ranks would wait for this one in their next collective
             for part in self.managed.monitors(sorted(self._progress.waiting)):
                 part.mesh.release_cell.stream(self.cell.id, (failed.rank,))
 
@@ -212,7 +212,7 @@ class CellRun:
         if slot.exception() is not None:
             return
         told = slot.get()
-        if told is None or told.endpoint:  # an actor, on a thread of its own
+        if told is None or told.endpoint:  # an endpoint, which runs on its own thread
             return
         if told.cell != self.cell.id:
             if not self._has_begun(told.rank):
@@ -226,7 +226,7 @@ class CellRun:
             self._stuck[told.rank] = self._stuck.get(told.rank, 0) + 1 if told.waits else 0
 
     def _note_interrupted(self, slot: Future[Interrupted]) -> None:
-        """Handle a rank's reply to an interrupt: a cell that had not begun there is dropped."""
+        """Handle a rank's reply to an interrupt: the rank has dropped the cell if it had not begun there."""
         if slot.exception() is not None:
             return
         told = slot.get()
@@ -242,10 +242,10 @@ class CellRun:
         return rank in self._begun or self._output.has_begun(Source(self.managed.name, rank))
 
     def _rejoin(self) -> str:
-        """Replace a process group that an error has broken, if `%mesh up --dist` made it.
+        """Replace a process group that an error has broken, if `%mesh up --dist` created it.
 
         Returns:
-            What to tell the user.
+            A sentence for the user.
         """
         managed = self.managed
         try:
@@ -293,7 +293,7 @@ class CellRun:
     # -- results -------------------------------------------------------------------------
 
     def error(self) -> MeshCellError | None:
-        """The error for all ranks that failed, or None."""
+        """One error for all ranks that failed; None if none did."""
         if not self.failures:
             return None
         failures = [self.failures[rank] for rank in sorted(self.failures)]
@@ -311,7 +311,7 @@ class CellRun:
         )
 
     def value(self) -> ValueMesh[Any] | None:
-        """The values of the cell's last expression; None if there is none, or all of them are None."""
+        """The values of the cell's last expression; None if there is no such expression, or if every value is None."""
         replies = [self.replies[rank] for rank in self.ranks]
         if not any(reply.has_value for reply in replies):
             return None
@@ -321,14 +321,14 @@ class CellRun:
         return ValueMesh(self.managed.shape(self.ranks), values)
 
     def show_error(self, error: MeshCellError) -> None:
-        """Show the error in the cell's output, for a cell in the background."""
+        """Show the error in the output of a cell that runs in the background."""
         self._output.show_text("stderr", "\n".join(error._render_traceback_()) + "\n")
 
     # -- as a target of interrupts ---------------------------------------------------------------
 
     @property
     def outlives_kernel(self) -> bool:
-        """Whether the cell goes on after this kernel has ended."""
+        """Whether the cell continues after this kernel has ended."""
         return kept_host_of(self.managed.procs) is not None
 
     def describe(self) -> str:
@@ -343,7 +343,7 @@ class CellRun:
         return self._interrupts
 
     def drop(self, ranks: Iterable[int]) -> None:
-        """Cancel the cell on those of `ranks` where it has not begun. The caller interrupts what already runs."""
+        """Cancel the cell on those of `ranks` where it has not begun. The caller interrupts it where it runs."""
         waiting = sorted(self.waiting & set(ranks))
         if waiting:
             self.interrupted = True
@@ -351,7 +351,7 @@ class CellRun:
             self._interrupts += part.mesh.drop_cell.stream(self.cell.id)
 
     def unanswered(self) -> Iterable[int]:
-        """See `InterruptTarget`. A rank that has not begun the cell runs something else, which must survive."""
+        """See `InterruptTarget`. A rank that has not begun the cell runs other work, which must survive."""
         return sorted(rank for rank in self._progress.waiting if self._has_begun(rank))
 
     def kill(self, ranks: Sequence[int]) -> object:

@@ -1,4 +1,4 @@
-"""The text of cells: which are `%%mesh` cells, where their body begins, and how they end. Pure."""
+"""The text of cells: whether it is a `%%mesh` cell, where its body begins, and how it ends. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def is_mesh_cell(text: str) -> bool:
 
 
 def split_header(text: str) -> tuple[str, str] | None:
-    """The first line of a `%%mesh` cell and all that is above it, with its end, and the body; None for another cell.
+    """Split a `%%mesh` cell into its header, up to and including the first line's newline, and its body.
 
-    A cell that has no second line so far is another.
+    None for any other cell, and for one that has no second line yet.
     """
     start = len(text) - len(text.lstrip())
     end = text.find("\n", start)
@@ -24,7 +24,7 @@ def split_header(text: str) -> tuple[str, str] | None:
 
 
 def header_lines(text: str, body: str) -> int:
-    """How many lines of a cell stand above its body."""
+    """How many lines of a cell precede its body."""
     at = text.rfind(body.rstrip("\n"))
     return text.count("\n", 0, at) if at >= 0 else 1
 
@@ -35,7 +35,7 @@ def blank_lines(source: str) -> int:
 
 
 def ends_quietly(source: str) -> bool:
-    """Whether a cell ends in a semicolon, which asks for its value not to be shown."""
+    """Whether a cell ends in a semicolon, which suppresses the display of its value."""
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER, tokenize.DEDENT)
     try:
         tokens = [

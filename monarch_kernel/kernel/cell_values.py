@@ -1,4 +1,4 @@
-"""The values of cells, as ranks send them."""
+"""The values of cells, as the notebook receives them from ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch_kernel.kernel.rank.executor import CellReply
 
 
 class Unsent:
-    """Stands for a value that stays on its rank, because it is too large or cannot be pickled."""
+    """A placeholder for a value that stays on its rank, because it is too large or cannot be pickled."""
 
     def __init__(self, shown: str, why: str) -> None:
         self.shown = shown
@@ -21,7 +21,7 @@ class Unsent:
 
 
 def value_of(reply: CellReply) -> Any:
-    """The value that a rank has sent, or what stands for it here."""
+    """The value that a rank has sent, or a placeholder for it."""
     if reply.value is None:
         return Unsent(reply.shown, reply.unsent) if reply.unsent else None
     try:

@@ -23,7 +23,7 @@ _ATTRIBUTE = "_monarch_kernel_extension"
 
 
 class _Extension:
-    """Everything that `load` installs. Each part leaves its undo on a stack."""
+    """Everything that `load` installs. Each part pushes its undo onto a stack."""
 
     def __init__(self, ip: Any) -> None:
         self.notebook = notebook = Notebook(ip, session())
@@ -68,7 +68,7 @@ def load(ip: Any) -> None:
 
 
 def kernel_ends(ip: Any) -> None:
-    """Mark cells that still run on ranks: their kernel has ended."""
+    """Mark the cells that still run on ranks as abandoned, because the kernel has ended."""
     extension: _Extension | None = getattr(ip, _ATTRIBUTE, None)
     if extension is not None:
         extension.notebook.router.abandon("the kernel ended before this cell did")
@@ -106,7 +106,7 @@ def _unregister_magics(ip: Any) -> None:
 
 
 def _append(undo: ExitStack, hooks: list[Any], hook: Any) -> None:
-    """Append a hook to a list of IPython's. The undo tolerates that it has been removed meanwhile."""
+    """Append a hook to one of IPython's lists. The undo tolerates that the hook was removed meanwhile."""
 
     def remove() -> None:
         if hook in hooks:

@@ -41,7 +41,7 @@ def install(
         user: install for the current user only.
         prefix: install in ``PREFIX/share/jupyter``, such as an environment's ``sys.prefix``.
         name: the kernelspec's name; several environments can each have one.
-        display_name: the name in launchers; by default the kernel's own, followed by a custom ``name``.
+        display_name: the name in launchers; defaults to the kernel's own name, followed by ``name`` if it is custom.
 
     Returns:
         Its folder.
@@ -50,7 +50,7 @@ def install(
 
     if display_name is None:
         display_name = DISPLAY_NAME if name == KERNEL_NAME else f"{DISPLAY_NAME} [{name}]"
-    # Jupyter would remove the whole folder, whatever is in it.
+    # Jupyter would remove the whole folder, whatever it contains.
     _remove(_folder(user, prefix, name))
     with tempfile.TemporaryDirectory() as folder, as_file(_resources()) as resources:
         staged = Path(folder, KERNEL_NAME)
@@ -88,7 +88,7 @@ def uninstall(user: bool = False, prefix: str | None = None, name: str = KERNEL_
 
 
 def _folder(user: bool, prefix: str | None, name: str) -> Path:
-    """The folder of a kernelspec of that name, whether it exists or not."""
+    """The folder of the kernelspec of that name, whether or not it exists."""
     from jupyter_core.paths import SYSTEM_JUPYTER_PATH, jupyter_data_dir
 
     if user:
@@ -124,7 +124,7 @@ def _remove(folder: Path) -> None:
             f"{folder} holds other files ({', '.join(left)}), so it is left alone; move them away first."
         )
     try:
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == _SPEC):  # what marks it as ours goes last
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == _SPEC):  # the marker file goes last
             entry.unlink()
         folder.rmdir()
     except OSError as error:

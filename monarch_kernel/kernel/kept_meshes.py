@@ -32,7 +32,7 @@ def is_kept(name: str, command: str) -> bool:
 
 
 def attach(session: MeshSession, name: str, force: bool = False) -> KeptHost:
-    """Attach to a kept mesh, and use it."""
+    """Attach to a kept mesh, and make it the mesh in use."""
     label = os.path.basename(os.path.abspath(name)) if os.sep in name else name
     if label in session.proc_meshes():
         raise UsageError(f"%mesh attach: there is a mesh {label!r} here already; stop or detach it first")
@@ -49,7 +49,7 @@ def attach(session: MeshSession, name: str, force: bool = False) -> KeptHost:
 
 
 def detach(session: MeshSession, name: str | None) -> str:
-    """Detach from a kept mesh, which goes on.
+    """Detach from a kept mesh, which keeps running.
 
     Returns:
         One line for the user.

@@ -1,4 +1,4 @@
-"""The kernel: ipykernel's, with interrupts that reach ranks, faults shown between cells, and an orderly shutdown."""
+"""The kernel: ipykernel's, with interrupts that reach ranks, faults shown between cells, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from monarch_kernel.kernel.interrupts.sigint_watch import SigintWatch
 from monarch_kernel.kernel.output.fault_notices import FaultNotices
 from monarch_kernel.kernel.shell import MonarchShell
 
-#: How long the shutdown waits for meshes to stop (seconds). jupyter_client kills the kernel after five; the host agent,
-#: which then sees its controller go, ends what is left.
+#: How long the shutdown waits for meshes to stop (seconds). jupyter_client kills the kernel after five; the host agent
+#: then sees that its controller is gone, and ends the remaining processes.
 SHUTDOWN_DEADLINE = 3.0
 
 
 class MonarchKernel(IPythonKernel):
-    """A full Python kernel that drives meshes."""
+    """A complete Python kernel that also runs meshes."""
 
     implementation = "monarch_kernel"
     implementation_version = __version__
@@ -50,13 +50,13 @@ class MonarchKernel(IPythonKernel):
         self._watch = SigintWatch(self._sigint)
         self.shell.sigint = self._sigint
         self.faults = FaultNotices(self.shell)
-        self._running: dict[str, Any] | None = None  # the execute request that runs
+        self._running: dict[str, Any] | None = None  # the execute request that is running
         self._arrived: set[str] = set()  # ids of execute requests that have not begun
         self._debug_requests: set[asyncio.Task[None]] = set()
 
     @property
     def banner(self) -> str:
-        """What a console shows when it starts."""
+        """The text that a console shows when it starts."""
         return f"monarch_kernel {__version__}\n{super().banner}"
 
     def start(self) -> None:
@@ -89,7 +89,7 @@ class MonarchKernel(IPythonKernel):
             self._install_sigint()
 
     async def shell_channel_thread_main(self, msg: Any) -> None:
-        """Pass a message on to the thread that handles it. Called on the thread that receives messages."""
+        """Forward a message to the thread that handles it. Called on the thread that receives messages."""
         session: Any = self.session
         with suppress(Exception):  # an invalid message is reported where it is handled
             idents, frames = session.feed_identities(msg, copy=False)
@@ -128,11 +128,11 @@ class MonarchKernel(IPythonKernel):
                 self._running = None
 
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Any:
-        # ipykernel's own does not wake the event loop, so an idle await would go on until something else wakes it.
+        # ipykernel's own version does not wake the event loop, so an idle await would last until something else does.
         return self._sigint.awaiting(future)
 
     def _notify_cell(self, cell: object, text: str) -> None:
-        """Print a sentence below the cell that it concerns. Called on the thread of the relay."""
+        """Print a sentence below the cell that it concerns. Called on the relay's thread."""
         tokens = self.shell.set_thread_parent(cell) if isinstance(cell, dict) else ()
         try:
             print(text, file=sys.stderr, flush=True)
@@ -146,7 +146,7 @@ class MonarchKernel(IPythonKernel):
         reply: dict[str, Any] = super().do_history(hist_access_type, *args, **kwargs)
         manager = self.shell.history_manager
         if hist_access_type == "range" and manager is not None:
-            # In ranges, IPython calls the current session 0; everywhere else it uses the number.
+            # In ranges, IPython numbers the current session 0; everywhere else it uses the session's real number.
             current = manager.session_number
             reply["history"] = [(entry[0] or current, *entry[1:]) for entry in reply["history"]]
         return reply
@@ -154,7 +154,7 @@ class MonarchKernel(IPythonKernel):
     # -- debugger -------------------------------------------------------------------------------------
 
     async def debug_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Answer a debug request. One that may wait for ranks does not block the channel."""
+        """Answer a debug request, without blocking the channel if it may wait for ranks."""
         answered = super().debug_request(stream, ident, parent)
         debugger = getattr(self, "debugger", None)  # None where debugpy cannot be imported
         if debugger is None or not debugger.may_wait(parent["content"]):
@@ -165,7 +165,7 @@ class MonarchKernel(IPythonKernel):
         task.add_done_callback(self._debug_requests.discard)
 
     async def do_debug_request(self, msg: dict[str, Any]) -> dict[str, Any]:
-        """Answer the debugger's front end, which would wait forever if an exception swallowed the reply."""
+        """Answer the front end's debugger, even after an exception: without a reply it would wait forever."""
         from monarch_kernel.debugger.dap import refusal
 
         try:

@@ -12,13 +12,13 @@ from monarch_kernel.kernel.rank.executor import CellExecutor
 from monarch_kernel.kernel.rank.monitor import Monitor
 from monarch_kernel.meshes import kept_host_of, list_proc_meshes
 
-#: How long ranks may take to start, to meet and to stop (seconds). Importing torch on a busy machine is slow.
+#: How long ranks may take to start, rendezvous or stop (seconds). Importing torch on a busy machine is slow.
 UP_TIMEOUT = 300.0
 
 
 @dataclass(frozen=True)
 class UpOptions:
-    """The arguments of `%mesh up`, which `%mesh restart` uses again."""
+    """The arguments of `%mesh up`, which `%mesh restart` reuses."""
 
     name: str
     dims: dict[str, int]
@@ -34,8 +34,8 @@ class ManagedMesh:
 
     Args:
         procs: the mesh.
-        options: how `%mesh up` started it; None if user code did.
-        actors: the actors that an earlier kernel has spawned on it, if any.
+        options: the options of the `%mesh up` that started it; None if user code did.
+        actors: the actors that an earlier kernel spawned on it, if any.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class ManagedMesh:
         executor, monitor = actors or (procs.spawn("cells", CellExecutor), procs.spawn("monitor", Monitor))
         self.executor: ActorMesh[CellExecutor] = executor
         self.monitor: ActorMesh[Monitor] = monitor
-        # In one dimension, for sets of ranks that no slice of the original dimensions holds.
+        # In one dimension, for sets of ranks that are no slice of the original dimensions.
         self._flat: ActorMesh[CellExecutor] = self.executor.flatten("ranks")
         self._flat_monitor: ActorMesh[Monitor] = self.monitor.flatten("ranks")
         self._flat_procs: ProcMesh = procs.flatten("ranks")
 
     def get_ready(self) -> None:
-        """Wait for the ranks, and set up `torch.distributed`: its environment, and a process group if one is wanted."""
+        """Wait for the ranks, and set up `torch.distributed`: its environment, and a process group if requested."""
         self.executor.initialized.get(UP_TIMEOUT)
         self.join()
 
@@ -72,18 +72,18 @@ class ManagedMesh:
         self.executor.set_up.call(meet, threads).get(UP_TIMEOUT)
 
     def rejoin(self) -> None:
-        """Make all ranks leave their process group, whether it is ours or the user's, and set up a new rendezvous."""
+        """Make all ranks leave their process group, whether ours or the user's, and set up a new rendezvous."""
         self.executor.leave_group.call().get(UP_TIMEOUT)
         self.join()
 
     def describe(self) -> str:
-        """Its size and shape, short: `4 ranks (gpus=4)`."""
+        """The mesh's size and shape as a short text: `4 ranks (gpus=4)`."""
         count = self.extent.nelements
         sizes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
         return f"{count} rank{'s' * (count != 1)}" + (f" ({sizes})" if sizes else "")
 
     def shape(self, ranks: Sequence[int]) -> Extent:
-        """The shape of values from these ranks: that of their slice, or one dimension if they form no slice."""
+        """The shape of values from these ranks: that of their slice, or one dimension if they are no slice."""
         box = boxed(ranks, self.extent)
         if box is None:
             return Extent(("ranks",), (len(ranks),))
@@ -91,7 +91,7 @@ class ManagedMesh:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the mesh has not been stopped."""
+        """Whether the mesh is still up, rather than stopped."""
         return any(mesh is self.procs for mesh in list_proc_meshes())
 
     # -- some ranks, sorted, as few slices -----------------------------------------------------
@@ -113,14 +113,14 @@ class ManagedMesh:
 
 
 def remember(managed: ManagedMesh) -> None:
-    """On a kept mesh, store what the next kernel needs to run cells."""
+    """Store on a kept mesh what the next kernel needs to run cells there."""
     host = kept_host_of(managed.procs)
     if host is not None:
         host.note(f"cells:{managed.name}", (managed.options, managed.executor, managed.monitor))
 
 
 def recall(procs: ProcMesh) -> ManagedMesh | None:
-    """What an earlier kernel has stored with `remember`, or None."""
+    """The mesh that an earlier kernel stored with `remember`, or None."""
     host = kept_host_of(procs)
     found = None if host is None else host.noted(f"cells:{procs.name}")
     if found is None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MapProgress:
-    """Shows the progress of maps in the cells that started them; `monarch_kernel.pool.on_progress` calls it."""
+    """Shows the progress of each map in the cell that started it; a subscriber of `monarch_kernel.pool.on_progress`."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook

@@ -1,4 +1,4 @@
-"""Cells in the background, and the handle that a user has of one."""
+"""Background cells, and the handle that a user has on one."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class MeshCell:
 
 
 def run_in_background(run: CellRun) -> MeshCell:
-    """Start a cell; the notebook does not wait for it."""
+    """Start a cell without making the notebook wait for it."""
     get_relay().add(run, background=True)
     run.start(then_wait=False)
     return wait_in_background(run)
 
 
 def wait_in_background(run: CellRun) -> MeshCell:
-    """Wait for a running cell on a separate thread, so that the notebook goes on."""
+    """Wait for a running cell on a separate thread, so that the notebook can continue."""
     relay = get_relay()
     done = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What `%mesh up`, `down`, `restart`, `heal` and `interrupt` do. Each returns what to print."""
+"""Implements `%mesh up`, `down`, `restart`, `heal` and `interrupt`. Each function returns the text to print."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monarch_kernel.kernel.mesh_parts import parts
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.meshes import KeptError, format_ranks, keep, kept_host_of
 
-#: How long ranks may take to report what an interrupt has stopped (seconds).
+#: How long ranks may take to report what an interrupt stopped (seconds).
 INTERRUPT_TIMEOUT = 2.0
 
 
@@ -78,7 +78,7 @@ def reuse(session: MeshSession, options: UpOptions) -> str | None:
         One line for the user; None if there is no such mesh.
 
     Raises:
-        UsageError: the mesh differs from the one that was asked for.
+        UsageError: the mesh differs from the requested one.
     """
     name = options.name
     if name not in session.proc_meshes():
@@ -109,7 +109,7 @@ def make_room(session: MeshSession, options: UpOptions) -> str:
 
 
 def down(session: MeshSession, name: str | None, force: bool = False) -> str:
-    """Stop a mesh. The newest remaining mesh is then in use.
+    """Stop a mesh. The newest remaining mesh becomes the one in use.
 
     Args:
         force: also stop a kept mesh that another kernel is attached to.
@@ -145,7 +145,7 @@ def restart(session: MeshSession, name: str | None) -> str:
 
 
 def heal(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str:
-    """Replace the dead ones of these ranks, then set up a new rendezvous of all ranks.
+    """Replace the dead ranks among these, then set up a new rendezvous of all ranks.
 
     Returns:
         A few lines for the user.
@@ -210,7 +210,7 @@ def deaths_of(procs: ProcMesh) -> dict[int, str]:
 
 
 def _differences(managed: ManagedMesh, options: UpOptions) -> list[str]:
-    """How a mesh differs from the one that was asked for, in terms of the options of `%mesh up`."""
+    """How a mesh differs from the requested one, in terms of the options of `%mesh up`."""
     found: list[str] = []
     if dict(managed.extent) != options.dims:
         asked = ", ".join(f"{label}={size}" for label, size in options.dims.items())
@@ -230,7 +230,7 @@ def _differences(managed: ManagedMesh, options: UpOptions) -> list[str]:
 
 
 def _join_debugger(procs: ProcMesh) -> None:
-    """Set the breakpoints for all meshes on a new one, before the first cell runs there."""
+    """Set the breakpoints that apply to all meshes on a new mesh, before its first cell runs."""
     hub = sys.modules.get("monarch_kernel.debugger.controller.hub")
     debugger = hub.existing_debugger() if hub is not None else None
     if debugger is not None:

@@ -1,4 +1,4 @@
-"""Splits a set of ranks into few slices of their mesh, each of which takes one call."""
+"""Splits a set of ranks into a few slices of their mesh, each of which needs one call."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Sliced = TypeVar("Sliced", bound=Sliceable)
 
 @dataclass(frozen=True, slots=True)
 class MeshPart(Generic[Sliced]):
-    """A slice of a mesh, and its ranks in order, numbered as in the whole mesh."""
+    """A slice of a mesh, and its ranks in order, as numbered in the whole mesh."""
 
     mesh: Sliced
     ranks: tuple[int, ...]
 
 
 def parts(whole: Sliced, flat: Sliced, extent: Extent, ranks: Sequence[int]) -> list[MeshPart[Sliced]]:
-    """Slices that together hold exactly these ranks.
+    """Slices that together contain exactly these ranks.
 
     Args:
         whole: the mesh.
@@ -65,7 +65,7 @@ def boxed(ranks: Sequence[int], extent: Extent) -> dict[str, slice] | None:
 
 
 def runs(ranks: Sequence[int]) -> list[slice]:
-    """`ranks` (sorted) as few slices of a mesh of one dimension."""
+    """`ranks` (sorted) as a few slices of a one-dimensional mesh."""
     found: list[slice] = []
     at = 0
     while at < len(ranks):
@@ -73,7 +73,7 @@ def runs(ranks: Sequence[int]) -> list[slice]:
         step = ranks[end] - ranks[at] if end < len(ranks) else 1
         while end < len(ranks) and ranks[end] - ranks[end - 1] == step:
             end += 1
-        if end - at == 2 and step > 1:  # two ranks far apart are the end of one run, and the beginning of another
+        if end - at == 2 and step > 1:  # two ranks far apart: the end of one run, and the beginning of another
             end, step = at + 1, 1
         found.append(slice(ranks[at], ranks[end - 1] + 1, step))
         at = end

@@ -1,4 +1,4 @@
-"""The notebook as the magics see it: the running cell, its text, and where output goes."""
+"""The notebook as the magics see it: the running cell, its text, and its output areas."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RUN = f"cell-{os.urandom(3).hex()}"
 
 
 class Notebook:
-    """One IPython shell, with what the magics need of it.
+    """One IPython shell, and what the magics need from it.
 
     Args:
         shell: the shell.
@@ -57,7 +57,7 @@ class Notebook:
         self._calls = CallProgress(self.router, self._replaceable, session, self.file_label)
         self._raw_cell = ""
         self._stale = StaleClasses(shell.user_ns)
-        # Where the output of actors goes that each ordinary cell has called.
+        # For each ordinary cell, the publisher for the output of the actors that it called.
         self._publishers: OrderedDict[str, Publisher] = OrderedDict()
         self._numbers: dict[str, int] = {}  # the number of each of these cells, as in In[...]
         self._key = ""
@@ -72,13 +72,13 @@ class Notebook:
     # -- events of the shell -------------------------------------------------------------------
 
     def before_cell(self, info: Any) -> None:
-        """IPython's `pre_run_cell`."""
+        """The callback for IPython's `pre_run_cell`."""
         self._raw_cell = info.raw_cell or ""
         self._key = f"{RUN}-{next(_count)}"
         set_origin(self._key)
         self._publishers[self._key] = publisher_for(self.shell)
         self._own_output.watch()
-        # Some versions of IPython count a cell before this event, others at its end.
+        # Some versions of IPython count a cell before this event, others at the end of the cell.
         self._numbers[self._key] = min(self.shell.execution_count, len(self.shell.history_manager.input_hist_parsed))
         while len(self._publishers) > _MOST_CELLS:
             self._numbers.pop(self._publishers.popitem(last=False)[0], None)
@@ -86,10 +86,10 @@ class Notebook:
             self._calls.begin(self._key)
 
     def after_cell(self, _result: Any) -> None:
-        """IPython's `post_run_cell`: show what actors have printed during an ordinary cell before it ends."""
+        """The callback for IPython's `post_run_cell`: show what actors printed during an ordinary cell."""
         self._calls.end()
         self.stops.after_cell()
-        if not is_mesh_cell(self._raw_cell):  # these have waited for their own output
+        if not is_mesh_cell(self._raw_cell):  # a `%%mesh` cell has already waited for its output
             _let_output_arrive()
             for notice in self._stale.notices(self._raw_cell):
                 print(notice)
@@ -115,7 +115,7 @@ class Notebook:
     # -- cells ---------------------------------------------------------------------------------
 
     def make_cell(self, body: str) -> Cell:
-        """Make the cell that ranks run of the body of a `%%mesh` cell.
+        """Create the cell that ranks run from the body of a `%%mesh` cell.
 
         Raises:
             CellSyntaxError: the body is not valid Python.
@@ -139,7 +139,7 @@ class Notebook:
         return Cell(f"{self._key}.{next(_count)}", source, filename, raw, ends_quietly(transformed))
 
     def _containing(self, body: str) -> str:
-        """The whole cell around this body. It is not known where a program has run the cell."""
+        """The whole cell around this body; reconstructed if a program has run the cell."""
         raw = self._raw_cell
         return raw if body.strip() and body.strip() in raw else f"%%mesh\n{body}"
 
@@ -161,7 +161,7 @@ class Notebook:
         return lines
 
     def file_label(self, file: str) -> str | None:
-        """IPython's name for the file of a cell, or for a cell by its key: `Cell In[3]`; None for other files."""
+        """IPython's name for a cell, given its file or its key: `Cell In[3]`; None for other files."""
         if file.startswith(RUN):
             number = self._numbers.get(file.partition(".")[0])
             return None if number is None else f"Cell In[{number}]"
@@ -180,7 +180,7 @@ class Notebook:
         return self._key
 
     def output_of(self, cell: str) -> CellOutput | None:
-        """The output area of a cell; None for a cell that this notebook does not know."""
+        """The output area of a cell; None if this notebook does not know the cell."""
         output = self.router.get(cell)
         if output is None and cell in self._publishers:
             output = self.router.open(cell, CellOutput(self._publishers[cell]))
@@ -189,17 +189,17 @@ class Notebook:
     def _replaceable(self, cell: str) -> CellOutput | None:
         """The output area of a cell if it can show a line and remove it later.
 
-        A terminal cannot, since the line would overwrite what the cell prints; nor can a cell under `%%capture`, which
-        keeps everything that is displayed.
+        A terminal cannot, since the line would overwrite what the cell prints. Neither can a cell under `%%capture`,
+        which keeps everything that is displayed.
         """
         publisher = self._publishers.get(cell)
         captured = getattr(self.shell.display_pub, "session", None) is None
         return None if publisher is None or not publisher.live or captured else self.output_of(cell)
 
     def _ordinary_output(self, cell: str) -> tuple[str, CellOutput] | None:
-        """The output area for output of an ordinary cell: the one that called the actor, else the latest."""
+        """The output area for an ordinary cell's output: that of the cell that called the actor, else the latest."""
         if cell and not cell.startswith(RUN) and cell not in self._publishers and self._key in self._publishers:
-            self._publishers[cell] = self._publishers[self._key]  # of an earlier kernel: all of it goes to one cell
+            self._publishers[cell] = self._publishers[self._key]  # an earlier kernel's cell: all to one cell
             self._foreign.append(cell)
         key = cell if cell in self._publishers else self._key
         publisher = self._publishers.get(key)
@@ -223,7 +223,7 @@ class Notebook:
         return "\n".join(lines)
 
     def keep(self, value: Any) -> None:
-        """Make `value` the result of the cell, `_` and `Out[n]`, without showing it: the ranks have shown theirs."""
+        """Make `value` the cell's result, `_` and `Out[n]`, without showing it: the ranks have shown their values."""
         if value is not None:
             self.shell.displayhook.update_user_ns(value)
 
@@ -240,7 +240,7 @@ class Notebook:
             ) from None
 
     def place(self, file: str, line: int, function: str) -> str:
-        """A location in code, short."""
+        """A location in code as a short text."""
         label = self.file_label(file)
         if label is None and os.path.basename(os.path.dirname(file)).startswith("ipykernel_"):
             return f"line {line} of a cell of an earlier kernel"
@@ -251,11 +251,11 @@ class Notebook:
 def _let_output_arrive() -> None:
     """Wait for the output that ranks wrote before they replied to this cell.
 
-    Output comes through the host agents, replies come directly. The agents answer after they have passed the output on.
+    Output arrives through the host agents, replies arrive directly. An agent answers after it has forwarded the output.
     """
     deadline = time.monotonic() + ARRIVAL
-    # Asking about one rank of each mesh reaches its agent, and costs the agent little.
+    # A query about one rank of each mesh reaches its agent, and costs the agent little.
     asked = [mesh.slice(**mesh.extent.point(0)).status() for mesh in list_proc_meshes()]
     for answer in asked:
-        with suppress(Exception):  # a dead or stuck agent must not keep the cell from ending
+        with suppress(Exception):  # a dead or stuck agent must not prevent the cell from ending
             answer.get(max(0.0, deadline - time.monotonic()))

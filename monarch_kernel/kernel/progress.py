@@ -10,7 +10,7 @@ from monarch_kernel.meshes import format_ranks
 
 #: A cell shows no progress before this many seconds.
 QUIET = 1.0
-#: Ranks are asked this often where they are (seconds).
+#: How often ranks are asked for their locations (seconds).
 PERIOD = 1.0
 
 _MOST_LOCATIONS = 3
@@ -36,11 +36,11 @@ class ProgressReport:
     """The progress of a cell. Ranks are sorted.
 
     Attributes:
-        total: how many ranks it runs on.
-        done: how many of them have finished.
-        waiting: the ranks that run it.
+        total: the number of ranks it runs on.
+        done: the number of ranks that have finished.
+        waiting: the ranks that are running it.
         locations: the ranks at each known location.
-        failed: the failed ranks of each exception, in one line.
+        failed: the failed ranks, by the exception in one line.
         queued: the ranks that have not begun, by what they still run.
         silent: the ranks that are alive but do not respond, by the reason.
     """
@@ -59,7 +59,7 @@ class Progress:
 
     Args:
         ranks: the ranks that the cell runs on.
-        now: the time of its start, on the clock of the later `now` arguments.
+        now: the time of its start, on the same clock as the later `now` arguments.
     """
 
     def __init__(self, ranks: Iterable[int], now: float) -> None:
@@ -78,18 +78,18 @@ class Progress:
             self.total += 1
 
     def done(self, rank: int) -> None:
-        """Note that `rank` has finished."""
+        """Record that `rank` has finished."""
         self.waiting.discard(rank)
         self.queued.pop(rank, None)
         self._locations.pop(rank, None)
 
     def fail(self, rank: int, why: str) -> None:
-        """Note that `rank` has failed; `why` is the exception in one line."""
+        """Record that `rank` has failed; `why` is the exception in one line."""
         self.done(rank)
         self.failed[rank] = why
 
     def at(self, locations: Mapping[int, CodeLocation | None]) -> None:
-        """Note where ranks were a moment ago; None where that is unknown."""
+        """Record the recent locations of ranks; None if a location is unknown."""
         for rank, location in locations.items():
             if location is None:
                 self._locations.pop(rank, None)
@@ -98,7 +98,7 @@ class Progress:
                 self._locations[rank] = location
 
     def behind(self, rank: int, what: str) -> None:
-        """Note that `rank` has not begun, since it still runs `what`."""
+        """Record that `rank` has not begun, since it still runs `what`."""
         if rank in self.waiting:
             self.queued[rank] = what
 
@@ -107,7 +107,7 @@ class Progress:
         return frozenset(self.waiting), frozenset(self.failed), frozenset(self._locations.items())
 
     def is_due(self, now: float) -> bool:
-        """Whether to ask the ranks now where they are."""
+        """Whether to ask the ranks for their locations now."""
         if now - self._started < QUIET or now - self._asked < PERIOD or not self.waiting:
             return False
         self._asked = now

@@ -1,4 +1,4 @@
-"""The meshes of a notebook: those that `%mesh up` has started, and those of user code."""
+"""The meshes of a notebook: those that `%mesh up` started, and those that user code spawned."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ class MeshSession:
         self._managed: dict[str, ManagedMesh] = {}
         self._current: str | None = None
 
-    # -- what there is -------------------------------------------------------------------------
+    # -- lookup --------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
         """The names of all meshes of this process, oldest first."""
         return list(self.proc_meshes())
 
     def proc_meshes(self) -> dict[str, ProcMesh]:
-        """All meshes of this process by name; of two with the same name, the newer."""
+        """All meshes of this process by name; of two with the same name, the newer one."""
         self._forget_stopped()
         return {mesh.name: mesh for mesh in list_proc_meshes()}
 
     def managed(self, name: str) -> ManagedMesh | None:
-        """The mesh of that name if it runs cells: `%mesh up` has started it, or a cell has run on it."""
+        """The mesh of that name if it runs cells: `%mesh up` started it, or a cell has run on it."""
         self._forget_stopped()
         return self._managed.get(name)
 
     @property
     def current(self) -> str | None:
-        """The name of the mesh in use: the one that was chosen, or the only one."""
+        """The name of the mesh in use: the chosen one, or the only one."""
         names = self.names()
         if self._current not in names:
             self._current = None
@@ -50,10 +50,10 @@ class MeshSession:
         return self.proc_meshes()[name]
 
     def get(self, name: str | None, command: str) -> ManagedMesh:
-        """The mesh of that name, or the one in use; prepared for cells if it is not yet.
+        """The mesh of that name, or the one in use; it is prepared for cells if necessary.
 
         Raises:
-            UsageError: there is none; the message says which there are.
+            UsageError: there is no such mesh; the message lists those that exist.
         """
         wanted = name or self.current
         found = self.find(wanted, command)
@@ -119,7 +119,7 @@ class MeshSession:
     def _forget_stopped(self) -> None:
         for name, managed in list(self._managed.items()):
             if not managed.is_alive:
-                self._managed.pop(name, None)  # other threads do this, too
+                self._managed.pop(name, None)  # other threads may do this too
 
 
 _session: MeshSession | None = None

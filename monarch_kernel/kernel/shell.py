@@ -14,7 +14,7 @@ from monarch_kernel.kernel.traceback_frames import cut
 
 
 class MonarchShell(ZMQInteractiveShell):
-    """A ``ZMQInteractiveShell`` that tells the SIGINT handler when user code runs."""
+    """A ``ZMQInteractiveShell`` that notifies the SIGINT handler when user code runs."""
 
     sigint: SigintHandler
 
@@ -29,7 +29,7 @@ class MonarchShell(ZMQInteractiveShell):
             with self.sigint.interruptible():
                 result = await super().run_cell_async(raw_cell, *args, **kwargs)
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
-            # It hit IPython's own code, around user code.
+            # The exception hit IPython's own code, around user code.
             self.showtraceback()
             result = ExecutionResult(ExecutionInfo(raw_cell, False, False, True, None))
             result.error_in_exec = error
@@ -38,12 +38,12 @@ class MonarchShell(ZMQInteractiveShell):
         return result
 
     def user_expressions(self, expressions: dict[str, str]) -> Any:
-        """Evaluate the expressions that the front end sent with the cell; they are user code, too."""
+        """Evaluate the expressions that the front end sent with the cell; they are user code as well."""
         with self.sigint.interruptible():
             return super().user_expressions(expressions)
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Show an error. A cell that was cancelled by Ctrl-C while it awaited shows KeyboardInterrupt."""
+        """Show an error. A cell that Ctrl-C cancelled while it awaited shows KeyboardInterrupt."""
         _, value, tb = exc_tuple or sys.exc_info()
         if self._is_interrupt(value) or type(value) is KeyboardInterrupt:
             exc_tuple = (KeyboardInterrupt, KeyboardInterrupt(), cut(tb, interrupt=True))

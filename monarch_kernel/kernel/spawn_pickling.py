@@ -1,7 +1,7 @@
 """Makes classes and functions of cells work in processes that `multiprocessing` spawns, such as DataLoader workers.
 
-A spawned process has no cells, so it cannot find their classes and functions by name. While a process is being spawned,
-they are pickled by value. The child puts them into its `__main__`, where later pickles find them by name.
+A spawned process has no cells, so it cannot look up their classes and functions by name. While a process is being
+spawned, they are pickled by value. The child stores them in its `__main__`, where later pickles find them by name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _prepare(_context: Any) -> None:
 
 
 def restore(pickled: bytes) -> Any:
-    """In the child: load the class or function, and put it into `__main__`."""
+    """In the child: load the class or function, and store it in `__main__`."""
     from multiprocessing.reduction import ForkingPickler
 
     import cloudpickle
@@ -50,7 +50,7 @@ def restore(pickled: bytes) -> Any:
 
 
 def _by_name(_pickler: Any, value: Any) -> Any:
-    """In the child: pickle restored classes and functions by name, so that the parent gets its own back."""
+    """In the child: pickle restored classes and functions by name, so that the parent gets its own objects back."""
     if not isinstance(value, type | FunctionType) or value.__module__ != "__main__" or "<" in value.__qualname__:
         return NotImplemented
     return find, (value.__qualname__,)

@@ -1,4 +1,4 @@
-"""Warns once about actors whose class a cell has redefined: they go on with the old definition."""
+"""Warns once about actors whose class a cell has redefined: they continue with the old definition."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StaleClasses:
 
 
 def _differ(old: type, new: type) -> bool:
-    """Whether the code of two classes of one name differs. Running a cell again unchanged makes no difference."""
+    """Whether the code of two classes of the same name differs. Rerunning an unchanged cell makes no difference."""
     return old is not new and old.__module__ == new.__module__ == "__main__" and _code(old) != _code(new)
 
 

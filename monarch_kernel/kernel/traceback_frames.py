@@ -1,4 +1,4 @@
-"""Hides frames of a traceback: those of this package, and those of code that only waits when an interrupt arrives."""
+"""Hides traceback frames: those of this package, and those of code that was only waiting when an interrupt arrived."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import selectors
 from types import TracebackType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-#: Files whose frames are hidden where an interrupt has hit code that waits.
+#: Files whose frames are hidden if an interrupt has hit waiting code.
 WAITING = (os.path.dirname(asyncio.__file__) + os.sep, selectors.__file__)
 # debugpy and its pydevd trace the kernel while the debugger of JupyterLab is on.
 _DEBUGGERS = (f"{os.sep}debugpy{os.sep}", f"{os.sep}pydevd", f"{os.sep}bdb.py", f"{os.sep}pdb.py")
 
 
 def cut(traceback: TracebackType | None, *, interrupt: bool = False) -> TracebackType | None:
-    """The traceback up to the last frame outside this package; all of it if there is none.
+    """The traceback up to the last frame outside this package; the whole traceback if there is none.
 
     Args:
-        interrupt: the traceback is of a KeyboardInterrupt; also hide frames at its end that wait or trace.
+        interrupt: the traceback belongs to a KeyboardInterrupt; also hide trailing frames that wait or trace.
     """
     frames: list[TracebackType] = []
     while traceback is not None:

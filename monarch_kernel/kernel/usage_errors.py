@@ -1,4 +1,4 @@
-"""Usage errors of the magics: one sentence each, which says what would be right."""
+"""Usage errors of the magics: one sentence each, which says what is valid."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def usage_error(command: str, message: str) -> UsageError:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean X?)`, or an empty string where no known word is similar."""
+    """` (did you mean X?)`, or an empty string if no known word is similar."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {near[0]}?)" if near else ""
