@@ -194,7 +194,7 @@ def build_actor_error(
 
 
 def _own_and_released(failures: Sequence[RankFailure]) -> tuple[list[RankFailure], list[RankFailure]]:
-    """Ranks that failed by themselves, and ranks that failed because others did; if all are of the second kind, all."""
+    """Split failures into the ranks' own and those caused by others; if others caused all, all count as own."""
     ordered = sorted(failures, key=lambda failure: failure.rank)
     own = [failure for failure in ordered if failure.fault is None or not failure.fault.of_peer]
     if not own:

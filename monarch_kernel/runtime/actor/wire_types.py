@@ -1,4 +1,4 @@
-"""Types of what the actor runtime sends and receives: links, message bodies, and messages that differ by rank."""
+"""The types that the actor runtime sends and receives: links, message bodies, and messages that differ by rank."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class RankedMessage(Protocol):
 
 #: A message for an actor that exists.
 ActorMessage: TypeAlias = Call | StopActor
-#: What ``pickled`` gives: one piece, or several with the out-of-band buffers among them.
+#: The result of ``pickled``: one piece, or several that include the out-of-band buffers.
 Pickled: TypeAlias = bytes | list[Any]
-#: The body of a message: pickled, in one piece or several, with its buffers inside or apart.
+#: The body of a message: pickled, in one piece or several, with its buffers included or separate.
 Body: TypeAlias = bytes | bytearray | memoryview | list[Any] | Apart
 #: The body of a reply. A death that is known in this process needs no encoding.
 ReplyBody: TypeAlias = Body | Death

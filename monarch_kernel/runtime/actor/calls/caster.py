@@ -321,7 +321,7 @@ class Caster:
         """Send a message to all members of a group.
 
         Args:
-            message: its header; each rank gets it with its own ``rank``, and a ``call`` that is routed to its agent.
+            message: its header; each rank gets it with its own ``rank``, and a ``call`` whose answer goes to its agent.
             body: bytes-like, or a list of pieces; the same for all ranks.
             sink: gets the answers; None if no call here waits for them.
         """

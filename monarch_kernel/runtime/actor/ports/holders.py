@@ -2,8 +2,8 @@
 
 Pickling a port into a message gives it away. The sender of the message knows its destination, and reports it to the
 port's receiver first, so the receiver knows the new holder before the previous one can die. If a port is pickled in any
-other way, the sender reports that any process may hold it. The end of a holding actor is reported as well, and so is
-the loss of an actor's copy; every node learns of the ends of processes by itself.
+other way, the sender reports that any process may hold it. A process also reports an actor that drops its copy, or that
+ends while it holds one; the ends of processes are known anyway.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class PortHolding(Protocol):
     """A wait that fails when all senders are gone: a port's receiver, or an answer that a rank delegated to others."""
 
     def senders(self) -> Senders | None:
-        """The holders of the port; None if its receiver is closed or gone."""
+        """The holders of the port; None if the wait is over."""
         ...
 
     def nobody_left(self) -> None:
