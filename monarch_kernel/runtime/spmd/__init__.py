@@ -1,1 +1,1 @@
-"""What programs that run alike on all ranks need: torchrun's environment, and process groups that outlive failures."""
+"""Support for programs that run on all ranks: torchrun's environment, and process groups that survive failures."""

@@ -1,4 +1,4 @@
-"""Process groups of torch.distributed over the procs of a mesh, formed again after ranks were lost."""
+"""Process groups of torch.distributed over the procs of a mesh, formed again after the loss of ranks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.spmd import member
 from monarch_kernel.runtime.spmd.member import Meeting
 
-#: How long a rank may take to give up its group before it counts as stuck (seconds).
+#: How long a rank may take to release its group before it counts as stuck (seconds).
 PATIENCE = 10.0
-#: How much longer its answer may take (seconds).
+#: Extra time for its answer (seconds).
 GRACE = 0.5
 
 # The ranks of this process, by the name of the group agents.
@@ -31,13 +31,13 @@ _ranks: dict[str, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group that is yet to be joined: send it to all ranks, where ``join()`` makes it torch's default group.
+    """A process group to join: send it to all ranks, where ``join()`` makes it torch's default group.
 
     Attributes:
         number: 1 for the first group of a mesh, and one more for each group after it.
-        healed: what was healed for it.
-        stuck: the ranks that did not give up the last group in time, and were killed and replaced.
-        seconds: how long each step took: "release", "heal", "meet".
+        healed: the report of the heal that preceded it.
+        stuck: the ranks that did not release the last group in time, and were killed and replaced.
+        seconds: the duration of each step: "release", "heal", "meet".
     """
 
     number: int
@@ -55,8 +55,8 @@ class Group:
         Call it in an endpoint, so that it begins after the failed step has ended on this rank.
 
         Args:
-            timeout: how long to wait for the other ranks (seconds).
-            options: for ``torch.distributed.init_process_group``, such as ``device_id``.
+            timeout: limit for the wait for the other ranks (seconds).
+            options: passed to ``torch.distributed.init_process_group``, such as ``device_id``.
         """
         rank = _ranks.get(self._agents)
         if rank is None:
@@ -68,7 +68,7 @@ class Group:
 
 
 class GroupAgent(Actor):
-    """Runs in each rank beside the training actors: it answers while they wait in a collective, and can break it."""
+    """Runs in each rank beside the training actors: it answers while they wait in a collective, and can abort it."""
 
     __tool__ = True
 
@@ -77,7 +77,7 @@ class GroupAgent(Actor):
 
     @endpoint
     def reserve(self, world_size: int, local_size: int, local: bool, serve: bool) -> Meeting:
-        """On rank 0: reserve the place where the ranks meet."""
+        """On rank 0: reserve the address at which the ranks meet."""
         return member.reserve(world_size, local_size, local=local, serve=serve)
 
     @endpoint
@@ -87,19 +87,19 @@ class GroupAgent(Actor):
 
     @endpoint
     def abandon(self, number: tuple[str, int], patience: float) -> bool:
-        """End the collectives that run here; returns whether they have ended."""
+        """Abort the collectives that run here; returns whether they have ended."""
         return member.abandon(number, patience)
 
     def __cleanup__(self, error: BaseException | None) -> None:
-        """End them as well, so that stopping the mesh need not wait."""
+        """Abort the running collectives, so that the stop of the mesh does not wait for them."""
         member.abandon()
 
 
 class ProcessGroups:
-    """The process groups of a mesh, one after the other.
+    """The successive process groups of a mesh.
 
-    Form a group, have every rank ``join()`` it, and train. When a step fails because ranks died, form the next group:
-    survivors are released from the collectives they wait in, dead ranks are healed, and all ranks meet again.
+    Form a group, let every rank ``join()`` it, and train. When a step fails because ranks died, form the next group:
+    survivors are released from the collectives in which they wait, dead ranks are healed, and all ranks meet again.
 
     ```python
     groups = ProcessGroups(procs)
@@ -108,8 +108,8 @@ class ProcessGroups:
 
     Args:
         procs: the mesh whose ranks are the ranks of the process groups.
-        backend: the one of torch.distributed.
-        timeout: of collectives (seconds); None leaves torch's.
+        backend: the backend of torch.distributed.
+        timeout: limit for each collective (seconds); None keeps torch's default.
     """
 
     def __init__(self, procs: ProcMesh, backend: str = "gloo", timeout: float | None = None) -> None:
@@ -122,11 +122,11 @@ class ProcessGroups:
         self._lock = threading.Lock()
 
     def form(self, hosts: HostMesh | None = None, patience: float = PATIENCE) -> Future[Group]:
-        """Release the ranks from the last group, heal the mesh, and choose where the next group meets.
+        """Release the ranks from the last group, heal the mesh, and reserve an address for the next group.
 
         Args:
-            hosts: spare hosts for lost ones, as for ``ProcMesh.heal``.
-            patience: ranks that do not give up the last group within this time (they are stopped, or hang in it) are
+            hosts: spare hosts for lost hosts, as for ``ProcMesh.heal``.
+            patience: ranks that do not release the last group within this time (they are stopped, or hang in it) are
                 killed, and replaced like dead ranks (seconds).
 
         Raises:
@@ -135,7 +135,7 @@ class ProcessGroups:
         return _in_thread(self._procs, f"{self._procs.name}.form", lambda: self._form(hosts, patience))
 
     def release(self, patience: float = PATIENCE) -> Future[list[int]]:
-        """Release the living ranks from the collectives they wait in; gives the ranks that were not in time."""
+        """Release the living ranks from the collectives in which they wait; returns the ranks that exceed the limit."""
         return _in_thread(self._procs, f"{self._procs.name}.release", lambda: self._release(patience))
 
     def _form(self, hosts: HostMesh | None, patience: float) -> Group:
@@ -202,9 +202,9 @@ def setup_torch_elastic_env(
     The last dimension counts the ranks of a host (LOCAL_RANK).
 
     Args:
-        master_addr: the address of rank 0; by default that of its host.
-        master_port: by default a free port there.
-        use_ipaddr: accepted for Monarch's sake; the default address is an IP address anyway.
+        master_addr: the address of rank 0; by default the address of its host.
+        master_port: by default a free port on that host.
+        use_ipaddr: accepted for compatibility with Monarch; the default address is an IP address anyway.
     """
     _setup(proc_mesh, master_addr, master_port).get()
 

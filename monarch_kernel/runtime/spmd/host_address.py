@@ -1,4 +1,4 @@
-"""The address at which other hosts reach this one, and the network interface that has it."""
+"""The address at which other hosts reach this host, and the network interface that has it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import socket
 from monarch_kernel.runtime.actor.process import get_system
 
 LOOPBACK = "127.0.0.1"
-#: The variable that names gloo's network interface.
+#: The environment variable that names gloo's network interface.
 GLOO = "GLOO_SOCKET_IFNAME"
 
 _chosen = ""
 
 
 def own_address() -> str:
-    """The address at which other hosts reach this one.
+    """The address at which other hosts reach this host.
 
-    On the host of a worker that listens at TCP, the one in the worker's URL; else that of this host's name; else that
-    of the interface of the default route. The result is a name if only other hosts can resolve it.
+    On the host of a worker that listens on TCP, it is the address in the worker's URL; otherwise the address of this
+    host's name; otherwise the address of the interface of the default route. The result is a name if only other hosts
+    can resolve it.
     """
     advertised = _advertised()
     if advertised:
@@ -30,16 +31,16 @@ def own_address() -> str:
         return address
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing, only selects a route
+            probe.connect(("192.0.2.1", 9))  # sends nothing; only selects a route
             return str(probe.getsockname()[0])
         except OSError:
             return address or LOOPBACK
 
 
 def choose_interface(address: str) -> None:
-    """Have gloo use the interface with this address of this host, unless the user has chosen one.
+    """Make gloo use the interface that has this address, unless the user has chosen an interface.
 
-    By default gloo resolves the host's name, and silently takes the loopback interface if that fails.
+    By default gloo resolves the host's name, and silently uses the loopback interface if that fails.
 
     Args:
         address: the result of ``own_address``, or the loopback address.
@@ -50,12 +51,12 @@ def choose_interface(address: str) -> None:
     _chosen = _interface_of(_resolved(address))
     if _chosen:
         os.environ[GLOO] = _chosen
-    else:  # behind NAT, say
+    else:  # no interface has it, for example behind NAT
         os.environ.pop(GLOO, None)
 
 
 def _advertised() -> str:
-    """The host in the URL at which others reach this site's worker; "" on a site without one."""
+    """The host in the URL at which other hosts reach this site's worker; "" on a site without a worker."""
     scheme, _, place = get_system().node.ref.gateway_address.partition("://")
     return place.rpartition(":")[0].strip("[]") if scheme == "tcp" else ""
 
@@ -73,7 +74,7 @@ def _resolved(name: str) -> str:
 
 
 def _interface_of(address: str) -> str:
-    """The interface that has this address; "" if none has."""
+    """The interface that has this address; "" if there is none."""
     import psutil
 
     found = (name for name, entries in psutil.net_if_addrs().items() if address in (e.address for e in entries))

@@ -1,11 +1,11 @@
-"""One rank's side of process groups: where the ranks meet, joining, and getting away from one that lost a rank.
+"""One rank's part in process groups: the address where the ranks meet, joining a group, and leaving a broken one.
 
-When a rank fails, gloo informs only the ranks that are communicating with it. The others wait for their neighbours,
-which never come, until the group's timeout (half an hour by default), and no call ends such a wait. So a rank remembers
-which connections its group opened (``execution.collectives``). ``abandon`` ends them from another
-thread: then every running collective fails, here and on the ranks that wait for this one.
+When a rank fails, gloo notifies only the ranks that are communicating with it. The others wait for their neighbours
+until the group's timeout (half an hour by default), and no call ends such a wait. So a rank records which connections
+its group opened (``execution.collectives``). ``abandon`` shuts them down from another thread: then every running
+collective fails, here and on the ranks that wait for this rank.
 
-There is one exception: if gloo begins to send on a connection just as it notices the end, it does not inform the
+There is one exception: if gloo begins to send on a connection just as it notices the end, it does not notify the
 sender. Therefore ``abandon`` also reports whether the threads that were in torch have returned from it.
 """
 
@@ -33,7 +33,7 @@ CONNECT_TIMEOUT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the ranks of a mesh meet, and how many there are."""
+    """The address at which the ranks of a mesh meet, and the number of ranks."""
 
     address: str
     port: int
@@ -43,13 +43,13 @@ class Meeting:
 
 
 class _Member:
-    """The process group of this process, if this module made it."""
+    """The process group of this process, if this module created it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.opened: Opened | None = None  # its connections
-        self.given_up: dict[str, int] = {}  # for each series, the last group that must not be joined any more
-        # The stores where the ranks meet, on rank 0: for the next group, and for latecomers of the one before.
+        self.given_up: dict[str, int] = {}  # for each series, the last group that can no longer be joined
+        # On rank 0, the stores of the next group, and of the previous group, for ranks that are still joining it.
         self.stores: deque[Any] = deque(maxlen=2)
 
 
@@ -57,11 +57,11 @@ _member = _Member()
 
 
 def reserve(world_size: int, local_size: int, *, local: bool, serve: bool = True) -> Meeting:
-    """As rank 0, choose where the ranks meet.
+    """On rank 0, reserve the address at which the ranks meet.
 
     Args:
-        local: all ranks are on this machine, so the loopback address is enough.
-        serve: open the store at once, for ``join``; otherwise the port is left free for a later listener.
+        local: all ranks are on this machine, so the loopback address is sufficient.
+        serve: open the store at once, for ``join``; otherwise the port stays free for a later listener.
     """
     address = LOOPBACK if local else own_address()
     with socket.socket(socket.AF_INET) as taken, socket.socket(socket.AF_INET) as other:
@@ -128,8 +128,8 @@ def join(
     Args:
         number: the name of a series of groups, and the number of this group in it.
         join_timeout: how long the ranks wait for each other (seconds).
-        timeout: of collectives (seconds); None for torch's default.
-        options: for ``torch.distributed.init_process_group``.
+        timeout: limit for each collective (seconds); None for torch's default.
+        options: passed to ``torch.distributed.init_process_group``.
     """
     distributed = _distributed()
     leave()
@@ -145,13 +145,13 @@ def join(
                 raise RuntimeError(
                     f"process group {which} was given up before rank {rank} joined it: join the next group"
                 )
-            # From here on, giving the group up breaks this connection.
+            # From here on, ``abandon`` shuts this connection down.
             _member.opened = opened
         try:
             if timeout is not None:
                 options["timeout"] = timedelta(seconds=timeout)
-            # torch names groups by this count, and a failed attempt leaves it increased: this rank would then look for
-            # the others under another name than a new rank does.
+            # torch names groups by this count, and a failed attempt leaves it incremented: this rank would then use
+            # another name for the group than a new rank does.
             distributed.distributed_c10d._world.group_count = 0
             distributed.init_process_group(backend, store=store, rank=rank, world_size=meeting.world_size, **options)
         except BaseException:
@@ -168,20 +168,20 @@ def leave() -> None:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
         let_go_of_groups()
-        gc.collect()  # its connections close when its last work is freed
+        gc.collect()  # the group's connections close when its last work object is freed
 
 
 def abandon(number: tuple[str, int] = ("", 0), patience: float = 0.0) -> bool:
-    """Make every collective fail of the group that ``join`` made or is making. Callable from any thread.
+    """Abort every collective of the group that ``join`` made or is making. Callable from any thread.
 
     The group is unusable afterwards; ``join`` or ``leave`` removes it.
 
     Args:
-        number: this group, and those before it in the series, cannot be joined from now on.
+        number: this group, and the groups before it in the series, cannot be joined from now on.
         patience: how long threads that are in torch may take to return from it (seconds).
 
     Returns:
-        Whether they have returned.
+        Whether these threads have returned.
     """
     series, which = number
     with _member.lock:
@@ -189,7 +189,7 @@ def abandon(number: tuple[str, int] = ("", 0), patience: float = 0.0) -> bool:
     _break_connections()
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized() and distributed.get_backend() != "gloo":
-        abort = getattr(distributed.group.WORLD, "abort", None)  # NCCL has this
+        abort = getattr(distributed.group.WORLD, "abort", None)  # exists for NCCL
         if abort is not None:
             abort()
     inside = {thread: frame for thread, top in sys._current_frames().items() if (frame := _in_torch(top)) is not None}
@@ -201,7 +201,7 @@ def abandon(number: tuple[str, int] = ("", 0), patience: float = 0.0) -> bool:
             return False
         if inside:
             time.sleep(0.001)
-            _break_connections()  # a running join may have opened more since
+            _break_connections()  # a running join may have opened more connections
     return True
 
 
@@ -220,7 +220,7 @@ def _stack(top: FrameType | None) -> list[FrameType]:
 
 
 def _in_torch(top: FrameType) -> FrameType | None:
-    """The outermost frame of a thread that is joining a group, or is in code of torch that runs collectives."""
+    """The outermost frame of a thread that is joining a group, or runs torch code that executes collectives."""
     parts = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
     for frame in reversed(_stack(top)):
         if frame.f_code is join.__code__ or any(part in frame.f_code.co_filename for part in parts):

@@ -1,11 +1,11 @@
 """How ``init_process_group()`` of a program that runs on all ranks of a mesh finds the other ranks.
 
-torch's own rendezvous expects that a process joins once. Here ranks live on: a second program, or a second run, meets
-at the same address, and may find the first one's store with stale contents (addresses of closed connections). And a
-rank that never comes, because it raised, leaves the others in a wait that nothing ends. So ranks that join by
-torchrun's environment count their meetings, give each its own keys in the store, and wait for rank 0's store in Python,
-where they can be released. The store is not at MASTER_PORT, unless the program has set that: the port stays free for
-the store of a program that the ranks start as a separate process.
+torch's own rendezvous expects that a process joins only once. Here ranks keep running: a second program, or a second
+run, meets at the same address, and may find the store of the first one with stale contents (addresses of closed
+connections). And a rank that never joins, because it raised, leaves the others in a wait that nothing ends. So ranks
+that join by torchrun's environment count their meetings, use separate keys in the store for each, and wait for rank 0's
+store in Python, where they can be released. The store does not listen on MASTER_PORT, unless the program has set that:
+the port stays free for the store of a program that the ranks start as a separate process.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ CONNECT = 5.0
 
 
 class _Meetings:
-    """The meetings of this process since the ranks began to count."""
+    """The meetings of this process since the ranks started to count."""
 
     def __init__(self) -> None:
         self.begun: Meeting | None = None
         self.count = 0
-        # The latest store, and its place. It stays while the program runs: others may still be leaving a meeting.
+        # The latest store, and its address. It stays open while the program runs: others may still leave a meeting.
         self.store: Any = None
         self.place: object = None
 
@@ -46,22 +46,22 @@ _meetings = _Meetings()
 
 
 def count_meetings(begun: Meeting) -> None:
-    """Begin to count. All ranks of a mesh do so together, with a meeting that was reserved for it."""
+    """Start to count. All ranks of a mesh do so together, with the meeting that was reserved for the mesh."""
     _meetings.begun, _meetings.count, _meetings.store = begun, 0, None
     collectives.find_others = _find_others
 
 
 def meetings() -> int:
-    """How many process groups this rank has joined since then; ranks with another count would not meet it."""
+    """The number of process groups that this rank has joined since; ranks with another count would not meet it."""
     return _meetings.count
 
 
 def tidy_up() -> None:
-    """A program has ended: if it has left its process group, close the connections and listeners that remain."""
+    """Close leftover connections and listeners of a program that has ended and has left its process group."""
     c10d: Any = sys.modules.get(collectives.C10D)
     if c10d is None or collectives.in_process_group():
         return
-    # torch names groups by this count, and a failed attempt leaves it increased on the ranks that tried.
+    # torch names groups by this count, and a failed attempt leaves it incremented on the ranks that tried.
     c10d._world.group_count = 0
     if _meetings.store is not None:
         _meetings.store = None
@@ -92,7 +92,7 @@ def _find_others(
 
 
 def _place(url: Any, rank: int, world_size: int) -> tuple[str, int, int, int] | None:
-    """Where the ranks of the mesh meet: host, port, this rank and the world size; None for any other rendezvous."""
+    """The host and port where the ranks meet, this rank and the world size; None for any other rendezvous."""
     env = os.environ
     try:
         found = urlparse(url)
@@ -117,7 +117,7 @@ def _store(host: str, port: int, rank: int, world_size: int, timeout: timedelta)
     if rank != 0:
         _await(host, port, timeout.total_seconds())
     c10d: Any = importlib.import_module("torch.distributed")
-    # multi_tenant: reuses a store that a group of this process still holds.
+    # multi_tenant: reuse a store that a group of this process still holds.
     return c10d.TCPStore(host, port, world_size, rank == 0, timeout=timeout, wait_for_workers=False, multi_tenant=True)
 
 

@@ -18,13 +18,13 @@ class Stateful(Protocol):
 
 
 def share_state(progress: int, *parts: Stateful) -> int:
-    """Give every rank of the default process group the state of the most advanced rank.
+    """Copy the state of the most advanced rank to every rank of the default process group.
 
     A collective: all ranks call it, with the same number and kinds of parts. The source is never a healed rank, which
-    has done nothing yet, nor a rank that failed in a step that others completed.
+    has made no progress yet, nor a rank that failed in a step that others completed.
 
     Args:
-        progress: how far this rank is, such as its number of completed steps; of equals the lowest rank is the source.
+        progress: the progress of this rank, such as its number of completed steps; the lowest rank wins a tie.
         parts: modules, optimizers, and other objects with ``state_dict`` and ``load_state_dict``.
 
     Returns:
@@ -55,7 +55,7 @@ def share_state(progress: int, *parts: Stateful) -> int:
 
 
 def _pickled(states: list[dict[str, Any]], tensors: list[Any]) -> tuple[bytes, list[tuple[Any, Any, str]]]:
-    """A pickle without the large tensors, which are appended to the list; and their shapes, types and devices."""
+    """A pickle without the large tensors, which are appended to ``tensors``; and their shapes, types and devices."""
     stream = io.BytesIO()
     _Pickler(stream, tensors).dump(states)
     return stream.getvalue(), [(t.shape, t.dtype, t.device.type) for t in tensors]
