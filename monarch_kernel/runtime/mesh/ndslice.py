@@ -1,6 +1,6 @@
-"""Strided selections as plain values: `NDSlice`, and `Shape`, which names the dimensions of one.
+"""Strided selections as plain values: `NDSlice`, and `Shape`, which names the dimensions of an `NDSlice`.
 
-Meshes themselves use regions (`shape.py`); these two are here for programs, with Monarch's names and methods.
+Meshes themselves use regions (`shape.py`); these two classes are for programs, with Monarch's names and methods.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from monarch_kernel.runtime.mesh.shape import Extent, Region, dense_strides
 class NDSlice:
     """The numbers `offset + sum(c[i] * strides[i])` for all coordinates `c` below `sizes`, in row-major order.
 
-    A sequence of those numbers, which can be indexed, iterated and asked for membership. Immutable and hashable.
+    A sequence of those numbers, which supports indexing, iteration and membership tests. Immutable and hashable.
 
     Raises `ValueError` for sizes and strides that do not match or are negative, and for strides with which two
-    coordinates could give the same number: each stride must exceed the range of all smaller ones.
+    coordinates could map to the same number: each stride must exceed the range of all smaller ones.
     """
 
     __slots__ = ("_offset", "_sizes", "_strides")
@@ -50,13 +50,13 @@ class NDSlice:
 
     @classmethod
     def new_row_major(cls, sizes: Sequence[SupportsIndex]) -> NDSlice:
-        """All numbers from 0 up, arranged in these sizes."""
+        """The numbers from 0 upwards, arranged in these sizes."""
         whole = [operator.index(size) for size in sizes]
         return cls(offset=0, sizes=whole, strides=dense_strides(whole))
 
     @classmethod
     def from_list(cls, numbers: Iterable[SupportsIndex]) -> list[NDSlice]:
-        """One-dimensional slices that together hold these numbers, in ascending order."""
+        """One-dimensional slices that together contain these numbers, in ascending order."""
         left = sorted(operator.index(number) for number in numbers)
         slices: list[NDSlice] = []
         at = 0
@@ -87,7 +87,7 @@ class NDSlice:
 
     @property
     def ndim(self) -> int:
-        """How many dimensions there are."""
+        """The number of dimensions."""
         return len(self._sizes)
 
     def coordinates(self, value: SupportsIndex) -> list[int]:
@@ -105,7 +105,7 @@ class NDSlice:
         return at
 
     def get(self, index: SupportsIndex) -> int:
-        """The number at a position in row-major order; `ValueError` if there is none."""
+        """The number at a position in row-major order; `ValueError` if the position is out of range."""
         at = operator.index(index)
         if not 0 <= at < len(self):
             raise ValueError(f"index {at} out of range {len(self)}")
@@ -183,7 +183,7 @@ def _ndslice(offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> N
 class Shape:
     """An `NDSlice` whose dimensions have names. Immutable and hashable.
 
-    Raises `ValueError` for labels that do not match the slice or repeat, and for a slice without elements.
+    Raises `ValueError` for labels that do not match the slice or are repeated, and for a slice without elements.
     """
 
     __slots__ = ("_ndslice", "_region")
@@ -232,7 +232,7 @@ class Shape:
         return self.index(**{label: index})
 
     def index(self, **indices: SupportsIndex) -> Shape:
-        """The part at one index of each of several dimensions, which are dropped; `ValueError` as for `at`."""
+        """The part at one index of each named dimension, which are dropped; `ValueError` as for `at`."""
         try:
             return self._part(self._region.slice(**indices))
         except IndexError as e:

@@ -1,4 +1,4 @@
-"""Sets of ranks as people read and write them: `0-3,7`, `0:8:2`, `hosts=1,gpus=[0-3,7]`."""
+"""Sets of ranks in human-readable notation: `0-3,7`, `0:8:2`, `hosts=1,gpus=[0-3,7]`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from monarch_kernel.runtime.mesh.shape import Extent, unknown_dimension
 
-# Shorter strided runs are easier to read written out.
+# Shorter strided runs are easier to read as single ranks.
 _MIN_STRIDED_RUN = 5
 
 _Box = tuple[tuple[int, ...], ...]
@@ -17,7 +17,7 @@ _Box = tuple[tuple[int, ...], ...]
 def format_ranks(ranks: Iterable[int], *, limit: int | None = None) -> str:
     """`[0, 1, 2, 3, 7]` as `0-3,7`; long even strides as `0:64:8`. Sorts and drops repeats.
 
-    With `limit`, only that many runs are written, followed by the number of ranks left out.
+    With `limit`, only that many runs are written, followed by the number of omitted ranks.
     """
     ordered = sorted(set(ranks))
     shown: list[str] = []
@@ -32,7 +32,7 @@ def format_ranks(ranks: Iterable[int], *, limit: int | None = None) -> str:
 
 
 def format_points(ranks: Iterable[int], extent: Extent, *, limit: int | None = None) -> str:
-    """Where `ranks` of a mesh lie, e.g. `hosts=1,gpus=[0-3,7]`; several boxes are separated by `; `.
+    """The coordinates of `ranks` in a mesh, e.g. `hosts=1,gpus=[0-3,7]`; several boxes are separated by `; `.
 
     Empty for a mesh without dimensions. With `limit`, at most that many boxes, and runs in each, are written.
     """
@@ -57,9 +57,9 @@ def format_points(ranks: Iterable[int], extent: Extent, *, limit: int | None = N
 def parse_ranks(text: str, extent: Extent) -> tuple[int, ...]:
     """The ranks of a mesh that `text` names, sorted.
 
-    Accepts ranks and ranges (`0-3,7`), Python slices (`0:8:2`), `*` for all, the same for single
-    dimensions (`gpus=0:2`, `hosts=1,gpus=0-3`), and several of those separated by `;`. Raises
-    `ValueError` with one sentence for anything else, and for ranks that the mesh does not have.
+    Accepts ranks and ranges (`0-3,7`), Python slices (`0:8:2`), `*` for all, the same for single dimensions
+    (`gpus=0:2`, `hosts=1,gpus=0-3`), and several of these separated by `;`. Raises `ValueError` with a one-sentence
+    message for anything else, and for ranks that the mesh does not have.
     """
     if not text.strip():
         raise ValueError("no ranks given; write e.g. 0-3,7 or * for all")

@@ -1,7 +1,7 @@
-"""Expressions that select places of a mesh: `Selection`, with Monarch's grammar.
+"""Expressions that select points of a mesh: `Selection`, with Monarch's grammar.
 
-A chain selects along each dimension, outermost first: ``0:2,*``. Dimensions beyond the chain are selected whole.
-``&`` binds more loosely than ``,``, and ``|`` more loosely than ``&``; parentheses group.
+A chain selects along each dimension, outermost first: ``0:2,*``. Dimensions beyond the chain are selected entirely.
+``,`` binds tighter than ``&``, and ``&`` tighter than ``|``; parentheses group.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ _TOKEN = re.compile(r"\s*(?:(?P<range>(\d*)\s*:\s*(\d*)(?:\s*:\s*(\d+))?)|(?P<nu
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Made by `from_string`, `all` and `any`. Immutable and hashable; equal if the parsed expressions are."""
+    """A parsed selection, from `from_string`, `all` or `any`. Immutable and hashable; compares by expression."""
 
     @staticmethod
     def from_string(text: str) -> Selection:
-        """The selection that an expression describes.
+        """Parse an expression.
 
         ``*`` selects all of a dimension, ``?`` any one index of it, ``3`` one index, ``0:4:2`` a range (its parts are
         optional, as in Python).
 
         Raises:
-            ValueError: the expression is invalid; the message says where.
+            ValueError: the expression is invalid; the message gives the position.
         """
         return _Parser(text).parsed()
 
     @staticmethod
     def all() -> Selection:
-        """Everything."""
+        """Select everything."""
         return _All(_REST)
 
     @staticmethod
     def any() -> Selection:
-        """Any one index of the outermost dimension; each evaluation chooses again."""
+        """Select any one index of the outermost dimension; each evaluation chooses again."""
         return _Any(_REST)
 
     def ranks(self, extent: Extent) -> list[int]:
-        """The ranks of an extent that are selected, ascending.
+        """The selected ranks of an extent, ascending.
 
         Raises:
             ValueError: the expression has more dimensions than the extent.
@@ -53,13 +53,13 @@ class Selection:
         raise NotImplementedError
 
     def _then(self, rest: Selection) -> Selection:
-        """The same chain with more dimensions at its end."""
+        """This chain, extended by the dimensions of `rest`."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class _Rest(Selection):
-    """The end of a chain: the dimensions that follow are selected whole."""
+    """The end of a chain: selects all remaining dimensions entirely."""
 
     def _ranks(self, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int) -> set[int]:
         found = {offset}
@@ -79,7 +79,7 @@ _REST = _Rest()
 
 @dataclass(frozen=True, slots=True)
 class _Step(Selection):
-    """A selection along one dimension, and then along the inner ones."""
+    """A selection along one dimension, and then along the inner dimensions."""
 
     inner: Selection
 

@@ -1,8 +1,8 @@
 """Shapes of meshes: extents, points and strided selections of ranks. Pure values, no I/O.
 
-An `Extent` names the dimensions of a mesh and their sizes. A `Point` is one place in an extent. A
-`Region` selects ranks of some *base* mesh: it is what slicing a mesh gives, and what a message to a slice
-carries. All three are immutable and hashable, pickle small, and cache what they compute.
+An `Extent` names the dimensions of a mesh and their sizes. A `Point` is one position in an extent. A `Region` selects
+ranks of some *base* mesh: slicing a mesh returns one, and a message to a slice carries one. All three are immutable and
+hashable, have small pickles, and cache computed values.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from itertools import accumulate
 from math import prod
 from typing import Any, Self, SupportsIndex
 
-# `slice` is also the name of a method below, which annotations in a class body would find first.
+# `slice` is also the name of a method below, to which annotations in a class body would resolve.
 IndexOrSlice = SupportsIndex | builtins.slice
 
 
 class UnknownDimensionError(TypeError, ValueError, KeyError):
-    """A dimension was named that the mesh does not have.
+    """A program named a dimension that the mesh does not have.
 
-    It is three builtin errors at once: Monarch raises one or another of them depending on the method, and code
-    that catches any of them must keep working.
+    It is three builtin errors at once: Monarch raises different ones in different methods, and code that catches any of
+    them must keep working.
     """
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class Extent(Mapping[str, int]):
         return list(self.shape)
 
     def point(self, rank: int) -> Point:
-        """The point of `rank` in row-major order; `IndexError` when there is no such rank."""
+        """The point of `rank` in row-major order; `IndexError` if the rank is out of range."""
         return Point(rank, self)
 
     def points(self) -> Iterator[Point]:
@@ -151,7 +151,7 @@ def _shared_extent(labels: tuple[str, ...], sizes: tuple[int, ...]) -> Extent:
 
 
 class Point(Mapping[str, int]):
-    """One place in an extent: a mapping from dimension label to coordinate, and a `rank`."""
+    """One position in an extent: a mapping from dimension label to coordinate, and a `rank`."""
 
     __slots__ = ("extent", "rank")
 
@@ -200,8 +200,8 @@ class Point(Mapping[str, int]):
 class Region:
     """An n-dimensional strided selection of the ranks of some base mesh.
 
-    The element at coordinates `c` is base rank `offset + sum(c[i] * strides[i])`. Its *position* is its
-    place in row-major order, which is its rank in the mesh that the selection makes.
+    The element at coordinates `c` is base rank `offset + sum(c[i] * strides[i])`. Its *position* is its index in
+    row-major order, which is its rank in the selected mesh.
     """
 
     __slots__ = ("_hash", "_positions", "_ranks", "extent", "offset", "strides")
@@ -225,7 +225,7 @@ class Region:
 
     @classmethod
     def from_extent(cls, extent: Extent) -> Region:
-        """The region of everything in `extent`."""
+        """The region that selects everything in `extent`."""
         return extent.region
 
     @property
@@ -240,7 +240,7 @@ class Region:
 
     @property
     def nelements(self) -> int:
-        """How many ranks are selected."""
+        """The number of selected ranks."""
         return self.extent.nelements
 
     def __len__(self) -> int:
@@ -260,7 +260,7 @@ class Region:
         return self._ranks
 
     def position(self, base_rank: int) -> int | None:
-        """Where `base_rank` lies in this selection, or None when it is not selected."""
+        """The position of `base_rank` in this selection, or None if it is not selected."""
         if self.is_dense:
             at = base_rank - self.offset
             return at if 0 <= at < self.nelements else None
@@ -273,7 +273,7 @@ class Region:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the selection is one gapless run of base ranks in order."""
+        """Whether the selection is one contiguous run of base ranks in order."""
         # The stride of a dimension of size 1 is never used, so it is ignored.
         return self.strides == self.extent.strides or all(
             size == 1 or stride == dense
@@ -283,7 +283,7 @@ class Region:
     def slice(self, **selections: IndexOrSlice) -> Region:
         """Select part of the named dimensions: an index drops its dimension, a slice keeps it.
 
-        Raises `UnknownDimensionError`, `IndexError` for an index out of range (negative ones are), and
+        Raises `UnknownDimensionError`, `IndexError` for an index out of range (as negative indices are), and
         `ValueError` for a slice that selects nothing or has a step below 1.
         """
         known = self.labels
@@ -310,9 +310,9 @@ class Region:
         return Region(labels, sizes, strides, offset)
 
     def split(self, **parts: Sequence[str] | SupportsIndex) -> Region:
-        """Split dimensions: `split(gpus=("dp", "pp"), pp=2)`. At most one size per split is left out.
+        """Split dimensions: `split(gpus=("dp", "pp"), pp=2)`. One size per split may be omitted.
 
-        Raises `UnknownDimensionError`, and `ValueError` when sizes do not multiply out or names clash.
+        Raises `UnknownDimensionError`, and `ValueError` if names clash or the product of the sizes is wrong.
         """
         names: dict[str, tuple[str, ...]] = {}
         given: dict[str, int] = {}
@@ -346,7 +346,7 @@ class Region:
         return Region(labels, sizes, strides, self.offset)
 
     def flatten(self, name: str) -> Region:
-        """Merge all dimensions into one called `name`; `ValueError` when the selection has gaps."""
+        """Merge all dimensions into one called `name`; `ValueError` if the selection has gaps."""
         if not self.is_dense:
             raise ValueError(
                 f"cannot flatten a sparse mesh: {self.extent} selects ranks with gaps (strides "
@@ -382,15 +382,15 @@ class Region:
 
 @lru_cache(maxsize=4096)
 def _shared_region(labels: tuple[str, ...], sizes: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Region:
-    """One object per distinct region that arrives in messages, so that its ranks are computed once."""
+    """One object per distinct region that arrives in messages, so that a process computes its ranks once."""
     return Region(labels, sizes, strides, offset)
 
 
 class MeshTrait:
-    """What every mesh can do with its shape: slice, split, flatten, rename, and report its size.
+    """The operations of every mesh on its shape: slice, split, flatten, rename, and sizes.
 
-    A mesh class implements `_region` (a property) and `_new_with_region(region)`, which returns the same kind of
-    mesh over another selection of the same base ranks.
+    A mesh class implements `_region` (a property) and `_new_with_region(region)`, which returns a mesh of the same kind
+    over another selection of the same base ranks.
     """
 
     __slots__ = ()
@@ -419,7 +419,7 @@ class MeshTrait:
         return self._new_with_region(self._region.rename(**names))
 
     def size(self, dim: str | Sequence[str] | None = None) -> int:
-        """The number of elements: of the mesh, along one dimension, or along several."""
+        """The number of elements of the mesh, or along one or several dimensions."""
         extent = self._region.extent
         if dim is None:
             return extent.nelements
@@ -442,7 +442,7 @@ class MeshTrait:
 
 
 def dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a gapless row-major layout with these sizes."""
+    """The strides of a contiguous row-major layout with these sizes."""
     return tuple(accumulate(reversed(sizes[1:]), operator.mul, initial=1))[::-1] if sizes else ()
 
 
@@ -501,7 +501,7 @@ def _split_sizes(label: str, size: int, new: tuple[str, ...], given: dict[str, i
 
 
 def shrunk(extent: Extent, ranks: Sequence[int]) -> Extent:
-    """The shape of these ranks (ascending) of an extent: the same dimensions if they are a grid, else one dimension."""
+    """The shape of these ranks (ascending) of an extent: its dimensions if they form a grid, else one dimension."""
     points = [extent.point(rank) for rank in ranks]
     kept = [sorted({point[label] for point in points}) for label in extent.names]
     grid = Extent(extent.names, [len(values) for values in kept])

@@ -1,4 +1,4 @@
-"""`ValueMesh`: one value for each element of a mesh, which is what a call on a mesh returns."""
+"""`ValueMesh`: one value for each element of a mesh; a call on a mesh returns one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SHOWN_ROWS = 20
 class ValueMesh(MeshTrait, Generic[T_co]):
     """Values laid out over an extent, in row-major order.
 
-    Iterating gives `(Point, value)` pairs. `values[3]` is the value of rank 3, `values[1, 2]` and
-    `values[{"hosts": 1, "gpus": 2}]` the value at coordinates; with slices among the coordinates the result
-    is a smaller ValueMesh. `losses / 2`, `after - before` and `map` compute with the values of each rank. Slicing,
+    Iteration yields `(Point, value)` pairs. `values[3]` is the value of rank 3, `values[1, 2]` and
+    `values[{"hosts": 1, "gpus": 2}]` the value at coordinates; with slices among the coordinates the result is a
+    smaller ValueMesh. `losses / 2`, `after - before` and `map` compute with the values of each rank. Slicing,
     splitting and renaming work as on any mesh.
     """
 
@@ -63,7 +63,7 @@ class ValueMesh(MeshTrait, Generic[T_co]):
         return self._values[self._extent.rank(coords)]
 
     def get(self, index: SupportsIndex) -> T_co:
-        """The value of the rank `index`; `IndexError` when there is no such rank."""
+        """The value of the rank `index`; `IndexError` if the rank is out of range."""
         rank = operator.index(index)
         if not 0 <= rank < len(self._values):
             raise IndexError(f"rank {rank} is not in a ValueMesh of {len(self._values)} ({self._extent})")
@@ -128,7 +128,7 @@ class ValueMesh(MeshTrait, Generic[T_co]):
             return self.map(lambda value: operation(other, value))
         return self.map(lambda value: operation(value, other))
 
-    #: Makes NumPy leave operations between an array and a ValueMesh to this class.
+    #: Makes NumPy defer operations between an array and a ValueMesh to this class.
     __array_ufunc__ = None
 
     def __add__(self, other: Any) -> ValueMesh[Any]:
