@@ -1,4 +1,4 @@
-"""Sequences and arrays: cut into one piece per rank, and joined again."""
+"""Sequences and arrays: split into one piece per rank, and joined again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gather(procs: ProcMesh, name: str) -> Any:
 
 
 def parts(total: int, count: int) -> list[slice]:
-    """`count` slices of `total` elements, as equal as possible, the longer ones first."""
+    """`count` slices of `total` elements, as equal as possible, the longer slices first."""
     size, longer = divmod(total, count)
     ends = [size * k + min(k, longer) for k in range(count + 1)]
     return [slice(*pair) for pair in pairwise(ends)]

@@ -1,4 +1,4 @@
-"""`ProcMesh.map`: calls a function on items; values come in order, as completed, or all at once."""
+"""`ProcMesh.map`: calls a function on items; returns values in order, as completed, or all at once."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _progress: Subscribers[[Mapping]] = Subscribers("a callback of on_progress")
 
 
 def on_progress(listener: Callable[[Mapping], None]) -> Subscription:
-    """Have `listener(mapping)` called a few times a second while a thread waits for a map, and at its end.
+    """Call `listener(mapping)` a few times a second while a thread waits for a map, and when the map ends.
 
-    It is called on the thread that waits, and must be quick.
+    The waiting thread calls it, so it must be quick.
 
     Returns:
-        The subscription; closing (or calling) it ends this.
+        The subscription; close (or call) it to unsubscribe.
     """
     return _progress.subscribe(listener)
 
@@ -49,7 +49,7 @@ class _Counts:
         self.done = 0
 
     def add(self, count: int, future: Any) -> None:
-        """A chunk of `count` items has ended."""
+        """Count a chunk of `count` items that has ended."""
         if _has_value(future):
             self.done += count
 
@@ -57,8 +57,8 @@ class _Counts:
 class Mapping(Iterator[Any]):
     """The values of a running map. `ProcMesh.map` makes it; one consumer uses it.
 
-    It reads ahead of its consumer, up to `ahead` items, so that values are often there before they are taken. Ctrl-C
-    while the consumer waits cancels it.
+    It reads up to `ahead` items ahead of its consumer, so that values are often ready when they are taken. Ctrl-C while
+    the consumer waits cancels it.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class Mapping(Iterator[Any]):
         return_errors: bool,
     ) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
-        #: How many items there are; None if that is not known.
+        #: The number of items; None if unknown.
         self.total = total
         self._counts = _Counts()
-        #: How many items have failed.
+        #: The number of items that have failed.
         self.failed = 0
-        #: What started it, such as a cell.
+        #: The origin that started it, such as a cell.
         self.cell = calling_origin()
         self.started = time.monotonic()
-        self.ended = True  # until it has begun
+        self.ended = True  # until it has started
         self._pool = pool
         self._items = items
         self._chunk = chunk
@@ -88,23 +88,23 @@ class Mapping(Iterator[Any]):
         self._return_errors = return_errors
         self._key = pool.define(function)
         self._sent = 0
-        self._open = 0  # items that were sent and whose values are not taken
+        self._open = 0  # the number of items that were sent, and whose values are not taken yet
         self._exhausted = False
         self._cancelled = False
         self._chunks: deque[_Chunk] = deque()
-        self._values: deque[Any] = deque()  # of the chunk that is being taken
+        self._values: deque[Any] = deque()  # the rest of the values of the current chunk
         self.ended = False
         with _Guard(self):
             self._fill()
 
     @property
     def done(self) -> int:
-        """How many items have a value, taken or not."""
+        """The number of items that have a value, taken or not."""
         return self._counts.done
 
     @property
     def ranks(self) -> int:
-        """How many ranks work on it."""
+        """The number of ranks that work on it."""
         return len(self._pool.alive)
 
     # -- taking values ---------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Mapping(Iterator[Any]):
             return self._values.popleft()
 
     def as_completed(self) -> Iterator[tuple[int, Any]]:
-        """`(number of the item, value)` pairs, in the order in which values arrive."""
+        """Yield `(number of the item, value)` pairs in the order in which values arrive."""
         while True:
             with _Guard(self):
                 self._fill()
@@ -144,7 +144,7 @@ class Mapping(Iterator[Any]):
                 yield from enumerate(values, chunk.first)
 
     def get(self) -> list[Any]:
-        """All values that are not taken yet, in the order of the items."""
+        """Wait for all values that are not taken yet; returns them in the order of the items."""
         return list(self)
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
@@ -163,14 +163,14 @@ class Mapping(Iterator[Any]):
             yield value
 
     def cancel(self) -> None:
-        """Send no more items, and interrupt running ones. Values that have arrived can still be taken."""
+        """Send no more items, and interrupt running items. Values that have arrived can still be taken."""
         self._cancelled = self._exhausted = True
         self._pool.interrupt([chunk.future for chunk in list(self._chunks) if not chunk.future.done()])
         self._chunks = deque(chunk for chunk in list(self._chunks) if _has_value(chunk.future))
         if not self._chunks:
             self._end()
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _fill(self) -> None:
         """Send as many items as `ahead` allows."""
@@ -183,7 +183,7 @@ class Mapping(Iterator[Any]):
             future = self._pool.submit_items(self._key, self._sent, items, self._return_errors)
             future.add_done_callback(partial(self._counts.add, len(items)))  # must not keep this map alive
             self._chunks.append(_Chunk(self._sent, len(items), future))
-            if self._cancelled:  # by another thread in the meantime
+            if self._cancelled:  # another thread has cancelled the map in the meantime
                 self._pool.interrupt([future])
             self._sent += len(items)
             self._open += len(items)

@@ -1,7 +1,7 @@
 """The queue of tasks for the ranks of a mesh, in the process that submits them.
 
-A task waits in the queue until a rank is free, so that a slow task holds up no other. Only while tasks are short is a
-second one sent to each rank ahead of time, which saves the round trip between two tasks.
+A task waits in the queue until a rank is idle, so that a slow task delays no other task. While tasks are short, the
+pool sends each rank a second task ahead of time, which saves the round trip between two tasks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from monarch_kernel.meshes import format_ranks
 from monarch_kernel.output import calling_origin, on_behalf_of
 from monarch_kernel.pool.worker import Control, Worker
 
-#: While tasks take less than this on average (seconds), they are sent before the rank is free.
+#: While tasks take less than this on average (seconds), they are sent before the rank is idle.
 SHORT = 0.01
-#: A task that was running on this many ranks when they died is assumed to be the cause.
+#: A task that was running on this many ranks when they died counts as the cause.
 MOST_DEATHS = 2
 
 _numbers = itertools.count(1)
@@ -44,7 +44,7 @@ class TaskFuture(ThreadFuture[Any]):
         self.number = number
         #: The rank to which it was last sent.
         self.rank: int | None = None
-        #: What it is, for messages.
+        #: The name of the task in messages.
         self.title = f"task {number}"
 
     def get(self, timeout: float | None = None) -> Any:
@@ -64,13 +64,13 @@ class _Task:
     future: TaskFuture
     send: Callable[[Any, int], Any]  # (the rank's worker, the task's number) -> a Future
     cell: str
-    since: float = 0.0  # when it was sent
-    sent: bool = False  # before, to a rank that died
+    since: float = 0.0  # the time at which it was sent
+    sent: bool = False  # whether it was sent before, to a rank that died
     died: list[int] = field(default_factory=list[int])
 
 
 class Pool:
-    """The ranks of a mesh as workers. `pool_of` makes one for each mesh and slice of a mesh.
+    """The ranks of a mesh as workers. `pool_of` creates one pool for each mesh and slice of a mesh.
 
     Args:
         procs: the mesh.
@@ -88,11 +88,11 @@ class Pool:
         self._queue: deque[_Task] = deque()
         self._running: dict[int, dict[int, _Task]] = {rank: {} for rank in range(len(procs))}
         self._dead: dict[int, SupervisionError] = {}
-        self._mean = SHORT  # duration of tasks, seen from this process (seconds)
-        self._last_task: dict[int, int] = {}  # of each dead rank
+        self._mean = SHORT  # mean duration of tasks, measured in this process (seconds)
+        self._last_task: dict[int, int] = {}  # the task that each dead rank ran last
         self._events: queue.SimpleQueue[tuple[int, _Task, Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        #: Functions of maps that were garbage collected: a finalizer must not send messages, so the next map does.
+        #: Keys of maps that were garbage-collected: a finalizer must not send messages, so the next map drops them.
         self.dropped: list[int] = []
 
     @property
@@ -103,12 +103,12 @@ class Pool:
     # -- tasks -----------------------------------------------------------------------------------
 
     def define(self, function: Callable[..., Any]) -> int:
-        """Send a function to all ranks once; returns its key, for `submit_items`."""
+        """Send a function to all ranks; returns its key for `submit_items`."""
         while self.dropped:
             self.forget(self.dropped.pop())
         key = next(_numbers)
         dead = self.procs.dead()
-        for rank in [rank for rank in self._dead if rank not in dead]:  # it was healed
+        for rank in [rank for rank in self._dead if rank not in dead]:  # the rank was healed
             del self._dead[rank], self._last_task[rank]
         for rank in range(len(self._workers)):
             if rank not in dead:
@@ -116,7 +116,7 @@ class Pool:
         return key
 
     def forget(self, key: int) -> None:
-        """Have all ranks drop a function."""
+        """Tell all ranks to drop a function."""
         for rank in self.alive:
             self._workers[rank].forget.call_one(key)
 
@@ -131,7 +131,7 @@ class Pool:
         return self._put(lambda worker, number: worker.run_items.call_one(number, key, first, items, keep), title)
 
     def interrupt(self, futures: Iterable[TaskFuture]) -> None:
-        """Cancel tasks; raise KeyboardInterrupt in those that are running."""
+        """Cancel tasks; raise KeyboardInterrupt in running ones."""
         wanted = {future.number for future in futures if not future.cancel()}
         with self._lock:
             running = {rank: [n for n in tasks if n in wanted] for rank, tasks in self._running.items()}
@@ -193,7 +193,7 @@ class Pool:
 
     def _ended(self, rank: int, task: _Task, call: Any) -> None:
         with self._lock:
-            oldest = next(iter(self._running[rank]), 0)  # the one that ran; any other was waiting on the rank
+            oldest = next(iter(self._running[rank]), 0)  # the task that ran; any other was waiting on the rank
             self._running[rank].pop(task.future.number, None)
         try:
             value = call.get()
@@ -209,7 +209,7 @@ class Pool:
             task.future.set_result(value)
 
     def _of_rank(self, error: ActorError, rank: int) -> BaseException:
-        """The error of a call to one worker, as an error of a call on the mesh, which names the rank."""
+        """Convert the error of a call to one worker to an error of a call on the mesh, which names the rank."""
         failures = [
             replace(failure, rank=rank, coords=dict(self.extent.point(rank)), proc=failure.proc)
             for failure in error.failures[:1]
@@ -219,7 +219,7 @@ class Pool:
         return build_actor_error(f"in the pool of mesh {self.procs.name}", self.extent, failures, {}, [])
 
     def _lost(self, rank: int, task: _Task, error: SupervisionError) -> None:
-        """A rank died: its tasks go to other ranks, unless the one that it ran has already killed others."""
+        """Requeue a task of a dead rank for other ranks, unless too many ranks have died while they ran it."""
         self._dead[rank] = error
         if task.future.number == self._last_task[rank]:
             task.died.append(rank)
@@ -249,7 +249,7 @@ _pools_lock = threading.Lock()
 
 
 def pool_of(procs: ProcMesh) -> Pool:
-    """The pool of a mesh (or slice), made at first use."""
+    """The pool of a mesh (or slice), created on first use."""
     with _pools_lock:
         pools: dict[Any, Pool] = procs._shared.setdefault("pools", {})
         key = (tuple(procs.extent.labels), tuple(procs._region.ranks()))

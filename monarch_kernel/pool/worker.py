@@ -1,4 +1,4 @@
-"""The pool's part in each rank: one actor that runs functions, and one that interrupts it."""
+"""The pool's part in each rank: one actor that runs functions, and another that interrupts them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from monarch_kernel.errors import Fault, capture
 
 @dataclass(frozen=True, slots=True)
 class ItemFailure:
-    """Stands for the value of an item whose function raised, so that the rest of its chunk goes on."""
+    """Replaces the value of an item whose function raised, so that the rest of its chunk continues."""
 
     fault: Fault
 
 
 class TaskInterrupted(Exception):
-    """A task was interrupted: by `cancel` of its map, by its future, or by Ctrl-C."""
+    """A task was interrupted by `cancel` of its map, by its future, or by Ctrl-C."""
 
 
 class _Running:
-    """What `Worker` runs in this process, for `Control`."""
+    """The task that `Worker` runs in this process, for `Control`."""
 
     lock = threading.Lock()
-    thread: ClassVar[int] = 0  # that runs user code
+    thread: ClassVar[int] = 0  # the thread that runs user code
     task: ClassVar[int] = 0
     cancelled: ClassVar[set[int]] = set()
 
 
 class Worker(Actor):
-    """Runs functions, one after the other."""
+    """Runs functions, one at a time."""
 
     __tool__ = True
 
@@ -43,7 +43,7 @@ class Worker(Actor):
 
     @endpoint
     def define(self, key: int, function: Callable[..., Any]) -> None:
-        """Keep a function for many calls, so that it is sent only once."""
+        """Keep a function for many calls, so that the pool sends it only once."""
         self._functions[key] = function
 
     @endpoint
@@ -53,15 +53,15 @@ class Worker(Actor):
 
     @endpoint
     def run(self, task: int, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a function that is sent with the call."""
+        """Run a function that arrives with the call."""
         return _run(task, function, args, kwargs)
 
     @endpoint
     def run_items(self, task: int, key: int, first: int, items: Sequence[tuple[Any, ...]], keep: bool) -> list[Any]:
-        """Run a defined function on each item; `first` is the number of the first one.
+        """Run a defined function on each item; `first` is the number of the first item.
 
         Args:
-            keep: if the function raises for an item, return an `ItemFailure` for it and go on; otherwise raise.
+            keep: if the function raises for an item, return an `ItemFailure` for it and continue; otherwise raise.
         """
         function = self._functions[key]
         values: list[Any] = []
@@ -93,13 +93,13 @@ class Worker(Actor):
 
 
 class Control(Actor):
-    """Interrupts tasks, on a thread of its own."""
+    """Interrupts tasks, on a separate thread."""
 
     __tool__ = True
 
     @endpoint
     def cancel(self, tasks: list[int]) -> None:
-        """Raise KeyboardInterrupt in these tasks now, or as soon as they begin."""
+        """Raise KeyboardInterrupt in these tasks now, or as soon as they start."""
         with _Running.lock:
             _Running.cancelled.update(tasks)
             if _Running.thread and _Running.task in _Running.cancelled:
@@ -118,12 +118,12 @@ def _run(task: int, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
             return function(*args, **kwargs)
         finally:
             _leave(me)
-    except KeyboardInterrupt as error:  # which would end the actor
+    except KeyboardInterrupt as error:  # it would end the actor
         raise TaskInterrupted("the task was interrupted").with_traceback(error.__traceback__) from None
 
 
 def _leave(thread: int) -> None:
-    """User code has ended: an interrupt that is still pending must not hit what follows."""
+    """Drop a pending interrupt, which must not hit the code after user code."""
     while True:
         try:
             with _Running.lock:
