@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_debug_command(parser: argparse.ArgumentParser) -> None:
-    """The options of ``monarch-kernel debug``."""
+    """Add the options of ``monarch-kernel debug``."""
     parser.add_argument("pid", nargs="?", type=int, metavar="PID", help="the process to debug, where there are several")
     parser.add_argument("--list", action="store_true", help="list the processes with meshes, and end")
     parser.add_argument(
@@ -51,7 +51,7 @@ def choose(found: Sequence[Controller], pid: int | None) -> Controller:
     """The controller to debug.
 
     Raises:
-        LookupError: there is none, or several and none is named; lists them.
+        LookupError: there is no such controller, or there are several and no PID; the message lists them.
     """
     if pid is not None:
         for controller in found:

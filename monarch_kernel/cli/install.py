@@ -1,4 +1,4 @@
-"""``monarch-kernel install`` and ``uninstall``: tell Jupyter about this environment's kernel, and undo that."""
+"""``monarch-kernel install`` and ``uninstall``: register this environment's kernel with Jupyter, and undo that."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from monarch_kernel.kernel.install import DISPLAY_NAME, KERNEL_NAME, InstallErro
 
 
 def add_install_command(parser: argparse.ArgumentParser) -> None:
-    """The options of ``install``."""
+    """Add the options of ``install``."""
     _add_place(parser)
     parser.add_argument("--display-name", help=f"what launchers show (default: {DISPLAY_NAME})")
     parser.set_defaults(run=_run_install)
 
 
 def add_uninstall_command(parser: argparse.ArgumentParser) -> None:
-    """The options of ``uninstall``."""
+    """Add the options of ``uninstall``."""
     _add_place(parser)
     parser.set_defaults(run=_run_uninstall)
 

@@ -11,12 +11,12 @@ from monarch_kernel.protocol.keys.guarded_files import LARGEST, KeyFileError, ex
 from monarch_kernel.protocol.keys.identity import Public, check_name, make_key_file, parse_line, read_key_file
 from monarch_kernel.protocol.keys.trust import key_file_named
 
-#: The least and the greatest number of arguments of each. A public line may be one argument or three.
+#: The minimum and maximum number of arguments of each verb. A public line may be one argument or three.
 _VERBS = {"new": (1, 1), "show": (0, 1), "add": (2, 4), "list": (1, 1), "revoke": (2, 2)}
 
 
 def add_keys_command(parser: argparse.ArgumentParser) -> None:
-    """``monarch-kernel keys FILE``, and ``monarch-kernel keys new|show|add|list|revoke``."""
+    """Add the options of ``monarch-kernel keys FILE``, and of ``monarch-kernel keys new|show|add|list|revoke``."""
     parser.usage = (
         "monarch-kernel keys FILE [--name NAME]\n"
         "       monarch-kernel keys new FILE [--name NAME]\n"
@@ -96,7 +96,7 @@ def _add(path: str, words: list[str], name: str | None) -> None:
 
 
 def _keys_from(words: list[str]) -> list[Public]:
-    """The keys that arguments name: a public line (one argument or several), a file, or - for standard input."""
+    """The keys in the arguments: a public line (one argument or several), a file, or - for standard input."""
     if len(words) > 1 or words[0].split()[1:]:
         text = " ".join(words)
     elif words[0] == "-":

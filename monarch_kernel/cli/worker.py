@@ -7,7 +7,7 @@ import os
 
 
 def add_worker_command(parser: argparse.ArgumentParser) -> None:
-    """The options of ``monarch-kernel worker``."""
+    """Add the options of ``monarch-kernel worker``."""
     parser.add_argument(
         "--listen",
         required=True,
@@ -53,10 +53,10 @@ def _run(options: argparse.Namespace) -> int:
         if worker_address(options.listen).listen.startswith("tcp://"):
             from monarch_kernel.protocol.keys import load_keys
 
-            load_keys(options.key_file, options.allow)  # reports a mistake before anything is started
+            load_keys(options.key_file, options.allow)  # reports a mistake before the worker starts
         elif options.allow or options.audit:
             raise ValueError(f"--allow and --audit are for tcp://: only this user can connect to {options.listen}")
-        if options.ready >= 0 and os.fork():  # its starter wants a process that is not its child
+        if options.ready >= 0 and os.fork():  # the starting process needs a worker that is not its child
             os._exit(0)
         exec_worker(
             options.listen,

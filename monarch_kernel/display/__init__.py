@@ -1,4 +1,4 @@
-"""What every view of ours shares, in terminals and in notebooks: tables as plain data, and the styles of all HTML.
+"""The base of all views in terminals and notebooks: tables as plain data, and the styles of all HTML.
 
-It imports nothing of ours, so the kernel, the debugger, widgets and the server may all build on it.
+It imports no other package of this project, so the kernel, the debugger, widgets and the server may all use it.
 """

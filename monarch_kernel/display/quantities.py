@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them."""
+"""Durations and sizes in human-readable form."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The styles of all HTML that we show, in one place.
+"""The styles of all HTML of this package, in one place.
 
-They are inline, because a saved notebook, an e-mail and a plain front end keep no style sheet. Text takes its colour
-from the page around it, and JupyterLab's variables have fallbacks, so everything is readable on light and dark pages.
+They are inline, because a saved notebook, an e-mail and a plain front end have no style sheet. Text inherits its colour
+from the page, and JupyterLab's variables have fallbacks, so everything is readable on light and dark pages.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from typing import Final
 FONT: Final = "font-family:var(--jp-code-font-family,ui-monospace,monospace)"
 #: The box around text in the font of code.
 BOX: Final = f"{FONT};font-size:var(--jp-code-font-size,13px);line-height:1.35"
-#: The same around lines that are not wrapped.
+#: The same box around lines that are not wrapped.
 SCROLLED: Final = f"{BOX};overflow-x:auto"
-#: Front ends style `<pre>`, each in its own way; a plain one takes everything from the box around it.
+#: Each front end styles `<pre>` differently; a bare one inherits everything from the box around it.
 BARE_PRE: Final = "all:unset;display:block"
 WRAPPED: Final = f"{BARE_PRE};white-space:pre-wrap;overflow-wrap:anywhere;{FONT}"
 UNWRAPPED: Final = f"{BARE_PRE};white-space:pre;{FONT}"
-#: Lines beside a label: the label is not copied with them.
+#: Lines beside a label, which is not copied with them.
 LABELLED: Final = "display:flex;gap:1ch"
 LABEL: Final = f"{BARE_PRE};flex:none;user-select:none;opacity:.6"
 
 DIM: Final = "opacity:.65"
 BOLD: Final = "font-weight:600"
 BAD: Final = "color:#d9362b"
-#: Sets of ranks in a tree, where they are the thread to follow.
+#: Sets of ranks in a tree, where they guide the reader.
 RANKS: Final = f"color:#2b7fd9;{BOLD}"
-#: The part of a source line that runs now.
+#: The part of a source line that is running.
 RUNS_NOW: Final = "background:rgba(255,176,32,.30);border-radius:2px"
-#: A small label where ranks part.
+#: A small label where ranks diverge.
 FORK_CHIP: Final = "background:#d9912b;color:#fff;border-radius:8px;padding:0 6px;font-size:85%"
-#: Lines of a tree. One that opens has a triangle before it; one that does not is as far from the edge.
+#: Lines of a tree. A line that opens has a triangle in front; other lines have the same indentation.
 TREE_LINE: Final = "white-space:pre;cursor:default;padding-left:1.05em"
 TREE_NOTE: Final = "white-space:pre-wrap;padding-left:1.05em"
 TREE_OPENS: Final = "white-space:pre;cursor:pointer"
@@ -38,7 +38,7 @@ TREE_INSIDE: Final = "margin:0 0 2px 0.6ch;padding-left:1.4ch;border-left:1px so
 TREE_FORK: Final = "margin:2px 0 2px 0.6ch;padding-left:1.4ch;border-left:3px solid #d9912b"
 WARNING_LINE: Final = "border-left:3px solid var(--jp-warn-color1,#ef6c00);padding-left:.6em"
 
-#: Cells of tables: front ends align them in different ways.
+#: Cells of tables, which front ends align in different ways.
 LEFT: Final = "text-align:left;vertical-align:top;white-space:pre-wrap"
 RIGHT: Final = "text-align:right;vertical-align:top;white-space:pre-wrap"
 #: A cell with a set of ranks stays on one line.

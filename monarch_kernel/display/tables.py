@@ -1,4 +1,4 @@
-"""Tables as plain data, and how they look: text made by rich for terminals, HTML for notebooks."""
+"""Tables as plain data, and their rendering: text made by rich for terminals, HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Protocol
 
 from monarch_kernel.display import styles
 
-#: No table is folded: a terminal wraps long lines by itself, and a notebook scrolls.
+#: No table is folded: a terminal wraps long lines, and a notebook scrolls.
 _WIDTH = 1 << 20
 
 
 class Printer(Protocol):
-    """What IPython's pretty printer offers to `_repr_pretty_`."""
+    """The part of IPython's pretty printer that `_repr_pretty_` uses."""
 
     def text(self, text: str, /) -> None:
         """Add text."""
@@ -24,14 +24,14 @@ class Printer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """A table as it is to be shown.
+    """A table to show.
 
     Attributes:
         headings: the names of the columns; without any, there is no line of headings.
-        rows: the cells, as they are to be shown.
+        rows: the text of the cells.
         caption: one line above the table.
         right: the indices of right-aligned columns.
-        note: one line below the table: how much was left out.
+        note: one line below the table, such as how much was omitted.
     """
 
     headings: Sequence[str]
@@ -72,8 +72,8 @@ class AsTable:
 
 
 def table_text(view: TableView) -> str:
-    """A table as text: columns two spaces apart, as wide as what a terminal shows of their cells."""
-    # rich takes about 30 ms to import, which only a cell that shows a table is to pay.
+    """A table as text: columns are two spaces apart, and as wide as a terminal displays their cells."""
+    # rich takes about 30 ms to import, which only a cell that shows a table pays.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -89,7 +89,7 @@ def table_text(view: TableView) -> str:
     elif view.rows:  # a column as one cell: five times as fast, which a mesh of 1,000 ranks needs
         table.add_row(*(Text("\n".join(column)) for column in zip(*view.rows, strict=True)))
     file = StringIO()
-    # Left to itself, rich would publish a display of its own in a kernel, and look for colours in the environment.
+    # By default, rich would publish its own display in a kernel, and read colour settings from the environment.
     console = Console(file=file, width=_WIDTH, color_system=None, force_jupyter=False, _environ={})
     console.print(table, crop=False)
     body = (line.rstrip() for line in file.getvalue().rstrip("\n").split("\n"))

@@ -1,1 +1,1 @@
-"""Launchers: jobs that provide hosts. ``monarch_kernel.job`` has their public names."""
+"""Launchers: jobs that provide hosts. ``monarch_kernel.job`` exports their public names."""

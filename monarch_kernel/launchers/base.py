@@ -1,4 +1,4 @@
-"""What all jobs have in common: a job is applied once, found again through a file, and ended on request."""
+"""The base of all jobs: a job is applied once, found again through a file, and ended on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch_kernel.private_files import read_own_file, write_own_file
 
 #: Where ``Job.state`` looks for a job that was applied earlier.
 CACHED_PATH = ".monarch/job_state.json"
-#: The format and version that a job's file states. A job of another version is applied again.
+#: The format and version in a job's file. A job of another version is applied again.
 FORMAT = "monarch_kernel job"
 VERSION = 1
 
@@ -26,7 +26,7 @@ class JobFile(msgspec.Struct):
 
     Attributes:
         kind: the name of its class.
-        fields: what that class needs to make it again.
+        fields: the data from which that class creates it again.
     """
 
     format: str
@@ -37,7 +37,7 @@ class JobFile(msgspec.Struct):
 
 
 class _OtherJobError(ValueError):
-    """The file is a job's, but its version or kind is not known here."""
+    """The file belongs to a job, but this program does not know its version or kind."""
 
 
 class JobState:
@@ -77,7 +77,7 @@ class Job(ABC):
     def __init__(self) -> None:
         self.apply_id: str | None = None
 
-    # -- what a kind of job defines -----------------------------------------------------------------------------
+    # -- the methods that a subclass implements -----------------------------------------------------------------
 
     @abstractmethod
     def _start(self) -> None:
@@ -93,11 +93,11 @@ class Job(ABC):
 
     @abstractmethod
     def _is_alive(self) -> bool:
-        """Whether all hosts still exist. Called for a job that was applied, by this program or an earlier one."""
+        """Whether all hosts still exist. Called for a job that this program or an earlier one has applied."""
 
     @abstractmethod
     def _spec(self) -> Any:
-        """What is requested. A job that was applied earlier is used again if this is equal."""
+        """The request of this job. A job that was applied earlier is reused if its request is equal."""
 
     @abstractmethod
     def _fields(self) -> dict[str, Any]:
@@ -106,19 +106,19 @@ class Job(ABC):
     @classmethod
     @abstractmethod
     def _of(cls, fields: dict[str, Any]) -> Job:
-        """A job from what ``_fields`` returned.
+        """Create a job from the result of ``_fields``.
 
         Raises:
-            ValueError: these are not fields of such a job.
+            ValueError: the fields do not describe such a job.
         """
 
-    # -- what programs call --------------------------------------------------------------------------
+    # -- the methods that programs call --------------------------------------------------------------
 
     def apply(self, client_script: str | None = None) -> None:
         """Acquire the hosts; does nothing if the job is active.
 
         Args:
-            client_script: batch mode, which these jobs do not have.
+            client_script: the script for batch mode, which these jobs do not support.
 
         Raises:
             ValueError: a script was given.
@@ -134,14 +134,14 @@ class Job(ABC):
         self.apply_id = secrets.token_hex(8)
 
     def state(self, cached_path: Path | None = CACHED_PATH) -> JobState:
-        """The hosts: those of an equal job that was applied earlier and is still active, or new ones.
+        """The hosts of an equal job that was applied earlier and is still active, or new hosts.
 
         Args:
             cached_path: the file through which the next run of a script finds the job; None: no file is used.
 
         Raises:
-            PermissionError: another user wrote that file, or could have.
-            ValueError: that file is not a job's; it is left as it is.
+            PermissionError: another user wrote that file, or could have written it.
+            ValueError: that file does not belong to a job; it is not changed.
         """
         if not self.active:
             known = _load_cached(cached_path)
@@ -154,7 +154,7 @@ class Job(ABC):
         return JobState(self._hosts())
 
     def kill(self) -> None:
-        """Release the hosts, and end everything that runs on them."""
+        """Release the hosts, and end all processes on them."""
         if self.apply_id is not None:
             self._end()
             self.apply_id = None
@@ -173,7 +173,7 @@ class Job(ABC):
         """Write the job to a file that only this user can read, for ``job_load``.
 
         Raises:
-            ValueError: a file of that name exists and is not a job's; it is left as it is.
+            ValueError: a file of that name exists and does not belong to a job; it is not changed.
         """
         path = os.path.abspath(filename)
         if os.path.exists(path):
@@ -186,21 +186,21 @@ class Job(ABC):
 
 
 def job_loads(data: bytes) -> Job:
-    """A job from what ``Job.dumps`` returned.
+    """Load a job from the result of ``Job.dumps``.
 
     Raises:
-        ValueError: the data is not a job's.
+        ValueError: the data does not describe a job.
     """
     return _job(_decode(data, "this"))
 
 
 def job_load(filename: Path) -> Job:
-    """A job from the file that ``Job.dump`` wrote.
+    """Load a job from the file that ``Job.dump`` wrote.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        PermissionError: another user wrote it, or could have.
-        ValueError: the file is not a job's.
+        FileNotFoundError: the file does not exist.
+        PermissionError: another user wrote it, or could have written it.
+        ValueError: the file does not belong to a job.
     """
     return _job(_read(os.path.abspath(filename)))
 

@@ -1,4 +1,4 @@
-"""A job whose hosts are all this machine, to try out a program that is written for several."""
+"""A job whose hosts are all this machine, to try out a program that is written for several hosts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch_kernel.launchers.base import Job
 
 
 class LocalJob(Job):
-    """Every mesh is ``this_host()``. Everything that runs there ends with this process.
+    """A job in which every mesh is ``this_host()``. All processes on it end with this process.
 
     Args:
         hosts: the names of the meshes.

@@ -18,15 +18,16 @@ IDLE = 12 * 3600.0
 
 
 class ProcessJob(Job):
-    """Workers on this machine, each of which stands for a host.
+    """Workers on this machine, each of which acts as a host.
 
-    They stay when the script ends, and ``state()`` in the next script finds them again; what a script started on them
-    ends with the script. They end by ``kill()``, and when no script has used them for longer than ``idle``.
+    They keep running when the script ends, and ``state()`` in the next script finds them again; the processes that a
+    script started on them end with the script. ``kill()`` ends them, and so does a time without a script of more than
+    ``idle``.
 
     Args:
-        meshes: how many hosts each mesh has, by its name.
-        env: additional environment variables for the hosts and everything that runs on them.
-        idle: seconds without a controller after which the hosts end; 0: never.
+        meshes: the number of hosts of each mesh, by its name.
+        env: additional environment variables for the hosts and all processes on them.
+        idle: seconds without a controller after which the hosts end; 0: no limit.
     """
 
     def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None, *, idle: float = IDLE) -> None:
@@ -44,7 +45,7 @@ class ProcessJob(Job):
         self._folder = ""
 
     def _start(self) -> None:
-        self._remove()  # what is left of the job if some hosts have died
+        self._remove()  # the rest of the job, if some hosts have died
         with make_job_folder() as folder:
             self._folder = folder.path
             try:
