@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-#: Values that Monarch's package also has; loaded at first use, so that importing this package costs little.
+#: Names that Monarch's package also has; loaded on first use, so that importing this package costs little.
 _SHAPES = frozenset({"Extent", "NDSlice", "Selection", "Shape"})
 
 
@@ -39,7 +39,7 @@ def __getattr__(name: str) -> Any:
 
 
 def enable_monarch_imports(prefer_installed: bool = False) -> bool:
-    """Make ``import monarch`` give this package; see ``monarch_kernel.aliases``."""
+    """Make ``import monarch`` import this package; see ``monarch_kernel.aliases``."""
     from monarch_kernel.aliases import enable_monarch_imports as enable
 
     return enable(prefer_installed)

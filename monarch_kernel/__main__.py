@@ -1,7 +1,7 @@
 """``python -m monarch_kernel``, also installed as ``monarch-kernel``: the kernel, and commands around it.
 
-Jupyter starts the kernel with ``-f CONNECTION_FILE``: arguments that begin with an option go to the kernel.
-A first word names a command.
+Jupyter starts the kernel with ``-f CONNECTION_FILE``: if the first argument is an option, the kernel gets all of them;
+otherwise it is the name of a command.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class _Command(NamedTuple):
 
     help: str
     setup: str
-    """``module:function``. The function adds options to a parser, and sets ``run``: a function of the parsed
-    options that gives the exit status."""
+    """``module:function``. The function adds options to a parser, and sets ``run``: a function of the parsed options
+    that returns the exit status."""
 
 
 _COMMANDS = {
@@ -62,8 +62,8 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
 
 
 def _run_kernel(argv: Sequence[str]) -> int:
-    # A user's random.py in the working folder must not hide the standard library's while the kernel starts;
-    # IPython puts the folder back, behind it.
+    # A user's random.py in the working folder must not hide the standard library's while the kernel starts. IPython
+    # adds the folder again, behind the standard library.
     if sys.path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
     from monarch_kernel.kernel.app import launch
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command, or the kernel.
 
     Args:
-        argv: the arguments; those of the process by default.
+        argv: the arguments; by default those of the process.
 
     Returns:
         The exit status.

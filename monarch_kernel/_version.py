@@ -1,3 +1,3 @@
-"""The version, kept here once: the build reads it from this file."""
+"""The version; the build reads it from this file."""
 
 __version__ = "0.1.0.dev0"

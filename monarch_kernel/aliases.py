@@ -1,6 +1,6 @@
-"""``import monarch`` gives this package: code written for Monarch runs unchanged.
+"""``import monarch`` imports this package: code written for Monarch runs unchanged.
 
-Only names that exist here are aliased; ``monarch.X`` for anything else raises ``ImportError`` and says so.
+Only names that exist here are aliased; any other ``monarch.X`` raises an ``ImportError`` that says so.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ _MONARCHS_OWN = frozenset({"tools"})
 
 
 class _Finder:
-    """Resolves ``monarch`` and ``monarch.X`` to ``monarch_kernel`` and ``monarch_kernel.X``, the same module
-    objects.
-    """
+    """Resolves ``monarch`` and ``monarch.X`` to the module objects ``monarch_kernel`` and ``monarch_kernel.X``."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -35,7 +33,7 @@ class _Finder:
         if fullname != _ALIAS and not fullname.startswith(_ALIAS + "."):
             return None
         if fullname.partition(".")[2].partition(".")[0] in _MONARCHS_OWN:
-            # Otherwise the import system would find our module of that name in the package's folder.
+            # Otherwise the import system would find our module with that name in the package's folder.
             raise ModuleNotFoundError(
                 f"No module named {fullname!r}: monarch is monarch_kernel here, which has no such module", name=fullname
             )
@@ -43,14 +41,14 @@ class _Finder:
         try:
             if importlib.util.find_spec(ours) is None:
                 return None
-        except ModuleNotFoundError:  # its message names our package, and the program asked for monarch's
+        except ModuleNotFoundError:  # its message names our package, but the program imports monarch's
             return None
-        loader: Any = self  # not derived from importlib.abc, which takes milliseconds to load
+        loader: Any = self  # not derived from importlib.abc, which takes milliseconds to import
         return importlib.machinery.ModuleSpec(fullname, loader, is_package=fullname == _ALIAS)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         module = importlib.import_module(_OURS + spec.name[len(_ALIAS) :])
-        # The import system is about to overwrite these; an alias must not rename the module it stands for.
+        # The import system is about to overwrite these attributes; an alias must not rename the aliased module.
         self._saved = (module.__spec__, getattr(module, "__loader__", None), module.__package__)
         return module
 
@@ -62,16 +60,16 @@ _finder: _Finder | None = None
 
 
 def enable_monarch_imports(prefer_installed: bool = False) -> bool:
-    """Make ``import monarch`` (and ``monarch.actor``, ...) give this package.
+    """Make ``import monarch`` (and ``monarch.actor``, ...) import this package.
 
     Args:
-        prefer_installed: leave ``monarch`` alone if the real one is installed.
+        prefer_installed: do nothing if the real ``monarch`` is installed.
 
     Returns:
         Whether ``monarch`` is this package now.
 
     Raises:
-        RuntimeError: the real Monarch has been imported already.
+        RuntimeError: the real Monarch has already been imported.
     """
     global _finder
     loaded = sys.modules.get(_ALIAS)

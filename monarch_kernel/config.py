@@ -1,7 +1,7 @@
-"""Settings. Those that a process can change while it runs have Monarch's names: durations as in ``"10s"``.
+"""Settings. A process can change some of them while it runs, under Monarch's names, with durations as in ``"10s"``.
 
-``get_global_config()`` has those that exist here, and ``docs/actors.md`` says what each does. Everything else is set by
-environment variables: ``environment_variables()`` lists them, as ``docs/configuration.md`` does.
+``get_global_config()`` returns these, and ``docs/actors.md`` describes each. Environment variables set all others:
+``environment_variables()`` lists them, and so does ``docs/configuration.md``.
 
 This module holds names only.
 """

@@ -1,8 +1,8 @@
-"""The environment variables that monarch_kernel reads: their types, their defaults, and what is allowed in each.
+"""The environment variables that monarch_kernel reads: their types, defaults and allowed values.
 
 A variable is read when it is used (``CAST_FANOUT.get()``), not when a module is imported, so a program may set it
-before it makes its first mesh. Code on a hot path keeps the value that it read when it was set up.
-``docs/configuration.md`` shows all of them in a table; ``monarch_kernel.config`` gives users access.
+before it spawns its first mesh. Code on a hot path keeps the value that it read when it was set up.
+``docs/configuration.md`` lists all of them in a table; ``monarch_kernel.config`` gives users access.
 
 Any of our packages may import this module, and it imports none of them.
 """
@@ -19,20 +19,20 @@ _PREFIX = "MONARCH_KERNEL_"
 
 
 class InvalidSettingError(ValueError):
-    """An environment variable has a value that it cannot have; names the variable, the value, and what is allowed."""
+    """An environment variable has an invalid value; the message names the variable, the value, and what is allowed."""
 
 
 class EnvironmentVariable(Generic[T]):
     """An environment variable that users may set.
 
     Args:
-        name: without the common prefix.
-        parse: from text to the value; raises ValueError for what is not allowed.
-        default: the text that counts where the variable is not set, or is empty; or a function that gives it.
-        allowed: what may be set, in words, for errors and the documentation.
-        meaning: what it does.
+        name: its name without the common prefix.
+        parse: converts text to the value; raises ValueError for text that is not allowed.
+        default: the text to use if the variable is unset or empty, or a function that returns it.
+        allowed: the allowed values in words, for errors and the documentation.
+        meaning: its effect.
         read_by: the processes that read it.
-        shown_default: the default in words, where its text does not say it.
+        shown_default: the default in words, if its text does not explain itself.
     """
 
     __slots__ = ("_default", "_parse", "allowed", "meaning", "name", "read_by", "shown_default")
@@ -57,10 +57,10 @@ class EnvironmentVariable(Generic[T]):
         _variables.append(self)
 
     def get(self) -> T:
-        """The value in this process now.
+        """The current value in this process.
 
         Raises:
-            InvalidSettingError: the variable is set to something that is not allowed.
+            InvalidSettingError: the variable is set to a value that is not allowed.
         """
         text = os.environ.get(self.name)
         if text:
@@ -69,10 +69,10 @@ class EnvironmentVariable(Generic[T]):
         return self._parse(default if isinstance(default, str) else default())
 
     def set(self, text: str | None) -> None:
-        """Set the variable for this process and those that it starts; None unsets it.
+        """Set the variable for this process and the processes that it starts; None unsets it.
 
         Raises:
-            InvalidSettingError: that value is not allowed.
+            InvalidSettingError: the value is not allowed.
         """
         if text is None:
             os.environ.pop(self.name, None)
@@ -81,10 +81,10 @@ class EnvironmentVariable(Generic[T]):
             os.environ[self.name] = text
 
     def parse(self, text: str) -> T:
-        """The value that a text stands for.
+        """Convert text to the value.
 
         Raises:
-            InvalidSettingError: it stands for none.
+            InvalidSettingError: the text is not allowed.
         """
         try:
             return self._parse(text)
@@ -104,10 +104,10 @@ def variables() -> tuple[EnvironmentVariable[Any], ...]:
 
 
 def check() -> None:
-    """Read all variables that are set, so that a mistake is reported before processes are started with it.
+    """Validate all variables that are set, so that a mistake is reported before processes are started with it.
 
     Raises:
-        InvalidSettingError: one is not valid.
+        InvalidSettingError: a variable is not valid.
     """
     for variable in _variables:
         if variable.name in os.environ:
@@ -120,7 +120,7 @@ def check() -> None:
 def _seconds(least: float, most: float = 1e9) -> Callable[[str], float]:
     def parse(text: str) -> float:
         seconds = float(text)
-        if not least <= seconds <= most:  # NaN, too
+        if not least <= seconds <= most:  # rejects NaN, too
             raise ValueError(text)
         return seconds
 
@@ -311,8 +311,8 @@ ORPHANED_STOPS = EnvironmentVariable(
 
 # -- the data plane ------------------------------------------------------------------------------
 
-#: Every backend there may be, best first. ``local``: the same process; ``cma``: cross-memory attach within one host;
-#: ``segment``: through shared memory, with the owner's help; ``cuda_ipc``: GPU memory within one host; the others
+#: All possible backends, best first. ``local``: the same process; ``cma``: cross-memory attach within one host;
+#: ``segment``: through shared memory, with the owner's help; ``cuda_ipc``: GPU memory within one host; the others work
 #: between hosts.
 BACKENDS = ("local", "cuda_ipc", "cma", "segment", "ibverbs", "tcp")
 ENCRYPTED, TRUSTED_NETWORK = "encrypted", "trusted-network"
@@ -411,13 +411,13 @@ RDMA_REGION_BYTES = EnvironmentVariable(
     "all",
 )
 
-# -- what processes of ours hand on to those that they start; users leave these alone --------------
+# -- variables that our processes set for the processes they start; not for users ------------------
 
-#: The run folder of a host agent, by which its processes are found.
+#: The run folder of a host agent, which identifies its processes.
 RUN = "MONARCH_KERNEL_RUN"
 #: The controller for which a worker's rank was started.
 ROOT = "MONARCH_KERNEL_ROOT"
 #: The host agent that started a process.
 AGENT = "MONARCH_KERNEL_AGENT"
-#: That ``import monarch`` is to give this package.
+#: Set if ``import monarch`` must import this package.
 IMPORTS = "MONARCH_KERNEL_IMPORTS"

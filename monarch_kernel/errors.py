@@ -1,6 +1,7 @@
-"""Every exception of monarch_kernel that a program may meet, and what calls on meshes say of failures.
+"""Every exception of monarch_kernel that a program may encounter, and the records of failures of calls on meshes.
 
-This module holds names only. Those that calls do not raise are loaded at first use, as most programs never meet them.
+This module holds names only. Exceptions that calls do not raise are loaded on first use, as most programs never need
+them.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""What runs in meshes and why it waits, for tools that look into them: a debugger, a profiler.
+"""The activity of meshes and the reasons why they wait, for tools that inspect them: a debugger, a profiler.
 
-* Meshes: ``whole_of`` finds the proc mesh that something is on, ``hosts_of`` the hosts of its ranks, and ``home`` the
-  mesh of the calling actor.
-* This process: ``endpoints_here`` and ``actors_here`` are what runs in it, ``running_here`` is what the caller runs
-  for, and ``awaited_here`` are the calls that it waits for. ``call_in_wait`` runs a function in such a wait, and
-  ``after_import`` one when a module has been imported.
-* Failures: ``failures`` are the exceptions that ended endpoints and cells of this process, kept for a while with
-  their frames; ``on_failure`` tells of new ones.
-* Collectives: ``failed_by_peer`` and ``said_first`` tell an error of a process group from what caused it.
-* Other processes: ``stacks_from_outside`` has host agents read the stacks of ranks that cannot answer.
-  ``controllers`` are those of this user on this machine, and ``ask_console`` connects to the debugger's console in
-  one.
+* Meshes: ``whole_of`` finds the proc mesh behind a mesh of procs or actors, ``hosts_of`` the hosts of its ranks, and
+  ``home`` the mesh of the calling actor.
+* This process: ``endpoints_here`` and ``actors_here`` list its running endpoints and its actors, ``running_here`` is
+  the endpoint that the caller runs for, and ``awaited_here`` lists the calls that the process waits for.
+  ``call_in_wait`` runs a function in such a wait, and ``after_import`` runs one after the import of a module.
+* Failures: ``failures`` lists the exceptions that ended endpoints and cells of this process, kept for a while with
+  their frames; ``on_failure`` reports new ones.
+* Collectives: ``failed_by_peer`` tells whether another rank caused the error of a process group, and ``said_first``
+  extracts its message.
+* Other processes: ``stacks_from_outside`` lets host agents read the stacks of ranks that cannot answer.
+  ``controllers`` lists the controllers of this user on this machine, and ``ask_console`` connects to the debugger's
+  console in one of them.
 
 This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
 """

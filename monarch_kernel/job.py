@@ -1,4 +1,4 @@
-"""Jobs: hosts that a program asks for by name. Names and semantics are those of ``monarch.job``.
+"""Jobs: hosts that a program requests by name. Names and semantics are those of ``monarch.job``.
 
 This module holds names only; ``monarch_kernel.launchers`` has the code.
 """

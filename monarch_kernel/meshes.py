@@ -1,7 +1,7 @@
-"""The meshes of this controller: ``list_proc_meshes``, ``get_mesh``, and being told ``on_change``.
+"""The meshes of this controller: ``list_proc_meshes``, ``get_mesh``, and notification of changes: ``on_change``.
 
-Those that outlive it: ``keep`` starts a host for them, ``kept`` lists them, ``attach`` finds them again, ``end_kept``
-ends them. With them, how rank sets are written and read: ``format_ranks``, ``format_points``, ``parse_ranks``.
+Meshes that outlive it: ``keep`` starts a host for them, ``kept`` lists them, ``attach`` takes them over, ``end_kept``
+ends them. The notation of rank sets: ``format_ranks``, ``format_points``, ``parse_ranks``.
 
 This module holds names only; ``monarch_kernel.runtime`` has the code. ``listens``, ``start_daemon``,
 ``make_job_folder`` and ``remove_job_folder`` now belong to ``monarch_kernel.private_files`` and

@@ -1,8 +1,8 @@
 """Files and Unix sockets that belong to this user alone.
 
-``read_own_file`` and ``write_own_file`` refuse a file that another user could have written. ``peer_of`` and
-``is_ours`` say whose the process at the other end of a Unix socket is, ``listens`` whether any process listens there,
-and ``remove_socket`` removes one of this user.
+``read_own_file`` and ``write_own_file`` reject a file that another user could have written. ``peer_of`` and ``is_ours``
+identify the process at the other end of a Unix socket and its user, ``listens`` tells whether a process listens on a
+socket, and ``remove_socket`` removes a socket of this user.
 
 This module holds names only; ``monarch_kernel.protocol`` and ``monarch_kernel.runtime.node`` have the code.
 """

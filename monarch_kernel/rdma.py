@@ -3,7 +3,7 @@
 This module holds names only; ``monarch_kernel.runtime.transfer`` has the code.
 """
 
-# The actor system tells the data plane of this process's node.
+# The actor system provides this process's node to the data plane.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.transfer.action import RDMAAction
 from monarch_kernel.runtime.transfer.backend_settings import RDMATcpFallbackWarning, configure

@@ -1,9 +1,9 @@
-"""Programs that run on all ranks, for ``torch.distributed``. Has the names of ``monarch.spmd``, and more.
+"""Programs that run on all ranks, for ``torch.distributed``. It has the names of ``monarch.spmd``, and more.
 
 This module holds names only; ``monarch_kernel.runtime.spmd`` has the code.
 """
 
-# With it, a process that has no actor system yet can make one.
+# This import lets a process that has no actor system create one.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.actor.execution.collectives import are_broken, in_process_group, release
 from monarch_kernel.runtime.spmd.groups import (

@@ -1,4 +1,4 @@
-"""Callbacks that one part of a program registers with another: all registries of them have this one type.
+"""Callbacks that one part of a program registers with another; all registries have this one type.
 
 Any of our packages may import this module, and it imports none of them.
 """
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Subscription:
-    """One callback in a registry, until it is closed. Calling it closes it, and so does the end of a ``with`` block."""
+    """One callback in a registry, until it is closed. Calling it, or leaving its ``with`` block, closes it, too."""
 
     __slots__ = ("_registry", "callback")
 
@@ -25,7 +25,7 @@ class Subscription:
         self.callback = callback
 
     def close(self) -> None:
-        """Have the callback called no more; a call that has begun goes on. Closing again does nothing."""
+        """Stop calling the callback; a call in progress completes. Closing again does nothing."""
         self._registry.remove(self)
 
     def __call__(self) -> None:
@@ -41,7 +41,7 @@ class Subscription:
 class Subscribers(Generic[P]):
     """A registry of callbacks with the same parameters. Any thread may use it.
 
-    An exception of a callback is logged: it concerns neither the other callbacks nor what has notified them.
+    An exception in a callback is logged: it affects neither the other callbacks nor the notifying code.
 
     Args:
         what: names the callbacks in the log.
@@ -53,14 +53,14 @@ class Subscribers(Generic[P]):
         self._lock = threading.Lock()
 
     def subscribe(self, callback: Callable[P, object]) -> Subscription:
-        """Have ``callback`` called at each notification, after those that are subscribed already."""
+        """Call ``callback`` at each notification, after the callbacks that are already subscribed."""
         subscription = Subscription(self, callback)
         with self._lock:
             self._current = (*self._current, subscription)
         return subscription
 
     def remove(self, subscription: Subscription) -> None:
-        """What ``Subscription.close`` does."""
+        """Remove a subscription; ``Subscription.close`` calls this."""
         with self._lock:
             self._current = tuple(each for each in self._current if each is not subscription)
 

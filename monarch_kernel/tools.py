@@ -1,4 +1,4 @@
-"""Former place of the names of ``monarch_kernel.introspection`` and ``monarch_kernel.private_files``."""
+"""The former module of the names in ``monarch_kernel.introspection`` and ``monarch_kernel.private_files``."""
 
 from monarch_kernel.introspection import (
     WAITING,

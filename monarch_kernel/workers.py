@@ -1,10 +1,10 @@
-"""Workers, which offer their host to controllers, and the keys with which both prove who they are.
+"""Workers, which offer their host to controllers, and the keys with which both authenticate.
 
-* ``attach_to_workers`` gives the hosts of workers, ``attach`` the host of one.
-* ``run_worker_loop_forever``, ``run_worker_loop_until_shutdown`` and ``start_worker_loop_forever`` make a worker of a
-  process; ``start_daemon`` starts one that outlives its starter, for launchers, and keeps its files in a folder
-  (``make_job_folder``, ``remove_job_folder``).
-* ``make_key_file`` makes a key, and ``load_keys`` reads one with its allow-list.
+* ``attach_to_workers`` returns the hosts of workers; ``attach`` connects to a single worker before anything else.
+* ``run_worker_loop_forever`` and ``run_worker_loop_until_shutdown`` run a worker, and ``start_worker_loop_forever``
+  starts one that ends with this process. ``start_daemon`` starts one that outlives this process, for launchers, and
+  keeps its files in a folder (``make_job_folder``, ``remove_job_folder``).
+* ``make_key_file`` makes a key, and ``load_keys`` reads a key with its allow-list.
 
 This module holds names only; ``monarch_kernel.runtime.actor.hosts`` and ``monarch_kernel.protocol.keys`` have the
 code.
