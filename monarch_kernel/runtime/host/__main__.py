@@ -1,8 +1,7 @@
-"""The start of a host agent, by ``launch``.
+"""The start of a host agent, run by ``launch``.
 
-What ranks are forked from and the agent itself are made at the same time, by two processes: this module loads what both
-need, forks, and each side loads its own part. How soon a first mesh is there depends on nothing as much as on what is
-imported here.
+The fork server and the agent start in parallel, in two processes: this module loads what both need and forks, then each
+side loads its own part. The imports of this module largely determine how long the first mesh takes to start.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from monarch_kernel.runtime.host.agent_config import AgentConfig
 from monarch_kernel.runtime.host.fork_requests import RANK_ENTRY
 from monarch_kernel.runtime.node import descriptors
 
-#: So long a killed agent may take to be gone (seconds).
+#: How long a killed agent may take to exit (seconds).
 _END_TIME = 5.0
 
 
@@ -38,7 +37,7 @@ def main() -> None:
     except ProcessLookupError:
         controller = -1
     if controller < 0 or os.getppid() != config.owner_pid:
-        # It has died, and another process may have the number.
+        # The controller has died, and another process may have its pid.
         os.close(config.lock_fd)
         cleanup.remove_if_stale(config.run_dir)
         return
@@ -61,7 +60,7 @@ def main() -> None:
 
 
 def restore_python_path(path: str | None) -> None:
-    """Have ranks inherit PYTHONPATH as the user has it; this process itself was started with another."""
+    """Restore the user's PYTHONPATH for ranks to inherit; this process itself was started with another."""
     if path is None:
         os.environ.pop("PYTHONPATH", None)
     else:
@@ -71,13 +70,15 @@ def restore_python_path(path: str | None) -> None:
 def serve_forks(
     sock: socket.socket, agent: str, run_dir: str, lock_fd: int, sys_path: list[str], controller: int | None
 ) -> NoReturn:
-    """Be the fork server of an agent, and then, in each fork, a rank.
+    """Run an agent's fork server, and in each fork a rank.
 
     Args:
-        sock: to the agent. agent: its id.
-        run_dir: to be removed if the agent dies, and the controller (a pidfd), if there is one, is dead, too.
-        lock_fd: of the run folder.
-        sys_path: where ranks look for modules.
+        sock: the socket to the agent.
+        agent: the agent's id.
+        run_dir: the run folder, removed when the agent and its controller (if it has one) are dead.
+        lock_fd: the run folder's lock.
+        sys_path: the import path of ranks.
+        controller: a pidfd of the controller, or None.
     """
     forkserver.set_name(cleanup.FORK_SERVER)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -85,7 +86,7 @@ def serve_forks(
     os.close(null)
     os.close(lock_fd)
     sys.path[:] = sys_path
-    # torch gets fresh memory of large CPU tensors in huge pages, as numpy does: three times as fast.
+    # torch then allocates large CPU tensors in huge pages, as numpy does, which is three times as fast.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     importlib.import_module(RANK_ENTRY.partition(":")[0])
     forkserver.freeze()
@@ -94,12 +95,12 @@ def serve_forks(
 
     def orphaned() -> None:
         cleanup.kill_run(agent, cleanup.AGENT_MARKER)
-        # A dying agent closes its socket, which brings us here, before it gives up the run folder's lock.
+        # A dying agent closes its socket, which triggers this call, before it releases the run folder's lock.
         end = time.monotonic() + _END_TIME
         while os.getppid() == parent and time.monotonic() < end:
             time.sleep(0.001)
         if controller is not None:
-            # A living controller kills us now and removes the folder in its time; that of a dead one is ours.
+            # A living controller kills this process and removes the folder later; if it is dead, do it here.
             select.select([controller], [], [])
         cleanup.remove_if_stale(run_dir)
 
@@ -115,7 +116,7 @@ def _read_config() -> AgentConfig | None:
         while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "little"):
             piece = sock.recv(65536)
             if not piece:
-                return None  # the controller died while it started us
+                return None  # the controller died while it started this process
             data += piece
     return msgspec.msgpack.decode(data[4:], type=AgentConfig)
 

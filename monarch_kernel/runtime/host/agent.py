@@ -1,11 +1,11 @@
-"""The host agent: has ranks started, watches them, reads their output, and cleans up.
+"""The host agent: starts ranks through its fork server, watches them, reads their output, and cleans up.
 
-One process and one thread, which does nothing but poll. It runs no user code and unpickles nothing. Its fork
-server is forked before it opens anything, so that ranks inherit nothing of it.
+The agent is one process with one thread, which only polls. It runs no user code and unpickles nothing. It forks its
+fork server before it opens anything, so that ranks inherit none of its descriptors.
 
-``Agent`` is what all agents have in common. ``owned_agent`` has the one that belongs to a controller, ``worker_agent``
-the one that serves any controller. When an agent ends, nothing of what it started is left; what a process has started
-on it ends when that process is gone.
+``Agent`` is the base class of all agents. ``owned_agent`` defines the agent that belongs to one controller,
+``worker_agent`` the one that serves any controller. When an agent ends, it leaves no process behind. Procs that a
+process has started through the agent end when that process is gone.
 
 This file is long because it holds one class, with one handler for each message that a host answers.
 """
@@ -64,22 +64,22 @@ from monarch_kernel.runtime.node.relay import Relay
 
 log = logging.getLogger(__name__)
 
-#: How long ranks may take for their cleanup when the process that started them has ended (seconds).
+#: How long ranks may take to clean up after the process that started them has ended (seconds).
 ORPHAN_GRACE = 2.0
-#: Templates kept; each holds its modules in memory.
+#: The most templates that are kept; each holds its modules in memory.
 MAX_TEMPLATES = 3
-#: Dead ranks whose output is kept.
+#: The most dead ranks whose output is kept.
 MAX_DEAD_LOGS = 256
-#: More than this on the way to an owner that does not read: ranks that print have to wait.
+#: The most bytes queued for an owner that does not read; beyond this, ranks block when they print.
 MAX_QUEUED = 32 * 1024 * 1024
 _CHUNK = 64 * 1024
 _CHUNKS_AT_ONCE = 8
-#: More than any pipe holds: what a dead rank can have left.
+#: More than any pipe holds, so this reads all output that a dead rank can have left.
 _CHUNKS_LEFT = 17
 
 
 class _Wait:
-    """An answer that is due when some procs are gone (and drained)."""
+    """A pending reply, due when a set of procs is gone (and drained)."""
 
     def __init__(self, procs: set[str], drained: bool, done: Callable[[], None]) -> None:
         self.procs = procs
@@ -88,15 +88,15 @@ class _Wait:
 
 
 class Agent:
-    """The agent's state and what it does on each message and event.
+    """The agent's state, and its handlers of messages and events.
 
     Args:
-        node: of this process, not listening yet.
-        server: this side of the fork server's socket.
-        server_pid: the fork server.
+        node: this process's node, not listening yet.
+        server: the agent's end of the fork server's socket.
+        server_pid: the fork server's pid.
 
     Raises:
-        InvalidSettingError: an environment variable is not valid.
+        InvalidSettingError: an environment variable is invalid.
     """
 
     def __init__(self, node: Node, server: socket.socket, server_pid: int) -> None:
@@ -138,9 +138,9 @@ class Agent:
     # -- life -------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Serve until the end; then nothing that was started here is left. The exit code: 0 if asked to end."""
+        """Serve until asked to end, then kill everything it has started. Returns the exit code: 0 if asked to end."""
         gc.freeze()
-        gc.enable()  # off so far, see launch
+        gc.enable()  # `launch` disables it at the start
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGCHLD, self._on_sigchld)
         self._node.listen()
@@ -150,7 +150,7 @@ class Agent:
         return self._code
 
     def _begin(self) -> None:
-        """Reach, or be reachable for, those that it works for."""
+        """Connect to the controller, or start to listen for controllers."""
         raise NotImplementedError
 
     def _between_steps(self) -> bool:
@@ -177,14 +177,14 @@ class Agent:
             proc.watchers.discard(peer)
         early = {name: watchers - {peer} for name, watchers in self._early_watchers.items()}
         self._early_watchers = {name: watchers for name, watchers in early.items() if watchers}
-        # Nothing outlives the process that started it: a rank may have started ranks of its own.
+        # No proc outlives the process that started it; that process may itself be a rank.
         orphans = [proc for proc in self._procs.values() if proc.belongs_to(peer) and proc.exit is None]
         if orphans:
             self._stop(orphans, "its owner's process ended", ORPHAN_GRACE)
 
     def _clean_up(self) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # As the subreaper of all below us we see every orphan, whatever session it went to.
+        # The agent is the subreaper of its descendants, so it adopts every orphan, whatever its session.
         cleanup.kill_below(self._base_pid)
         self._node.close()
 
@@ -215,14 +215,14 @@ class Agent:
                     self._listen(proc, stream)
                 preload = [] if proc.request.argv else message.preload
                 self._start(proc, self._server_for(preload, proc.request.env, sys_path))
-            except Exception as e:  # its owner must not wait for ever, whatever went wrong
+            except Exception as e:  # report any failure, or the owner would wait forever
                 reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e) or type(e).__name__
                 self._exited(proc, 127, f"could not be started: {reason}", DeathKind.NOT_STARTED)
         if message.owner.agent not in (message.owner.id, node.id):
-            node.watch([message.owner.id])  # a rank of another agent, which tells of its end
+            node.watch([message.owner.id])  # a rank of another agent, which reports its end
 
     def _is_late(self, message: SpawnProcs) -> bool:
-        """Whether those for whom procs are to be started have gone."""
+        """Whether the owner or the controller of the requested procs is already gone."""
         return message.owner.id in self._node.deaths or message.root.id in self._node.deaths
 
     def _keeps(self, message: SpawnProcs) -> bool:
@@ -230,11 +230,11 @@ class Agent:
         return False
 
     def _place(self, message: SpawnProcs) -> tuple[str, list[str]]:
-        """Working directory and import path of new ranks."""
+        """The working directory and import path of new ranks."""
         return message.cwd, [entry or message.cwd for entry in message.sys_path]
 
     def _ref_of(self, proc: str, address: str, message: SpawnProcs) -> ProcRef:
-        """What others are told of a new rank."""
+        """The reference by which other processes reach a new rank."""
         return self._node.ref.beside(proc, address)
 
     def _start(self, proc: Proc, server: ForkClient) -> None:
@@ -243,7 +243,7 @@ class Agent:
         server.send(proc.request, proc.far_ends)
 
     def _server_for(self, preload: list[str], env: dict[str, str | None], sys_path: list[str]) -> ForkClient:
-        """The fork server, or a template with these modules and what they read when they are loaded."""
+        """The fork server, or a template that has loaded these modules with the variables that they read."""
         if not preload:
             return self._base
         load_time = load_env(env)
@@ -265,7 +265,7 @@ class Agent:
         return (tuple(preload), tuple(sorted(load_time.items())))
 
     def _retire_templates(self, keep: int) -> None:
-        """Keep no more than so many templates, those used last; the others end when their ranks have."""
+        """Keep at most ``keep`` templates, the most recently used; the others exit after their last ranks."""
         while len(self._templates) > keep:
             oldest = min(self._templates, key=lambda k: self._templates[k][1].last_used)
             self._templates.pop(oldest)[1].send(forkserver.Retire(), [])
@@ -302,7 +302,7 @@ class Agent:
             log.info("%s is ready after %.3f s (%d native threads)", event.template, event.seconds, native)
 
     def _check_started(self, proc: Proc) -> None:
-        """Its process has had time enough to say hello."""
+        """Kill the rank if it has not said hello within its start limit."""
         if proc.state == "starting" and proc.exit is None:
             settings = f"{environment.START_LIMIT.name}, or mesh_proc_spawn_max_idle of monarch.config"
             limit = f"{proc.start_limit:g} s ({settings})"
@@ -320,14 +320,14 @@ class Agent:
                 reason = "the template process died while it loaded its modules" if failed is None else failed.reason
                 self._exited(proc, 127, f"could not be started: {reason}", DeathKind.PRELOAD_FAILED)
             else:
-                self._start(proc, self._base)  # what breaks under fork is loaded by each rank itself
+                self._start(proc, self._base)  # each rank then loads the modules itself
 
     def _must_preload(self, failed: forkserver.TemplateFailed | None) -> bool:
-        """Whether ranks cannot start because their template could not; None: it crashed."""
+        """Whether a template's failure means that its ranks cannot start; None: the template crashed."""
         return failed is None or failed.in_ranks_too
 
     def _on_base_gone(self) -> None:
-        """The fork server is dead and its ranks with it, as they were bound to it; report them, and end."""
+        """Report the ranks that died with the fork server, as all of them do, and end."""
         for pid, raw in cleanup.kill_below(self._base_pid):
             for proc in self._procs.values():
                 if proc.pid == pid and proc.exit is None:
@@ -340,7 +340,7 @@ class Agent:
         self._flush_then_end("the fork server has died")
 
     def _reap(self) -> None:
-        """Reap what was orphaned below us: user processes, and ranks whose template has died."""
+        """Reap adopted orphans: user processes, and ranks whose template has died."""
         while True:
             try:
                 pid, raw = os.waitpid(-1, os.WNOHANG)
@@ -349,7 +349,7 @@ class Agent:
             if pid == 0:
                 return
             if pid == self._base_pid:
-                continue  # the end of its socket tells
+                continue  # the end of its socket reports it
             for proc in self._procs.values():
                 if proc.pid == pid and proc.exit is None:
                     cleanup.kill_group(pid)
@@ -368,12 +368,12 @@ class Agent:
         self._exited(proc, status, cause)
 
     def _exited(self, proc: Proc, status: int, cause: str, kind: DeathKind = DeathKind.EXITED) -> None:
-        """Tell owner and watchers at once; its last output follows, and the news does not wait for it."""
+        """Report a rank's exit to its owner and watchers at once, without waiting for its last output."""
         if proc.exit is not None:
             return
         link = self._node.links.get(proc.id)
         if link is not None:
-            link.drain()  # what it said last, to other sites, goes before the news of its end
+            link.drain()  # relay its last messages to other sites before the report of its end
         expected = bool(proc.asked)
         proc.state = "stopped" if expected else "dead"
         proc.exit = ProcExited(proc.id, proc.pid, self._node.ref.host, status, cause, expected, kind)
@@ -434,7 +434,7 @@ class Agent:
                 return
 
     def holds(self, proc: str, reply: Reply, body: Body) -> bool:
-        """See ``ReplyGate``: the output of a rank goes up before its answer to a relayed cast does."""
+        """See ``ReplyGate``: forward a rank's output before its reply to a relayed cast."""
         known = self._procs.get(proc)
         if known is not None and reply.written > known.marked:
             known.marked = reply.written
@@ -443,7 +443,7 @@ class Agent:
         return False
 
     def release(self, proc: str) -> None:
-        """See ``ReplyGate``: nothing is held here."""
+        """See ``ReplyGate``: this gate holds nothing."""
 
     def _forward(self, proc: Proc, stream: int, data: bytes) -> None:
         if stream == 2 and not (data := proc.crash.feed(data)):
@@ -451,10 +451,10 @@ class Agent:
         self._tell(proc.owner, OutputChunk(proc.id, stream), data)
 
     def _drain(self, proc: Proc) -> None:
-        """Read what a dead rank has left in its pipes. Other processes that hold them open are not waited for."""
+        """Read a dead rank's remaining output. Does not wait for other processes that hold the pipes open."""
         for stream in list(proc.pipes):
             fd = proc.pipes[stream]
-            # Whatever the rank wrote is in the pipe now; a survivor that goes on writing is cut off.
+            # All output of the rank is in the pipe by now; a surviving writer is cut off.
             self._read(proc, stream, _CHUNKS_LEFT)
             if stream in proc.pipes:
                 self._poller.unregister(fd)
@@ -496,7 +496,7 @@ class Agent:
                     link.send(encode(ProcStarted(proc.id, proc.pid)))
 
     def _is_ending(self, name: str) -> bool:
-        """Whether this rank's exit status is about to come: it was asked to end, or the kernel is taking it down."""
+        """Whether this rank is about to exit: it was asked to end, or the kernel is tearing it down."""
         proc = self._procs.get(name)
         return proc is not None and bool(proc.exit or proc.stopping or proc.killing or proc.is_exiting())
 
@@ -518,7 +518,7 @@ class Agent:
         self._answer_when_gone(names, True, functools.partial(self._stopped, link, message))
 
     def _stopped(self, link: PeerLink, message: StopProcs) -> None:
-        """All procs that were to stop are gone."""
+        """All procs that this request stops are gone."""
         _reply(link, message.call)
 
     def _stop(self, procs: list[Proc], reason: str, grace: float) -> None:
@@ -539,7 +539,7 @@ class Agent:
         self._shut_down("the host agent shuts down", message.grace, functools.partial(_reply, link, message.call))
 
     def _shut_down(self, why: str, grace: float, done: Callable[[], None]) -> None:
-        """Stop every proc, then end; ``done`` is called in between."""
+        """Stop every proc, call ``done``, then end."""
 
         def finish() -> None:
             done()
@@ -559,15 +559,15 @@ class Agent:
 
     def _check_waits(self) -> None:
         for wait in list(self._waits):
-            procs = ((name, self._procs.get(name)) for name in wait.procs)  # a worker forgets those that are gone
+            procs = ((name, self._procs.get(name)) for name in wait.procs)  # a worker forgets dead procs
             gone = {name for name, p in procs if p is None or (p.exit and (p.drained or not wait.drained))}
             wait.procs -= gone
-            if not wait.procs and wait in self._waits:  # what is done for one may end others
+            if not wait.procs and wait in self._waits:  # `done` of one wait may remove others
                 self._waits.remove(wait)
                 wait.done()
 
     def _flush_then_end(self, why: str) -> None:
-        """End as soon as everything said so far has been sent (or the reader is gone)."""
+        """End as soon as all queued messages have been sent (or their reader is gone)."""
         deadline = time.monotonic() + 2.0
 
         def check() -> None:
@@ -610,5 +610,5 @@ class Agent:
 
 
 def _reply(link: PeerLink, call: int, value: bytes | None = None) -> None:
-    """Answer a request as an endpoint would: the body is a pickle (of bytes or None)."""
+    """Reply to a request as an endpoint would: the body is a pickle (of bytes or None)."""
     link.send(encode(Reply(call, 0, OK)), pickle.dumps(value, 5))

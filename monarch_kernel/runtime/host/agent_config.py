@@ -1,4 +1,4 @@
-"""What a controller tells the host agent that it starts."""
+"""The configuration that a controller passes to the host agent that it starts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from monarch_kernel.protocol.messages import ProcRef
 
 
 class AgentConfig(msgspec.Struct, array_like=True):
-    """What the agent reads from its standard input, as MessagePack after its length in four bytes.
+    """The agent's configuration, read from its standard input: a length in four bytes, then MessagePack.
 
-    That input is a socket which the controller keeps open; its end tells the agent that the controller has
-    gone or wants it to end.
+    Standard input is a socket that the controller keeps open. The socket closes when the controller dies or wants
+    the agent to end.
     """
 
     id: str
@@ -20,6 +20,6 @@ class AgentConfig(msgspec.Struct, array_like=True):
     owner: ProcRef
     owner_pid: int
     lock_fd: int  # the run folder's lock, inherited
-    python_path: str | None  # PYTHONPATH as the controller has it; the agent itself runs with another
+    python_path: str | None  # the controller's PYTHONPATH; the agent itself runs with another
     sys_path: list[str]
-    descriptors: int  # how many a process of the user's may have open
+    descriptors: int  # how many a user process may have open

@@ -1,8 +1,8 @@
-"""Finding and killing what a run has left behind, and removing its folder.
+"""Finds and kills the remaining processes of a run, and removes its folder.
 
-Every process below a host agent has the agent's environment in ``/proc/<pid>/environ``, and in it a
-marker that names the run folder. So what survives (the fork server, the controller, the next
-launch) can find what is left of a run without any bookkeeping that could die with its keeper.
+Every descendant of a host agent inherits the agent's environment (``/proc/<pid>/environ``), which has a
+marker that names the run folder. So any survivor (the fork server, the controller, the next launch) can
+find the remaining processes of a run without bookkeeping that could die with the process that keeps it.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from monarch_kernel.protocol.private_files import PrivateFolder, temporary_folde
 log = logging.getLogger(__name__)
 
 MARKER = environment.RUN
-"""Environment variable that the agent is started with; its value is the run folder."""
+"""The environment variable that an agent is started with; its value is the run folder."""
 
 AGENT_MARKER = environment.AGENT
-"""The same for one agent of the run: a dead agent is replaced, and its successor must not be mistaken for its rest."""
+"""The same for one agent of the run: it tells a dead agent's remaining processes from those of its successor."""
 
 ROOT_MARKER = environment.ROOT
-"""On a worker, the same for one controller; in the environment of what ranks execute, not in that of forked ranks."""
+"""On a worker, the same for one controller; set for programs that ranks execute, not for forked ranks themselves."""
 
 FORK_SERVER = "monarch-forks"
-"""What the fork server calls itself (``/proc/<pid>/comm``)."""
+"""The fork server's process name (``/proc/<pid>/comm``)."""
 
 PREFIX = "monarch"
 _LONGEST_BASE = 40
 
-#: A killed process in an uninterruptible system call may take this long to go (seconds).
+#: How long to wait for killed processes, which may be in an uninterruptible system call (seconds).
 _PATIENCE = 5.0
-#: For so long a process that executes a program may show no environment (seconds).
+#: How long a process may show no environment while it executes a program (seconds).
 _EXEC_TIME = 0.2
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL a process and its process group, if any of it is left."""
-    for kill in (os.kill, os.killpg):  # the group is not there yet in the first moments of a rank
+    """SIGKILL a process and its process group, if they still exist."""
+    for kill in (os.kill, os.killpg):  # a rank that has just started has no group yet
         try:
             kill(pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
@@ -48,10 +48,10 @@ def kill_group(pid: int) -> None:
 
 
 def kill_below(last: int) -> list[tuple[int, int]]:
-    """SIGKILL and reap every process below this one, which must be a subreaper, until none is left.
+    """SIGKILL and reap every descendant of this process, which must be a subreaper, until none is left.
 
-    The child ``last`` goes last: as long as it lives it would go on in our place if we were killed now.
-    Returns the (pid, wait status) of our children, given and adopted ones.
+    The child ``last`` is killed last: until then, it takes over this work if this process is killed.
+    Returns the (pid, wait status) of this process's children, own and adopted.
     """
     reaped: list[tuple[int, int]] = []
     deadline = time.monotonic() + _PATIENCE
@@ -64,13 +64,13 @@ def kill_below(last: int) -> list[tuple[int, int]]:
                 reaped.append(got)
         except ChildProcessError:
             break
-        # What was killed is on its way out; its own children come to us when it is gone.
+        # Killed processes are exiting; this process adopts their children when they are gone.
         time.sleep(0.001)
     return reaped
 
 
 def kill_adopted(own: int) -> None:
-    """SIGKILL all children of this process, a subreaper, but its ``own`` one, and all below them. Reaps none."""
+    """SIGKILL all children of this process, a subreaper, except ``own``, and their descendants. Reaps none."""
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         adopted = [pid for pid, parent in _parents().items() if parent == os.getpid() and pid != own]
@@ -78,16 +78,16 @@ def kill_adopted(own: int) -> None:
             return
         for pid in adopted:
             _signal(pid)
-        time.sleep(0.001)  # what was below them comes to us when they are gone
+        time.sleep(0.001)  # this process adopts their children when they are gone
 
 
 def _parents() -> dict[int, int]:
-    """The living processes of this machine, and the parent of each."""
+    """The living processes of this machine, each with its parent."""
     parents: dict[int, int] = {}
     for pid in _all_pids():
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
-                # The command, in parentheses, may itself hold parentheses and blanks.
+                # The command name, in parentheses, may itself contain parentheses and spaces.
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             continue
@@ -112,9 +112,10 @@ def _below(root: int) -> set[int]:
 
 
 def kill_run(value: str, variable: str = MARKER) -> int:
-    """SIGKILL every process that carries a marker with this value, except this one. Returns how many.
+    """SIGKILL every process that carries a marker with this value, except this one. Returns their number.
 
-    The run's fork server goes last, as it does the same work when its agent is dead: so one of us may be killed.
+    The run's fork server is killed last, because it does the same work when its agent dies: if this process is
+    killed meanwhile, the fork server completes the work.
     """
     marker = f"{variable}={value}".encode()
     killed: set[int] = set()
@@ -150,7 +151,7 @@ def _command(pid: int) -> str:
 
 
 def _carries(pid: int, marker: bytes) -> bool | None:
-    """Whether a process has the marker; None: cannot be said, it may be about to execute a program."""
+    """Whether a process has the marker; None: unknown, because it may be executing a program right now."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environ = file.read()
@@ -168,7 +169,7 @@ def _kill_if(pid: int, marker: bytes) -> None:
     except OSError:
         return
     try:
-        # Looked at again, now that the number cannot be given to another process unnoticed.
+        # Check again: with the pidfd open, the pid cannot be reused unnoticed.
         if _carries(pid, marker):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except OSError:
@@ -187,14 +188,14 @@ def _signal(pid: int) -> None:
 # -- run folders ------------------------------------------------------------------------------
 
 _WHAT = "run folder"
-#: What lies in a run folder: all that is ever removed from one.
+#: The files of a run folder; no others are ever removed from it.
 _FILES = ("*.sock", "agent.log", "logs/*.log", "logs/*.log.old")
 
 
 class RunDir:
-    """A folder for the sockets and logs of one controller, known as living by a lock.
+    """A folder for the sockets and logs of one controller, whose lock shows that it is in use.
 
-    The lock belongs to the open file, which the host agent inherits: it is free when neither lives.
+    The lock belongs to the open file, which the host agent inherits, so it is released when both are dead.
     """
 
     def __init__(self, folder: PrivateFolder) -> None:
@@ -207,17 +208,17 @@ class RunDir:
         return self._folder.lock_fd
 
     def remove(self) -> None:
-        """Remove the folder and give up its lock. Only for its owner, at the end."""
+        """Remove the folder and release its lock. Only its owner calls this, at its end."""
         if self._folder.fd >= 0:
             _remove(self._folder)
             self._folder.close()
 
 
 def make_run_dir(base: str | None = None) -> RunDir:
-    """A new run folder, mode 0700; removes those that dead controllers have left.
+    """Create a run folder, mode 0700, and remove those that dead controllers have left.
 
     Raises:
-        OSError: the temporary folder cannot be written, or is not safe from other users.
+        OSError: the temporary folder is not writable, or is not safe from other users.
     """
     base = base or _base()
     remove_stale(base)
@@ -242,7 +243,7 @@ def remove_stale(base: str | None = None) -> list[str]:
 
 
 def remove_if_stale(path: str) -> bool:
-    """Kill what is left of a run and remove its folder, unless a living process holds its lock."""
+    """Kill the remaining processes of a run and remove its folder, unless a living process holds its lock."""
     try:
         with PrivateFolder.open(path) as folder:
             if not folder.take(_WHAT):
@@ -251,7 +252,7 @@ def remove_if_stale(path: str) -> bool:
             _remove(folder)
             return True
     except OSError:
-        return False  # being made right now, being removed right now, or none of ours
+        return False  # being created, being removed, or not one of ours
 
 
 def remove_run_dir(path: str, lock_fd: int) -> None:

@@ -1,4 +1,4 @@
-"""What Python's fault handler writes when a rank crashes, cut to what its user needs. Pure."""
+"""Reduces what Python's fault handler writes when a rank crashes to what the user needs; has no side effects."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ _DUMP = re.compile(
     rb"|\s*$"
 )
 _FRAME = re.compile(rb'  File "(?P<file>[^"]*)", line \d+')
-# How a rank gets to user code: our own frames, and the interpreter's start.
+# Frames between the start of a rank and user code: the runtime's, and those of the interpreter's start.
 _RUNTIME = re.compile(rb"[/\\]monarch_kernel[/\\](?:runtime|protocol|kernel)[/\\]|^<string>$|^<frozen runpy>$")
 
 
 class CrashFilter:
-    """Passes what a rank writes to stderr; of a crash it leaves out our own frames and the list of extension modules.
+    """Passes a rank's stderr through, but drops runtime frames and the list of extension modules from crash dumps.
 
-    A dump is the last that a process writes, but the process may be a child of the rank's, so that other lines may
-    follow.
+    A dump is the last output of a process, but that process may be a child of the rank, so other lines may follow.
     """
 
     def __init__(self) -> None:
@@ -27,7 +26,7 @@ class CrashFilter:
         self._rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What to show of the next bytes."""
+        """The part of the next bytes to show."""
         if not self._in_dump:
             at = data.find(_BEGIN)
             if at < 0:
@@ -37,7 +36,7 @@ class CrashFilter:
         return self._lines(data)
 
     def close(self) -> bytes:
-        """What to show of an unfinished last line."""
+        """The part of an unfinished last line to show."""
         rest, self._rest = self._rest, b""
         return rest if self._shows(rest) else b""
 

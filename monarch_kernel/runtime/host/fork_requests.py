@@ -1,4 +1,4 @@
-"""From a request to start procs to what a fork server is told: environment, command, working directory, import path."""
+"""Builds fork-server requests from a request to start procs: environment, command, working directory, import path."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import monarch_kernel
 from monarch_kernel.protocol.messages import ProcRef, ProcSpec, RankConfig, SpawnProcs
 from monarch_kernel.runtime.host import forkserver
 
-#: Where a forked rank begins; named, not imported: the host knows nothing of ranks.
+#: The entry point of a forked rank; named, not imported: the host package does not depend on ranks.
 RANK_ENTRY = "monarch_kernel.runtime.rank.main:main"
-#: The same for a rank in an interpreter of its own.
+#: The same for a rank in its own interpreter.
 RANK_MODULE = "monarch_kernel.runtime.rank"
 
-#: Libraries read these once, when they are loaded: a template is made with them.
+#: Libraries read these once, at load time, so a template is created with them.
 _LOAD_TIME = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_"),
     *("CUDA_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_"),
 )
-#: The loader and the interpreter read these when they start: such ranks need an interpreter of their own.
+#: The loader and the interpreter read these at startup, so such ranks need their own interpreter.
 _EXEC_TIME = ("LD_", "PYTHON", "MALLOC_", "GLIBC_", "ASAN_", "LC_")
 
 
 def fork_request(
     message: SpawnProcs, index: int, ref: ProcRef, run_dir: str, cwd: str, sys_path: list[str], kept: bool = False
 ) -> forkserver.Fork:
-    """What the fork server needs to know of one of the procs to start.
+    """The fork server's request to start one of the procs.
 
     Args:
         kept: the proc outlives its controller.
@@ -67,12 +67,12 @@ def fork_request(
 
 
 def load_env(env: dict[str, str | None]) -> dict[str, str | None]:
-    """The part of an environment that libraries read when they are loaded."""
+    """The variables of an environment that libraries read at load time."""
     return {key: value for key, value in env.items() if key.startswith(_LOAD_TIME)}
 
 
 def _argv(command: list[str] | None, env: dict[str, str | None], inherit: bool) -> list[str] | None:
-    """What to execute for a rank; None if it can be forked."""
+    """The command to execute for a rank; None if it can be forked."""
     if command is None:
         if inherit and "LANG" not in env and not any(key.startswith(_EXEC_TIME) for key in env):
             return None
@@ -81,7 +81,7 @@ def _argv(command: list[str] | None, env: dict[str, str | None], inherit: bool) 
 
 
 def _with_package(env: dict[str, str | None], inherit: bool) -> dict[str, str | None]:
-    """``env`` with which another interpreter finds this package, if it is a checkout and not installed."""
+    """``env``, extended so that another interpreter finds this package if it is a checkout and not installed."""
     root = package_root()
     if os.path.basename(root) in ("site-packages", "dist-packages"):
         return env

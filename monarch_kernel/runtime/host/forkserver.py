@@ -1,19 +1,19 @@
 """The fork server: a small single-threaded process from which ranks are forked in a millisecond.
 
-It talks to the host agent over a Unix SOCK_SEQPACKET pair: the requests and events below, one per packet,
-with file descriptors beside them. It imports what every rank needs once, freezes the garbage
-collector so that those pages stay shared, and waits. It may fork *templates*: copies of itself that have
-further modules (torch) loaded, each with a socket of its own to the agent.
+It communicates with the host agent over a Unix SOCK_SEQPACKET pair. Each packet holds one of the requests or
+events below and its file descriptors. The server imports what every rank needs once, freezes the garbage
+collector so that those pages stay shared, and waits. It can fork *templates*: copies of itself that have
+more modules (torch) loaded. Each template has its own socket to the agent.
 
-What may be preloaded. A fork copies the calling thread only, so nothing that keeps locks in other threads
-may be loaded; a template with a second Python thread, or with CUDA initialised, is refused. ``import
-torch`` leaves native threads of OpenBLAS (numpy's). Those are harmless: OpenBLAS stops its threads in a
-``pthread_atfork`` handler and starts them anew in the child when it needs them. OpenMP pools (torch's own
-intra-op threads) are only made by the first parallel region, which no import runs. Training, gloo groups and
-DataLoader workers in forked ranks are covered by tests.
+What can be preloaded: a fork copies only the calling thread, so a preloaded module must not hold locks in other
+threads. A template with a second Python thread, or with CUDA initialised, is rejected. ``import torch`` leaves
+native threads of OpenBLAS (from numpy). Those are harmless: OpenBLAS stops its threads in a ``pthread_atfork``
+handler and restarts them in the child on demand. OpenMP pools (torch's own intra-op threads) are created by
+the first parallel region, and no import runs one. Tests cover training, gloo groups and DataLoader workers in
+forked ranks.
 
-Deaths: ranks carry ``PR_SET_PDEATHSIG``, so they die with the process that forked them. When the agent dies,
-the end of the socket tells the fork server, which removes all that is left of the run and exits.
+Deaths: ranks set ``PR_SET_PDEATHSIG``, so they die with the process that forked them. When the agent dies,
+its socket closes; the fork server then kills the remaining processes of the run, removes its folder and exits.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ T = TypeVar("T")
 
 
 class Fork(msgspec.Struct, array_like=True, tag=1):
-    """Start a rank. Descriptors: stdout's and stderr's pipes, to write to.
+    """Start a rank. Descriptors: the write ends of the stdout and stderr pipes.
 
-    ``env`` is laid over the server's (None removes a variable; ``clean_env``: replaces it). With ``argv`` that command
-    is executed instead; the argument "{fd}" in it becomes the number of the descriptor that holds ``config``.
+    ``env`` updates the server's environment (None removes a variable), or replaces it with ``clean_env``. With
+    ``argv``, the rank executes that command; its argument "{fd}" becomes the number of the descriptor that holds
+    ``config``.
     """
 
     proc: str
@@ -76,7 +77,7 @@ class Fork(msgspec.Struct, array_like=True, tag=1):
 
 
 class MakeTemplate(msgspec.Struct, array_like=True, tag=2):
-    """Fork a template that loads ``modules``. Descriptor: its end of a new socket pair."""
+    """Fork a template that loads ``modules``. Descriptor: the template's end of a new socket pair."""
 
     template: str
     modules: list[str]
@@ -85,11 +86,11 @@ class MakeTemplate(msgspec.Struct, array_like=True, tag=2):
 
 
 class Retire(msgspec.Struct, array_like=True, tag=3):
-    """To a template: exit as soon as the last of your ranks has."""
+    """Ask a template to exit as soon as its last rank has exited."""
 
 
 class Forked(msgspec.Struct, array_like=True, tag=11):
-    """The rank runs."""
+    """The rank is running."""
 
     proc: str
     pid: int
@@ -103,7 +104,7 @@ class ForkFailed(msgspec.Struct, array_like=True, tag=12):
 
 
 class Exited(msgspec.Struct, array_like=True, tag=13):
-    """The rank (or template) is gone, and with it all of its process group."""
+    """The rank (or template) and its whole process group are gone."""
 
     proc: str
     pid: int
@@ -121,11 +122,11 @@ class TemplateReady(msgspec.Struct, array_like=True, tag=14):
 
 
 class TemplateFailed(msgspec.Struct, array_like=True, tag=15):
-    """The template could not load its modules, or they break under fork. It is gone."""
+    """The template could not load its modules, or they do not survive a fork. The template has exited."""
 
     template: str
     reason: str
-    in_ranks_too: bool = False  # a rank that loads them by itself fails as well
+    in_ranks_too: bool = False  # a rank that loads them itself also fails
 
 
 Request = Fork | MakeTemplate | Retire
@@ -139,7 +140,7 @@ decode_event: Callable[[bytes], Event] = msgspec.msgpack.Decoder(Event).decode
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
-    """The agent's and the server's end of a new packet socket."""
+    """Create a packet socket pair; returns the agent's end and the server's."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
@@ -147,7 +148,7 @@ def send_packet(sock: socket.socket, message: Request | Event, fds: list[int] | 
     """Send one request or event.
 
     Raises:
-        BlockingIOError: the socket is non-blocking and the peer must read first; nothing was sent.
+        BlockingIOError: the socket is non-blocking and its buffer is full; nothing was sent.
     """
     data = _encode(message)
     fds = list(fds or ())
@@ -169,7 +170,7 @@ def receive_packet(sock: socket.socket, decode: Callable[[bytes], T]) -> tuple[T
     try:
         data, ancillary, _flags, _addr = sock.recvmsg(*room)
     except ConnectionResetError:
-        # Said once if the peer closed without reading everything; what it had sent can still be read.
+        # Raised once if the peer closed without reading everything; packets that it sent can still be read.
         data, ancillary, _flags, _addr = sock.recvmsg(*room)
     fds: list[int] = []
     for level, kind, rights in ancillary:
@@ -187,7 +188,7 @@ def receive_packet(sock: socket.socket, decode: Callable[[bytes], T]) -> tuple[T
 
 
 def memfd(name: str, data: bytes) -> int:
-    """An anonymous file that holds ``data``, at its start."""
+    """Create an anonymous file with ``data``, positioned at its start."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     view = memoryview(data)
     while view:
@@ -200,7 +201,7 @@ def memfd(name: str, data: bytes) -> int:
 
 
 class ForkedRank:
-    """What a forked child has to do: the server's loop ends in it and gives this back."""
+    """The job of a forked child: in the child, the server's loop ends and returns this."""
 
     def __init__(self, request: Fork) -> None:
         self.request = request
@@ -211,8 +212,8 @@ class ForkServer:
 
     Args:
         sock: this side of the packet socket.
-        entry: "module:function" to which a forked rank's config is given.
-        orphaned: what to do when the agent's end of the socket closes; not called by templates.
+        entry: "module:function" that a forked rank calls with its config.
+        orphaned: called when the agent's end of the socket closes; None in templates.
     """
 
     def __init__(self, sock: socket.socket, entry: str, orphaned: Callable[[], None] | None) -> None:
@@ -223,10 +224,10 @@ class ForkServer:
         self._epoll.register(sock.fileno(), select.EPOLLIN)
         self._children: dict[int, tuple[str, int]] = {}  # pidfd -> (proc, pid)
         self._retiring = False
-        descriptors.raise_limit()  # one for each rank
+        descriptors.raise_limit()  # each rank needs one
 
     def serve(self) -> ForkedRank | None:
-        """Serve until the agent closes the socket (None), or, in a forked child, what it has to do."""
+        """Serve until the agent closes the socket; returns None then, and in a forked child the child's job."""
         while not (self._retiring and not self._children):
             for fd, _events in self._epoll.poll():
                 if fd in self._children:
@@ -271,7 +272,7 @@ class ForkServer:
         proc, pid = self._children.pop(pidfd)
         self._epoll.unregister(pidfd)
         os.close(pidfd)
-        # While it is a zombie its number cannot belong to another process group, so this hits its own only.
+        # While it is a zombie, its pid cannot be reused, so this signals only its own process group.
         cleanup.kill_group(pid)
         _pid, status, usage = os.wait4(pid, 0)
         self._report(Exited(proc, pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024))
@@ -282,7 +283,7 @@ class ForkServer:
         if len(fds) != 2:
             self._report(ForkFailed(request.proc, f"the agent passed {len(fds)} descriptors instead of 2"))
             return None
-        # A command that cannot be executed says why through this pipe; executing it closes the pipe.
+        # If the command cannot be executed, the child writes the reason to this pipe; a successful exec closes it.
         read, write = os.pipe2(os.O_CLOEXEC) if request.argv else (-1, -1)
         server = os.getpid()
         try:
@@ -315,7 +316,7 @@ class ForkServer:
     def _become_rank(self, request: Fork, fds: list[int], failure: int, server: int) -> None:
         os.setsid()
         die_with(server)
-        set_name("monarch-rank")  # the cleanup knows the fork server by its name
+        set_name("monarch-rank")  # the cleanup recognises the fork server by its name
         self._sock.close()
         self._epoll.close()
         self._children.clear()
@@ -333,7 +334,7 @@ class ForkServer:
         time.tzset()
         os.chdir(request.cwd)
         if request.argv is not None:
-            # Out of the way of 3 and 4 first.
+            # First move both away from 3 and 4.
             failure = fcntl.fcntl(failure, fcntl.F_DUPFD_CLOEXEC, 10)
             config = fcntl.fcntl(memfd("config", request.config), fcntl.F_DUPFD_CLOEXEC, 10)
             os.dup2(config, 3)
@@ -390,9 +391,9 @@ class ForkServer:
 
 
 def run_rank(job: ForkedRank, entry: str) -> NoReturn:
-    """In a forked rank: call its entry point, and exit as a fresh interpreter would."""
+    """In a forked rank: call its entry point, then exit as a fresh interpreter would."""
     module, _, function = entry.partition(":")
-    # The agent's __main__ is nothing to a rank: pickled references and multiprocessing must not find it.
+    # Hide the agent's __main__ from the rank: pickled references and multiprocessing must not find it.
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
@@ -412,7 +413,7 @@ def run_rank(job: ForkedRank, entry: str) -> NoReturn:
                 stream.flush()
             except (OSError, ValueError, AttributeError):
                 pass
-        # Not an ordinary exit: the exit handlers of the processes that we were forked from are not ours.
+        # Not an ordinary exit: this process must not run the exit handlers of the processes it was forked from.
         os._exit(code & 0xFF)
 
 
@@ -420,24 +421,24 @@ def run_rank(job: ForkedRank, entry: str) -> NoReturn:
 
 
 def die_with(parent: int) -> None:
-    """SIGKILL this process when its parent dies, also if it has died already."""
+    """Have the kernel SIGKILL this process when its parent dies; exit now if the parent is already dead."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def set_name(name: str) -> None:
-    """What ``ps`` and ``top`` show for this process's main thread."""
+    """Set the name that ``ps`` and ``top`` show for this process's main thread."""
     _prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def become_subreaper() -> None:
-    """Orphans below this process become its children instead of init's."""
+    """Make orphaned descendants of this process its children instead of init's."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def set_environment(env: dict[str, str | None]) -> None:
-    """Lay this over the environment; None removes a variable."""
+    """Update the environment; None removes a variable."""
     for name, value in env.items():
         if value is None:
             os.environ.pop(name, None)
@@ -446,16 +447,16 @@ def set_environment(env: dict[str, str | None]) -> None:
 
 
 def reset_signals() -> None:
-    """The dispositions and the mask of a fresh interpreter."""
+    """Restore the signal handlers and the mask of a fresh interpreter."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP):  # the agent's own, see there
+    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP):  # the agent sets these
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _fork() -> int:
-    # Python warns of native threads; those that templates may have are accounted for (see the module).
+    # Python warns about native threads; those that templates can have are safe (see the module docstring).
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
@@ -472,36 +473,36 @@ def _give_up(pipe: int, reason: str) -> NoReturn:
 
 
 def _forget_missing_folders() -> None:
-    # Folders on the path that were not there when something was last looked for may have been made since. Of the
-    # others, finders look at the time of the last change; to invalidate them all would be a tenth of a rank's start.
+    # A folder on the path that did not exist at the last lookup may exist now. Finders of existing folders check the
+    # modification time themselves; invalidating all of them would take a tenth of a rank's start time.
     for folder, finder in list(sys.path_importer_cache.items()):
         if finder is None:
             del sys.path_importer_cache[folder]
 
 
 def _close_from(first: int) -> None:
-    # The limit says nothing of how high the numbers go: they may have been opened under a higher one.
+    # The current limit does not bound the open descriptors: they may have been opened under a higher limit.
     os.closerange(first, max(map(int, os.listdir("/proc/self/fd"))) + 1)
 
 
 def _forget_exit_handlers() -> None:
-    # A rank that is stopped runs its exit handlers. What the modules of a template have registered is for the
-    # template's end, and may remove what its ranks share; these two are of the interpreter, and any process needs them.
+    # A stopped rank runs its exit handlers. Those that a template's modules have registered are for the template's
+    # exit and may remove what its ranks share. These two belong to the interpreter, and every process needs them.
     atexit._clear()
     atexit.register(logging.shutdown)
     processes = sys.modules.get("multiprocessing.util")
     if processes is not None:
         atexit.register(processes._exit_function)
-    for known in weakref.finalize._registry.values():  # pyright: ignore[reportAttributeAccessIssue]  # no API for it
+    for known in weakref.finalize._registry.values():  # pyright: ignore[reportAttributeAccessIssue]  # there is no API
         known.atexit = False
-    weakref.finalize._registered_with_atexit = False  # pyright: ignore[reportAttributeAccessIssue]  # the next one does
+    weakref.finalize._registered_with_atexit = False  # pyright: ignore[reportAttributeAccessIssue]  # the next sets it
 
 
 # -- preloading -------------------------------------------------------------------------------
 
 
 def preload(template: str, modules: list[str]) -> TemplateFailed | None:
-    """Import modules to be inherited by forks of this template. Returns why that is not possible, or None."""
+    """Import modules that forks of this template inherit. Returns the failure, or None."""
     for name in modules:
         try:
             importlib.import_module(name)
@@ -520,11 +521,11 @@ def preload(template: str, modules: list[str]) -> TemplateFailed | None:
 
 
 def freeze() -> None:
-    """Keep the collector away from what is loaded, so that forked ranks share its pages."""
+    """Exclude loaded objects from garbage collection, so that forked ranks keep sharing their pages."""
     gc.disable()
     gc.freeze()
 
 
 def native_threads() -> int:
-    """How many threads this process has beside the main one."""
+    """The number of threads of this process, not counting the main one."""
     return len(os.listdir("/proc/self/task")) - 1

@@ -1,8 +1,9 @@
-"""A worker that keeps what runs on it when its controller goes, for the next controller that comes.
+"""A worker that keeps its procs running when its controller goes, for the next controller.
 
-It has at most one controller at a time, its holder, which it got by ``TakeOver``. While there is none, ranks go on, and
-their output waits in their logs. What a new holder needs to know is the record that the last one has left here; it is
-not looked into. Without a holder for longer than the idle limit, or without a holder and procs to keep, it ends.
+It has at most one controller at a time, its holder, which takes control with ``TakeOver``. Without a holder, ranks keep
+running, and their output waits in their logs. The last holder leaves a record of what the next one needs; the worker
+stores it without reading it. The worker ends when it has no holder for longer than its idle limit, or has neither a
+holder nor procs to keep.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ from monarch_kernel.runtime.node.interfaces import PeerLink
 
 log = logging.getLogger(__name__)
 
-#: How much of the output of all ranks while there was no holder is delivered (bytes); the log has more.
+#: How much missed output of all ranks a new holder gets (bytes); the logs have more.
 BACKLOG_OF_ALL = 64 * 1024 * 1024
-#: How long the description may lag behind (seconds).
+#: How long an update of the description may be delayed (seconds).
 _DESCRIBE_DELAY = 0.05
 
 
@@ -68,10 +69,10 @@ class KeeperAgent(WorkerAgent):
         super().__init__(config, server, server_pid)
         folder = self._folder = PrivateFolder.open(config.keep)
         folder.hold(config.folder_lock, FOLDER)
-        os.close(config.folder_lock)  # the folder has it now
+        os.close(config.folder_lock)  # the folder has its own descriptor of it
         self._record: dict[str, bytes] = {}
         self._holder: ProcRef | None = None
-        self._holders: set[str] = set()  # all that ever were
+        self._holders: set[str] = set()  # all holders so far
         self._hears = False
         self._backlog: dict[tuple[str, int], int] = {}  # undelivered bytes, by proc and stream
         self._sizes: dict[str, dict[str, int]] = {}
@@ -86,7 +87,7 @@ class KeeperAgent(WorkerAgent):
     # -- life -------------------------------------------------------------------------------------
 
     def _before_ready(self) -> None:
-        self._folder.replace(DESCRIPTION, self._description())  # without it, no one would find what is kept
+        self._folder.replace(DESCRIPTION, self._description())  # a controller finds a kept mesh by this file
 
     def _is_used(self) -> bool:
         return self._holder is not None
@@ -104,7 +105,7 @@ class KeeperAgent(WorkerAgent):
         self._give_up_name()
 
     def _give_up_name(self) -> None:
-        """From now on a new mesh may have the name, though this one takes a moment to end."""
+        """Release the mesh's name at once, so that a new mesh can use it while this one ends."""
         folder = self._folder
         if folder.lock_fd < 0:
             return
@@ -154,7 +155,7 @@ class KeeperAgent(WorkerAgent):
         _reply(link, message.call)
 
     def _release(self) -> None:
-        """There is no holder any more: what it owned has no owner."""
+        """Drop the holder; the procs that it owned then have no owner."""
         holder = self._holder
         assert holder is not None
         self._holder, self._hears = None, False
@@ -183,7 +184,7 @@ class KeeperAgent(WorkerAgent):
 
     def _on_keep(self, link: PeerLink, message: Keep, body: Body) -> None:
         if self._holder is None or link.peer != self._holder.id:
-            return  # its last words, after it was taken over
+            return  # from a former holder, after a takeover
         if len(body):
             self._record[message.key] = bytes(body)
         else:
@@ -216,7 +217,7 @@ class KeeperAgent(WorkerAgent):
             super()._mark(message)
 
     def _must_preload(self, failed: forkserver.TemplateFailed | None) -> bool:
-        return Agent._must_preload(self, failed)  # it is on its controller's machine, where the modules are
+        return Agent._must_preload(self, failed)  # the worker is on its controller's machine, which has the modules
 
     def _on_hello(self, link: PeerLink) -> None:
         super()._on_hello(link)
@@ -261,7 +262,7 @@ class KeeperAgent(WorkerAgent):
     # -- its description ------------------------------------------------------------------------------
 
     def _describe(self) -> None:
-        """Write the description soon: ranks come and go many at a time."""
+        """Schedule a write of the description; the delay merges the many updates of a mesh's start or end."""
         if not self._describing:
             self._describing = True
             self._poller.call_later(_DESCRIBE_DELAY, self._write_description)
@@ -269,13 +270,13 @@ class KeeperAgent(WorkerAgent):
     def _write_description(self) -> None:
         self._describing = False
         if self._folder.lock_fd >= 0:
-            with contextlib.suppress(OSError):  # on a full disk the last one stays
+            with contextlib.suppress(OSError):  # on a full disk the previous one remains
                 self._folder.replace(DESCRIPTION, self._description())
 
     def _description(self) -> bytes:
         counts: dict[str, list[int]] = {}
         for proc in self._procs.values():
-            # A successor stands for those before it.
+            # A successor counts as the same rank as its predecessors.
             count = counts.setdefault(proc.mesh, [0, 0])
             count[0] += "~" not in proc.id
             count[1] += proc.exit is None
@@ -295,7 +296,7 @@ class KeeperAgent(WorkerAgent):
 
 
 def newest(text: bytes, missed: int, limit: int) -> bytes:
-    """The end of a log that has not been heard, at most ``limit`` bytes, from the beginning of a record or a line."""
+    """The undelivered end of a log: at most ``limit`` bytes, starting at a record or a line."""
     whole = min(missed, len(text))
     size = min(whole, limit)
     tail = text[len(text) - size :]

@@ -1,4 +1,4 @@
-"""How a controller gets its run folder and its host agent."""
+"""Creates a controller's run folder and starts its host agent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _lock = threading.Lock()
 
 
 def new_run_dir() -> str:
-    """Make this process's run folder (mode 0700), and clean up after dead controllers of this user."""
+    """Create a run folder of this process (mode 0700), and clean up after dead controllers of this user."""
     run_dir = cleanup.make_run_dir()
     with _lock:
         if not _run_dirs:
@@ -93,15 +93,15 @@ class AgentProcess:
                 os.close(self._pidfd)
                 self._pidfd = -1
                 if status != 0:
-                    # Its fork server cleans up after it, unless that was killed at the same moment.
+                    # Its fork server cleans up after it, unless the fork server was killed at the same time.
                     cleanup.kill_run(self.ref.id, cleanup.AGENT_MARKER)
             return status
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the agent, and with it every rank; remove the run folder. For when the node is closed."""
+        """End the agent and with it every rank, and remove the run folder; called when the node closes."""
         self._closing = True
         try:
-            self._lifeline.send(b"\0")  # the farewell: the run folder is ours to remove
+            self._lifeline.send(b"\0")  # the farewell: this process removes the run folder
         except OSError:
             pass
         self._lifeline.close()
@@ -115,13 +115,13 @@ class AgentProcess:
 
 
 def launch_local_agent(node: Node) -> AgentProcess:
-    """Start the host agent of this host, for the controller whose node is given. Does not wait for it.
+    """Start this host's agent for the controller that owns ``node``, without waiting for it.
 
-    The agent connects to ``node`` by itself; what is sent to it before that waits. If it dies, it and all its
-    procs are declared dead at ``node``.
+    The agent connects to ``node`` by itself; messages sent to it before that are queued. If it dies, ``node``
+    declares it and all its procs dead.
 
     Raises:
-        OSError: no process could be started.
+        OSError: the process could not be started.
     """
     agent_id = f"agent-{os.urandom(4).hex()}"
     address = os.path.join(node.run_dir, agent_id + ".sock")
@@ -169,16 +169,16 @@ def launch_local_agent(node: Node) -> AgentProcess:
     try:
         lifeline.sendall(len(data).to_bytes(4, "little") + data)
     except OSError:
-        pass  # it has died already, which is noticed below
+        pass  # it is already dead, which `AgentProcess` detects
     agent = AgentProcess(node, ref, process, lifeline)
     node.poller.start_background()
     return agent
 
 
 def interpreter_command(module: str, *arguments: str) -> list[str]:
-    """How to run ``main`` of a module of ours in an interpreter like this one."""
+    """The command that runs ``main`` of one of this package's modules in an interpreter like this one."""
     flags: Any = getattr(subprocess, "_args_from_interpreter_flags", None)
-    # Not with -m, which loads more than is needed; and without collecting garbage while modules are loaded.
+    # -m would load more than is needed. Garbage collection is off while modules load.
     start = f"import gc; gc.disable(); from {module} import main; main()"
-    # -P: a file in the working directory must not stand for a module of the library.
+    # -P: a file in the working directory must not shadow a module of the library.
     return [sys.executable, *(flags() if flags is not None else []), "-P", "-c", start, *arguments]

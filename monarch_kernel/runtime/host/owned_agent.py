@@ -1,6 +1,6 @@
 """The host agent of one controller, on the controller's own host.
 
-It ends when its controller has gone, closes its link or asks for it, on SIGTERM, and when its fork server dies.
+It ends when its controller dies, closes its link or requests it, on SIGTERM, and when its fork server dies.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from monarch_kernel.runtime.host.agent import Agent
 from monarch_kernel.runtime.host.agent_config import AgentConfig
 from monarch_kernel.runtime.node.node import Node
 
-#: A controller that closes its links without a word is dead, or will be within this time (seconds).
+#: A controller that closes its links without a farewell is dead, or dies within this time (seconds).
 _FAREWELL = 5.0
-#: How long an agent that ends by itself checks whether its controller dies at the same time (seconds).
+#: How long an agent that fails checks whether its controller dies at the same time (seconds).
 _LINGER = 1.0
 
 
@@ -26,10 +26,10 @@ class OwnedAgent(Agent):
     """An agent that lives and dies with its controller.
 
     Args:
-        config: what the controller says.
-        server: this side of the fork server's socket.
-        server_pid: the fork server.
-        controller: a pidfd.
+        config: the controller's settings.
+        server: the agent's end of the fork server's socket.
+        server_pid: the fork server's pid.
+        controller: a pidfd of the controller.
     """
 
     def __init__(self, config: AgentConfig, server: socket.socket, server_pid: int, controller: int) -> None:
@@ -42,7 +42,7 @@ class OwnedAgent(Agent):
 
     def _begin(self) -> None:
         self._poller.register(0, self._on_lifeline)
-        # A process that the controller has forked may hold its sockets open; its death shows here even then.
+        # A fork of the controller may hold its sockets open; the pidfd reports its death even then.
         self._poller.register(self._controller, self._on_controller_dead)
         self._node.learn(self._owner)
         self._node.link_to(self._owner.id)
@@ -67,7 +67,7 @@ class OwnedAgent(Agent):
             cleanup.remove_run_dir(self._node.run_dir, self._config.lock_fd)
 
     def _controller_died(self, timeout: float) -> bool:
-        """Whether it ended without a farewell (then only this process is left to remove the run folder)."""
+        """Whether the controller ended without a farewell; then only this process can remove the run folder."""
         deadline = time.monotonic() + timeout
         waiting = [0, self._controller]
         while (left := deadline - time.monotonic()) > 0:
@@ -77,5 +77,5 @@ class OwnedAgent(Agent):
             if 0 in ready:
                 if os.read(0, 1):
                     return False
-                waiting = [self._controller]  # it closes its descriptors before it is dead
+                waiting = [self._controller]  # a dying process closes its descriptors before its pidfd reports the exit
         return False

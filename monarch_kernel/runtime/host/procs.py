@@ -1,4 +1,4 @@
-"""What the host agent keeps of each rank, and its side of the conversation with fork servers."""
+"""The host agent's state of each rank, and its client for fork servers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from monarch_kernel.runtime.host import forkserver
 from monarch_kernel.runtime.host.crash_filter import CrashFilter
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
 
-#: Bytes kept of each of a rank's two streams.
+#: The most output kept of each of a rank's two streams (bytes).
 LOG_LIMIT = 16 * 1024 * 1024
-#: How much is read at first where the end of a log is asked for (bytes).
+#: The size of the first read when only the end of a log is requested (bytes).
 _TAIL_BYTES = 64 * 1024
 
 
 class OutputLog:
-    """The newest output of one stream of one rank: two files of half the limit that take turns."""
+    """The newest output of one stream of one rank, in two alternating files of half the limit each."""
 
     def __init__(self, path: str, limit: int = LOG_LIMIT) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class OutputLog:
         self.dropped = 0
 
     def append(self, data: bytes) -> None:
-        """Keep ``data``; forgets the oldest half when full. A full disk loses log, not output."""
+        """Keep ``data``; drops the older half when full. A full disk loses log entries, never forwarded output."""
         try:
             if self._size and self._size + len(data) > self._half:
                 os.close(self._fd)
@@ -51,10 +51,10 @@ class OutputLog:
             self.dropped += len(data)
 
     def read(self, tail: int = 0) -> bytes:
-        """What is kept: records and plain bytes, to be cut only after decoding.
+        """The kept output: records and plain bytes; decode it before cutting it.
 
         Args:
-            tail: the end alone, with at least so many lines, and no more of it than that takes; 0: all.
+            tail: the number of lines needed; reads only as much of the end as holds them. 0: everything.
         """
         size = _TAIL_BYTES
         while tail > 0:
@@ -70,13 +70,13 @@ class OutputLog:
         return b"".join(map(_contents, (self._path + ".old", self._path)))
 
     def close(self) -> None:
-        """Nothing more will be appended; what is kept can still be read."""
+        """Stop appending; the kept output can still be read."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def remove(self) -> None:
-        """Forget everything."""
+        """Delete the kept output."""
         self.close()
         for path in (self._path, self._path + ".old"):
             try:
@@ -86,7 +86,7 @@ class OutputLog:
 
 
 def _contents(path: str, last: int = 0) -> bytes:
-    """A file, or so many bytes at its end; nothing where it cannot be read."""
+    """A file's content, or only its ``last`` bytes; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             if last:
@@ -111,39 +111,39 @@ class Proc:
         self.started = time.monotonic()
         self.exit: ProcExited | None = None
         self.drained = False
-        self.stopping = ""  # why, if its end was asked for
-        self.withdrawn = False  # its host goes, whatever its owner wants
+        self.stopping = ""  # the reason, if it was asked to stop
+        self.withdrawn = False  # its host shuts down without its owner's request
         self.killing = ""
-        self.start_limit = 0.0  # how long it may take to come up (seconds); 0: for ever
+        self.start_limit = 0.0  # how long it may take to come up (seconds); 0: forever
         self.request: forkserver.Fork | None = None
         self.server: ForkClient | None = None
         self.pipes: dict[int, int] = {}  # stream -> descriptor to read from
-        self.far_ends: list[int] = []  # to write to, kept until the rank has them
-        self.marked = 0  # the last mark in its output that an answer has named
+        self.far_ends: list[int] = []  # the write ends, kept open until the rank has them
+        self.marked = 0  # the last mark in its output that a reply has named
         self.logs = {n: OutputLog(os.path.join(logs, f"{spec.id}.{n}.log")) for n in (1, 2)}
-        self.crash = CrashFilter()  # what of its stderr is shown; its log has all
+        self.crash = CrashFilter()  # selects the stderr output to forward; the log has all of it
         self._cpu_at = (self.started, 0.0)
 
     def log_text(self, tail: int) -> LogText:
-        """What is kept of its output; see `OutputLog.read`."""
+        """Its kept output; see `OutputLog.read`."""
         out, err = (self.logs[stream].read(tail) for stream in (1, 2))
         return LogText(self.id, out, err, 0 if tail else sum(kept.dropped for kept in self.logs.values()))
 
     @property
     def asked(self) -> str:
-        """Why its end is not a failure: its owner asked for it; "" if it did not."""
+        """The reason of its owner's request to stop, which makes its end no failure; "" without a request."""
         return "" if self.withdrawn else self.stopping
 
     def belongs_to(self, process: str) -> bool:
-        """Whether it is to end with this process: its starter, or the controller above that."""
+        """Whether it ends with this process: its owner, or the controller above the owner."""
         return process in (self.owner, self.root)
 
     def audience(self) -> set[str]:
-        """The processes that want to hear of its life and death."""
+        """The processes to notify of its start and end."""
         return {self.owner, *self.watchers}
 
     def open_pipes(self) -> list[int]:
-        """Make the output pipes. Returns the ends to write to."""
+        """Create the output pipes. Returns their write ends."""
         for stream in (1, 2):
             read, write = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(read, False)
@@ -152,13 +152,13 @@ class Proc:
         return self.far_ends
 
     def close_far_ends(self) -> None:
-        """The rank has them now; as long as we do too, their end would not show."""
+        """Close the write ends once the rank has them: while the agent holds them, it would see no end of file."""
         for fd in self.far_ends:
             os.close(fd)
         self.far_ends.clear()
 
     def is_exiting(self) -> bool:
-        """Whether the kernel is taking it down, or has: what a process holds is closed before its end is reported."""
+        """Whether the kernel has begun to tear it down, which closes its descriptors before it reports the exit."""
         if not self.pid:
             return False
         try:
@@ -169,7 +169,7 @@ class Proc:
         return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
 
     def usage(self) -> tuple[int, float]:
-        """Resident bytes now, and CPU use in percent of one core since the last question."""
+        """Resident bytes now, and CPU use in percent of one core since the last call."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
@@ -203,8 +203,8 @@ def describe_exit(status: int, out_of_memory: str = "", max_rss_bytes: int = 0) 
 
     Args:
         status: exit code, or minus the signal.
-        out_of_memory: what the kernel tells of its out-of-memory killer, see ``OomWatch``.
-        max_rss_bytes: the most memory that the process had.
+        out_of_memory: where memory ran out, see ``OomWatch``; "" if it did not.
+        max_rss_bytes: the process's peak memory.
     """
     if status >= 0:
         return f"exited with code {status}"
@@ -220,16 +220,16 @@ def describe_exit(status: int, out_of_memory: str = "", max_rss_bytes: int = 0) 
 
 
 class OomWatch:
-    """Tells whether the kernel's out-of-memory killer has struck just now.
+    """Detects whether the kernel's out-of-memory killer has acted recently.
 
-    Its counters do not say whom it has killed. So ``look`` is called now and then: what it has done long before a
-    process died is not taken for the cause, and several that it has killed together are all told.
+    The kernel's counters do not name the killed processes, so the agent calls ``look`` periodically. A kill long before
+    a process died is then not reported as the cause, and several processes that were killed together all report it.
 
     Args:
-        files: those with counters, and whose memory they are about; the process's cgroup and the machine by default.
+        files: the files with counters, and the memory that each covers; default: the process's cgroup and the machine.
     """
 
-    #: How long before the end of a process it may have struck (seconds).
+    #: A kill at most this long before the end of a process counts as its cause (seconds).
     RECENT = 3.0
 
     def __init__(self, files: Sequence[tuple[str, str]] | None = None) -> None:
@@ -239,7 +239,7 @@ class OomWatch:
         self._limited = -math.inf
 
     def look(self, now: float) -> None:
-        """Notice what it has done since the last time."""
+        """Read the counters and note their changes since the last call."""
         counts = self._read()
         for k, ((kills, hits), (more_kills, more_hits)) in enumerate(zip(self._counts, counts, strict=True)):
             if more_kills > kills:
@@ -249,17 +249,17 @@ class OomWatch:
         self._counts = counts
 
     def news(self, now: float) -> str:
-        """Where memory ran out just now ("" if nowhere)."""
+        """Where memory has just run out ("" if nowhere)."""
         self.look(now)
         for (_path, where), struck in zip(self._files, self._struck, strict=True):
             if now - struck <= self.RECENT:
-                # A cgroup also counts those of its processes that were killed because the machine had no memory.
+                # A cgroup also counts its processes that were killed because the machine ran out of memory.
                 limited = now - self._limited <= self.RECENT
                 return f"the memory {where if limited else _MACHINE} was used up"
         return ""
 
     def _read(self) -> list[tuple[int, int]]:
-        """For each file: whom it has killed, and how often a limit was hit."""
+        """For each file: the number of kills, and how often a limit was hit."""
         return [(_oom_kills(path), 0 if where == _MACHINE else _limit_hits(path)) for path, where in self._files]
 
 
@@ -267,7 +267,7 @@ _MACHINE = "of this machine"
 
 
 def _cgroup_files() -> list[tuple[str, str]]:
-    """The counters of this process's cgroups and of those above, whose limits hold, too."""
+    """The counter files of this process's cgroups and their ancestors, whose limits also apply."""
     files: list[tuple[str, str]] = []
     for line in _contents("/proc/self/cgroup").decode().splitlines():
         _number, _, rest = line.partition(":")
@@ -285,7 +285,7 @@ _VERSION_1 = ("/sys/fs/cgroup/memory", "memory.oom_control")
 
 
 def _limit_hits(path: str) -> int:
-    """How often the memory limit of a cgroup was hit, by the file that counts its victims."""
+    """How often the memory limit of a cgroup was hit; ``path`` is the file that counts its kills."""
     if path.endswith(_VERSION_1[1]):
         text = _contents(os.path.join(os.path.dirname(path), "memory.failcnt")).strip()
         return int(text) if text.isdigit() else 0
@@ -307,12 +307,12 @@ def _counter(path: str, name: bytes) -> int:
 
 
 class ForkClient:
-    """The agent's end of a fork server's (or template's) socket. Never blocks."""
+    """The agent's end of a fork server's (or template's) socket; never blocks."""
 
     def __init__(
         self, sock: socket.socket, poller: Poller, on_event: Callable[[ForkClient, forkserver.Event | None], None]
     ) -> None:
-        self.failed: forkserver.TemplateFailed | None = None  # why it serves no more
+        self.failed: forkserver.TemplateFailed | None = None  # why it no longer serves
         self.last_used = time.monotonic()
         self._sock = sock
         self._poller = poller
@@ -322,7 +322,7 @@ class ForkClient:
         poller.register(sock.fileno(), self._on_ready)
 
     def send(self, request: forkserver.Request, fds: list[int], close: bool = False) -> None:
-        """Send a request; ``close``: the descriptors once they are sent."""
+        """Send a request; ``close``: close the descriptors after sending them."""
         self.last_used = time.monotonic()
         self._queue.append((request, fds, close))
         if len(self._queue) == 1:
@@ -337,7 +337,7 @@ class ForkClient:
                 self._poller.modify(self._sock.fileno(), EPOLLIN | EPOLLOUT)
                 return
             except OSError:
-                self._queue.clear()  # the end of the socket is reported when it is read
+                self._queue.clear()  # the next read reports the end of the socket
                 return
             self._queue.popleft()
             if close:
@@ -350,7 +350,7 @@ class ForkClient:
             self._flush()
         if not events & (EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
             return
-        for _ in range(64):  # then others get their turn
+        for _ in range(64):  # then let the poller serve other descriptors
             try:
                 event, _fds = forkserver.receive_packet(self._sock, forkserver.decode_event)
             except BlockingIOError:
@@ -364,7 +364,7 @@ class ForkClient:
                 return
 
     def close(self) -> None:
-        """Close the socket: a template exits, and with it its ranks."""
+        """Close the socket, which makes a template exit together with its ranks."""
         if self._sock.fileno() >= 0:
             self._poller.unregister(self._sock.fileno())
             self._sock.close()

@@ -1,9 +1,9 @@
-"""Whether ranks respond: the host agent pings each of them periodically, and reports one that does not answer.
+"""Detects unresponsive ranks: the host agent pings each rank periodically and reports one that does not answer.
 
-A rank answers as long as any of its threads gets the interpreter, so computing does not matter. What does not answer is
-stopped (SIGSTOP, a debugger), or a thread in native code holds the GIL, or it waits for a disk. That is reported to the
-rank's owner and watchers, at once, then with the stack that py-spy has read, and again when the rank answers. No rank
-counts as dead because of it.
+A rank answers as long as any of its threads can take the GIL, so a busy rank still answers. A rank that does not answer
+is stopped (SIGSTOP, a debugger), waits for a disk, or has a thread in native code that holds the GIL. The agent reports
+this to the rank's owner and watchers at once, then with the stack that py-spy has read, and again when the rank
+answers. An unresponsive rank is never declared dead for it.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from monarch_kernel.runtime.host.procs import Proc
 from monarch_kernel.runtime.host.stack_reader import PySpy, state_of
 from monarch_kernel.runtime.node.node import Node
 
-#: How long a reading of the stack may take, and how much of it is kept.
+#: How long reading a stack may take (seconds), and how many characters of it are kept.
 STACK_TIMEOUT = 10.0
 STACK_MAX = 16_000
 
-#: What a frame of ours, or of the interpreter's start, has in its line.
+#: Substrings of the lines of runtime frames and of frames of the interpreter's start.
 _RUNTIME = ("monarch_kernel/runtime/", "<frozen runpy>", "<module> (<string>:", "(threading.py:")
 _WEDGED = "native code holds the interpreter lock, or it gets no processor"
 
 
 class _RankPings:
-    """What is known of one rank's answers; a sink for them."""
+    """The ping state of one rank; a sink for its answers."""
 
     def __init__(self, monitor: ResponsivenessMonitor, proc: Proc) -> None:
         self.monitor = monitor
         self.proc = proc
         self.call = monitor.node.new_call(self)
-        self.asked = 0.0  # when, if an answer is due
-        self.reported = ""  # why it does not respond, once that was told
+        self.asked = 0.0  # when the pending ping was sent; 0: none is pending
+        self.reported = ""  # why it does not respond, once reported
 
     def on_reply(self, rank: int, status: int, body: Body, buffers: tuple[int, ...]) -> None:
         self.monitor.answered(self)
@@ -46,12 +46,12 @@ class _RankPings:
 
 
 class ResponsivenessMonitor:
-    """Asks all living ranks of an agent.
+    """Pings all living ranks of an agent.
 
     Args:
-        tell: ``tell(peer, message)``.
+        tell: ``tell(peer, message)`` sends a report.
         spy: reads stacks.
-        look: called with the time whenever the ranks are asked.
+        look: called with the current time at each round of pings.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ResponsivenessMonitor:
         return pings.reported if pings is not None else ""
 
     def forget(self, proc: str) -> None:
-        """A rank is gone."""
+        """Drop the state of a rank that is gone."""
         pings = self._pings.pop(proc, None)
         if pings is not None:
             self.node.end_call(pings.call)
@@ -119,7 +119,7 @@ class ResponsivenessMonitor:
             self._tell(peer, message)
 
     def answered(self, pings: _RankPings) -> None:
-        """A rank has answered."""
+        """Record a rank's answer; if it was reported unresponsive, report that it responds again."""
         late = time.monotonic() - pings.asked
         pings.asked = 0.0
         if pings.reported:
@@ -130,7 +130,7 @@ class ResponsivenessMonitor:
     # -- stacks ---------------------------------------------------------------------------------------
 
     def _read_stack(self, pings: _RankPings) -> None:
-        """Have py-spy read the stack of a rank that cannot tell it; it comes as a second report."""
+        """Have py-spy read the stack of an unresponsive rank, and send it in a second report."""
 
         def done(text: str, error: str) -> None:
             if pings.reported and (text or error):
@@ -140,7 +140,7 @@ class ResponsivenessMonitor:
 
 
 def _tidy(text: str) -> str:
-    """The threads of a dump, without those of the runtime, and without the runtime's frames that called the user's."""
+    """The threads of a dump, without the runtime's threads and without the runtime frames that called user code."""
     blocks: list[list[str]] = []
     for line in text.splitlines():
         if line.startswith("Thread "):
@@ -148,7 +148,7 @@ def _tidy(text: str) -> str:
         elif blocks and line.startswith(" "):
             blocks[-1].append(line)
     if not blocks:
-        return text.strip()  # it says what went wrong
+        return text.strip()  # it is an error message
     shown: list[str] = []
     for name, *frames in blocks:
         if '"monarch-' in name:

@@ -1,6 +1,6 @@
-"""Stacks of ranks as py-spy reads them from outside: for ranks that cannot answer, and for native frames.
+"""Reads stacks of ranks from outside with py-spy: for ranks that cannot answer, and for native frames.
 
-py-spy runs as a process of its own; the agent goes on meanwhile.
+py-spy runs as a separate process and does not block the agent.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from monarch_kernel.protocol.messages import AskStacks, StackRead
 from monarch_kernel.runtime.host.procs import Proc
 from monarch_kernel.runtime.node.poller import Poller
 
-#: How much of a dump is kept: enough for a thousand threads.
+#: How much of a dump is kept (bytes): enough for a thousand threads.
 DUMP_MAX = 8_000_000
-#: Readings at the same time.
+#: The most py-spy processes at the same time.
 AT_ONCE = 4
 
 _STATES = {
@@ -34,7 +34,7 @@ _MISSING = "py-spy is not installed there (pip install py-spy), so its stack can
 
 
 def state_of(pid: int) -> str:
-    """Why a process cannot answer, as the kernel tells it; '' if that says nothing."""
+    """Why a process cannot answer, by its state in the kernel; '' if the state does not explain it."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state = file.read().rpartition(b")")[2].split()[0].decode()
@@ -52,16 +52,16 @@ class PySpy:
         self._running = 0
 
     def dump(self, pid: int, options: tuple[str, ...], timeout: float, done: Callable[[str, str], None]) -> None:
-        """Have ``py-spy dump`` read a process; ``done(output, error)`` is called once, within ``timeout`` seconds."""
+        """Run ``py-spy dump`` on a process; calls ``done(output, error)`` once, within ``timeout`` seconds."""
         _Dump(self, self._poller, pid, options, timeout, done)
 
     def begin(self, start: Callable[[], None]) -> None:
-        """Call ``start`` when there is room for another reading."""
+        """Call ``start`` when another py-spy may run."""
         self._waiting.append(start)
         self._next()
 
     def end(self) -> None:
-        """One that was started has ended."""
+        """Note that one py-spy has ended, and start the next."""
         self._running -= 1
         self._next()
 
@@ -72,7 +72,7 @@ class PySpy:
 
 
 class _Dump:
-    """One reading: waits for its turn, runs, and is killed if it takes too long."""
+    """One run of py-spy: waits for its turn, runs, and is killed at its timeout."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class _Dump:
         spy.begin(self._start)
 
     def _start(self) -> None:
-        if self._done is None:  # its time was over before its turn came
+        if self._done is None:  # it timed out while it waited
             self._spy.end()
             return
         program = _py_spy()
@@ -106,7 +106,7 @@ class _Dump:
         os.set_blocking(theirs, True)
         actions = [(os.POSIX_SPAWN_DUP2, theirs, 1), (os.POSIX_SPAWN_DUP2, self._errors, 2)]
         try:
-            # Reaped by the agent, as all that ends below it.
+            # The agent reaps it, as it does all its children.
             child = os.posix_spawn(program, [program, *self._argv], os.environ, file_actions=actions)
             self._process = os.pidfd_open(child)
         except OSError as error:
@@ -166,7 +166,7 @@ class StackReader:
         self._host = host
 
     def read(self, message: AskStacks, procs: Mapping[str, Proc], reply: Callable[[bytes], None]) -> None:
-        """Read all that are asked for, then answer, within the request's time."""
+        """Read all requested stacks, then reply, within the request's timeout."""
         deadline = time.monotonic() + message.timeout
         found: dict[str, StackRead] = {}
 
@@ -190,8 +190,8 @@ class StackReader:
 
     def _one(self, proc: Proc, native: bool, deadline: float, note: Callable[[StackRead], None]) -> None:
         why = state_of(proc.pid)
-        # Native frames need the process to be paused, which is impossible for one that is stopped already. Python's
-        # can be read while it runs; if that goes wrong, once more while it is held.
+        # py-spy must pause a process to read native frames, and cannot pause one that is already stopped. It can read
+        # Python frames while the process runs; if that fails, it retries with the process paused.
         ways = (
             [("--nonblocking",)] if why else [("--native",), ("--nonblocking",)] if native else [("--nonblocking",), ()]
         )

@@ -1,8 +1,8 @@
 """A worker: the host agent of a host that any controller of the team may use.
 
-It listens at a URL and serves any number of controllers, one after the other or at once. What a controller has
-started ends when that controller has gone or says so; the worker stays. It ends by SIGTERM or Ctrl-C (at the second one
-without waiting for ranks to clean up), when a controller shuts it down, and when the process that wanted it has gone.
+It listens at a URL and serves any number of controllers, one after the other or at once. A controller's procs end when
+that controller ends or requests it; the worker keeps running. A worker ends on SIGTERM or Ctrl-C (on the second one
+without waiting for ranks to clean up), when a controller shuts it down, and when the process that started it ends.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ class WorkerConfig(msgspec.Struct, array_like=True):
     address: str
     name: str
     key_file: str | None
-    lifeline: int  # a descriptor whose end is the worker's, too; -1: none
-    python_path: str | None  # PYTHONPATH as the user has it
-    keep: str = ""  # the folder of a mesh that is to be kept
-    idle: float = 0.0  # seconds without any use after which it ends; 0: never
-    ready: int = -1  # a descriptor that is told the URL when it listens, or why it does not, and closed
-    folder_lock: int = -1  # the lock of the folder that its socket is in, held until its end
+    lifeline: int  # the worker ends when this descriptor closes; -1: none
+    python_path: str | None  # the user's PYTHONPATH
+    keep: str = ""  # the folder of a kept mesh
+    idle: float = 0.0  # how long it may be unused before it ends (seconds); 0: forever
+    ready: int = -1  # gets the URL when the worker listens, or the reason why it cannot, and is then closed
+    folder_lock: int = -1  # the lock of the folder of its socket, held until it ends
     allow: str | None = None
-    audit: str = ""  # a file; none: only the log records connections
+    audit: str = ""  # a file; "": only the log records connections
 
 
 class WorkerAgent(Agent):
     """An agent that belongs to no controller.
 
     Args:
-        config: what it was started with.
-        server: this side of the fork server's socket.
-        server_pid: the fork server.
+        config: its settings.
+        server: the agent's end of the fork server's socket.
+        server_pid: the fork server's pid.
 
     Raises:
         ValueError: no key can be read, or the address is invalid.
@@ -69,13 +69,13 @@ class WorkerAgent(Agent):
         self._address = worker_address(config.address)
         remote = self._address.listen.startswith("tcp://")
         host = config.name or self._address.name or socket.gethostname()
-        # A peer that comes by TCP may be on another machine: nothing of this site can be shared with it.
+        # A peer that connects over TCP may be on another machine, so it cannot share anything of this site.
         node = Node(config.id, "agent", config.run_dir, host, background=False, site=config.id if remote else None)
         super().__init__(node, server, server_pid)
         if remote:
             from monarch_kernel.protocol.keys import load_keys
 
-            coredumps.give_up(for_good=True)  # the fork server, and so each rank, has the user's limit
+            coredumps.give_up(for_good=True)  # the fork server, and so each rank, keeps the user's limit
             node.keys = load_keys(config.key_file, config.allow)
             node.audit = _audit(node, config.audit)
             log.info("uses %s", node.keys.described)
@@ -86,7 +86,7 @@ class WorkerAgent(Agent):
         self._signals = 0
         self._users: set[str] = set()
         self._use = 0  # counts the changes between used and unused
-        self._to_sweep: set[str] = set()  # controllers whose leftovers go as soon as none of their procs lives here
+        self._to_sweep: set[str] = set()  # controllers whose leftover processes are killed after their last proc here
         node.on_hello.append(self._on_attached)
 
     # -- life -------------------------------------------------------------------------------
@@ -105,14 +105,14 @@ class WorkerAgent(Agent):
         self._before_ready()
         print(f"monarch-kernel worker {self._node.ref.host} listens at {url}", flush=True)
         if self._config.ready >= 0:
-            with contextlib.suppress(OSError):  # the process that started this one has gone; controllers may still come
+            with contextlib.suppress(OSError):  # the starting process is gone; controllers may still connect
                 os.write(self._config.ready, url.encode())
             os.close(self._config.ready)
             self._config.ready = -1
         self._note_use()
 
     def _before_ready(self) -> None:
-        """What must be done before others learn that it listens."""
+        """Runs before the worker announces that it listens."""
 
     def _between_steps(self) -> bool:
         if self._signals > 1:
@@ -139,7 +139,7 @@ class WorkerAgent(Agent):
         return bool(self._users)
 
     def _note_use(self) -> None:
-        """A controller has come or gone: the idle limit counts from here, or does not count."""
+        """Start the idle limit anew if the worker is unused; called when a controller connects or leaves."""
         self._use = use = self._use + 1
 
         def forgotten() -> None:
@@ -155,7 +155,7 @@ class WorkerAgent(Agent):
         super()._on_shutdown(link, message, body)
 
     def _withdraw(self, wanted_by: str) -> None:
-        """The ends of procs are failures to their owners, except to the one that asked for it."""
+        """Make the end of each proc a failure for its owner, unless ``wanted_by`` requested it."""
         for proc in self._living(self._procs):
             proc.withdrawn = not proc.belongs_to(wanted_by)
 
@@ -178,7 +178,7 @@ class WorkerAgent(Agent):
             self._choose_gateway()
 
     def _choose_gateway(self) -> None:
-        """Without TCP of its own, a worker of this site is reached by others through a controller, as its ranks are."""
+        """Choose the controller through which other sites reach this worker, as its ranks, if it has no TCP address."""
         node = self._node
         last = list(self._near.values())[-1:]
         name, address = (last[0].gateway, last[0].gateway_address) if last else self._own_gateway
@@ -189,15 +189,15 @@ class WorkerAgent(Agent):
         super()._on_spawn(link, message, body)
 
     def _mark(self, message: SpawnProcs) -> None:
-        """Make what these procs leave behind known as theirs."""
+        """Mark the processes of these procs with their controller."""
         message.env[cleanup.ROOT_MARKER] = message.root.id
 
     def _template_key(self, preload: list[str], load_time: dict[str, str | None], sys_path: list[str]) -> Hashable:
-        # Each controller has its own idea of where modules are.
+        # Each controller has its own import path.
         return (super()._template_key(preload, load_time, sys_path), tuple(sys_path))
 
     def _place(self, message: SpawnProcs) -> tuple[str, list[str]]:
-        """The controller's folders where they exist here; this worker's own follow."""
+        """The controller's folders that exist here, followed by this worker's own."""
         cwd = message.cwd if os.path.isdir(message.cwd) else self._cwd
         wanted = [entry or cwd for entry in message.sys_path]
         return cwd, list(dict.fromkeys([*filter(os.path.exists, wanted), *sys.path]))
@@ -205,12 +205,12 @@ class WorkerAgent(Agent):
     def _ref_of(self, proc: str, address: str, message: SpawnProcs) -> ProcRef:
         ref = super()._ref_of(proc, address, message)
         for near in (message.root, message.owner):
-            if near.site == ref.site:  # of this machine, hence reached through its controller's gateway
+            if near.site == ref.site:  # on this machine, hence reached through its controller's gateway
                 return msgspec.structs.replace(ref, gateway=near.gateway, gateway_address=near.gateway_address)
         return ref
 
     def _must_preload(self, failed: forkserver.TemplateFailed | None) -> bool:
-        return failed is None  # a module that is not here may not be wanted here
+        return failed is None  # ranks on this host may not need a module that is missing here
 
     def _on_peer_dead(self, peer: str, death: Death) -> None:
         super()._on_peer_dead(peer, death)
@@ -225,10 +225,10 @@ class WorkerAgent(Agent):
             self._answer_when_gone(theirs, True, functools.partial(self._forget, peer, theirs))
 
     def _forget(self, controller: str, procs: list[str]) -> None:
-        """All procs of a controller that has ended are gone: what they have left behind goes, too."""
+        """Drop the state of a dead controller's procs, which are all gone, and kill what they have left behind."""
         node = self._node
         for name in procs:
-            proc = self._procs.pop(name, None)  # it may have come back, and gone again
+            proc = self._procs.pop(name, None)  # the controller may have returned and left again
             for output in proc.logs.values() if proc is not None else ():
                 output.remove()
             for known in (node.refs, node.deaths, node.pids):  # a worker may serve for months
@@ -246,7 +246,7 @@ class WorkerAgent(Agent):
         super()._stopped(link, message)
 
     def _sweep_when_gone(self, controller: str) -> None:
-        """Sweep when none of its procs lives here: what these execute bears the same mark as what others have left."""
+        """Sweep when the controller has no living procs here: their programs have the same marker as leftovers."""
         living = [proc.id for proc in self._procs.values() if proc.root == controller and proc.exit is None]
         if not living:
             self._sweep(controller)
@@ -260,10 +260,10 @@ class WorkerAgent(Agent):
             self._answer_when_gone(living, True, look_again)
 
     def _sweep(self, controller: str) -> None:
-        """Kill what ranks of a controller have left behind in sessions of their own."""
+        """Kill processes that ranks of a controller have left behind in other sessions."""
         cleanup.kill_run(controller, cleanup.ROOT_MARKER)
         if all(proc.exit is not None and proc.belongs_to(controller) for proc in self._procs.values()):
-            cleanup.kill_adopted(self._base_pid)  # forks without a mark can only be theirs
+            cleanup.kill_adopted(self._base_pid)  # then forks without a marker can only be its own
 
 
 def _audit(node: Node, path: str) -> Audit:
@@ -277,12 +277,12 @@ def _remove_dead_socket(path: str) -> None:
     """Remove the socket that a killed worker of this user has left.
 
     Raises:
-        OSError: something else is there, which stays.
+        OSError: the path has something else, which is kept.
     """
     try:
         about = os.lstat(path)
     except OSError:
-        return  # it is free; or listening says what is wrong
+        return  # the path is free, or listening reports the error
     if not stat.S_ISSOCK(about.st_mode):
         raise OSError(
             f"cannot listen at ipc://{path}: there is a file that is not a socket, and it stays: name another path"

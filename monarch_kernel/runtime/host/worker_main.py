@@ -1,4 +1,4 @@
-"""How a worker starts: a process becomes one in a fresh interpreter, forks its fork server, and serves."""
+"""The start of a worker: a process executes a fresh interpreter, forks its fork server, and serves."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def exec_worker(
     allow: str | None = None,
     audit: str = "",
 ) -> NoReturn:
-    """Become a worker: this process goes on in a fresh interpreter, whose environment has the marks of a run.
+    """Become a worker: this process executes a fresh interpreter whose environment has the markers of a run.
 
     Raises:
-        OSError: the temporary folder cannot be written.
+        OSError: the temporary folder is not writable.
     """
     run_dir = cleanup.make_run_dir()
     worker = f"worker-{secrets.token_hex(4)}"
@@ -60,7 +60,7 @@ def exec_worker(
 
 
 def report_failure(ready: int, error: Exception) -> None:
-    """Say why there will be no worker: on stderr, and to the process that waits for it, as a log may be full."""
+    """Report why the worker cannot start: on stderr, and to the process that waits for it, as a log may be full."""
     if ready >= 0:
         with contextlib.suppress(OSError):
             os.write(ready, str(error).encode()[:4000])
@@ -70,7 +70,7 @@ def report_failure(ready: int, error: Exception) -> None:
 
 
 def main() -> None:
-    """Run a worker in this process, which ``exec_worker`` has made: fork the fork server, serve."""
+    """Run a worker in this process, which ``exec_worker`` has prepared: fork the fork server, serve."""
     fd = int(sys.argv[1])
     with open(fd, "rb") as file:
         config = msgspec.msgpack.decode(file.read(), type=WorkerConfig)
@@ -78,7 +78,7 @@ def main() -> None:
         if inherited >= 0:
             os.set_inheritable(inherited, False)
     forkserver.become_subreaper()
-    # Ctrl-C reaches the whole group of the terminal's foreground; this process alone decides.
+    # Ctrl-C signals the terminal's whole foreground process group; only this process handles it.
     heard = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
     for number in heard:
         signal.signal(number, signal.SIG_IGN)
