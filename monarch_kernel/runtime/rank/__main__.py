@@ -1,4 +1,4 @@
-"""A rank in an interpreter of its own: ``python -m monarch_kernel.runtime.rank FD``, configuration read from FD."""
+"""A rank in its own interpreter: ``python -m monarch_kernel.runtime.rank FD`` reads its configuration from FD."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def _read(fd: int) -> bytes:
 
 
 def _find_user_modules(config: bytes) -> None:
-    """Have the controller's own folders (of scripts and notebooks) on the path, as in a forked rank.
+    """Put the controller's folders of scripts and notebooks on the import path, as in a forked rank.
 
-    Its installed packages are left out: they may be those of another interpreter.
+    Folders of installed packages are left out: they may belong to another interpreter.
     """
     for entry in msgspec.msgpack.decode(config, type=RankConfig).sys_path:
         if entry not in sys.path and "-packages" not in entry and f"{os.sep}python3" not in entry:

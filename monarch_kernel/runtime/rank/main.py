@@ -1,7 +1,7 @@
-"""The main of a rank: from its configuration to its end.
+"""The main loop of a rank, from its configuration to its end.
 
-The main thread polls until an actor needs a driver; the first actor of the rank is driven by
-the main thread, where signals and interrupts reach it.
+The main thread polls until an actor needs a driver. It drives the rank's first actor, because signals and
+interrupts reach only the main thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-# Every actor needs it: loaded once for all ranks.
+# Every actor needs it, so the fork server loads it once for all ranks.
 import monarch_kernel.runtime.actor.meshes.proc_mesh  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel import aliases
 from monarch_kernel.protocol.kept_mesh import Adopt
@@ -49,7 +49,7 @@ _decode_config = msgspec.msgpack.Decoder(RankConfig).decode
 
 
 class Rank:
-    """One proc's life."""
+    """One proc, from its start to its end."""
 
     def __init__(self, config: RankConfig) -> None:
         self._config = config
@@ -60,7 +60,7 @@ class Rank:
         self.system.launch = config.launch
         self.system.main_driver = self._take_main
         self.system.on_end_proc = self._end
-        if config.owner.id == config.root.id:  # the controller gets its output
+        if config.owner.id == config.root.id:  # then its output goes to the controller
             self.system.mark_output = self._mark_output
         self.node.handle(Bootstrap, self._on_bootstrap)
         if config.kept:
@@ -69,17 +69,17 @@ class Rank:
         self._main_work: deque[Callable[[], None]] = deque()
         self._main_taken = False
         self._ending: str | None = None
-        # The waitable of the main thread while no actor has it.
+        # Makes this object the waitable of the main thread while it drives no actor.
         self._done = False
         self._parked: list[threading.Lock] = []
 
     def run(self) -> int:
-        """Serve until told to end; the exit code."""
+        """Serve until told to end; returns the exit code."""
         set_system(self.system)
         self.node.listen()
         signal.signal(signal.SIGINT, self._on_sigint)
         self.node.on_peer_dead.append(self._on_peer_dead)
-        # The agent first: that tells everyone that this proc listens.
+        # Connect to the agent first: the agent then reports that this proc listens.
         self.node.link_to(self._config.agent.id)
         self.node.link_to(self._config.owner.id)
         while True:
@@ -88,7 +88,7 @@ class Rank:
                 self.node.poller.wait(self)
             if not self._main_work:
                 break
-            # An actor that has the main thread must be driven to its end, even if the end of the proc came first.
+            # An actor on the main thread must be driven to its end, even if the proc was told to end first.
             self._main_work.popleft()()
         self.system.stop_all_actors(self._ending or "", STOP_TIMEOUT)
         self._finalize()
@@ -96,7 +96,7 @@ class Rank:
         return 0
 
     def _finalize(self) -> None:
-        """Do what user code has left for the end of its process; the host agent kills it when that takes too long."""
+        """Run user code's finalizers and exit handlers; the host agent kills the proc if they take too long."""
         if any(actor() is not None for actor in self.system.finalizing):
             gc.collect()  # actors in cycles
         atexit._run_exitfuncs()
@@ -108,12 +108,12 @@ class Rank:
     # -- controllers that come and go ----------------------------------------------------------
 
     def _keep_from(self, root: ProcRef) -> None:
-        """The end of this controller is not ours."""
+        """Keep this proc running when this controller ends."""
         self.system.kept_from.add(root.id)
         self.node.may_return.add(root.id)
 
     def _on_adopt(self, _link: PeerLink, message: Adopt, _body: Body) -> None:
-        """Another controller has taken over: what the one before owned here is its own now."""
+        """Give the new controller everything here that earlier controllers owned."""
         root = message.root
         system, node = self.system, self.node
         for actor in list(system.actors.values()):
@@ -123,20 +123,20 @@ class Rank:
         node.deaths.pop(root.id, None)
         node.refs[root.id] = root
         system.root = root
-        # Of this machine, hence reached from others as its controller is.
+        # The controller is on this machine, so other hosts reach this proc the way they reach the controller.
         node.ref = node.refs[node.id] = msgspec.structs.replace(
             node.ref, gateway=root.gateway, gateway_address=root.gateway_address
         )
 
     def _mark_output(self, peer: str, cell: str) -> int:
-        """Mark the end of the output so far, for an answer to the controller, or to the agent that passes it on."""
-        # Plain bytes are looked for where a person watches; a script's calls are spared that.
+        """Mark the end of the output so far, for a reply to the controller or to the agent that relays it."""
+        # Look for plain bytes only in calls from a notebook cell; calls from a script save that cost.
         return output_capture.mark_answer(bool(cell)) if peer in (self.system.root.id, self._config.agent.id) else 0
 
     # -- the main thread ------------------------------------------------------------------------
 
     def _take_main(self, drive: Callable[[], None]) -> bool:
-        """Have the main thread drive this actor, if it is free."""
+        """Have the main thread drive this actor; returns False if it is not free."""
         if self._main_taken or self._ending is not None:
             return False
         self._main_taken = True
@@ -170,8 +170,8 @@ class Rank:
         if not len(body):
             acknowledge(link, message.call, message.rank)
             return
-        # What comes behind it on the wire has to wait: nothing of a proc runs before its bootstrap has returned, except
-        # actors that the bootstrap makes. These get threads of their own, as the main thread is taken.
+        # Messages behind it on the wire have to wait: before its bootstrap has returned, a proc runs nothing except
+        # actors that the bootstrap creates. These get their own threads, as the main thread is taken.
         self.system.hold()
         self._main_taken = True
         data = bytes(body)
@@ -201,7 +201,7 @@ class Rank:
     def _end(self, reason: str) -> None:
         if self._ending is None:
             self._ending = reason
-            # An actor may hold the main thread: it has to end before run() goes on.
+            # An actor may be on the main thread; it has to end before run() continues.
             if self._main_taken:
                 threading.Thread(
                     target=self.system.stop_all_actors,
@@ -213,7 +213,7 @@ class Rank:
 
     def _on_peer_dead(self, proc: str, _death: Death) -> None:
         if proc == self._config.agent.id:
-            # Nothing would ever stop or watch this proc again.
+            # Without its agent, nothing could stop or watch this proc.
             _flush()
             os._exit(1)
 
@@ -249,12 +249,12 @@ def main(config: bytes) -> None:
         traceback.print_exc()
     finally:
         _flush()
-        # Not an ordinary exit: threads of user code would hold it up.
+        # Not an ordinary exit, which threads of user code would block.
         os._exit(code)
 
 
 def _breakpoint(*args: Any, **kwargs: Any) -> Any:
-    """`breakpoint()`: stops here, for the debugger of the controller; PYTHONBREAKPOINT works as everywhere."""
+    """`breakpoint()`: stop here for the controller's debugger; PYTHONBREAKPOINT works as usual."""
     if "PYTHONBREAKPOINT" in os.environ:
         return sys.__breakpointhook__(*args, **kwargs)
     extensions.rank_debugger().stop_here(sys._getframe(1))

@@ -1,16 +1,14 @@
-"""A rank's output: every print is tagged with the cell that caused it.
+"""Captures a rank's output and tags it with the cell that caused it.
 
-``install()`` is called once in a rank, whose fds 1 and 2 are pipes to its host agent. From then on
-``sys.stdout`` and ``sys.stderr`` put records into those pipes (see ``protocol.output_records``), each in one
-atomic write.
+A rank calls ``install()`` once; its fds 1 and 2 are pipes to its host agent. From then on ``sys.stdout`` and
+``sys.stderr`` write records into those pipes (see ``protocol.output_records``), each in one atomic write.
 
-Which cell a write belongs to: the one given to ``set_cell`` in the calling context (asyncio tasks take their
-creator's along), else the one of the code that started the calling thread, else the cell that was begun
-last. So a thread or task started by a cell goes on writing to that cell after it has ended.
+A write belongs to the cell given to ``set_cell`` in the calling context (asyncio tasks inherit their creator's
+context). Without one, it belongs to the cell that started the calling thread, and otherwise to the most recently
+begun cell. So a thread or task started by a cell keeps writing to that cell after the cell has ended.
 
-Lines are kept whole: what a thread writes is sent at the end of a line, at ``flush()``, when the thread turns
-to another stream or cell, at the end of the cell, and after a tenth of a second. Two threads never share a
-buffer.
+Lines are kept whole: a thread's text is sent at the end of a line, at ``flush()``, when the thread changes its
+stream or cell, at the end of the cell, and after a tenth of a second. Each thread has its own buffer.
 """
 
 from __future__ import annotations
@@ -49,18 +47,18 @@ __all__ = [
     "set_cell",
 ]
 
-#: How long the beginning of a line waits for its end (seconds).
+#: How long an unfinished line is held back (seconds).
 PARTIAL_DELAY = 0.1
-#: Characters that a thread collects at most before they are sent.
+#: The most characters that a thread collects before it sends them.
 MAX_PENDING = 2048
-#: Characters that are encoded at once.
+#: The most characters encoded at once.
 _PIECE = 256 * 1024
 
 _begun: list[str] = []
 _fds: dict[str, int] = {}
 _local = threading.local()
 _counter = itertools.count(1)
-_wrote = False  # a record, since the last mark
+_wrote = False  # whether a record was written since the last mark
 _last_mark = 0
 _mark_lock = threading.Lock()
 _installed = False
@@ -82,12 +80,12 @@ def current_cell() -> str:
 
 
 def set_cell(cell: str | None) -> None:
-    """From now on what the calling thread (or task) writes belongs to ``cell``; None: see the module."""
+    """Assign the calling thread's (or task's) further output to ``cell``; None: see the module docstring."""
     _origin.set(cell)
 
 
 def begin_cell(cell: str) -> None:
-    """``cell`` begins to run in the calling thread: plain bytes of C code belong to it from here on."""
+    """Note that ``cell`` starts in the calling thread; plain bytes of C code belong to it from now on."""
     flush()
     _begun.append(cell)
     _origin.set(cell)
@@ -96,7 +94,7 @@ def begin_cell(cell: str) -> None:
 
 
 def end_cell(cell: str) -> None:
-    """``cell`` has run: sends what is still buffered, then the mark that tells a reader it has all."""
+    """Note that ``cell`` has ended: send all buffered text, then the mark that tells a reader that it is complete."""
     flush()
     if cell in _begun:
         _begun.remove(cell)
@@ -117,7 +115,7 @@ def emit_display(
     update: bool = False,
     result: bool = False,
 ) -> None:
-    """Show a mimebundle in the current cell; ``result``: as the cell's value."""
+    """Show a MIME bundle in the current cell; ``result``: as the cell's value."""
     message: dict[str, Any] = {"data": data, "metadata": metadata or {}}
     if display_id is not None:
         message["display_id"] = display_id
@@ -126,12 +124,12 @@ def emit_display(
 
 
 def emit_error(ename: str, evalue: str, traceback: list[str]) -> None:
-    """Show a traceback (lines, with colours) as the error of the current cell."""
+    """Show a traceback (lines with colours) as the current cell's error."""
     _emit("error", {"ename": ename, "evalue": evalue, "traceback": traceback})
 
 
 def clear_output(wait: bool = False) -> None:
-    """Clear what the current cell has shown; ``wait``: when something new comes."""
+    """Clear the current cell's output; ``wait``: only when new output arrives."""
     _emit("clear", {"wait": wait})
 
 
@@ -142,20 +140,20 @@ def _emit(kind: output_records.Kind, message: dict[str, Any]) -> None:
 
 
 def flush() -> None:
-    """Send every thread's unfinished line, and what C's stdio holds."""
+    """Send every thread's unfinished line and the buffer of C's stdio."""
     for pending in list(_dirty):
         pending.flush()
     _flush_c()
 
 
 def mark_answer(raw: bool) -> int:
-    """The calling thread is about to answer: mark the end of what was written since the last mark, if anything was.
+    """Mark the end of the output before the calling thread's reply, if there was any since the last mark.
 
     Args:
-        raw: look for plain bytes of C code and subprocesses, too; costs two system calls.
+        raw: also look for plain bytes of C code and subprocesses; costs two system calls.
 
     Returns:
-        The number of the last mark, for the answer to name; 0 if there is none.
+        The number of the last mark, which the reply carries; 0 if there is none.
     """
     global _wrote, _last_mark
     if _dirty:
@@ -163,9 +161,9 @@ def mark_answer(raw: bool) -> int:
     errors = raw and _unread(_fds.get("stderr"))
     if not (_wrote or errors or (raw and _unread(_fds.get("stdout")))):
         return _last_mark
-    with _mark_lock:  # they lie in the pipe in the order of their numbers
+    with _mark_lock:  # marks enter the pipe in the order of their numbers
         _last_mark += 1
-        _wrote = False  # first: what another thread writes now may lie behind the mark
+        _wrote = False  # before the mark: another thread's concurrent write may land behind it
         _write_mark("stdout", output_records.encode_answer(_last_mark, errors))
         if errors:
             _write_mark("stderr", output_records.encode_flush(str(_last_mark), "stderr"))
@@ -179,7 +177,7 @@ def _write_mark(pipe: output_records.Stream, record: bytes) -> None:
 
 
 def _unread(fd: int | None) -> bool:
-    """Whether the host agent has not read all of a pipe yet."""
+    """Whether a pipe has bytes that the host agent has not read yet."""
     return fd is not None and fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0") != b"\0\0\0\0"
 
 
@@ -208,29 +206,29 @@ def _write_whole(fd: int, record: bytes) -> None:
         try:
             os.write(fd, record)
             return
-        except BlockingIOError:  # made non-blocking by user code; a record is written whole or not at all
+        except BlockingIOError:  # user code made it non-blocking; a record is written whole or not at all
             poll = select.poll()
             poll.register(fd, select.POLLOUT)
             poll.poll(1000)
-        except BrokenPipeError:  # the agent is gone, and this process is about to be
+        except BrokenPipeError:  # the agent is gone, and this process is about to exit
             return
 
 
 class _Pending:
-    """The unfinished line of one thread. What is done here is done for every line that a rank prints."""
+    """The unfinished line of one thread. Performance matters here: this code runs for every printed line."""
 
     __slots__ = ("_encoder", "_listed", "_lock", "_parts", "_seen", "_size", "cell", "stream")
 
     def __init__(self) -> None:
-        # Reentrant: a signal handler that prints interrupts its own thread in the middle of a write.
+        # Reentrant: a signal handler that prints may interrupt its own thread in the middle of a write.
         self._lock = threading.RLock()
         self._parts: list[str] = []
         self._size = 0
-        self._listed = False  # the flusher looks at it
+        self._listed = False  # whether the flusher checks it
         self.cell = ""
         self.stream: output_records.Stream = "stdout"
         self._encoder = output_records.text_encoder(self.stream, self.cell)
-        self._seen: list[str] | None = None  # the parts that were there when the flusher looked last
+        self._seen: list[str] | None = None  # the parts at the flusher's last check
 
     def write(self, stream: output_records.Stream, text: str) -> None:
         cell = _origin.get()
@@ -260,7 +258,7 @@ class _Pending:
                 self._send()
 
     def look(self) -> None:
-        """Called by the flusher: send what was there the last time already; it looks no more where nothing is."""
+        """Called by the flusher: send the text if it is as old as the last check; if there is none, unlist this."""
         with self._lock:
             if not self._parts:
                 self._listed = False
@@ -276,7 +274,7 @@ class _Pending:
         _flusher.arm()
 
     def _send(self) -> None:
-        # Taken first: a signal handler that prints may come here again before this is through.
+        # Take the parts first: a signal handler that prints may reenter this method.
         parts, self._parts = self._parts, []
         text = "".join(parts)
         encoder = self._encoder
@@ -286,7 +284,7 @@ class _Pending:
             return
         self._size = 0
         data = text.encode("utf-8", "backslashreplace")
-        head = encoder.heads.get(len(data))  # as of most lines; None of those that are too long
+        head = encoder.heads.get(len(data))  # most lines have a cached head; None if there is none, as for long lines
         if head is None and len(data) > encoder.room:
             self._send_long(text, encoder)
             return
@@ -297,7 +295,7 @@ class _Pending:
             raise
 
     def _send_long(self, text: str, encoder: output_records.TextEncoder) -> None:
-        # Piece by piece: a line may be so long that memory is short for three of it.
+        # Piece by piece: memory may not hold three copies of a very long line.
         for start in range(0, len(text), _PIECE):
             records = list(encoder.records(text[start : start + _PIECE].encode("utf-8", "backslashreplace")))
             for done, record in enumerate(records):
@@ -308,7 +306,7 @@ class _Pending:
                     raise
 
     def _keep(self, text: str) -> None:
-        """An interrupt came while the pipe was full: what is not written yet stays."""
+        """Keep the text that is not written yet, after an interrupt while the pipe was full."""
         self._parts.insert(0, text)
         self._size += len(text)
         if not self._listed:
@@ -321,7 +319,7 @@ def _text_of(record: bytes) -> bytes:
 
 
 class _Flusher:
-    """Sends unfinished lines after a while; its thread is started by the first one and sleeps otherwise."""
+    """Sends unfinished lines after a delay. The first one starts its thread, which sleeps while there are none."""
 
     def __init__(self) -> None:
         self._armed = False
@@ -346,7 +344,7 @@ class _Flusher:
                 for pending in list(_dirty):
                     pending.look()
             self._armed = False
-            if _dirty:  # it came between the two lines, and saw us armed
+            if _dirty:  # a line was listed between the two statements, and saw the flusher armed
                 self.arm()
 
 
@@ -364,7 +362,7 @@ def _pending() -> _Pending:
 
 
 class _RankBuffer(io.BufferedIOBase):
-    """``sys.stdout.buffer``: bytes, sent at once."""
+    """``sys.stdout.buffer``: sends bytes at once."""
 
     def __init__(self, stream: output_records.Stream) -> None:
         self._stream: output_records.Stream = stream
@@ -382,7 +380,7 @@ class _RankBuffer(io.BufferedIOBase):
         return 1 if self._stream == "stdout" else 2
 
     def close(self) -> None:
-        """Stays open: other threads of the rank write here."""
+        """Does nothing: other threads of the rank write here."""
 
 
 class RankStream(io.TextIOBase):
@@ -406,7 +404,7 @@ class RankStream(io.TextIOBase):
         return False
 
     def fileno(self) -> int:
-        """The pipe's descriptor, for subprocesses: what they write comes as plain bytes."""
+        """The pipe's descriptor, for subprocesses; they write plain bytes."""
         return 1 if self._stream == "stdout" else 2
 
     def write(self, text: str, /) -> int:
@@ -424,11 +422,11 @@ class RankStream(io.TextIOBase):
         _pending().flush()
 
     def close(self) -> None:
-        """Sends what is buffered, and stays open: other threads of the rank write here."""
+        """Sends the buffered text and stays open: other threads of the rank write here."""
         self.flush()
 
     def reconfigure(self, **_options: Any) -> None:
-        """Accepted and ignored: always UTF-8, by line."""
+        """Ignored: the stream is always UTF-8 and line-buffered."""
 
     def __repr__(self) -> str:
         return f"<RankStream {self._stream}>"
@@ -443,7 +441,7 @@ def installed() -> bool:
 
 
 def install() -> None:
-    """Capture this process's output; fds 1 and 2 are the pipes. A second call does nothing."""
+    """Capture this process's output; fds 1 and 2 must be the pipes. A second call does nothing."""
     global _installed
     if _installed:
         return
@@ -453,8 +451,8 @@ def install() -> None:
             stream.flush()
         except (AttributeError, OSError, ValueError):
             pass
-    # Descriptors of our own: user code may point 1 and 2 elsewhere, and then wants C output there, not
-    # records. Both streams' text goes into one pipe, which keeps its order; the other carries marks.
+    # Duplicate the descriptors: user code may redirect 1 and 2, and then expects C output there, not
+    # records. The text of both streams goes into one pipe, which keeps its order; the other carries marks.
     _fds["stdout"] = os.dup(1)
     _fds["stderr"] = os.dup(2)
     sys.stdout = sys.__stdout__ = RankStream("stdout")  # type: ignore[assignment]
@@ -462,7 +460,7 @@ def install() -> None:
     threading.Thread.start = _start  # type: ignore[method-assign]
     os.register_at_fork(after_in_child=_after_fork)
     atexit.register(flush)
-    # Of the failing thread only: looking at running threads may itself crash, and hide what happened.
+    # Dump only the failing thread: reading running threads may itself crash and hide the cause.
     faulthandler.enable(2, all_threads=False)
     _line_buffer_c()
 
@@ -478,7 +476,7 @@ def _start(self: threading.Thread) -> None:
 
 
 def _after_fork() -> None:
-    """In a child of user code's fork: buffers and locks are the parent's, which sends its text itself."""
+    """Reset the state in a fork made by user code: the parent owns the buffers and sends their text itself."""
     global _dirty, _flusher
     _dirty = set()
     _flusher = _Flusher()
@@ -486,7 +484,7 @@ def _after_fork() -> None:
 
 
 def _line_buffer_c() -> None:
-    """Have C's stdout send whole lines, as on a terminal; on a pipe it would keep them for long."""
+    """Make C's stdout line-buffered, as on a terminal; on a pipe it would hold lines back."""
     global _libc
     try:
         libc = ctypes.CDLL(None)

@@ -1,8 +1,9 @@
-"""Random numbers of a rank are its own: no other rank's, and no other child's of it.
+"""Gives each rank, and each process that a rank forks, its own random numbers.
 
-A rank is a fork of a process that may have torch and NumPy loaded, so it has their generators as they were there; and a
-fresh torch has the same seed in every process. ``random`` seeds itself anew in each fork. What a user has seeded stays
-reproducible: torch as it is, and NumPy in children of a rank by what the rank had and by which child it is.
+A rank is a fork of a process that may have loaded torch and NumPy, so it inherits the state of their generators; and a
+fresh torch has the same seed in every process. ``random`` reseeds itself in each fork. Generators that a user has
+seeded stay reproducible: torch keeps its state, and NumPy in a child of a rank is seeded from the rank's state and the
+child's number.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from monarch_kernel.runtime.actor.import_hooks import after_import
 
 
 class _Seeds:
-    """What was seeded here."""
+    """The seeds of this process."""
 
-    torch: int | None = None  # the seed that we gave torch
+    torch: int | None = None  # the seed that this module gave torch
     children = 0
 
 
 def install() -> None:
-    """Give this rank its own random numbers, and those that it forks theirs. Imports nothing."""
+    """Give this rank and the processes that it forks their own random numbers. Imports nothing."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -31,7 +32,7 @@ def install() -> None:
 
 
 def _seed_torch(torch: Any) -> None:
-    """CUDA is seeded with the rest, when it is first used."""
+    """Seed torch; CUDA gets its seed with it, on first use."""
     torch.seed()
     _Seeds.torch = torch.initial_seed()
 
@@ -41,14 +42,14 @@ def _count() -> None:
 
 
 def _in_child() -> None:
-    """In a process that the rank, or a child of it, has forked."""
+    """Reseed a process that the rank, or one of its children, has forked."""
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         state = numpy_random.get_state()
-        if isinstance(state, tuple):  # as that of another generator than NumPy's own is not
+        if isinstance(state, tuple):  # it is not for generators other than NumPy's default
             numpy_random.seed([*state[1][:8], state[2], _Seeds.children])
     torch: Any = sys.modules.get("torch")
-    # Not all of torch.seed(): a child of a process that has used CUDA cannot.
+    # torch.seed() would also seed CUDA, which fails in a child of a process that has used CUDA.
     if torch is not None and _Seeds.torch is not None and torch.initial_seed() == _Seeds.torch:
         torch.default_generator.seed()
         _Seeds.torch = torch.initial_seed()
