@@ -1,4 +1,4 @@
-"""Accepting connections at a listening socket, also when the process has no descriptor left."""
+"""Accepts connections at a listening socket, and copes with a process that runs out of descriptors."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from monarch_kernel.runtime.node.poller import Poller
 
 log = logging.getLogger(__name__)
 
-#: How long no connection is accepted when the process has no descriptor left (seconds).
+#: How long to stop accepting when the process has no descriptor left (seconds).
 ACCEPT_PAUSE = 1.0
-#: How many are accepted before other descriptors get their turn.
+#: How many connections are accepted before other descriptors get their turn.
 _BATCH = 64
 
 
 class Acceptor:
-    """Calls ``on_socket(socket, address)`` for each connection; by the thread that polls.
+    """Calls ``on_socket(socket, address)`` for each connection, on the polling thread.
 
     Args:
-        what: the name of what listens, for the log.
-        make_room: called when there is no descriptor left: whether it has closed one.
+        what: the listener's name, for the log.
+        make_room: called when no descriptor is left; returns whether it has closed one.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Acceptor:
                 if not self._short:
                     self._short = True
                     log.error("%s cannot accept more connections: %s (see ulimit -n)", self._what, e.strerror)
-                self._poller.unregister(self._sock.fileno())  # it would be called again at once, and again
+                self._poller.unregister(self._sock.fileno())  # else epoll would report it again at once
                 self._poller.call_later(ACCEPT_PAUSE, self._again)
                 return
             self._short = False
@@ -78,13 +78,13 @@ class Acceptor:
             self._sock.close()
 
     def abandon(self) -> None:
-        """In a fork of this process: leave it to the other one."""
+        """In a fork of this process: leave the socket to the parent."""
         self._closed = True
         self._sock.close()
 
 
 class UnixListener:
-    """One more Unix socket at which links are accepted, with the name that it has in the file system."""
+    """An additional Unix socket that accepts links, with its name in the file system."""
 
     def __init__(self, acceptor: Acceptor, path: str) -> None:
         self._acceptor = acceptor
@@ -98,5 +98,5 @@ class UnixListener:
         remove_socket(self._path, self._inode)  # unless a successor listens there by now
 
     def abandon(self) -> None:
-        """As ``Acceptor.abandon``."""
+        """See ``Acceptor.abandon``."""
         self._acceptor.abandon()

@@ -1,13 +1,13 @@
-"""The audit log: a line for each connection and refusal, with what TLS has proved and not what a peer claims.
+"""The audit log: a line for each connection and refusal, with what TLS has proved, not what a peer claims.
 
-A listener for links over TCP tells its ``Audit`` of each connection; that writes a line into the log, and into a file
-if one was asked for::
+A TCP listener reports each connection to its ``Audit``, which writes a line to the log, and to a file if one is
+configured::
 
     2026-11-22T03:16:00.123Z connected alice@laptop 3f9a1c2233445566 10.0.0.5:41234
     2026-11-22T03:16:09.004Z ended alice@laptop 3f9a1c2233445566 10.0.0.5:41234: the connection was closed
     2026-11-22T03:17:30.550Z refused - - 10.0.0.66: its key is not one that this worker trusts
 
-Any stranger can cause refusals, so those of one address for one reason share one line a period, with their number.
+Any stranger can cause refusals, so those of one address for one reason share one line per period, with their number.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ PERIOD = 60.0
 
 
 class Audit:
-    """Writes the lines. Any thread may call it; its methods do not raise.
+    """Writes the audit lines. Any thread may call it; its methods do not raise.
 
     Args:
-        poller: writes what is counted when its time has come.
-        path: a file to append to, made with mode 0600 (anew, when it was moved away); none: only the log gets the
-        lines.
+        poller: runs the timer that writes counted refusals.
+        path: a file to append to, created with mode 0600 (and created again when it is moved away); "": only the log
+            gets the lines.
 
     Raises:
-        OSError: the file cannot be opened to append to.
+        OSError: the file cannot be opened for appending.
     """
 
     def __init__(self, poller: Poller, path: str = "") -> None:
@@ -49,19 +49,19 @@ class Audit:
         self._fd = _open(path) if path else -1
 
     def connected(self, name: str, fingerprint: str, address: str) -> None:
-        """A peer has proved that it has a key that is trusted here, and has a link now."""
+        """Record that a peer has proved a trusted key and has a link."""
         self._write(logging.INFO, f"connected {name} {fingerprint[:FINGERPRINT]} {address}")
 
     def ended(self, name: str, fingerprint: str, address: str, why: str) -> None:
-        """Such a link has ended."""
+        """Record the end of such a link."""
         self._write(logging.INFO, f"ended {name} {fingerprint[:FINGERPRINT]} {address}: {why}")
 
     def refused(self, address: str, why: str) -> None:
-        """A connection from this address (``host:port``) came to nothing."""
+        """Record that a connection from this address (``host:port``) was refused."""
         self._refusals.add(address.rpartition(":")[0] or address, why)
 
     def close(self) -> None:
-        """Write what is counted so far, and nothing more into the file."""
+        """Write the counts so far, and close the file."""
         self._refusals.close()
         with self._lock:
             fd, self._fd, self._path = self._fd, -1, ""
@@ -81,12 +81,12 @@ class Audit:
             with self._lock:
                 if self._path:
                     self._follow()
-                    os.write(self._fd, f"{stamp} {line}\n".encode())  # at once: lines of several writers do not mix
+                    os.write(self._fd, f"{stamp} {line}\n".encode())  # one write, so that lines do not mix
         except OSError as e:
             log.error("cannot write to the audit file %s: %s", self._path, e.strerror)
 
     def _follow(self) -> None:
-        """Go on in a new file if this one was moved away, as programs that rotate logs do."""
+        """Continue in a new file if this one was moved away, as by log rotation."""
         try:
             same = os.path.samestat(os.fstat(self._fd), os.stat(self._path))
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""One order of the casts and the other messages of a process, which come to a site by different ways."""
+"""Restores the order of a process's casts and its other messages, which reach a site on different paths."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 
 class Merge:
-    """The casts and the other messages of one source for one site, in the order in which they were sent.
+    """Delivers one source's casts and other messages to one site in the order in which they were sent.
 
     Attributes:
-        cast: number of the last cast that was delivered.
-        directs: how many of the other messages were delivered.
+        cast: the number of the last delivered cast.
+        directs: the number of other messages delivered.
     """
 
     __slots__ = ("_casts", "_directs", "_running", "cast", "directs")
@@ -24,17 +24,17 @@ class Merge:
         self._running = False
 
     def add_direct(self, cast: int, deliver: Callable[[], None] | None) -> None:
-        """A message that was sent after the cast of this number; None: it waits for nothing and only counts."""
+        """Add a message that was sent after the cast of this number; None: it is only counted, and does not wait."""
         self._directs.append((cast, deliver))
         self.run()
 
     def add_cast(self, number: int, directs: int, ready: Callable[[], bool], deliver: Callable[[], None]) -> None:
-        """A cast that was sent after so many messages; it also waits until it is ``ready``."""
+        """Add a cast that was sent after ``directs`` messages; it also waits until it is ``ready``."""
         self._casts.append((number, directs, ready, deliver))
         self.run()
 
     def run(self) -> None:
-        """Deliver whatever can be delivered now."""
+        """Deliver everything that can be delivered now."""
         if self._running:
             return
         self._running = True

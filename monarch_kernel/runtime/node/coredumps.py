@@ -1,13 +1,13 @@
-"""No core dumps of processes that hold a key: it would be in the dump, in a file or with the machine's crash reporter.
+"""Disables core dumps of processes that hold a key: the dump would contain it.
 
-* A worker that listens at ``tcp://`` gives them up for good, soft limit and hard.
-* A controller runs user code, so it only lowers its soft limit, when it reads a key; a program that wants a dump all
-  the same can raise it. What this package starts from there gets the user's limit, and so do the user's ranks: they
+* A worker that listens at ``tcp://`` lowers both its soft and its hard limit.
+* A controller runs user code, so it lowers only its soft limit, when it reads a key; a program that needs a dump can
+  raise it again. The processes that this package starts from a controller, including ranks, get the user's limit: they
   hold no key.
 
-The limit is 1 and not 0: the kernel hands dumps to a program (``|`` in ``core_pattern``) whatever the limit is, except
-at 1. ``PR_SET_DUMPABLE`` would do the same, but makes all of ``/proc/PID`` root's: py-spy, debuggers and the
-user's own tools could not look into the process any more.
+The limit is 1 and not 0: the kernel pipes dumps to a program (``|`` in ``core_pattern``) at any limit except 1.
+``PR_SET_DUMPABLE`` would also disable dumps, but it makes root the owner of ``/proc/PID``, so that py-spy, debuggers
+and the user's own tools could no longer inspect the process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _users: int | None = None
 
 
 def give_up(for_good: bool) -> None:
-    """Have no core dumps of this process.
+    """Disable core dumps of this process.
 
     Args:
-        for_good: lower the hard limit, too, which all that this process starts inherits.
+        for_good: also lower the hard limit, which child processes inherit.
     """
     global _users
     soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
@@ -37,7 +37,7 @@ def give_up(for_good: bool) -> None:
 
 @contextmanager
 def users_limit() -> Generator[None]:
-    """Within this, a process that is started inherits the limit that the user has set."""
+    """A context in which new child processes inherit the user's limit."""
     if _users is None:
         yield
         return

@@ -1,15 +1,15 @@
-"""How many descriptors a process may have open.
+"""Limits of open descriptors.
 
-A host agent has three descriptors for each rank, a fork server one, and each end of a conversation one. The usual soft
-limit of 1,024 would end a mesh at some 250 ranks, though the hard limit is far higher nearly everywhere.
+A host agent needs three descriptors for each rank, a fork server one, and each end of a link one. The usual soft limit
+of 1,024 would cap a mesh at about 250 ranks, though the hard limit is far higher on nearly all systems.
 
 * The processes that run no user code (agents, workers, fork servers) raise their soft limit to the hard one when they
   start.
-* A process that runs user code (a controller, a rank) has the limit of the user's shell, as ``select`` and programs
-  that close every descriptor up to the limit expect it. Only when it comes near the limit, where it would fail soon,
-  does it raise its own.
-* What a process forks has the user's limit again. Programs that a controller or a rank starts with ``subprocess`` after
-  it has come near the limit inherit the raised one; Python has no place where that could be put right.
+* A process that runs user code (a controller, a rank) keeps the limit of the user's shell, because ``select`` and
+  programs that close every descriptor up to the limit expect it. It raises its limit only when it comes near it and
+  would soon fail.
+* A fork of such a process gets the user's limit back. Programs that a controller or a rank starts with ``subprocess``
+  after that raise inherit the raised limit; Python has no hook to restore it there.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import os
 import resource
 import sys
 
-#: No limit is raised further: some programs walk over every number below it.
+#: The highest limit set here: some programs iterate over every number below the limit.
 CEILING = 1 << 20
 
-#: The user's soft limit, while that of this process is another one.
+#: The user's soft limit, while this process has another one.
 _users: int | None = None
 _registered = False
 
@@ -35,7 +35,7 @@ def _near_limit() -> int:
     return _soft_and_hard()[0] * 3 // 4
 
 
-#: A descriptor from this number on says that the limit is near.
+#: A descriptor of this number or higher means that the limit is near.
 near = _near_limit()
 
 
@@ -45,13 +45,13 @@ def users_limit() -> int:
 
 
 def raise_limit(users: int = 0) -> bool:
-    """Have as many descriptors as the system allows this process.
+    """Raise the limit of this process as far as the system allows.
 
     Args:
-        users: the limit for what is forked from here (0: that of this process so far).
+        users: the limit for forks of this process (0: its limit so far).
 
     Returns:
-        Whether the process has more now than before.
+        Whether the limit is higher than before.
     """
     global _users, _registered, near
     soft, hard = _soft_and_hard()
@@ -68,13 +68,13 @@ def raise_limit(users: int = 0) -> bool:
 def _set(limit: int) -> bool:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    except (OSError, ValueError):  # forbidden in this sandbox: it goes on with what it has
+    except (OSError, ValueError):  # a sandbox forbids it: keep the old limit
         return False
     return True
 
 
 def _restore() -> None:
-    """In a fork: the user's limit."""
+    """In a fork: restore the user's limit."""
     global _users, near
     if _users is None:
         return

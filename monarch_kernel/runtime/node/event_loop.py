@@ -1,7 +1,7 @@
-"""An asyncio event loop whose own wait doubles as the process's poll.
+"""An asyncio event loop that polls for the whole process while it waits.
 
-An async actor's loop sleeps in ``select``. With ``LeadingSelector`` that sleep is the poll of the whole process
-whenever no other thread leads, so that a message for the actor is handled by the thread it is for, without a hand-off.
+An async actor's loop sleeps in ``select``. With ``LeadingSelector``, that sleep polls for the whole process when no
+other thread leads, so the actor's own thread handles messages for the actor, without a hand-off.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Events = list[tuple[selectors.SelectorKey, int]]
 class LeadingSelector(selectors.BaseSelector):
     """An epoll selector that leads the node's poller while it sleeps.
 
-    Epoll sets nest: its own set is one of the poller's descriptors. The leading thread notes that something is
-    ready there; edge-triggered, as only the loop's thread can handle it.
+    Epoll sets nest: its own set is one of the poller's descriptors. The leading thread notes that the set is
+    ready; it is edge-triggered, because only the loop's thread can handle its events.
     """
 
     def __init__(self, poller: Poller) -> None:
@@ -47,7 +47,7 @@ class LeadingSelector(selectors.BaseSelector):
 
     def select(self, timeout: float | None = None) -> Events:
         if timeout is not None and timeout <= 0:
-            # Callbacks wait to be run. With nothing registered but what wakes the loop up, there is nothing to see.
+            # Callbacks are pending. If only the loop's wake-up descriptor is registered, there is nothing to poll.
             return self._look(0) if len(self._own.get_map()) > 1 else []
         if self._ready:
             found = self._look(0)
@@ -61,7 +61,7 @@ class LeadingSelector(selectors.BaseSelector):
         self._ready = False
         found = self._own.select(timeout)
         if found:
-            self._ready = True  # until a look finds nothing: what is not read up makes no new edge
+            self._ready = True  # until a poll finds nothing: unread data triggers no new edge
         return found
 
     def close(self) -> None:
@@ -70,5 +70,5 @@ class LeadingSelector(selectors.BaseSelector):
 
 
 def new_loop(poller: Poller) -> asyncio.AbstractEventLoop:
-    """An event loop for the calling thread that polls for the whole process while it is idle."""
+    """Create an event loop for the calling thread that polls for the whole process while it is idle."""
     return asyncio.SelectorEventLoop(LeadingSelector(poller))

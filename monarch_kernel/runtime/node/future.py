@@ -1,4 +1,4 @@
-"""Futures: what a call returns, for threads and for event loops alike."""
+"""Futures: the results of calls, for threads and for event loops."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 class Future(Generic[R]):
     """The result of a call, now or later.
 
-    ``get()`` blocks (and itself does the polling, also inside a running event loop), ``await`` does not.
-    Both may be used any number of times, from any thread. Not picklable: send the value.
+    ``get()`` blocks and polls meanwhile (also inside a running event loop); ``await`` does not block.
+    Both can be used any number of times, from any thread. Not picklable: send the value instead.
     """
 
     __slots__ = ("__weakref__", "_callbacks", "_done", "_error", "_parked", "_poller", "_value", "what")
@@ -34,7 +34,7 @@ class Future(Generic[R]):
         self._error: BaseException | None = None
         self.what = what
 
-    # -- for what makes the result -----------------------------------------------------------
+    # -- for the producer of the result ------------------------------------------------------
 
     def _resolve(self, value: Any) -> None:
         if not self._done:
@@ -62,13 +62,13 @@ class Future(Generic[R]):
             log.exception("a callback of a Future failed")
 
     def _result(self) -> R:
-        """The value, or raise; only when done. Subclasses decode here, on the thread that asks."""
+        """Return the value or raise; call only when done. Subclasses decode here, on the calling thread."""
         __tracebackhide__ = True
         if self._error is not None:
             raise self._error
         return self._value
 
-    # -- for what waits for it -----------------------------------------------------------------
+    # -- for its users -------------------------------------------------------------------------
 
     def get(self, timeout: float | None = None) -> R:
         """Wait for the result.
@@ -77,9 +77,9 @@ class Future(Generic[R]):
             timeout: seconds to wait at most; None waits until there is a result, a failure or a death.
 
         Raises:
-            TimeoutError: not there yet; the result can still be had later.
+            TimeoutError: there is no result yet; ``get`` can be called again later.
         """
-        __tracebackhide__ = True  # a notebook shows the user's line and the remote traceback, not ours
+        __tracebackhide__ = True  # a notebook shows the user's line and the remote traceback, not these frames
         if not self._done and not self._poller.wait(self, timeout):
             raise TimeoutError(
                 f"no answer{' to ' + self.what if self.what else ''} within {timeout} s{self._waiting()}"
@@ -94,7 +94,7 @@ class Future(Generic[R]):
         return self.get(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait like ``get``, and give the exception that ``get`` would raise, or None."""
+        """Wait like ``get``, and return the exception that ``get`` would raise, or None."""
         try:
             self.get(timeout)
         except TimeoutError as e:
@@ -112,20 +112,20 @@ class Future(Generic[R]):
         return self._done
 
     def add_done_callback(self, callback: Callable[[Future[R]], None]) -> None:
-        """Call ``callback(self)`` once done: at once if it is, else from the thread that polls (be quick)."""
+        """Call ``callback(self)`` when done: at once if it is, else on the polling thread (it must be quick)."""
         if self._done:
             self._run(callback)
             return
         if self._callbacks is None:
             self._callbacks = []
         self._callbacks.append(callback)
-        if self._done:  # it finished between the two lines
+        if self._done:  # it became done between the two checks
             callbacks, self._callbacks = self._callbacks, None
             for pending in callbacks or ():
                 self._run(pending)
 
     def then(self, convert: Callable[[R], S]) -> Future[S]:
-        """A future of ``convert(result)``; ``convert`` runs on the thread that first asks for it."""
+        """A future of ``convert(result)``; ``convert`` runs on the first thread that gets the result."""
         return _Converted(self, convert)
 
     def __await__(self) -> Generator[Any, None, R]:
@@ -140,11 +140,11 @@ class Future(Generic[R]):
                         _settle(waiter)
                     else:
                         loop.call_soon_threadsafe(_settle, waiter)
-                except RuntimeError:  # the loop was closed; nothing waits any more
+                except RuntimeError:  # the loop is closed; nothing waits any more
                     pass
 
             self._poller.start_background()
-            Future.add_done_callback(self, wake)  # a subclass may make more of a callback of the user's
+            Future.add_done_callback(self, wake)  # a subclass may treat user callbacks differently
             yield from waiter
         return self._result()
 
@@ -197,23 +197,23 @@ class _Converted(Future[S], Generic[R, S]):
 
 
 def nothing(_value: object) -> None:
-    """For ``then`` where only completion matters."""
+    """A converter for ``then`` when only completion matters."""
 
 
 def true(_value: object) -> bool:
-    """For ``then`` where the value is that it has completed."""
+    """A converter for ``then`` that returns True on completion."""
     return True
 
 
 def resolved(poller: Poller, what: str = "", value: Any = None) -> Future[Any]:
-    """A future that is done, by default with None."""
+    """A future that is already done, by default with None."""
     future: Future[Any] = Future(poller, what)
     future._resolve(value)
     return future
 
 
 def gathered(poller: Poller, futures: Sequence[Future[R]], what: str = "") -> Future[list[R]]:
-    """A future of all results, in order; the first failure (in time) is its failure."""
+    """A future of all results, in order; it fails with the first failure (in time)."""
     whole: Future[list[R]] = Future(poller, what)
     left = len(futures)
     if not futures:

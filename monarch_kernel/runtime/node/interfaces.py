@@ -1,4 +1,4 @@
-"""What a node and those that use it are to each other: links, handlers of messages, sinks of replies, gates."""
+"""The interfaces between a node and its users: links, message handlers, reply sinks, gates."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from monarch_kernel.protocol.serialize import Body
 
 
 class PeerLink(Protocol):
-    """A link as its users see it: over a socket (``Link``, ``TcpLink``), by way of gateways, or to this process."""
+    """A link as its users see it: over a socket (``Link``, ``TcpLink``), through gateways, or to this process."""
 
     peer: str  # the node at the other end; "" until it has said hello
     pid: int
-    local: bool  # whether the other end is on this machine, and can share memory with this one
-    ended: str  # why it was closed, in one clause; "" if there is nothing to say
+    local: bool  # whether the other end is on this machine and can share memory
+    ended: str  # why it was closed, in one clause; "" if there is no special reason
 
     @property
     def attached(self) -> bool:
-        """Whether what is sent goes out now, and does not wait for a connection."""
+        """Whether messages are sent at once, without waiting for a connection."""
         ...
 
     @property
@@ -29,44 +29,44 @@ class PeerLink(Protocol):
 
     @property
     def queued(self) -> int:
-        """Bytes that the kernel has not taken yet."""
+        """Bytes that the kernel has not accepted yet."""
         ...
 
     def send(self, header: bytes, body: Body = b"") -> None:
         """Send one message: an encoded header and a body, bytes-like or a list of bytes-like pieces."""
 
     def drain(self) -> None:
-        """Handle everything that has already arrived; for a peer known to be dead."""
+        """Handle all data that has already arrived; for a peer known to be dead."""
 
     def close(self) -> None:
-        """End it; later sends go nowhere."""
+        """End the link; later sends are dropped."""
 
     def abandon(self) -> None:
-        """In a fork of this process: leave the connection to the other one."""
+        """In a fork of this process: leave the connection to the parent."""
 
 
-#: Handles one type of message: the link that it came over, its header, its body. ``Node.handle`` checks the type.
+#: Handles one type of message; gets its link, header and body. ``Node.handle`` checks the type.
 Handler = Callable[[PeerLink, Any, Body], None]
-#: Decides when a message that came from another site is delivered: now, or later by the function it gets.
+#: Decides when a message from another site is delivered: it calls the given function now or later.
 Gate = Callable[[Routed, PeerLink, Callable[[], None]], None]
 
 
 class Sink(Protocol):
-    """Where the replies of one call go."""
+    """Receives the replies of one call."""
 
     def on_reply(self, rank: int, status: int, body: Body, buffers: tuple[int, ...]) -> None:
-        """One rank's answer."""
+        """Take one rank's reply."""
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
-        """A proc died; fails whatever this call still expects from it."""
+        """Fail the replies that this call still expects from a dead proc."""
 
 
 class ReplyGate(Protocol):
-    """Keeps replies of ranks back until their earlier output is here."""
+    """Holds replies of ranks back until their earlier output has arrived."""
 
     def holds(self, proc: str, reply: Reply, body: Body) -> bool:
-        """Whether this reply will be given to ``Node.settle`` later."""
+        """Whether the gate holds this reply, and passes it to ``Node.settle`` later."""
         ...
 
     def release(self, proc: str) -> None:
-        """Give out what is held of a proc: it is dead."""
+        """Settle the held replies of a proc that is dead."""

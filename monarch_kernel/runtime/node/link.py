@@ -1,9 +1,9 @@
 """A link: one stream socket between two processes, with framing in both directions.
 
 On the wire: ``<u32 header length><u64 body length>``, header, body. A message without a header is a *word* of the link
-itself: its first byte says which. A link that cannot go on (a length beyond the memory that is left, bytes that are not
-a message, a handler that raises) says ``FAILED`` with the cause, and ends: to go on would be to lose or misread
-messages. Only that link ends.
+itself, identified by its first byte. On an error (a length beyond the available memory, bytes that are not a message,
+a handler that raises) the link sends ``FAILED`` with the cause and ends, because continuing would lose or misread
+messages. Other links are not affected.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ log = logging.getLogger(__name__)
 _HEAD = PREFIX.size
 _pack = PREFIX.pack
 _unpack_from = PREFIX.unpack_from
-#: One recv takes at most this much; below malloc's mmap threshold, so the buffer costs nothing.
+#: The most that one recv reads; below malloc's mmap threshold, so the buffer is cheap.
 _CHUNK = 64 * 1024
 #: Messages up to this size are joined into one piece before sending.
 _JOIN = 32 * 1024
-#: The longest header. (The longest body is what memory there is for.)
+#: The longest header. (Only the available memory limits a body.)
 MAX_HEADER = 64 * 1024 * 1024
-#: From this size on a message is looked at against the memory that is left, before any is taken for it.
+#: From this size on, a message is checked against the available memory before any is allocated for it.
 _CHECKED = 64 * 1024 * 1024
-#: What is at least this large gets huge pages, and takes no memory before its bytes come.
+#: From this size on, a message gets huge pages, which take no memory until its bytes arrive.
 _HUGE = 4 * 1024 * 1024
-#: How much is sent or received until other links get their turn.
+#: How much one link sends or receives before other links get their turn.
 _TURN = 1024 * 1024
 
 #: Words of a link.
 FAILED = 1
-#: How much of a cause is told.
+#: How much of a cause is sent.
 _LONGEST_CAUSE = 2000
 
 _UCRED = struct.Struct("3i")
@@ -57,7 +57,7 @@ Pieces = list[Buffer]
 
 
 class Stream(Protocol):
-    """What a link uses of its socket, and of what stands for one (``TlsChannel``)."""
+    """The part of a socket that a link uses; a ``TlsChannel`` has it, too."""
 
     def fileno(self) -> int: ...
     def setblocking(self, flag: bool, /) -> None: ...
@@ -68,22 +68,21 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-#: Called with a link and a message that came over it; with a link that has ended.
+#: Called with a link and a message received on it; called with a link that has ended.
 OnMessage = Callable[["Link", Message, Body], None]
 OnClose = Callable[["Link"], None]
 
 
 class LinkError(Exception):
-    """What came over a link cannot be accepted; the message says why."""
+    """Received data is not acceptable; the message says why."""
 
 
 class Link:
     """Sends and receives whole messages over a socket; may exist before its socket does.
 
-    A link made before the peer has connected queues what is sent, and flushes when ``attach`` gives it
-    its socket. ``send`` may be called from any thread. ``on_message(link, header, body)`` and
-    ``on_close(link)`` are called by the thread that polls. ``ended`` says in one clause why it was closed, where there
-    is more to say than that the other side has closed it.
+    A link made before the peer has connected queues its messages, and flushes them when ``attach`` gives it
+    its socket. Any thread may call ``send``. The polling thread calls ``on_message(link, header, body)`` and
+    ``on_close(link)``. ``ended`` says in one clause why the link was closed, unless the other side just closed it.
     """
 
     __slots__ = (
@@ -135,10 +134,10 @@ class Link:
         self._big_header = 0
 
     def attach(self, sock: Stream) -> None:
-        """Take the socket (or what is used like one), send what was queued, and begin to receive."""
+        """Take the socket (or an object used like one), send the queued messages, and begin to receive."""
         sock.setblocking(False)
         with self._lock:
-            if self._sock is not None or self.closed:  # another thread has heard of the peer at the same time
+            if self._sock is not None or self.closed:  # another thread has attached one at the same time
                 sock.close()
                 return
             self._sock = sock
@@ -146,7 +145,7 @@ class Link:
             self._flush()
 
     def take_over(self, waiting: Link) -> None:
-        """Send what ``waiting``, a link without a socket to the same peer, has queued, and stand for it from now on."""
+        """Take over the queue of ``waiting``, a link to the same peer without a socket, and all its later messages."""
         with waiting._lock, self._lock:
             self._out.extend(waiting._out)
             self.queued += waiting.queued
@@ -164,10 +163,10 @@ class Link:
     def send(self, header: bytes, body: Body = b"") -> None:
         """Queue or send one message. ``body`` is bytes-like, or a list of bytes-like pieces.
 
-        The pieces are not kept after this returns: what the kernel did not take is copied.
+        The pieces are not kept after this returns: bytes that the kernel did not accept are copied.
 
         Raises:
-            ValueError: the header is longer than any receiver takes.
+            ValueError: the header is longer than receivers accept.
         """
         if len(header) > MAX_HEADER:
             raise ValueError(f"a message with a header of {len(header):,} bytes cannot be sent: {MAX_HEADER:,} at most")
@@ -186,7 +185,7 @@ class Link:
             if self._moved is not None:
                 self._moved.send(header, body)
                 return
-            if self._poller.late and self._sock is not None:  # else it would come before our Hello
+            if self._poller.late and self._sock is not None:  # else they would precede the Hello
                 data = self._late() + data
             if self._out or self._sock is None:
                 self._queue(data)
@@ -196,13 +195,13 @@ class Link:
             except BlockingIOError:
                 sent = 0
             except OSError:
-                return  # the reading side will see the end of the link
+                return  # the next read reports the end of the link
             if sent != len(data):
                 self._queue(data[sent:])
                 self._poller.modify(self._sock.fileno(), EPOLLIN | EPOLLOUT)
 
     def _late(self) -> bytes:
-        """Frames of what waited for a message that it can go with."""
+        """The frames of deferred messages to this peer."""
         return b"".join(_pack(len(header), 0) + header for header in map(encode, self._poller.late_for(self.peer)))
 
     def _queue(self, data: Buffer) -> None:
@@ -211,7 +210,7 @@ class Link:
 
     def _send_pieces(self, pieces: Pieces, size: int) -> None:
         views = [memoryview(p).cast("B") for p in pieces if memoryview(p).nbytes]
-        # A large message takes several system calls: an interrupt between them would cut it in two.
+        # A large message takes several system calls; an interrupt between them would truncate it.
         with self._poller.shielded(), self._lock:
             if self.closed:
                 return
@@ -240,7 +239,7 @@ class Link:
                 self._queue(view if type(view.obj) is bytes else bytes(view))
 
     def _flush(self) -> None:
-        """Send what is queued, as much as one turn allows; the lock is held."""
+        """Send queued bytes, at most one turn's worth; the caller holds the lock."""
         sock = self._sock
         if sock is None:
             return
@@ -275,7 +274,7 @@ class Link:
             self.receive()
 
     def receive(self) -> bool:
-        """Handle what one ``recv`` gives. False at the end of the link or when nothing was there."""
+        """Handle the data of one ``recv``. Returns False at the end of the link or if there was no data."""
         sock = self._sock
         if sock is None or self.closed or self._receiving:
             return False
@@ -323,7 +322,7 @@ class Link:
         except Exception as e:
             try:
                 self._fail(e)
-            finally:  # even if there is no memory for the message
+            finally:  # even if there is no memory left to send FAILED
                 self.close()
             return False
         finally:
@@ -332,7 +331,7 @@ class Link:
     def _begin_big(self, header_size: int, body_size: int, have: memoryview) -> None:
         if header_size > MAX_HEADER:
             raise LinkError(f"a header of {header_size:,} bytes was announced, where {MAX_HEADER:,} is the most")
-        gap = -header_size % 64  # so that the body begins where any array in it is aligned
+        gap = -header_size % 64  # aligns the start of the body, and so any array in it
         size = header_size + body_size
         self._big = _memory(gap + size)[gap:]
         self._big[: len(have)] = have
@@ -355,7 +354,7 @@ class Link:
                 self._at_end(None)
                 return False
             self._big_at += got
-        if self._big_at < len(big):  # the last bytes may have come beyond the end of the turn
+        if self._big_at < len(big):  # the last recv may have read past the end of the turn
             return True
         self._big = None
         body = big[self._big_header :]
@@ -373,11 +372,11 @@ class Link:
             raise LinkError("an unknown word of the link was received")
 
     def _at_end(self, error: OSError | None) -> None:
-        """Nothing more will come: the other side has closed the link, or it has failed."""
+        """End the link: the other side has closed it, or it has failed."""
         self.close()
 
     def _fail(self, error: Exception) -> None:
-        """What came cannot be handled: tell the other side, and end the link."""
+        """End the link because of data that cannot be handled, and tell the other side."""
         why = describe(error)
         peer = self.peer or "a process that has not said who it is"
         if is_peers_fault(error) or isinstance(error, MemoryError):
@@ -396,7 +395,7 @@ class Link:
         self._say(FAILED, why.encode(errors="replace")[:_LONGEST_CAUSE])
 
     def _say(self, word: int, text: bytes = b"") -> None:
-        """Send a word of the link itself, behind what is queued."""
+        """Send a word of the link itself, after the queued messages."""
         data = _pack(0, 1 + len(text)) + bytes([word]) + text
         with self._poller.shielded(), self._lock:
             if self.closed or self._sock is None:
@@ -405,18 +404,18 @@ class Link:
             self._flush()
 
     def drain(self) -> None:
-        """Handle everything that has already arrived; for a peer known to be dead."""
+        """Handle all data that has already arrived; for a peer known to be dead."""
         while self.receive():
             pass
 
     # -- ending -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the socket and tell ``on_close``; later sends go nowhere."""
+        """Close the socket and call ``on_close``; later sends are dropped."""
         self.end("")
 
     def end(self, why: str) -> None:
-        """As ``close``, for this reason."""
+        """Like ``close``, with a reason."""
         with self._lock:
             if self.closed:
                 return
@@ -431,7 +430,7 @@ class Link:
         self.on_close(self)
 
     def abandon(self) -> None:
-        """In a fork of this process: close the descriptor, which leaves the connection to the other one."""
+        """In a fork of this process: close the descriptor, which leaves the connection to the parent."""
         self.closed = True
         if self._sock is not None:
             self._sock.close()
@@ -442,7 +441,7 @@ class Link:
 
 
 def is_peers_fault(error: Exception) -> bool:
-    """Whether no receiver could have handled what came."""
+    """Whether no receiver could have handled the data."""
     return isinstance(error, LinkError | msgspec.MsgspecError)
 
 
@@ -458,16 +457,16 @@ def describe(error: Exception) -> str:
 
 
 def _text(word: memoryview) -> str:
-    """What the other side says, fit for a terminal."""
+    """Text from the other side, made safe for a terminal."""
     said = bytes(word[:_LONGEST_CAUSE]).decode(errors="replace")
     return "".join(c if c.isprintable() else " " for c in said)
 
 
 def _memory(size: int) -> memoryview:
-    """Writable memory; from huge pages where that is possible, as touching that much anew costs more than a copy.
+    """Allocate writable memory, in huge pages if possible, because first touches cost more than the copy.
 
     Raises:
-        MemoryError: there is not so much.
+        MemoryError: not enough is available.
     """
     if size < _HUGE:
         return memoryview(bytearray(size))
@@ -479,13 +478,13 @@ def _memory(size: int) -> memoryview:
         raise MemoryError(f"{size:,} bytes") from e
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a kernel without them
+    except OSError:  # a kernel without huge pages
         pass
     return memoryview(memory)
 
 
 def memory_left() -> int:
-    """How many bytes this machine and this process's control group have left."""
+    """How many bytes of memory are available on this machine and in this process's control group."""
     left = [1 << 62]
     try:
         with open("/proc/meminfo") as file:
@@ -497,7 +496,7 @@ def memory_left() -> int:
     try:
         with open("/sys/fs/cgroup/memory.max") as most, open("/sys/fs/cgroup/memory.current") as used:
             room = int(most.read()) - int(used.read())
-        with open("/sys/fs/cgroup/memory.stat") as file:  # what caches files is given back when it is needed
+        with open("/sys/fs/cgroup/memory.stat") as file:  # the kernel reclaims file cache on demand
             rows = (line.split() for line in file)
             left.append(room + sum(int(row[1]) for row in rows if row[0] in ("active_file", "inactive_file")))
     except (OSError, ValueError, IndexError):  # no control group, or one without a limit
@@ -506,13 +505,13 @@ def memory_left() -> int:
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Process id and user id at the other end of a Unix socket, as the kernel knows them."""
+    """The process id and user id at the other end of a Unix socket, from the kernel."""
     pid, uid, _gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid
 
 
 def listen_unix(path: str) -> socket.socket:
-    """A listening Unix socket at ``path``; the folder's mode 0700 keeps others out."""
+    """Listen at a Unix socket at ``path``; the folder's mode 0700 keeps other users out."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     sock.bind(path)
     os.chmod(path, 0o600)
@@ -521,11 +520,11 @@ def listen_unix(path: str) -> socket.socket:
 
 
 def connect_unix(path: str) -> socket.socket:
-    """Connect to a Unix socket of a process of this user, or of root, which may do everything anyway.
+    """Connect to a Unix socket of a process of this user, or of root, which can access everything anyway.
 
     Raises:
-        OSError: no process listens there (``FileNotFoundError``, ``ConnectionRefusedError``), or one of another user
-            (``NotPrivateError``).
+        OSError: no process listens there (``FileNotFoundError``, ``ConnectionRefusedError``), or a process of another
+            user does (``NotPrivateError``).
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -541,7 +540,7 @@ def check_peer(sock: socket.socket, path: str) -> None:
     """Make sure, before a byte is sent or decoded, that this user or root listens at a Unix socket.
 
     Raises:
-        NotPrivateError: it is another user; the message names it, and says what to do.
+        NotPrivateError: another user listens; the message names it, and says what to do.
     """
     pid, uid = peer_of(sock)
     if not is_ours(uid):
@@ -552,7 +551,7 @@ def check_peer(sock: socket.socket, path: str) -> None:
 
 
 def is_ours(uid: int) -> bool:
-    """Whether a process with this user id may be at the other end of a Unix socket."""
+    """Whether a process with this user id is allowed at the other end of a Unix socket."""
     return uid in (os.geteuid(), 0)
 
 
@@ -564,7 +563,7 @@ def listens(path: str) -> bool:
             sock.connect(path)
             check_peer(sock, path)
         except BlockingIOError:
-            return True  # more connections wait there than it takes
+            return True  # its backlog is full
         except OSError:
             return False
         return True

@@ -1,8 +1,8 @@
-"""The node that every process of the runtime has: its address book, links and pending calls, and the deaths it knows.
+"""The node of each process of the runtime: its address book, links and pending calls, and the deaths it knows of.
 
-A ``Node`` routes messages; it knows nothing of actors. Its users set a handler for each message type
-and a *sink* for each call they make. Handlers are called by the thread that polls (or, for messages to
-this process itself, by the sender's), one message of a link at a time.
+A ``Node`` routes messages and does not depend on actors. Its users register a handler for each message type
+and a *sink* for each call they make. The polling thread calls the handlers (or, for messages of the process
+to itself, the sending thread does), one message of a link at a time.
 
 This file is long because it holds one class: links, routes and deaths of a process change together.
 """
@@ -62,12 +62,12 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Message)
 
-#: How long the end of a proc's connection waits for news of the proc's end, once its agent knows of none (seconds).
+#: After a proc's connection ends: how long to wait for a report of the proc's end, if its agent expects none (seconds).
 CAUSE_GRACE = 0.25
-#: How long it waits for its agent to say anything, and then for an end that the agent expects (seconds).
+#: How long to wait for the agent's answer, and then for an end that the agent expects (seconds).
 AGENT_GRACE = 30.0
 
-#: What may come on a link before its other end has said Hello.
+#: The messages that are accepted on a link before its other end has said Hello.
 _STRANGERS = (Hello, Refused, AskConsole)
 
 
@@ -87,22 +87,22 @@ class Loopback:
         self.peer = node.id
 
     def send(self, header: bytes, body: Body = b"") -> None:
-        """Hand the message to this process's own handler."""
+        """Pass the message to this process's own handler."""
         if type(body) is list:
             body = b"".join(body)
         self._node._dispatch(self, decode(header), body)
 
     def drain(self) -> None:
-        """Nothing waits here."""
+        """Does nothing: nothing is queued."""
 
     def close(self) -> None:
-        """It ends with the process."""
+        """Does nothing: this link ends with the process."""
 
     abandon = close
 
 
 class _Abandoned(dict[str, PeerLink]):
-    """The links of a process, in a fork of it."""
+    """Stands in for the links of a process in a fork of it; every use raises."""
 
     def get(self, key: str, default: object = None) -> NoReturn:
         raise RuntimeError(FORKED)
@@ -115,11 +115,11 @@ class Node:
         node_id: unique name of this process.
         kind: "controller", "agent" or "rank".
         run_dir: folder of the local sockets.
-        host: this host's name, for people.
-        agent: the host agent's reference; None for the agent itself and before there is one.
+        host: this host's name, for messages.
+        agent: the host agent's reference; None for the agent itself and before there is an agent.
         background: see ``Poller``.
-        site: the site it belongs to; None for the agent's, or that of this machine.
-        gateway: the process through which other sites reach it; None for the agent's, or itself.
+        site: its site; None for the agent's site, or this machine's if there is no agent.
+        gateway: the process through which other sites reach it; None for the agent's gateway, or itself.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Node:
                 self.refs[known.id] = known
         self.links: dict[str, PeerLink] = {}
         self.deaths: dict[str, Death] = {}
-        #: Those of the dead that may live: only the connection to them was lost.
+        #: Procs declared dead that may be alive: only the connection to them was lost.
         self.out_of_reach: set[str] = set()
         self.calls: dict[int, Sink] = {}
         self.handlers: dict[type, Handler] = {
@@ -172,19 +172,19 @@ class Node:
             ProcUnresponsive: self._on_unresponsive,
             ProcResponds: self._on_responds,
         }
-        #: Called with (proc id, Death) once per dead peer, after pending calls were failed.
+        #: Called with (proc id, Death) once per dead peer, after its pending calls have failed.
         self.on_peer_dead: list[Callable[[str, Death], None]] = []
         #: Called with the link when a peer has said hello.
         self.on_hello: list[Callable[[PeerLink], None]] = []
-        #: Peers that may come back after their end: controllers of a kept mesh.
+        #: Peers that may return after their end: controllers of a kept mesh.
         self.may_return: set[str] = set()
         #: Called first when the node closes.
         self.on_close: list[Callable[[], None]] = []
-        #: What this process shows to others of the team when they connect by TCP, and asks of them.
+        #: The key of this process, and the keys that it trusts, for TCP connections.
         self.keys: Keys | None = None
-        #: Told of each connection from another site, and of each refusal.
+        #: Records each connection from another site, and each refusal.
         self.audit = Audit(self.poller)
-        #: Between sites, by gateway: the last relayed cast that went there, and how many messages on their own.
+        #: By gateway of another site: the last relayed cast sent there, and the number of single messages.
         self.casts_to: dict[str, int] = {}
         self.directs_to: dict[str, int] = {}
         self.order_lock = threading.RLock()
@@ -193,19 +193,19 @@ class Node:
         self.pids: dict[str, int] = {}
         self._call_ids = itertools.count(1)
         self._expected: set[str] = set()
-        self._refused: set[int] = set()  # the other users that have tried to connect here
+        self._refused: set[int] = set()  # other users that have tried to connect
         self._listener: Acceptor | None = None
-        #: Procs whose connection has ended, until their agents tell why: what happens if those never do.
+        #: Procs whose connection has ended, until their agent reports why; each with the timer for no report.
         self._unexplained: dict[str, Timer] = {}
-        #: Whether the end of a proc is about to be told; an agent knows it of its ranks.
+        #: Whether a proc's exit is about to be reported; an agent sets this for its ranks.
         self.is_ending: Callable[[str], bool] = lambda _proc: False
-        #: Procs that live, but do not answer their agent.
+        #: Living procs that do not answer their agent.
         self.unresponsive: dict[str, ProcUnresponsive] = {}
-        #: Called with a proc's id and what is known when it does not answer, and with None when it does again.
+        #: Called with a proc's id and the report when it stops answering, and with None when it answers again.
         self.on_vitals: list[Callable[[str, ProcUnresponsive | None], None]] = []
         #: Procs that died, and the procs that replaced them; holders of references ask ``current``.
         self.successors: dict[str, ProcRef] = {}
-        #: Counts the replacements, so that holders of many references know when to ask again.
+        #: Counts the replacements, so that holders of many references know when to update them.
         self.generation = 0
         self._closed = False
         self.routes = Routes(self)
@@ -216,7 +216,7 @@ class Node:
         self.on_peer_dead.append(lambda proc, _death: self.segments.on_peer_dead(proc))
 
     def handle(self, kind: type[M], handler: Callable[[PeerLink, M, Body], None]) -> None:
-        """Have messages of this type handled by ``handler(link, message, body)``, on the thread that polls."""
+        """Register ``handler(link, message, body)`` for messages of this type; the polling thread calls it."""
         self.handlers[kind] = handler
 
     @property
@@ -231,16 +231,17 @@ class Node:
         self._listener = self.accept_unix(listen_unix(self.ref.address))
 
     def listen_at(self, url: str, advertise: str | None = None) -> str:
-        """Accept links at one more address, of other sites (``tcp://``) or of this machine (``ipc://``).
+        """Accept links at another address, from other sites (``tcp://``) or this machine (``ipc://``).
 
         Args:
-            advertise: the URL that others shall use, if it is another one.
+            advertise: the URL that others should use, if it differs.
 
         Returns:
-            The URL that others shall use.
+            The URL that others should use.
 
         Raises:
-            OSError: the address cannot be had. ValueError: it makes no sense, or needs a key that is not there.
+            OSError: the address is not available.
+            ValueError: the address is invalid, or needs a key that is missing.
         """
         url = self.routes.listen_at(url)
         self.ref = msgspec.structs.replace(self.ref, gateway_address=advertise or url)
@@ -252,12 +253,12 @@ class Node:
 
         Args:
             done: called with its reference, or with an exception that says why there is no connection.
-            timeout: for so long it is tried (seconds).
+            timeout: how long to try (seconds).
         """
         self.routes.dial(url, done, timeout)
 
     def accept_unix(self, sock: socket.socket) -> Acceptor:
-        """Accept links of this machine at a listening socket, until that is closed."""
+        """Accept links of this machine at a listening socket until it is closed."""
         return Acceptor(self.poller, sock, self.id, self._on_socket)
 
     def _on_socket(self, sock: socket.socket, _address: object) -> None:
@@ -281,7 +282,7 @@ class Node:
         if not self.routes.on_hello(link, hello):
             return
         if hello.node in self.deaths:
-            if hello.node not in self.may_return:  # its last words came late, after the news of its end
+            if hello.node not in self.may_return:  # a late Hello, after its reported end
                 link.close()
                 return
             del self.deaths[hello.node]
@@ -297,7 +298,7 @@ class Node:
         elif isinstance(current, Link) and not current.attached and isinstance(link, Link) and link.local:
             self.links[hello.node] = link
             link.take_over(current)
-        # else: both sides connected at once; this one is only read from
+        # else: both sides connected at once; this link is only read from
         self._expected.discard(hello.node)
         self.routes.greeted(link, hello)
         for callback in self.on_hello:
@@ -312,17 +313,17 @@ class Node:
     # -- sending ------------------------------------------------------------------------------
 
     def learn(self, ref: ProcRef) -> None:
-        """Put a proc into the address book."""
+        """Add a proc to the address book."""
         self.refs.setdefault(ref.id, ref)
 
     def current(self, ref: ProcRef) -> ProcRef:
-        """The proc that stands in the place of this one now: itself, or the last of its successors."""
+        """The proc that now has this one's place in its mesh: itself, or its last successor."""
         while (successor := self.successors.get(ref.id)) is not None:
             ref = successor
         return ref
 
     def replaced(self, proc: str, ref: ProcRef) -> bool:
-        """A dead proc has a successor. False if that was known."""
+        """Record the successor of a dead proc; False if it was known."""
         if self.successors.get(proc) == ref:
             return False
         self.successors[proc] = ref
@@ -331,16 +332,16 @@ class Node:
         return True
 
     def expect(self, ref: ProcRef) -> None:
-        """A proc that is being started and will connect to us; what is sent to it waits until then."""
+        """Add a proc that is starting and will connect to this process; messages to it are queued until then."""
         self.refs[ref.id] = ref
         self._expected.add(ref.id)
         if self.routes.far(ref):
-            self.routes.link_to(ref)  # what is sent waits at its agent
+            self.routes.link_to(ref)  # messages are queued at its agent
         else:
             self.links[ref.id] = Link(self.poller, ref.id, self._dispatch, self._on_closed)
 
     def link_to(self, proc: str) -> PeerLink | None:
-        """The link to a proc, made now if there is none; None if it is dead."""
+        """The link to a proc, created if there is none; None if the proc is dead."""
         link = self.links.get(proc)
         if link is not None:
             return link
@@ -365,7 +366,7 @@ class Node:
                 cause = f"the host agent cannot be reached: {e.strerror or e}"
                 self.declare_dead(proc, Death.of(DeathKind.AGENT_UNREACHABLE, cause, proc, ref.host))
                 return None
-            # Not listening yet, or not any more: its agent knows which.
+            # It does not listen yet, or no longer; its agent knows which.
             self.watch([proc])
             return self.links.get(proc)
         self.pids.setdefault(proc, peer_of(sock)[0])  # the accepting side says no Hello
@@ -373,7 +374,7 @@ class Node:
         return link
 
     def watch(self, procs: Iterable[str]) -> None:
-        """Have the procs' agents tell this process when they start and exit (or that they have)."""
+        """Ask the procs' agents to report their starts and exits to this process, including past ones."""
         by_agent: dict[str, list[str]] = {}
         for proc in procs:
             ref = self.refs[proc]
@@ -387,7 +388,7 @@ class Node:
                     self.declare_dead(name, lost_with(None, name, self.refs[name].host))
 
     def send(self, proc: str, message: Message, body: Body = b"") -> bool:
-        """Send to a proc; False (and nothing sent) if it is known to be dead."""
+        """Send to a proc; False (and nothing is sent) if it is known to be dead."""
         link = self.links.get(proc) or self.link_to(proc)
         if link is None:
             return False
@@ -397,10 +398,10 @@ class Node:
     # -- large buffers ---------------------------------------------------------------------------
 
     def pack(self, body: Body, buffers: tuple[int, ...], receivers: list[str]) -> tuple[Body, SegmentRef | None]:
-        """Move the buffers of a serialized body into shared memory, if that is worth it for these receivers.
+        """Move the buffers of a serialized body into shared memory if that saves time for these receivers.
 
         Returns:
-            What to send as the body, and the reference for the header (None: all is in the body).
+            The body to send, and the reference for the header (None: the body has everything).
         """
         if not buffers or sum(buffers) < self._segment_threshold or self.id in receivers or not receivers:
             return body, None
@@ -417,19 +418,19 @@ class Node:
         return body[-1], ref
 
     def apart(self, ref: SegmentRef, body: Body) -> Apart:
-        """The body of a message whose buffers lie in a segment."""
+        """The body of a message whose buffers are in a segment."""
         return Apart(self.segments.received(ref).memory, bytes(body))
 
     # -- calls --------------------------------------------------------------------------------
 
     def new_call(self, sink: Sink) -> int:
-        """A number under which replies reach ``sink``, until ``end_call``."""
+        """Register ``sink`` for replies until ``end_call``; returns the number of the call."""
         number = next(self._call_ids)
         self.calls[number] = sink
         return number
 
     def end_call(self, number: int) -> None:
-        """No more replies are expected; late ones are dropped."""
+        """Unregister a call; late replies are dropped."""
         self.calls.pop(number, None)
 
     def _on_reply(self, link: PeerLink, reply: Reply, body: Body) -> None:
@@ -440,7 +441,7 @@ class Node:
         self.settle(reply, body)
 
     def settle(self, reply: Reply, body: Body) -> None:
-        """Hand a reply to the call that waits for it."""
+        """Pass a reply to the call that waits for it."""
         sink = self.calls.get(reply.call)
         if sink is not None:
             sink.on_reply(reply.rank, reply.status, body, reply.buffers)
@@ -481,8 +482,8 @@ class Node:
         if ref is None or ref.agent == self.id:
             self.poller.call_later(CAUSE_GRACE, lambda: None if self.is_ending(peer) else self._give_up(peer))
             return
-        # The agent knows which procs it was told to stop, and which the kernel takes down; to guess would turn an end
-        # that was asked for into a failure.
+        # The agent knows which procs it was told to stop and which the kernel is tearing down. A guess could turn a
+        # requested stop into a failure.
         self._unexplained[peer] = self.poller.call_later(
             AGENT_GRACE, lambda: self._give_up(peer, "its connection was closed, and its host agent says nothing")
         )
@@ -527,7 +528,7 @@ class Node:
             self.routes.tell_site(agent, death)
 
     def bury(self, agent: str, host: str) -> None:
-        """Declare dead all procs that were reached through a dead host agent (or another site's controller)."""
+        """Declare all procs dead that were reached through a dead host agent (or another site's controller)."""
         self.routes.lost(agent)
         self.out_of_reach.add(agent)
         gone = self.deaths.get(agent)
@@ -540,18 +541,18 @@ class Node:
                 self.declare_dead(ref.id, lost_with(gone, ref.id, host, self.pids.get(ref.id, 0)))
 
     def revive(self, agent: str) -> None:
-        """There is something to send to a proc that is new here: its agent may be there again, if it was lost."""
+        """Allow a lost agent to be reached again, because there is a message for a proc of it that is new here."""
         if not self.is_gateway:
             self.deaths.pop(agent, None)
 
     def cut_off(self, proc: str, death: Death) -> None:
-        """Casts to a proc of another site may have been lost: it counts as dead here, and lives on for others."""
+        """Declare a proc of another site dead for this process only, because casts to it may have been lost."""
         if proc not in self.links and proc not in self.deaths:
             self.out_of_reach.add(proc)
             self.declare_dead(proc, death)
 
     def death_body(self, receiver: str, death: Death) -> Body:
-        """The body of a message that tells a process of a death; within this process it is the death itself."""
+        """The body of a message that reports a death; within this process it is the death itself."""
         return death if receiver == self.id else encode_death(death)
 
     def _on_proc_started(self, _link: PeerLink, started: ProcStarted, _body: Body) -> None:
@@ -583,12 +584,12 @@ class Node:
         self.declare_dead(exited.proc, exited.death())
 
     def declare_dead(self, proc: str, death: Death) -> None:
-        """Fail everything that still expects something of ``proc``; only the first cause counts."""
+        """Fail everything that waits for ``proc``; only the first cause counts."""
         if proc in self.deaths or self._closed:
             return
         link = self.links.get(proc)
         if link is not None and link.attached and not link.closed:
-            self.deaths[proc] = death  # so that the end of the link is not taken for news
+            self.deaths[proc] = death  # so that the end of the link is not reported as another death
             link.drain()
             link.close()
         self.deaths[proc] = death
@@ -599,7 +600,7 @@ class Node:
         if unexplained is not None:
             unexplained.cancel()
         if self.reply_gate is not None:
-            self.reply_gate.release(proc)  # it has answered these
+            self.reply_gate.release(proc)  # these calls were answered
         for sink in list(self.calls.values()):
             sink.on_peer_dead(proc, death)
         for callback in list(self.on_peer_dead):
@@ -608,9 +609,9 @@ class Node:
     # -- ending -------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """In a fork of this process: touch nothing that is shared with it, and refuse every further use.
+        """In a fork of this process: leave everything that it shares alone, and reject every further use.
 
-        The descriptors are closed, as others must notice our death even if the fork lives on.
+        The fork closes the descriptors, because others must detect the parent's death even if the fork lives on.
         """
         self._closed = True
         for handler in self.poller.abandon():

@@ -1,11 +1,11 @@
-"""The poller of a process: a thread that waits, polls.
+"""The poller of a process: waiting threads take turns to poll.
 
 A process has one epoll set and no dedicated I/O thread. A thread that waits for something (a reply, a
-message in its mailbox) takes the *lead*: it sleeps in ``epoll_wait`` and handles whatever arrives,
-so that a call costs no hand-off between threads. Other waiting threads are *followers*: they park until
-the leader resolves what they wait for, or leaves and promotes one of them. When no thread has led
-for a few milliseconds (user code computes), one background thread takes the lead, and gives it back
-to the first thread that wants it.
+message in its mailbox) takes the *lead*: it sleeps in ``epoll_wait`` and handles all arriving messages,
+so a call costs no hand-off between threads. Other waiting threads are *followers*: they park until the
+leader resolves what they wait for, or leaves and promotes one of them. When no thread has led for a few
+milliseconds (because user code computes), one background thread takes the lead, and gives it back to the
+first thread that wants it.
 
 A *waitable* is any object with a boolean ``_done`` and a list ``_parked``; code that sets ``_done`` calls
 ``Poller.notify(waitable)`` afterwards.
@@ -34,15 +34,15 @@ log = logging.getLogger(__name__)
 
 #: After this long without a leader, the background thread takes over (seconds).
 TICK = 0.005
-#: How long the main thread sleeps at most. A signal that arrives after the interpreter has looked for one, but before
-#: the system call, does not end that call; so Ctrl-C is heard after this time at the latest (seconds).
+#: The longest sleep of the main thread (seconds). A signal that arrives between the interpreter's check for signals and
+#: the system call does not interrupt that call, so this is also the longest delay of a Ctrl-C.
 LOOK_UP = 0.2
 #: The longest sleep (seconds): the kernel counts milliseconds in 32 bits.
 _LONGEST = 1e6
-#: Ticks with a leader present after which the background thread sleeps until it is needed.
+#: After this many ticks with a leader, the background thread sleeps until it is needed.
 QUIET_TICKS = 20
 
-# The plain C functions: those of `signal` make enum members of every argument, which costs more than the call itself.
+# The plain C functions: those of `signal` convert every argument to an enum, which costs more than the call itself.
 _SIGINT = int(signal.SIGINT)
 _getsignal = _signal.getsignal
 
@@ -53,14 +53,14 @@ EPOLLOUT = select.EPOLLOUT
 
 
 class Waitable(Protocol):
-    """What ``Poller.wait`` can wait for."""
+    """An object that ``Poller.wait`` can wait for."""
 
     _done: bool
     _parked: list[threading.Lock]
 
 
 class Timer:
-    """A callback due at a time; ``cancel()`` it if no longer wanted."""
+    """A callback due at a time; ``cancel()`` drops it."""
 
     __slots__ = ("callback", "due")
 
@@ -77,7 +77,7 @@ class Poller:
 
     Args:
         background: whether a background thread leads when no thread waits. False in the host agent, whose main
-            thread does nothing but ``run``.
+            thread only calls ``run``.
     """
 
     def __init__(self, background: bool = True) -> None:
@@ -91,7 +91,7 @@ class Poller:
         self._followers: deque[threading.Lock] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._counter = itertools.count()
-        self._epoch = 0  # grows each time a lead ends
+        self._epoch = 0  # incremented each time a lead ends
         self._background_wanted = background
         self._background: threading.Thread | None = None
         self._background_leads = False
@@ -100,31 +100,31 @@ class Poller:
         self._background_signal.acquire()
         self._steal = False
         self._start_lock = threading.Lock()
-        self._interrupted = False  # the main thread is to leave its wait
-        self._pressed = False  # because of a SIGINT
+        self._interrupted = False  # the main thread must leave its wait
+        self._pressed = False  # a SIGINT was deferred
         self._errand: Callable[[], None] | None = None
         self._main_parker: threading.Lock | None = None
         self._closed = False
         self._main = threading.main_thread().ident
-        self._asleep = False  # the leader sleeps, or is about to without another look at ``late``
-        #: Messages that can wait, with their receivers: they go along with the next one that is sent there, or when the
-        #: leader has nothing else to do.
+        self._asleep = False  # the leader sleeps, or will without checking ``late`` again
+        #: Deferrable messages with their receivers: sent along with the next message to that receiver, or when the
+        #: leader is idle.
         self.late: deque[tuple[str, Message]] = deque()
-        #: What is done last when the poller closes, as nothing is handled any more.
+        #: Called last when the poller closes, after the last handler.
         self.at_close: list[Callable[[], None]] = []
         self.on_late: Callable[[str, Message], object] = lambda _peer, _message: None
 
     # -- registration -----------------------------------------------------------------------
 
     def register(self, fd: int, handler: Callable[[int], None], events: int = EPOLLIN) -> None:
-        """Call ``handler(events)`` from whichever thread leads, when ``fd`` is ready."""
+        """Call ``handler(events)`` on the leading thread when ``fd`` is ready."""
         if fd >= descriptors.near:
             descriptors.raise_limit()
         self._handlers[fd] = handler
         self._epoll.register(fd, events)
 
     def modify(self, fd: int, events: int) -> None:
-        """Change what ``fd`` is watched for."""
+        """Change the events that ``fd`` is watched for."""
         self._epoll.modify(fd, events)
 
     def unregister(self, fd: int) -> None:
@@ -145,24 +145,24 @@ class Poller:
         return timer
 
     def say_late(self, peer: str, message: Message) -> None:
-        """Have a message sent when it costs nothing. For finalizers, too, which run anywhere, even inside a send."""
+        """Send a message when that costs nothing. Finalizers may call this: they run anywhere, even inside a send."""
         self.late.append((peer, message))
         if self._asleep and not self._closed:
             self.wake()
 
     def late_for(self, peer: str) -> list[Message]:
-        """Take what waits to be said to a peer."""
+        """Take the deferred messages to a peer."""
         taken: list[Message] = []
         late = self.late
         for _ in range(len(late)):
             try:
                 entry = late.popleft()
-            except IndexError:  # another thread sends, too
+            except IndexError:  # another thread has taken it
                 break
             if entry[0] == peer:
                 taken.append(entry[1])
             else:
-                self.say_late(*entry)  # the leader may have fallen asleep without seeing it
+                self.say_late(*entry)  # the leader may have gone to sleep without seeing it
         return taken
 
     def _say(self) -> None:
@@ -187,16 +187,16 @@ class Poller:
     # -- waiting ----------------------------------------------------------------------------
 
     def wait(self, waitable: Waitable, timeout: float | None = None) -> bool:
-        """Block until ``waitable._done``, polling if no other thread does.
+        """Block until ``waitable._done``, and poll meanwhile if no other thread does.
 
-        In the main thread a SIGINT is deferred to the end of the current step and then given to the
-        handler that was installed before, so Ctrl-C can never lose a message that was being handled. What
-        ``call_in_wait`` was given runs there, too; its time does not count.
+        In the main thread, a SIGINT is deferred to the end of the current step and then passed to the
+        previously installed handler, so Ctrl-C never loses a message that is being handled. A callback of
+        ``call_in_wait`` also runs in the main thread's wait; its time does not count.
 
         Returns:
             Whether it is done; False after ``timeout`` seconds.
         """
-        __tracebackhide__ = True  # Ctrl-C in a notebook shows the user's line, not ours
+        __tracebackhide__ = True  # Ctrl-C in a notebook shows the user's line, not this one
         if waitable._done:
             return True
         if self._leader == threading.get_ident():
@@ -224,14 +224,14 @@ class Poller:
                 return self.wait(waitable, None if deadline is None else max(0.0, deadline - time.monotonic()))
         if interrupted:
             handler(_SIGINT, None)
-            # A handler that does not raise wants the wait to go on.
+            # If the handler does not raise, the wait continues.
             if not waitable._done:
                 rest = None if deadline is None else max(0.0, deadline - time.monotonic())
                 return self.wait(waitable, rest)
         return done or waitable._done
 
     def _shield(self) -> SignalHandler | None:
-        """Defer SIGINT; gives the handler to restore, or None where there is nothing to defer. Main thread only."""
+        """Defer SIGINT. Returns the handler to restore, or None if there is nothing to defer. Main thread only."""
         handler = _getsignal(_SIGINT)
         if not callable(handler) or handler == self._defer:
             return None
@@ -239,22 +239,22 @@ class Poller:
         return handler
 
     def _unshield(self, handler: SignalHandler) -> bool:
-        """Restore the handler; whether a SIGINT came in the meantime."""
+        """Restore the handler. Returns whether a SIGINT came meanwhile."""
         _signal.signal(_SIGINT, handler)
         self._interrupted = False
         pressed, self._pressed = self._pressed, False
         return pressed
 
     def call_in_wait(self, errand: Callable[[], None]) -> None:
-        """Have the main thread call ``errand()`` where it waits: at once if it does now, else when it waits next.
+        """Have the main thread call ``errand()`` inside its wait: at once if it is waiting, else in its next wait.
 
-        It may wait itself. What it raises ends the wait. Of several that come before one has run, the last counts.
+        ``errand`` may itself wait. An exception from it ends the wait. Of several pending calls, only the last runs.
         """
         self._errand = errand
         self._look_up()
 
     def shielded(self) -> Shielded:
-        """Let no SIGINT in: what must not be left half done (a message half sent) goes in here. Keep it short."""
+        """A context that defers SIGINT, for short steps that must not be interrupted (such as sending a message)."""
         return Shielded(self)
 
     def _defer(self, _signum: int, _frame: FrameType | None) -> None:
@@ -262,7 +262,7 @@ class Poller:
         self._look_up()
 
     def _look_up(self) -> None:
-        """Have the main thread leave its wait, if it is in one."""
+        """Make the main thread leave its wait, if it is in one."""
         self._interrupted = True
         self.wake()
         parker = self._main_parker
@@ -285,7 +285,7 @@ class Poller:
             try:
                 if waitable._done:
                     return True
-                if lead.acquire(False):  # the leader left before it could see us
+                if lead.acquire(False):  # the leader left before it saw this parker
                     return self._lead_for(waitable, deadline, main)
                 if self._background_leads:
                     self._steal = True
@@ -303,7 +303,7 @@ class Poller:
                 try:
                     self._followers.remove(parker)
                 except ValueError:
-                    # This thread was promoted; if it leaves without leading, another must be.
+                    # This thread was promoted; if it leaves without leading, promote another.
                     if not lead.locked():
                         self._pass_on()
                 try:
@@ -312,7 +312,7 @@ class Poller:
                     pass
 
     def _lead_for(self, waitable: Waitable, deadline: float | None, main: bool) -> bool:
-        """Poll until done; the caller has acquired ``_lead``, and it is released here."""
+        """Poll until done. The caller has acquired ``_lead``; this releases it."""
         self._leader = threading.get_ident()
         self._target = waitable
         try:
@@ -341,7 +341,7 @@ class Poller:
         if timeout != 0:
             if timeout > _LONGEST:
                 timeout = _LONGEST
-            # In this order: what is said between the two lines finds us asleep.
+            # In this order: `say_late` then wakes the leader if it runs between the two lines.
             self._asleep = True
             if self.late:
                 self._say()
@@ -374,7 +374,7 @@ class Poller:
                     log.exception("a timer failed; this is a bug in monarch_kernel")
 
     def notify(self, waitable: Waitable) -> None:
-        """``waitable`` has become done: wake the threads that wait for it."""
+        """Wake the threads that wait for ``waitable``, which is done now."""
         if waitable._parked:
             for parker in tuple(waitable._parked):
                 _release(parker)
@@ -382,7 +382,7 @@ class Poller:
             self.wake()
 
     def _pass_on(self) -> None:
-        """The lead is free: give it to a follower, or see that the background thread looks after it."""
+        """Pass the free lead to a follower, or make sure that the background thread takes it."""
         while self._followers:
             try:
                 parker = self._followers.popleft()
@@ -399,7 +399,7 @@ class Poller:
     # -- the background thread ---------------------------------------------------------------
 
     def start_background(self) -> None:
-        """Make progress from now on even if no thread waits."""
+        """From now on, handle messages even when no thread waits."""
         self._ensure_background()
 
     def _ensure_background(self) -> None:
@@ -426,7 +426,7 @@ class Poller:
                     quiet = 0
                 continue
             quiet = 0
-            if self._epoch != epoch:  # a thread has led since the last look: leave it to the others
+            if self._epoch != epoch:  # a thread has led since the last check: leave the lead to it
                 epoch = self._epoch
                 continue
             if not self._lead.acquire(False):
@@ -448,7 +448,7 @@ class Poller:
     # -- other ways to lead ------------------------------------------------------------------
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Lead in this thread until ``until()``; for processes whose main thread does nothing else."""
+        """Lead in this thread until ``until()`` is true; for processes whose main thread only polls."""
         with self._lead:
             self._leader = threading.get_ident()
             try:
@@ -458,7 +458,7 @@ class Poller:
                 self._leader = 0
 
     def lead_once(self, timeout: float) -> bool:
-        """Poll once, for an event loop that has nothing else to do; -1: until something arrives.
+        """Poll once, for an idle event loop; timeout -1: until something arrives.
 
         Returns:
             False at once if another thread leads.
@@ -476,11 +476,11 @@ class Poller:
         return True
 
     def in_leader(self) -> bool:
-        """Whether the calling thread is the one that handles messages right now."""
+        """Whether the calling thread is the leader, which handles messages."""
         return self._leader == threading.get_ident()
 
     def abandon(self) -> list[Callable[[int], None]]:
-        """In a fork of this process: let go of what is shared with it, and refuse to wait. Returns the handlers."""
+        """In a fork of this process: release what it shares, and reject every further wait. Returns the handlers."""
         handlers = list(self._handlers.values())
         self._closed = True
         self._handlers.clear()
@@ -508,7 +508,7 @@ class Poller:
 
 
 class Shielded:
-    """A context in which SIGINT is kept back; see ``Poller.shielded``."""
+    """A context that defers SIGINT; see ``Poller.shielded``."""
 
     __slots__ = ("_handler", "_poller")
 
@@ -526,7 +526,7 @@ class Shielded:
             handler(_SIGINT, None)
 
 
-#: Why nothing works in a fork.
+#: The error of every use in a fork.
 FORKED = (
     "this process was forked from one that runs monarch_kernel, and cannot use its meshes: "
     "make meshes after the fork, or start the process with spawn"
@@ -540,5 +540,5 @@ def _refuse(*_args: object, **_options: object) -> NoReturn:
 def _release(lock: threading.Lock) -> None:
     try:
         lock.release()
-    except RuntimeError:  # released by another thread in the meantime
+    except RuntimeError:  # another thread has released it
         pass

@@ -1,31 +1,31 @@
-"""How host agents relay casts to their ranks and to other agents, and combine the replies.
+"""Relays casts through host agents to their ranks and to other agents, and combines the replies.
 
-A process that casts (the *source*) keeps one tree of all the agents it casts to; the agents below it pass a cast on to
-their children in that tree, deliver it to those of their own ranks that it addresses, and send the answers up, several
-in one message. An agent unpickles nothing.
+A process that casts (the *source*) keeps one tree of all the agents it casts to. The agents in the tree forward a cast
+to their children, deliver it to the addressed ranks of their own host, and send the replies up, several in one message.
+An agent unpickles nothing.
 
-Nothing is lost, doubled or reordered for a living actor, because:
+For a living actor, no cast is lost, duplicated or reordered, because:
 
-* An agent has one place in the tree of a source, whatever group a cast belongs to. So all casts of the source come to
-  it over one chain of links, each of which keeps its order. Its place changes only when the agent above it is lost;
-  then its parent is the source itself, from then on.
-* Casts of a source are numbered. The source keeps a cast that went through relays until its whole branch has answered
-  (or acknowledged, if no answers are wanted). When an agent loses its parent, the source sends it, first of all and
-  in order, every such cast that is not over. Hence on each link that leads to an agent, casts come in order, and what
-  a new link leaves out at its beginning was delivered. So it suffices that an agent accepts a cast if its number is
-  higher than that of any before, and otherwise drops it as known; where it came from does not matter.
-* Answers are not lost with a relay, because an agent whose casts come through a relay keeps the answers that it has
-  sent up, until the source says that it has them all. When it gets a known cast from the source itself, it sends it all
-  answers it has kept, and the later ones. The source may see an answer twice, and takes the first.
-* An agent that cannot reach a child tells the source (``CastLost``) before it says that its branch is complete. The
-  source then sends to that child itself, or, if it cannot reach it either, to the children of that child.
-* Messages on their own (``Routed``) come to the agent by another way than relayed casts. Both are numbered: a message
-  says which cast must have come before it, a cast how many messages. ``Merge`` puts both back into the order in which
-  they were sent. Neither can wait for the other for ever: each waits for what was sent before it, which is on a link
-  that lives, or will be sent again. If the link between two sites is lost, both sides begin to count anew.
-* Casts wait for ranks that their source has just had started, as its word to start them may come later than they do.
+* An agent has one place in a source's tree, whatever group a cast belongs to. So all casts of the source reach it over
+  one chain of links, and each link keeps their order. The agent's place changes only when its parent is lost; from then
+  on its parent is the source itself.
+* A source numbers its casts. It keeps each relayed cast until the whole branch has replied (or acknowledged, if no
+  replies are wanted). When an agent loses its parent, the source first resends to it, in order, every such pending
+  cast. Hence casts arrive in order on each link to an agent, and the casts that a new link skips at its start have
+  been delivered. So an agent accepts a cast if its number is higher than that of all earlier ones and drops it as a
+  duplicate otherwise; the sender does not matter.
+* Replies are not lost with a relay: an agent below a relay keeps the replies that it has sent up until the source
+  confirms that it has all of them. When it gets a duplicate cast from the source itself, it sends the kept replies and
+  all later ones to the source. The source may receive a reply twice, and takes the first.
+* An agent that cannot reach a child reports it to the source (``CastLost``) before it reports its branch complete. The
+  source then sends to that child directly or, if it cannot reach it either, to that child's children.
+* Single messages (``Routed``) take another path to the agent than relayed casts. Both are numbered: a message names the
+  cast that must precede it, a cast the number of messages. ``Merge`` restores the order in which they were sent.
+  Neither can wait for the other forever: each waits only for what was sent before it, which is on a live link or is
+  resent. When the link between two sites is lost, both sides restart their counts.
+* Casts wait for ranks that their source has just started, because the request to start them may arrive later.
 
-When a source has ended, what it sent before is still delivered for a while, and then it is forgotten.
+After a source has ended, its earlier casts are still delivered for a while; then the relay drops its state.
 """
 
 from __future__ import annotations
@@ -65,20 +65,20 @@ from monarch_kernel.runtime.node.poller import Timer
 
 log = logging.getLogger(__name__)
 
-#: Answers that are there wait for others for so long (seconds), or for an eighth of the time that they themselves took.
+#: How long replies wait to be merged with others: an eighth of their own latency, within these bounds (seconds).
 FLUSH = 0.002
 LONGEST_FLUSH = 0.05
-#: Answers of so many bytes do not wait for others.
+#: More bytes of replies than this are sent at once.
 LARGE = 256 * 1024
 #: How long casts of a process that has ended may still arrive (seconds).
 FAREWELL = 10.0
-#: How long a cast waits for ranks that are not known yet, and how often it looks (seconds).
+#: How long a cast waits for ranks that are not known yet, and how often it checks (seconds).
 UNKNOWN_TIMEOUT = 30.0
 UNKNOWN_RETRY = 0.002
 
 
 class _Group:
-    """A group at one agent: its own members, and the agents to pass on to."""
+    """A group at one agent: its local members, and the child agents to relay to."""
 
     __slots__ = ("children", "known", "looking", "procs", "ranks", "relays")
 
@@ -86,13 +86,13 @@ class _Group:
         self.procs = own.procs
         self.ranks = own.ranks
         self.children = children
-        self.relays = relays  # as the source has it; the children may be lost
-        self.known = False  # whether all members are
-        self.looking = False  # for those that are not
+        self.relays = relays  # whether the source gave it children, which may be lost by now
+        self.known = False  # whether all members are known
+        self.looking = False  # whether a timer checks for unknown members
 
 
 class _Source:
-    """What an agent knows of one process that casts to its site or through it."""
+    """An agent's state of one process that casts to its site or through it."""
 
     __slots__ = ("accepted", "casts", "children", "groups", "id", "lost", "merge", "oldest", "parent", "told", "via")
 
@@ -104,20 +104,20 @@ class _Source:
         self.children: set[str] = set()
         self.accepted = 0
         self.oldest = 0  # all casts before this one are over
-        self.casts: dict[int, _Share] = {}  # those that are not over
+        self.casts: dict[int, _Share] = {}  # pending casts
         self.parent = source
-        self.lost: set[str] = set()  # agents below that cannot be reached from here, or from below
+        self.lost: set[str] = set()  # descendants that this agent, or one below it, cannot reach
         self.told: set[tuple[str, str]] = set()  # (parent, lost agent)
 
     def forget(self, number: int) -> None:
-        """The source has all answers to a cast. One that is not complete here ends by itself."""
+        """Drop a cast once the source has all replies. An incomplete one drops itself when it completes."""
         share = self.casts.get(number)
         if share is not None and share.complete:
             del self.casts[number]
 
 
 class _Share:
-    """One cast at one agent: what is still to come, and what was not sent up yet. A sink for its ranks' replies."""
+    """One cast at one agent: the pending replies, and those not sent up yet. A sink for its ranks' replies."""
 
     __slots__ = (
         "_complete",
@@ -155,9 +155,9 @@ class _Share:
     # -- delivery ---------------------------------------------------------------------------------
 
     def deliver(self, body: Body) -> None:
-        """Give the message to the ranks of this host."""
+        """Send the message to the addressed ranks of this host."""
         node = self._relay.node
-        message: Any = decode(self.cast.header)  # of any type that is addressed to a rank
+        message: Any = decode(self.cast.header)  # any type that is addressed to a rank
         if self.cast.answered:
             self.waiting = dict(zip(self.group.ranks, self.group.procs, strict=True))
             self._number = message.call = node.new_call(self)
@@ -185,7 +185,7 @@ class _Share:
     # -- replies ----------------------------------------------------------------------------------
 
     def on_reply(self, rank: int, status: int, body: Body, buffers: tuple[int, ...]) -> None:
-        """One of our ranks has answered."""
+        """Take the reply of a rank of this host."""
         if rank not in self.waiting:
             return
         if not buffers:
@@ -193,7 +193,7 @@ class _Share:
         elif type(body) is Apart:
             try:
                 pieces = [body.memory()[: padded(buffers)], body.pickled]
-            except ConnectionError:  # it died after its answer, and took that along
+            except ConnectionError:  # the rank died after its reply, and its buffers with it
                 self._gone(rank, self.waiting[rank])
                 self.progress()
                 return
@@ -204,7 +204,7 @@ class _Share:
         self.progress()
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
-        """A process has died, perhaps a rank of this host."""
+        """Add failures for the ranks of a dead process that have not replied."""
         ranks = [rank for rank, waiting in self.waiting.items() if waiting == proc]
         if not ranks:
             return
@@ -215,7 +215,7 @@ class _Share:
         self.progress()
 
     def on_branch(self, child: str, message: CastReplies, body: Body) -> None:
-        """Answers from an agent below."""
+        """Take replies from a child agent."""
         if child not in self.children:
             return
         self._unsent.extend(message, body)
@@ -224,7 +224,7 @@ class _Share:
         self.progress()
 
     def progress(self) -> None:
-        """Send up what is there, now or soon."""
+        """Send the collected replies up, now or soon."""
         if self._complete:
             return
         if not (self.open or self.waiting or self.children):
@@ -257,7 +257,7 @@ class _Share:
         self._relay.send(self.parent, message, body)
 
     def move(self) -> None:
-        """Our parent is lost, and the source itself stands in for it: tell it all that it may have missed."""
+        """Make the source the parent, as the old one is lost, and resend all replies that may be lost with it."""
         self.parent = self.source.id
         kept, self._kept = self._kept, []
         for message, body in kept:
@@ -266,7 +266,7 @@ class _Share:
             self.source.casts.pop(self.cast.number, None)
 
     def end(self) -> None:
-        """Take no more answers."""
+        """Stop taking replies."""
         self._complete = True
         if self._timer is not None:
             self._timer.cancel()
@@ -276,12 +276,12 @@ class _Share:
 
     @property
     def complete(self) -> bool:
-        """Whether all answers of this branch were sent up."""
+        """Whether all replies of this branch have been sent up."""
         return self._complete
 
 
 class Timers(Protocol):
-    """What is used of a poller."""
+    """The part of a poller that a relay uses."""
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
         """Run ``callback`` in ``delay`` seconds."""
@@ -289,7 +289,7 @@ class Timers(Protocol):
 
 
 class RelayNode(Protocol):
-    """What a relay uses of its agent's node; each member is as there."""
+    """The part of its agent's node that a relay uses; see ``Node``."""
 
     id: str
     handlers: dict[type, Handler]
@@ -312,10 +312,11 @@ class RelayNode(Protocol):
 
 
 class Relay:
-    """A host agent's part in casts.
+    """Relays casts at one host agent.
 
     Args:
-        node: the agent's.
+        node: the agent's node.
+        clock: the time in seconds.
     """
 
     def __init__(self, node: RelayNode, clock: Callable[[], float] = time.monotonic) -> None:
@@ -361,12 +362,12 @@ class Relay:
         return known
 
     def _gate(self, message: Routed, link: PeerLink, deliver: Callable[[], None]) -> None:
-        """A message on its own has come for this site."""
-        if message.casts < 0:  # not the source's, but a gateway's
+        """Deliver a single message to this site, in order with the source's casts."""
+        if message.casts < 0:  # from a gateway, not from the source
             deliver()
             return
         merge = self._source(message.source, link.peer).merge
-        if message.to == self.node.id:  # what brings casts must not wait for them
+        if message.to == self.node.id:  # messages that set up casts must not wait for casts
             merge.add_direct(0, None)
             deliver()
         else:
@@ -375,7 +376,7 @@ class Relay:
     def _on_group(self, link: PeerLink, message: CastGroup, _body: Body) -> None:
         ref: ProcRef = message.source
         if ref.gateway in self.node.deaths:
-            return  # it takes us for dead; what still comes through others has gaps
+            return  # it has declared this agent dead; messages that still arrive through others have gaps
         source = self._source(ref.id, ref.gateway)
         source.parent = link.peer
         if message.group in source.groups:
@@ -385,7 +386,7 @@ class Relay:
         if not source.groups and ref.agent != ref.id:
             node.watch([ref.id])
         branches = message.branches
-        if source.lost:  # it wants to reach these through us, so it does not know, or not any more
+        if source.lost:  # the source routes to these through this agent, so it does not know that they are lost
             wanted = source.lost.intersection(branch.agent.id for branch in branches)
             source.told = {(parent, agent) for parent, agent in source.told if agent not in wanted}
         children: list[str] = []
@@ -407,7 +408,7 @@ class Relay:
         source = self._sources.get(message.source)
         group = source.groups.get(message.group) if source is not None else None
         if source is None or group is None:
-            # The source was lost in the meantime. It will notice by itself; no agent on the way may wait for this one.
+            # The source was lost meanwhile and detects that itself; no agent on the path may wait for this one.
             link.send(encode(CastLost(message.source, self.node.id)))
             link.send(encode(CastReplies(message.source, message.number, True)))
             return
@@ -439,7 +440,7 @@ class Relay:
         source.merge.add_cast(message.number, after, lambda: self._ready(source, group), lambda: share.deliver(body))
 
     def _ready(self, source: _Source, group: _Group) -> bool:
-        """Whether the members are known by now; if not, the merge runs again when they are."""
+        """Whether all members are known; if not, the merge runs again once they are."""
         if group.known or group.looking:
             return group.known
         node = self.node
@@ -462,7 +463,7 @@ class Relay:
         return group.known
 
     def _forget(self, source: _Source, message: Cast) -> None:
-        """Answers that have reached the source need not be kept."""
+        """Drop the replies that have reached the source."""
         source.oldest = max(source.oldest, message.oldest)
         for number in message.over:
             source.forget(number)
@@ -501,7 +502,7 @@ class Relay:
         if source is not None and link.peer in source.children:
             self._lose(source, message.agent)
             return
-        # From above: it is dead to the source.
+        # From the parent: the source has declared it dead.
         if source is None:
             ref = self.node.refs.get(message.source)
             source = self._source(message.source, ref.gateway if ref is not None else link.peer)
@@ -510,7 +511,7 @@ class Relay:
             self.send(child, message)
 
     def _tell(self, source: _Source, parent: str) -> None:
-        """Say which agents below cannot be reached from here."""
+        """Report the descendants that this agent cannot reach."""
         for agent in sorted(source.lost):
             if (parent, agent) not in source.told:
                 source.told.add((parent, agent))
@@ -523,7 +524,7 @@ class Relay:
     # -- deaths -----------------------------------------------------------------------------------
 
     def _on_hello(self, link: PeerLink) -> None:
-        """A process has connected: if it is a gateway, it counts what it sends from now on."""
+        """Drop the sources behind a gateway that has connected anew: it restarts its counts."""
         for source in [source for source in self._sources.values() if source.via == link.peer]:
             self._drop(source)
 
@@ -531,7 +532,7 @@ class Relay:
         for source in list(self._sources.values()):
             if peer == source.via:
                 self._drop(source)
-                if source.parent != source.id:  # no agent above this one in the tree may wait for it
+                if source.parent != source.id:  # no ancestor in the tree may wait for this agent
                     self.send(source.parent, CastLost(source.id, self.node.id))
             elif peer == source.id:
                 self.node.poller.call_later(FAREWELL, lambda source=source: self._drop(source))
@@ -549,7 +550,7 @@ class Relay:
             share.progress()
 
     def _drop(self, source: _Source) -> None:
-        """Forget a source. Those below do so by themselves: it may still reach them."""
+        """Drop a source. Its descendants do so themselves, as the source may still reach them."""
         if self._sources.get(source.id) is not source:
             return
         del self._sources[source.id]

@@ -1,4 +1,4 @@
-"""A link to a process of another site, which leads through the gateways of both sites."""
+"""A link to a process of another site, through the gateways of both sites."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch_kernel.runtime.node.interfaces import PeerLink
 
 
 class SendingNode(Protocol):
-    """What the link uses of its node: the numbers that bring casts and other messages into one order."""
+    """The part of its node that the link uses: the numbers that order casts and other messages."""
 
     id: str
     order_lock: threading.RLock
@@ -20,7 +20,7 @@ class SendingNode(Protocol):
 
 
 class RemoteLink:
-    """A link to a proc of another site, by way of a link to a gateway."""
+    """A link to a proc of another site, through a link to a gateway."""
 
     __slots__ = ("_node", "_ref", "_routed", "_stamp", "_via", "closed", "peer", "pid")
 
@@ -40,18 +40,18 @@ class RemoteLink:
 
     @property
     def queued(self) -> int:
-        """Bytes on the way to the gateway that the kernel has not taken yet."""
+        """Bytes to the gateway that the kernel has not accepted yet."""
         return self._via.queued
 
     def send(self, header: bytes, body: Body = b"") -> None:
-        """As ``Link.send``."""
+        """See ``Link.send``."""
         if self.closed:
             return
         node = self._node
         gateway = self._ref.gateway
         prefix = len(header).to_bytes(4, "little") + header
         pieces: Any = [prefix, *body] if type(body) is list else prefix if not len(body) else [prefix, body]
-        with node.order_lock:  # what is counted is sent in that order
+        with node.order_lock:  # messages are sent in the order in which they are counted
             casts = node.casts_to.get(gateway, 0)
             if casts != self._stamp:
                 self._routed = encode(Routed(self.peer, node.id, gateway, casts))
@@ -60,10 +60,10 @@ class RemoteLink:
             self._via.send(self._routed, pieces)
 
     def drain(self) -> None:
-        """Nothing of a remote proc waits here."""
+        """Does nothing: no data of a remote proc waits here."""
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Drop all later messages."""
         self.closed = True
 
     abandon = close

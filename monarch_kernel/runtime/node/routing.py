@@ -1,18 +1,18 @@
-"""How processes of different sites reach each other: through the gateways of their sites.
+"""Routes messages between processes of different sites through the gateways of their sites.
 
-A process that is no gateway hands what it has for another site to its own gateway, over their Unix link, wrapped in
-``Routed``; that passes it to the receiver's gateway, over the one connection between the two; and that to the receiver.
-Gateways pass messages on without looking into them. A ``RemoteLink`` does the wrapping, and looks like any other link.
+A process that is not a gateway sends a message for another site to its own gateway, over their Unix link, wrapped in
+``Routed``. The gateway forwards it to the receiver's gateway, over the one connection between the two, which forwards
+it to the receiver. Gateways do not decode the wrapped messages. A ``RemoteLink`` wraps them, and is used like any other
+link.
 
-What is known of other sites: a gateway learns where to send from ``Introduce``, which precedes the first message for a
-proc;
-the receiver learns who the sender is from its ``Hello``, which is the first message on every link, also on these.
+Addresses of other sites: a gateway learns the route to a proc from ``Introduce``, which precedes the first message to
+it. The receiver learns the sender's identity from its ``Hello``, the first message on every link, including these.
 
-Deaths: an agent tells all watchers of a proc that it has ended, and a process with a link to a proc of another site
-watches it. When a connection between gateways ends, everything reached through it is lost (``AgentLost``), as it is
-unknown what was lost on the way. A new connection is made when a process has a message for a proc that is new to it.
-Only procs introduced since the loss are reached over it, and only by senders that had heard of the loss by then: other
-senders' messages follow on some that were lost. A message for a proc that is gone comes back as ``Unreachable``.
+Deaths: an agent reports a proc's end to all its watchers, and a process with a link to a proc of another site watches
+it. When a connection between gateways ends, all procs reached through it are lost (``AgentLost``), because messages may
+have been lost in transit. A process that has a message for a proc that is new to it causes a new connection. It carries
+messages only to procs introduced since the loss, and only from senders that knew of the loss by then: messages of other
+senders may follow on lost ones. A message to a dead proc is returned as ``Unreachable``.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How often a dial checks whether a process listens at an ``ipc://`` address by now (seconds).
+#: How often a dial checks whether a process listens at an ``ipc://`` address (seconds).
 RETRY = 0.05
-#: How long after its loss a gateway may be tried again for what is not new (seconds).
+#: How long after its loss a gateway may be dialled again for known procs (seconds).
 FORGIVE = 3.0
-#: How long a dial that another process's message causes may take (seconds).
+#: How long a dial caused by a message, not by ``dial``, may take (seconds).
 LAZY_TIMEOUT = 10.0
-#: How many lost connections with a gateway are told of when it is dialled again.
+#: How many lost connections with a gateway a new dial reports to it.
 REMEMBERED = 4
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -71,10 +71,10 @@ Done = Callable[[ProcRef | Exception], None]
 
 
 def local_site() -> str:
-    """The name of the site that all processes of this user on this machine share (unless they are a worker's).
+    """The name of the site that all processes of this user on this machine share (except those of a worker).
 
-    Made of what decides whether Unix sockets and shared memory of another process can be seen: the running kernel, the
-    mount namespace and the user.
+    It combines what decides whether processes can share Unix sockets and memory: the running kernel, the mount
+    namespace and the user.
     """
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
@@ -82,26 +82,26 @@ def local_site() -> str:
 
 
 def make_hello(node: Node, answer: bool = False, connection: str = "", lost: tuple[str, ...] = ()) -> bytes:
-    """The first message on a link."""
+    """Encode the first message on a link."""
     pid = os.getpid()
     return encode(Hello(WIRE_VERSION, node.id, pid, node.kind, node.ref, __version__, PYTHON, answer, connection, lost))
 
 
 class Routes:
-    """A node's part in what crosses sites: its gateway links, what it passes on, and the connections it makes."""
+    """A node's routes to other sites: its gateway links, the messages it forwards, and the connections it makes."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._dials: dict[PeerLink, _Dial] = {}
-        self._dialled: dict[str, str] = {}  # gateways by the URL that they were reached at
+        self._dialled: dict[str, str] = {}  # gateways by their dialled URL
         self._lost_at: dict[str, float] = {}
-        #: At a gateway: for each other one the procs here that send there, and whom each was introduced to.
+        #: At a gateway: by other gateway, this site's procs that send there, and the procs each was introduced to.
         self._introduced: dict[str, dict[str, set[str]]] = {}
-        #: How often a gateway was lost: as this process has heard, or (at a gateway) as it has told each of its site.
+        #: How often a gateway was lost: as reported to this process, or (at a gateway) as it has told each local proc.
         self._heard: Counter[str] = Counter()
         self._told: Counter[tuple[str, str]] = Counter()
         self._listeners: list[UnixListener | Listener] = []
-        #: The connections with each gateway, by name: usually one, two if both sides have dialled at once.
+        #: The connections with each gateway, by name: usually one, or two if both sides have dialled at once.
         self._connections: dict[str, dict[str, PeerLink]] = {}
         self._lost_connections: dict[str, tuple[str, ...]] = {}
         node.handle(Routed, self._on_routed)
@@ -117,7 +117,7 @@ class Routes:
         return ref.site != self._node.ref.site
 
     def link_to(self, ref: ProcRef) -> PeerLink | None:
-        """The link to a proc of another site, made now; None if it turns out to be out of reach."""
+        """Make a link to a proc of another site; None if the proc is out of reach."""
         node = self._node
         if node.is_gateway and ref.id == ref.gateway:
             return self._connect(ref)
@@ -130,7 +130,7 @@ class Routes:
             cause = f"its host cannot be reached: {gone.cause}" if gone is not None else "its host cannot be reached"
             node.declare_dead(ref.id, Death.of(DeathKind.HOST_LOST, cause, ref.id, ref.host))
             return None
-        with node.order_lock:  # another thread's message must not come before the Hello
+        with node.order_lock:  # another thread's message must not precede the Hello
             link = node.links.get(ref.id)
             if link is None:
                 link = RemoteLink(node, ref, via)
@@ -157,7 +157,7 @@ class Routes:
         return _Dial(node, self, ref.gateway_address, None, LAZY_TIMEOUT, ref).link
 
     def _why_not(self, url: str) -> str:
-        """What this process lacks to use this URL; nothing: ''. A key is read when one is first needed."""
+        """Why this process cannot use this URL; '' if it can. Reads the key on first use."""
         if url.startswith("ipc://") or self._node.keys is not None:
             return ""
         from monarch_kernel.protocol.keys import KeyFileError, load_keys
@@ -169,7 +169,7 @@ class Routes:
         return ""
 
     def lost(self, gateway: str) -> None:
-        """A gateway is out of reach."""
+        """Record the loss of a gateway, and close its connections."""
         self._lost_at[gateway] = time.monotonic()
         self._introduced.pop(gateway, None)
         connections = self._connections.pop(gateway, {})
@@ -178,12 +178,12 @@ class Routes:
             link.close()
 
     def _revive(self, ref: ProcRef) -> None:
-        """A proc is new to a process of this site, so its gateway and agent may be back, if they were lost."""
+        """Allow the gateway and agent of a newly introduced proc to be reached again, if they were lost."""
         for name in (ref.gateway, ref.agent):
             self._node.deaths.pop(name, None)
 
     def forgiven(self, proc: str) -> bool:
-        """Whether what is taken for dead is a gateway that may be tried again; then it is dead no more."""
+        """Whether a proc declared dead is a gateway that may be dialled again; if so, it no longer counts as dead."""
         node = self._node
         ref = node.refs.get(proc)
         if ref is None or proc != ref.gateway or not self.far(ref) or not ref.gateway_address:
@@ -196,7 +196,7 @@ class Routes:
     # -- connecting and listening ---------------------------------------------------------------
 
     def dial(self, url: str, done: Done, timeout: float) -> None:
-        """Connect to a worker by its URL; ``done`` gets its reference, or why there is no connection."""
+        """Connect to a worker by its URL; ``done`` gets its reference, or the reason why there is no connection."""
         node = self._node
         known = self._dialled.get(url, "")
         link = node.links.get(known)
@@ -212,7 +212,7 @@ class Routes:
                 done(e)
 
     def listen_at(self, url: str) -> str:
-        """Accept links of other sites (``tcp://``), or at one more Unix socket (``ipc://``). The URL as it is."""
+        """Accept links of other sites (``tcp://``), or at another Unix socket (``ipc://``). Returns the actual URL."""
         node = self._node
         if url.startswith("ipc://"):
             path = url.removeprefix("ipc://")
@@ -231,7 +231,7 @@ class Routes:
         return listener.url
 
     def on_hello(self, link: PeerLink, hello: Hello) -> bool:
-        """Look at the Hello of a connection between sites, or of a dialled one; False if it was refused."""
+        """Check the Hello of a connection between sites or of a dialled one; False if it is rejected."""
         node = self._node
         dialled = hello.answer or link in self._dials
         if not dialled and not self.far(hello.ref):
@@ -243,7 +243,7 @@ class Routes:
         if dialled:
             current = node.links.get(hello.node)
             if current is not None and current is not link and current.attached and not current.closed:
-                # A peer that dials has lost its connection, even if that was not noticed here yet.
+                # A peer that dials has lost its connection, even if this process has not detected that yet.
                 node._agent_dead(hello.node, hello.ref, "it has connected anew")
             node.refs[hello.node] = hello.ref
         if not self._connections.get(hello.node, {}).keys().isdisjoint(hello.lost):
@@ -254,11 +254,11 @@ class Routes:
         return True
 
     def is_one_of(self, peer: str, link: PeerLink) -> bool:
-        """Whether this is one of the connections with a gateway, though perhaps not the one that is sent through."""
+        """Whether this is one of the connections with a gateway, even if messages are sent through another one."""
         return link in self._connections.get(peer, {}).values()
 
     def greeted(self, link: PeerLink, hello: Hello) -> None:
-        """The link is in its place now."""
+        """Answer the Hello of a registered link if it asks for that, and complete its dial."""
         if hello.answer:
             link.send(make_hello(self._node))
         dial = self._dials.pop(link, None)
@@ -267,7 +267,7 @@ class Routes:
             dial.answered(hello.ref)
 
     def refuse(self, link: PeerLink, reason: str) -> None:
-        """Tell the other side why it is not accepted, and end the link."""
+        """Reject a connection: tell the other side why, and end the link."""
         log.warning("refused a connection: %s", reason)
         dial = self._dials.pop(link, None)
         if dial is not None:
@@ -276,18 +276,18 @@ class Routes:
         link.close()
 
     def on_refused(self, link: PeerLink, reason: str) -> None:
-        """The other side refuses this connection."""
+        """Fail the dial of a connection that the other side rejects."""
         dial = self._dials.pop(link, None)
         if dial is not None:
             dial.failed(reason)
 
     def on_closed(self, link: PeerLink) -> None:
-        """A link has ended, perhaps before any Hello."""
+        """Fail the dial of a link that has ended before its Hello."""
         dial = self._dials.pop(link, None)
         if dial is not None:
             dial.failed(link.ended or "the connection was closed")
 
-    # -- passing on -------------------------------------------------------------------------------
+    # -- forwarding -------------------------------------------------------------------------------
 
     def _on_routed(self, link: PeerLink, message: Routed, body: Body) -> None:
         node = self._node
@@ -317,7 +317,7 @@ class Routes:
         target.send(encode(message), body)
 
     def _pass_on(self, link: PeerLink, message: Routed, body: Body) -> None:
-        """To the gateway of another site."""
+        """Forward to the gateway of another site."""
         node = self._node
         via = node.links.get(message.gateway)
         ref = node.refs.get(message.to)
@@ -334,7 +334,7 @@ class Routes:
         via.send(encode(message), body)
 
     def _return(self, link: PeerLink, message: Routed, death: Death) -> None:
-        """Tell the sender that its receiver is gone."""
+        """Tell the sender that the receiver is gone."""
         back = encode(Unreachable(message.to))
         if link.peer == message.source:
             link.send(back, encode_death(death))
@@ -343,7 +343,7 @@ class Routes:
         link.send(encode(Routed(message.source, self._node.id, link.peer, -1)), prefix + encode_death(death))
 
     def _arrived(self, message: Routed, body: Body) -> None:
-        """A message for this process. What cannot be handled ends the link to its sender, not that to our gateway."""
+        """Handle a message to this process. On failure, the link to its sender ends, not the link to the gateway."""
         try:
             self._take(message, body)
         except Exception as e:
@@ -371,16 +371,16 @@ class Routes:
             return
         if link is None:
             if message.source in node.deaths or message.source not in node.refs:
-                return  # its last words came late
+                return  # a late message of a dead sender
             link = node.link_to(message.source)
             if link is None:
                 return
         node._dispatch(link, inner, view[at:])
 
     def _on_far_hello(self, link: PeerLink | None, hello: Hello) -> None:
-        """A proc of another site begins to talk to this one."""
+        """Handle the first message from a proc of another site."""
         node = self._node
-        # It has begun anew, over a new connection. (For a controller it stays dead: what loses its controller ends.)
+        # It starts anew over a new connection. (A controller keeps it dead: procs end when they lose their controller.)
         if hello.node in node.out_of_reach and node.kind != "controller":
             node.out_of_reach.discard(hello.node)
             node.deaths.pop(hello.node, None)
@@ -398,7 +398,7 @@ class Routes:
         for callback in node.on_hello:
             callback(link)
 
-    # -- news ---------------------------------------------------------------------------------------
+    # -- introductions and losses -------------------------------------------------------------------
 
     def _on_introduce(self, link: PeerLink, message: Introduce, _body: Body) -> None:
         node = self._node
@@ -407,7 +407,7 @@ class Routes:
         if ref.gateway == node.id or ref.gateway == link.peer:
             return
         if message.losses != self._told[link.peer, ref.gateway]:
-            return  # it follows on messages that were lost; the news of that is on its way
+            return  # earlier messages of this sender were lost; the report of that is on its way to it
         self._revive(ref)
         via = node.links.get(ref.gateway) or self._gateway_link(ref)
         if via is not None:
@@ -425,7 +425,7 @@ class Routes:
         node.bury(message.agent, death.host)
 
     def tell_site(self, gateway: str, death: Death) -> None:
-        """Tell all of this site that a gateway, and whatever was reached through it, is gone."""
+        """Report to all processes of this site that a gateway, and every proc reached through it, is gone."""
         node = self._node
         header, body = encode(AgentLost(gateway)), encode_death(death)
         for peer, link in list(node.links.items()):
@@ -435,7 +435,7 @@ class Routes:
                 link.send(header, body)
 
     def _on_peer_dead(self, proc: str, _death: Death) -> None:
-        """Forget what a proc of this site has been introduced to, and was told."""
+        """Drop the introductions of a dead proc of this site, and the counts of losses reported to it."""
         for senders in self._introduced.values():
             senders.pop(proc, None)
         for key in [key for key in self._told if key[0] == proc]:
@@ -444,7 +444,7 @@ class Routes:
     # -- ending ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Accept no more connections, and give up what is still being dialled."""
+        """Accept no more connections, and end pending dials."""
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
@@ -452,7 +452,7 @@ class Routes:
             link.close()
 
     def abandon(self) -> None:
-        """In a fork: leave all to the other process."""
+        """In a fork: leave all connections to the parent process."""
         for listener in self._listeners:
             listener.abandon()
         for link in self._dials:
@@ -463,8 +463,8 @@ class _Dial:
     """One attempt to reach a gateway by its URL.
 
     Args:
-        done: called at the end, or None.
-        known: the gateway expected there; None if only the URL is known.
+        done: called with the outcome, or None.
+        known: the gateway expected at the URL; None if only the URL is known.
     """
 
     def __init__(
@@ -476,7 +476,7 @@ class _Dial:
         self._done = done
         self._deadline = time.monotonic() + timeout
         self._why = "it does not answer"
-        # The transport's own limit comes first: it knows more of what was in the way.
+        # The transport's own timeout expires first, as it has a more precise reason.
         self._timer = node.poller.call_later(timeout + 1.0, self._too_late) if known is None else None
         poller = node.poller
         if url.startswith("ipc://"):
@@ -496,7 +496,7 @@ class _Dial:
         else:
             routes._dials[self.link] = self
             hello = make_hello(node, answer=True)
-        if self.link.closed:  # refused before it was known here, by the thread that polls
+        if self.link.closed:  # the polling thread rejected it before it was registered here
             node._on_closed(self.link)
             return
         self.link.send(hello)
@@ -521,7 +521,7 @@ class _Dial:
                 self.failed(self._why)
 
     def answered(self, ref: ProcRef) -> None:
-        """The other side has said its name."""
+        """Report the reference of the gateway that has answered."""
         if self._timer is not None:
             self._timer.cancel()
         done, self._done = self._done, None
@@ -529,7 +529,7 @@ class _Dial:
             done(ref)
 
     def failed(self, reason: str) -> None:
-        """There will be no connection."""
+        """Report that the dial has failed, and close its link."""
         if self._timer is not None:
             self._timer.cancel()
         done, self._done = self._done, None
@@ -546,5 +546,5 @@ def gateway_of(ref: ProcRef) -> ProcRef:
     """A reference to the gateway of a proc's site."""
     if ref.gateway == ref.agent:
         return ref.agent_ref()
-    # A controller: what is known of it is that it cannot be dialled.
+    # A controller: its address is unknown, as it cannot be dialled.
     return ProcRef(ref.gateway, "", ref.host, ref.gateway, "", ref.site, ref.gateway, ref.gateway_address)

@@ -1,15 +1,15 @@
 """Large buffers between processes of one host: shared-memory segments that the receiver maps.
 
-The sender copies a message's out-of-band buffers into a segment (a ``memfd``, so nothing of it has a name or can
-outlive its last user) and sends only a reference. The receiver opens the segment through ``/proc/<pid>/fd``, maps it,
-and the arrays it unpickles lie in it. When the last of them is gone, it tells the owner, which uses the segment
-again: pages that were touched before are written an order of magnitude faster than fresh ones.
+The sender copies a message's out-of-band buffers into a segment (a ``memfd``, which has no name and cannot outlive its
+last user) and sends only a reference. The receiver opens the segment through ``/proc/<pid>/fd`` and maps it; the arrays
+that it unpickles use that memory. When the last array is gone, the receiver notifies the owner, which reuses the
+segment: writing to pages touched before is an order of magnitude faster than to fresh ones.
 
-A segment for one receiver is mapped shared, and the mapping is kept for the next message; the receiver may write to
-it, as the owner does not look at it before it comes back. A segment for several receivers is mapped privately by
-each (copy on write), so that they cannot see each other's changes.
+A segment for one receiver is mapped shared, and the mapping is kept for the next message. The receiver may write to it,
+because the owner does not read it before it is released. Several receivers each map a segment privately (copy on
+write), so that they cannot see each other's changes.
 
-Deaths: a dead receiver's segments come back at once; a dead owner's memory stays until the receivers drop it.
+Deaths: a dead receiver's segments are released at once; a dead owner's memory stays until the receivers drop it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Segments:
     Args:
         owner: this process's node id.
         send: ``send(proc, message)``, to tell receivers to forget a segment.
-        say_late: the same for what can wait, from anywhere: to tell an owner that a segment is free.
+        say_late: the same, deferred and callable from anywhere: to tell an owner that a segment is released.
     """
 
     def __init__(self, owner: str, send: Callable[[str, Any], Any], say_late: Callable[[str, Any], None]) -> None:
@@ -110,7 +110,7 @@ class Segments:
         return segment
 
     def on_release(self, proc: str, number: int) -> None:
-        """A receiver has dropped a segment of ours."""
+        """Release a receiver's hold on a segment of this process."""
         with self._lock:
             segment = self._all.get(number)
             if segment is None or proc not in segment.holders:
@@ -129,7 +129,7 @@ class Segments:
         segment.close()
 
     def on_peer_dead(self, proc: str) -> None:
-        """Everything a dead process held comes back; what it owned is unmapped when it is dropped."""
+        """Release all segments that a dead process held; its own segments are unmapped when their users drop them."""
         with self._lock:
             held = [s.number for s in self._all.values() if proc in s.holders]
             for segment in self._all.values():
@@ -142,7 +142,7 @@ class Segments:
     # -- the receiver's side -------------------------------------------------------------------------
 
     def received(self, ref: SegmentRef) -> Lease:
-        """Take a reference that has arrived; the owner is told when the lease and all that was made of it are gone."""
+        """Take a received reference; the owner is notified when the lease and everything made from it are gone."""
         return Lease(self, ref)
 
     def map(self, ref: SegmentRef) -> mmap.mmap:
@@ -163,16 +163,16 @@ class Segments:
             return memory
 
     def forget(self, owner: str, number: int) -> None:
-        """The owner has given the segment up: drop our mapping of it."""
+        """Drop this process's mapping of a segment that its owner has freed."""
         with self._lock:
             self._mapped.pop((owner, number), None)
 
     def dropped(self, owner: str, number: int) -> None:
-        """Called by finalizers: have the owner told, soon."""
+        """Called by finalizers: notify the owner soon."""
         self._say_late(owner, Release(number))
 
     def close(self) -> None:
-        """Give up everything; mappings that arrays still use stay until those are gone."""
+        """Release everything; mappings that arrays still use stay until those are gone."""
         with self._lock:
             segments, self._all = list(self._all.values()), {}
             self._free.clear()
@@ -182,7 +182,7 @@ class Segments:
 
 
 class Lease:
-    """A received reference. Dropped unread, it releases the segment; read, its memory does when the last view goes."""
+    """A received reference. If it is dropped unread, it releases the segment; after a read, the last view does."""
 
     __slots__ = ("__weakref__", "_ref", "_segments")
 
@@ -194,7 +194,7 @@ class Lease:
         """The segment's bytes.
 
         Raises:
-            ConnectionError: the owner is gone and has taken the segment with it.
+            ConnectionError: the owner is gone, and the segment with it.
         """
         ref = self._ref
         if ref is None:
@@ -213,11 +213,11 @@ class Lease:
             self._segments.dropped(self._ref.owner, self._ref.number)
 
 
-@lru_cache(maxsize=256)  # there are few sizes, see below
+@lru_cache(maxsize=256)  # there are few sizes, see `_rounded`
 def _held(size: int) -> Any:
-    """A type of the bytes of a segment. Its end is the end of the last array that lies in there.
+    """A type for the bytes of a segment; an instance lives until the last array in the segment is gone.
 
-    A ctypes array exports the mapping's memory and, unlike a memoryview of it, is kept alive by every view of a view.
+    A ctypes array exports the mapping's memory and, unlike a memoryview, is kept alive by every view of a view.
     """
     return type("Held", (ctypes.c_char * size,), {"drop": None, "__del__": _drop})
 
@@ -228,7 +228,7 @@ def _drop(held: Any) -> None:
 
 
 def _rounded(size: int) -> int:
-    """Few sizes, so that segments fit again: at most an eighth more than asked for."""
+    """Round up to one of few sizes, so that segments can be reused; adds at most an eighth."""
     size = max(size, _PAGE * 16)
     step = max(_PAGE, 1 << (size.bit_length() - 4))
     return -(-size // step) * step

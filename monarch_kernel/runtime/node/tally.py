@@ -1,4 +1,4 @@
-"""Counts events that strangers can cause repeatedly, so that a log gets one line a period and not one an event."""
+"""Counts events that strangers can cause repeatedly, so that a log gets one line per period, not one per event."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from monarch_kernel.runtime.node.poller import Poller, Timer
 
-#: How many addresses are told apart; more are counted together.
+#: How many addresses are counted separately; further ones are counted together.
 ADDRESSES = 64
 OTHERS = "other addresses"
 
@@ -15,14 +15,14 @@ OTHERS = "other addresses"
 class Tally:
     """Counts events by address and reason.
 
-    The first of a kind is written at once. Those that follow are counted, and written with their number when the period
-    is over.
+    The first event of a kind is written at once. Further ones are counted, and their number is written at the end of
+    the period.
 
     Args:
-        poller: runs the periods.
+        poller: runs the timer of the periods.
         period: their length (seconds).
-        write: called with an address, a reason, and how often that was; by any thread that counts, and by the one that
-        polls.
+        write: called with an address, a reason, and the number of further events; by any thread that calls ``add``, and
+            by the polling thread.
     """
 
     def __init__(self, poller: Poller, period: float, write: Callable[[str, str, int], None]) -> None:
@@ -47,7 +47,7 @@ class Tally:
             self._write(*kind, 0)
 
     def close(self) -> None:
-        """Write what is counted so far."""
+        """Write the counts so far."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -58,7 +58,7 @@ class Tally:
     def _on_period(self) -> None:
         with self._lock:
             counts = self._counts
-            # What goes on is counted for another period; what has ended is forgotten.
+            # Kinds with further events are counted for another period; the others are dropped.
             self._counts = {kind: 0 for kind, count in counts.items() if count}
             self._timer = self._poller.call_later(self._period, self._on_period) if self._counts else None
         self._write_all(counts)

@@ -11,10 +11,10 @@ _URL = re.compile(r"tcp://(\[[^\[\]]+\]|[^\[\]:]+):(\d{1,5}|\*)")
 
 
 def split(url: str) -> tuple[str, int]:
-    """Host and port of a URL; port 0 for any.
+    """The host and port of a URL; port 0 for any.
 
     Raises:
-        ValueError: it is invalid.
+        ValueError: the URL is invalid.
     """
     match = _URL.fullmatch(url)
     if match is None or (match[2] != "*" and int(match[2]) > 65535):
@@ -23,7 +23,7 @@ def split(url: str) -> tuple[str, int]:
 
 
 def join(host: str, port: int) -> str:
-    """``host:port``, as messages show it."""
+    """``host:port``, as shown in messages."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -31,7 +31,7 @@ def resolve(host: str, port: int, numeric: bool = False) -> list[tuple[int, Any]
     """The addresses of a host, each with its family.
 
     Raises:
-        OSError: the name is not known.
+        OSError: the name is unknown.
     """
     flags = socket.AI_NUMERICHOST if numeric else 0
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
@@ -39,8 +39,8 @@ def resolve(host: str, port: int, numeric: bool = False) -> list[tuple[int, Any]
 
 
 def origin(address: str) -> str:
-    """What connections are counted by: an address of IPv4, or a network of IPv6, in which one host has as many
-    addresses as it likes."""
+    """The unit by which connections are counted: an IPv4 address, or an IPv6 network, as one host can use as many
+    addresses of its network as it likes."""
     try:
         number = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

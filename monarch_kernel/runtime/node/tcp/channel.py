@@ -1,7 +1,7 @@
-"""A TCP socket with TLS on it, for a ``Link`` to send and receive through.
+"""A TCP socket with TLS, through which a ``Link`` sends and receives.
 
-OpenSSL's objects belong to one thread at a time, though Python lets go of its lock while it is in them: so there is a
-lock for each channel, held for a few records at a time.
+Only one thread at a time may use an OpenSSL object, but Python releases the GIL inside OpenSSL calls. So each channel
+has a lock, held for a few records at a time.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-#: The most that one record of TLS holds.
+#: The most bytes that one TLS record holds.
 RECORD = 16 * 1024
 #: How much is sent before another thread may use the channel.
 _TURN = 256 * 1024
 
-#: Sockets that a fork must let go of, or the connections would outlive the process that made them.
+#: Sockets that a fork must close, or the connections would outlive the process that made them.
 _held: set[socket.socket] = set()
 
 
 def hold(sock: socket.socket) -> None:
-    """From now on a fork of this process closes its copy of this socket."""
+    """Register a socket that forks of this process close."""
     _held.add(sock)
 
 
 def let_go(sock: socket.socket) -> None:
-    """Close a socket."""
+    """Unregister and close a socket."""
     _held.discard(sock)
     sock.close()
 
@@ -45,13 +45,14 @@ os.register_at_fork(after_in_child=_after_fork)
 class TlsChannel:
     """An encrypted connection; non-blocking.
 
-    ``send``, ``sendmsg``, ``recv`` and ``recv_into`` are those of a socket: they raise ``BlockingIOError`` where there
-    is nothing to be done yet, and other kinds of ``OSError`` (``ssl.SSLError`` is one) when the connection has failed.
-    The end of what comes is empty only after the other side's goodbye; a connection that was cut off is an error.
+    ``send``, ``sendmsg``, ``recv`` and ``recv_into`` are those of a socket: they raise ``BlockingIOError`` when they
+    would block, and other kinds of ``OSError`` (``ssl.SSLError`` is one) when the connection has failed. ``recv``
+    returns nothing only after the other side's goodbye; a truncated connection is an error.
 
     Args:
-        sock: a connected socket, which is the channel's from now on.
+        sock: a connected socket, which the channel takes over.
         context: see ``Keys``.
+        server: whether this is the listening side.
     """
 
     __slots__ = ("_held", "_lock", "_sock")
@@ -67,13 +68,13 @@ class TlsChannel:
             raise
         hold(self._sock)
         self._lock = threading.Lock()
-        self._held: bytes | None = None  # what the record holds that is on its way
+        self._held: bytes | None = None  # the content of a record that is encrypted but not sent yet
 
     def handshake(self) -> bool:
-        """Go on with the handshake; whether it is done.
+        """Continue the handshake; returns whether it is done.
 
         Raises:
-            OSError: it has failed.
+            OSError: the handshake has failed.
         """
         with self._lock:
             try:
@@ -83,7 +84,7 @@ class TlsChannel:
             return True
 
     def certificate(self) -> bytes:
-        """What the other side has proved to be its own (DER); after the handshake."""
+        """The certificate that the other side has proved to own (DER); after the handshake."""
         return self._sock.getpeercert(binary_form=True) or b""
 
     # -- as a socket --------------------------------------------------------------------------------
@@ -92,14 +93,14 @@ class TlsChannel:
         return self._sock.fileno()
 
     def setblocking(self, _flag: bool) -> None:
-        """It never blocks."""
+        """Does nothing: the channel never blocks."""
 
     def send(self, data: Any) -> int:
-        """Send the beginning of this; how much of it."""
+        """Send the first bytes of the data; returns how many."""
         return self.sendmsg([memoryview(data)])
 
     def sendmsg(self, views: Sequence[memoryview]) -> int:
-        """Send the beginning of these; how much of them. What was refused must be offered again, and first."""
+        """Send the first bytes of the views; returns how many. The next call must start with the unsent bytes."""
         total = 0
         with self._lock:
             if self._held is not None:
@@ -119,14 +120,14 @@ class TlsChannel:
         try:
             sent = self._sock.send(data)
         except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            # It is encrypted already, and must be the next to go, as it is.
+            # OpenSSL has encrypted it already and must send it next, unchanged.
             self._held = bytes(data)
             raise BlockingIOError from None
         self._held = None
         return sent
 
     def recv(self, size: int) -> bytes:
-        """What has come, of one record; empty after a goodbye."""
+        """Received bytes of at most one record; empty after a goodbye."""
         with self._lock:
             try:
                 return self._sock.recv(min(size, RECORD))
@@ -134,7 +135,7 @@ class TlsChannel:
                 raise BlockingIOError from None
 
     def recv_into(self, view: memoryview) -> int:
-        """As ``recv``; how much it was."""
+        """Like ``recv``; returns the number of bytes."""
         with self._lock:
             try:
                 return self._sock.recv_into(view)
@@ -142,36 +143,36 @@ class TlsChannel:
                 raise BlockingIOError from None
 
     def pending(self) -> int:
-        """How much of a record was decrypted and not received yet, of which the kernel knows nothing."""
+        """The number of decrypted bytes that are not received yet; epoll does not report these."""
         with self._lock:
             return self._sock.pending()
 
     # -- below TLS ------------------------------------------------------------------------------------
 
     def peek(self) -> bytes:
-        """The first bytes that have arrived and are unread, as they are on the wire; not during sends.
+        """The first unread bytes, as they are on the wire; not to be called during sends.
 
         Raises:
-            OSError: there are none (``BlockingIOError``), or the connection has failed.
+            OSError: there is no data (``BlockingIOError``), or the connection has failed.
         """
         return socket.socket.recv(self._sock, 3, socket.MSG_PEEK)
 
     def discard(self) -> bool:
-        """Throw away some of what has come; whether more may come.
+        """Discard received data; returns whether more may come.
 
         Raises:
-            OSError: there is nothing (``BlockingIOError``), or the connection has failed.
+            OSError: there is no data (``BlockingIOError``), or the connection has failed.
         """
         return bool(socket.socket.recv(self._sock, 65536))
 
     def info(self) -> bytes:
-        """What the kernel knows of the connection (``struct tcp_info``)."""
+        """The kernel's state of the connection (``struct tcp_info``)."""
         return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
 
     # -- ending ---------------------------------------------------------------------------------------
 
     def say_goodbye(self) -> bool:
-        """Tell the other side that this is the end, and that nothing was cut off; False if it must be tried again.
+        """Send TLS's goodbye, which shows that no data was truncated; False if the call must be repeated.
 
         Raises:
             OSError: the connection has failed.
@@ -182,18 +183,18 @@ class TlsChannel:
             except ssl.SSLWantWriteError:
                 return False
             except (ssl.SSLWantReadError, ValueError, ssl.SSLError):
-                pass  # it is said, and the answer does not matter; or there was no handshake
+                pass  # it is sent, and the answer does not matter; or there was no handshake
             socket.socket.shutdown(self._sock, socket.SHUT_WR)
             return True
 
     def close(self) -> None:
-        """Close the connection at once. What was sent before may be lost if something has come and was not read."""
-        with self._lock:  # or another thread would go on with a descriptor that has been reused by then
+        """Close the connection at once. Sent data may be lost if there is unread received data."""
+        with self._lock:  # else another thread might use the descriptor after it is reused
             let_go(self._sock)
 
 
 def _records(views: Sequence[memoryview]) -> Iterator[Any]:
-    """The bytes of all views in pieces that fill a record; copied only across views."""
+    """The bytes of all views in pieces that fill a record; only pieces that span views are copied."""
     held: list[memoryview] = []
     room = RECORD
     for view in views:
@@ -210,34 +211,34 @@ def _records(views: Sequence[memoryview]) -> Iterator[Any]:
         yield held[0] if len(held) == 1 else b"".join(held)
 
 
-# -- what was wrong -----------------------------------------------------------------------------------
+# -- failures -----------------------------------------------------------------------------------------
 
-#: The first bytes of TLS: a record of a handshake or an alert, and the major version.
+#: The first bytes of TLS: the type of a handshake or alert record, and the major version.
 _TLS = (b"\x16\x03", b"\x15\x03")
-#: How ZeroMQ begins, which links went over until wire version 4.
+#: The first byte of ZeroMQ, which links used until wire version 4.
 _ZMTP = b"\xff"
 
-#: Reasons of OpenSSL that mean: the other side's certificate is none that this one trusts, or none was shown.
+#: OpenSSL's reasons for an untrusted certificate of the other side, and for a missing one.
 _THEIR_KEY = ("CERTIFICATE_VERIFY_FAILED",)
 _NO_KEY = ("PEER_DID_NOT_RETURN_A_CERTIFICATE",)
-#: Alerts of the other side that mean: it does not trust this one's.
+#: Alerts of a peer that does not trust this side's certificate.
 _OUR_KEY = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "CERTIFICATE_REQUIRED", "UNSUPPORTED_CERTIFICATE")
 _VERSION = ("UNSUPPORTED_PROTOCOL", "PROTOCOL_VERSION", "VERSION_TOO_LOW", "WRONG_VERSION_NUMBER", "WRONG_SSL_VERSION")
 
 
 def speaks(first: bytes) -> str:
-    """What the first bytes of a connection are: "TLS", "ZeroMQ", or "" for anything else."""
+    """The protocol of a connection's first bytes: "TLS", "ZeroMQ", or "" for anything else."""
     if any(first[: len(tls)] == tls[: len(first)] for tls in _TLS):
         return "TLS"
     return "ZeroMQ" if first.startswith(_ZMTP) else ""
 
 
 def judge(error: OSError) -> str:
-    """What a failed handshake means.
+    """Classify a failed handshake.
 
     Returns:
-        "their key" (it is not trusted here), "no key" (they have shown none), "our key" (they do not trust it),
-        "version" (no TLS 1.3), "hung up", or "" if the protocol was broken.
+        "their key" (this side does not trust it), "no key" (the other side has shown none), "our key" (the other side
+        does not trust it), "version" (no TLS 1.3), "hung up", or "" for a protocol error.
     """
     if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return "hung up"

@@ -1,4 +1,4 @@
-"""Connecting to a listener."""
+"""Connects to a listener."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from monarch_kernel.runtime.node.tcp.link import TcpLink
 
 log = logging.getLogger(__name__)
 
-#: How often a dial tries again while no process listens (seconds).
+#: How often a dial retries while no process listens (seconds).
 RETRY = 0.1
-#: How long one address is tried, when a name has several or the host does not answer (seconds).
+#: How long one attempt may take to connect, before the next address or retry (seconds).
 _CONNECT_TIME = 2.0
-#: How often the other side may hang up before it has greeted. One that is just ending does, and a proxy of one that
-#: does not listen yet, and one that has no room.
+#: How often the other side may hang up before its greeting. A listener that is ending or full does, and so does a proxy
+#: of one that does not listen yet.
 _HANG_UPS = 4
 
 NO_LISTENER = "no process listens there"
@@ -53,13 +53,13 @@ def dial(
     timeout: float,
     steady: bool = False,
 ) -> TcpLink:
-    """Connect to a listener. Returns at once; what is sent before there is a connection waits for it.
+    """Connect to a listener. Returns at once; the link queues messages until it is connected.
 
-    While no process listens there, it is tried again until ``timeout`` seconds have passed. If there will be no
-    connection, ``on_close(link)`` is called, and ``link.ended`` says why.
+    While no process listens, the dial retries until ``timeout`` seconds have passed. If it fails, it calls
+    ``on_close(link)``, and ``link.ended`` says why.
 
     Args:
-        steady: no user code runs in this process.
+        steady: this process runs no user code.
 
     Raises:
         ValueError: the URL is not ``tcp://host:port``.
@@ -71,7 +71,7 @@ def dial(
 
 
 class _Dial:
-    """Makes a connection, with as many attempts as it takes, and carries a link over it."""
+    """Makes a connection for a link, with as many attempts as it takes."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class _Dial:
         self.hung_up = 0
         self._attempt: _Attempt | None = None
         self._left = False
-        self._lock = threading.Lock()  # an attempt must not begin while the link is given up
+        self._lock = threading.Lock()  # an attempt must not begin while the link ends
         self.link = TcpLink(poller, self, keys, join(host, port), on_message, on_close)
         self.link.ended = SILENT
         self._timer: Timer | None = poller.call_later(timeout, self._too_late)
@@ -109,14 +109,14 @@ class _Dial:
             poller.call_later(0, self._try)
 
     def _look_up(self) -> None:
-        """Ask for the addresses of a name, which may take long, so not on a thread that handles messages."""
+        """Resolve the host name on another thread: that may take long and must not block the polling thread."""
         threading.Thread(target=self._resolve, name="name-lookup", daemon=True).start()
 
     def _resolve(self) -> None:
         try:
             self._addresses = resolve(self._host, self._port)
         except OSError as e:
-            # It may become known: names of containers appear when they start.
+            # Retry: the name of a container appears when the container starts.
             self.link.ended = f"the name {self._host} is not known ({e.strerror})"
             self._poller.call_later(10 * RETRY, self._try)
         else:
@@ -143,14 +143,14 @@ class _Dial:
         if not self.link.attached:
             self.link.end(f"{self.link.ended or SILENT} within {self._timeout:g} s")
 
-    # -- what the attempt tells ----------------------------------------------------------------------
+    # -- called by the attempt -----------------------------------------------------------------------
 
     def reached(self) -> None:
-        """There is a connection, and no word yet."""
+        """The attempt has connected, but has no answer yet."""
         self.link.ended = SILENT
 
     def failed(self, why: str) -> None:
-        """It came to nothing, which may change."""
+        """The attempt has failed; try again."""
         with self._lock:
             if self._left:
                 return
@@ -158,7 +158,7 @@ class _Dial:
         self._poller.call_later(0 if self._tried % len(self._addresses) else RETRY, self._try)
 
     def was_hung_up(self) -> None:
-        """It came to nothing, and something is there."""
+        """The other side has hung up; try again, but not too often."""
         self.hung_up += 1
         if self.hung_up >= _HANG_UPS:
             self.link.end(HUNG_UP)
@@ -166,7 +166,7 @@ class _Dial:
             self._poller.call_later(RETRY * self.hung_up, self._try)
 
     def refused(self, why: str) -> None:
-        """It cannot succeed any more."""
+        """The dial cannot succeed; end the link."""
         self.link.end(why)
 
     def done(self, channel: TlsChannel, certificate: bytes, name: str, steady: bool) -> None:
@@ -176,7 +176,7 @@ class _Dial:
         with self._poller.shielded():
             self.link.come_up(channel, certificate, name, steady)
 
-    # -- what the link tells ------------------------------------------------------------------------
+    # -- called by the link -------------------------------------------------------------------------
 
     def ended(self, link: TcpLink) -> None:
         if self._timer is not None:
@@ -270,7 +270,7 @@ class _Attempt:
             self._explain(e)
 
     def _check(self, channel: TlsChannel) -> None:
-        """Look at the first bytes of the answer, of which OpenSSL would only say that they are wrong."""
+        """Check the first bytes of the answer, because OpenSSL would only report that they are wrong."""
         try:
             first = channel.peek()
         except BlockingIOError:
@@ -284,7 +284,7 @@ class _Attempt:
         self._checked = True
 
     def _begin(self, channel: TlsChannel) -> None:
-        """The handshake is done, as far as it is ours."""
+        """Send the greeting; this side's part of the handshake is done."""
         if self._keys.name_of(channel.certificate()) is None:
             raise greeting.NoGreeting("its key is not allowed any more")
         channel.send(greeting.accept(self._steady))
@@ -321,7 +321,7 @@ class _Attempt:
             self._dial.was_hung_up()
 
     def stop(self) -> bool:
-        """Close the connection, if it is still this one's; whether it was."""
+        """Close the connection if this attempt still owns it; returns whether it did."""
         if self._timer is not None:
             self._timer.cancel()
         channel, sock = self._channel, self._sock

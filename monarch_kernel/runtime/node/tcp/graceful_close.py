@@ -1,4 +1,4 @@
-"""Closing a link gracefully: what was queued is sent first, then TLS's goodbye."""
+"""Closes a link gracefully: sends the queued messages first, then TLS's goodbye."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from typing import Any
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
 from monarch_kernel.runtime.node.tcp.channel import TlsChannel
 
-#: How long the other side may take to read what was sent and to hang up in turn (seconds).
+#: How long the other side may take to read the sent data and to hang up in turn (seconds).
 LINGER = 1.0
 
 
-#: Those that are not over, by the poller that runs them.
+#: Closes in progress, by the poller that runs them.
 _leaving: dict[Poller, set[GracefulClose]] = {}
 os.register_at_fork(after_in_child=_leaving.clear)
 
 
 class GracefulClose:
-    """Sends the rest and the goodbye, and closes the channel when the other side has hung up, too.
+    """Sends the rest and the goodbye, and closes the channel once the other side has also hung up.
 
-    Not before: a kernel that closes a connection with unread data discards what was sent and is not delivered yet.
+    It must not close earlier: a kernel that closes a connection with unread data discards sent data that is not
+    delivered yet.
 
     Args:
-        channel: its channel from now on.
-        rest: what is to be sent first.
+        channel: the channel, which this takes over.
+        rest: the data to send first.
     """
 
     def __init__(self, poller: Poller, channel: TlsChannel, rest: deque[Any]) -> None:
@@ -37,7 +38,7 @@ class GracefulClose:
         self._rest = rest
         self.said = False
         self.done = False
-        self._lock = threading.Lock()  # it is begun by any thread
+        self._lock = threading.Lock()  # any thread may start a close
         with self._lock:
             if poller not in _leaving:
                 _leaving[poller] = set()
@@ -79,7 +80,7 @@ class GracefulClose:
             self._poller.modify(self.channel.fileno(), EPOLLIN)
 
     def end(self) -> None:
-        """Close the channel, whether or not all was sent."""
+        """Close the channel, even if not everything was sent."""
         with self._lock:
             if self.done:
                 return
@@ -91,7 +92,7 @@ class GracefulClose:
 
 
 def finish(poller: Poller) -> None:
-    """Wait for all of a poller that has ended, but not for long."""
+    """Finish the closes of a poller that has ended, within ``LINGER``."""
     deadline = time.monotonic() + LINGER
     leaving = _leaving.pop(poller, set())
     while (waiting := {each.channel.fileno(): each for each in leaving if not each.done}) and (

@@ -1,4 +1,4 @@
-"""The first bytes in each direction over a channel: that the key is accepted, or why not; and how to judge silence."""
+"""The first bytes in each direction over a channel: whether the key is accepted, and how to interpret silence."""
 
 from __future__ import annotations
 
@@ -6,47 +6,49 @@ import struct
 
 from monarch_kernel.runtime.node.tcp.channel import TlsChannel
 
-#: A mark, a version, flags, and the length of a text that follows.
+#: A mark, a version, flags, and the length of the text that follows.
 _FORM = struct.Struct("<4sBBH")
 _MARK, _VERSION = b"mkl\n", 1
 _STEADY, _REFUSED = 1, 2
-#: How much text is taken.
+#: The longest text that is accepted.
 _LONGEST = 1000
 
 
 class NoGreeting(Exception):
-    """What came is not a greeting, or one of another version; the message completes 'refused: '."""
+    """The data is not a greeting, or one of another version; the message completes 'refused: '."""
 
 
 class KeyRefused(Exception):
-    """The other side does not accept this key; says why."""
+    """The other side does not accept this key; the message says why."""
 
 
 def accept(steady: bool) -> bytes:
-    """A greeting. ``steady``: no user code runs in this process, so it is silent only if something is wrong."""
+    """A greeting. ``steady``: this process runs no user code, so its silence means a failure."""
     return _FORM.pack(_MARK, _VERSION, _STEADY if steady else 0, 0)
 
 
 def refuse(why: str) -> bytes:
-    """A greeting that refuses."""
+    """A greeting that refuses the key."""
     text = why.encode()[:_LONGEST]
     return _FORM.pack(_MARK, _VERSION, _REFUSED, len(text)) + text
 
 
 class Reader:
-    """Reads the other side's greeting, and not one byte more."""
+    """Reads the other side's greeting, and no byte beyond it."""
 
     def __init__(self) -> None:
         self._got = b""
-        #: Whether the other side said that it is steady.
+        #: Whether the other side runs no user code.
         self.steady = False
 
     def read(self, channel: TlsChannel) -> bool:
-        """Read what has come; whether the greeting is complete.
+        """Read the received data; returns whether the greeting is complete.
 
         Raises:
-            NoGreeting: it is not a greeting. KeyRefused: it refuses.
-            EOFError: the other side has hung up. OSError: the connection has failed.
+            NoGreeting: the data is not a greeting.
+            KeyRefused: the greeting refuses this key.
+            EOFError: the other side has hung up.
+            OSError: the connection has failed.
         """
         try:
             while len(self._got) < _FORM.size:

@@ -1,17 +1,17 @@
-"""How a lost host, or a process that hangs, is noticed: it falls silent.
+"""Detects lost hosts and hanging processes by their silence.
 
-Each process sends a beat over each of its links four times in ``MONARCH_KERNEL_HEARTBEAT_TIMEOUT``, from a thread that
-does nothing else, so that neither a handler nor user code can delay it. What silence means depends:
+Each process sends a beat over each of its links four times in ``MONARCH_KERNEL_HEARTBEAT_TIMEOUT``, from a dedicated
+thread, so that neither a handler nor user code can delay it. Silence is interpreted as follows:
 
-* **The other host acknowledges nothing** for that time, though something was sent: it is gone, or the network is.
-  The kernel knows this (``TCP_INFO``), of hosts and not of processes. (Its own timer, ``TCP_USER_TIMEOUT``, would
-  also end connections whose receiver only does not read, as one that computes does.)
-* **Nothing comes from a process that runs no user code** (a host agent) for that time: it hangs.
-* **Nothing comes from a controller**: that may be a call into C that holds the interpreter's lock, in which no thread
-  of it can send a beat, or Ctrl-Z; so it has ``MONARCH_KERNEL_SILENCE_TIMEOUT``. That is for proxies and tunnels,
-  behind which a kernel acknowledges in the name of a host that has gone.
+* **The other host acknowledges nothing** for that time although data was sent: the host or the network is gone. The
+  kernel knows this (``TCP_INFO``) for hosts, not for processes. (Its own timer, ``TCP_USER_TIMEOUT``, would also end
+  connections whose receiver just does not read, because it computes.)
+* **No data comes from a process that runs no user code** (a host agent) for that time: the process hangs.
+* **No data comes from a controller**: it may be in a C call that holds the GIL, so that none of its threads can send a
+  beat, or stopped with Ctrl-Z. So it has ``MONARCH_KERNEL_SILENCE_TIMEOUT``. That timeout serves for proxies and
+  tunnels, where another kernel acknowledges data for a host that is gone.
 
-The thread that polls judges: it has read what came in the meantime, however late it got to that.
+The polling thread decides: it has read all data that came meanwhile, however late it is.
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ from monarch_kernel.runtime.node.poller import Poller
 
 log = logging.getLogger(__name__)
 
-#: How often links are looked at, at least (seconds); revoked keys are noticed then.
+#: How often links are checked, at least (seconds); the check also detects revoked keys.
 _LOOK = 0.5
 
-#: How long a kernel may leave a question unanswered that comes while its window is closed (seconds): it answers two in
-#: a second, at most.
+#: How long a kernel may leave probes of its closed window unanswered (seconds): it answers at most two per second.
 _SHUT = 2.0
 
-#: A window that more than one packet fits into.
+#: A window that has room for more than one packet.
 _OPEN = 128 * 1024
 
-#: What is used of ``struct tcp_info``: probes of a closed window without an answer; packets that are not acknowledged;
-#: how long ago something was sent last, and the last acknowledgement came (milliseconds); the window of the other side.
+#: The used part of ``struct tcp_info``: unanswered probes of a closed window; unacknowledged packets; the time since
+#: the last send and since the last acknowledgement (milliseconds); the window of the other side.
 _INFO = struct.Struct("=3xB20xI16xI8xI168xI")
 
 
@@ -48,7 +47,7 @@ def heartbeat_timeout() -> float:
     """How long a host may be silent, in seconds.
 
     Raises:
-        InvalidSettingError: the environment says something else than a time.
+        InvalidSettingError: the environment variable is not a time.
     """
     return environment.HEARTBEAT_TIMEOUT.get()
 
@@ -57,13 +56,13 @@ def silence_timeout() -> float:
     """How long a process that runs user code may be silent while its host answers, in seconds.
 
     Raises:
-        InvalidSettingError: the environment says something else than a time.
+        InvalidSettingError: the environment variable is not a time.
     """
     return max(heartbeat_timeout(), environment.SILENCE_TIMEOUT.get())
 
 
 class PeerHealth:
-    """What is known of the other end of one link."""
+    """The health of the other end of one link."""
 
     __slots__ = ("_heard_at", "_limit", "_suspected", "_timeout", "heard")
 
@@ -72,11 +71,11 @@ class PeerHealth:
         self._limit = self._timeout if steady else silence_timeout()
         self._heard_at = time.monotonic()
         self._suspected = False
-        #: Set whenever something has come.
+        #: Set whenever data is received.
         self.heard = False
 
     def is_silent(self) -> bool:
-        """Whether nothing has come for too long."""
+        """Whether no data has come for too long."""
         now = time.monotonic()
         if self.heard:
             self.heard = False
@@ -84,11 +83,11 @@ class PeerHealth:
         return now - self._heard_at >= self._limit
 
     def is_unreachable(self, info: bytes) -> bool:
-        """Whether the other host acknowledges nothing any more, as the kernel sees it."""
-        info = info.ljust(_INFO.size, b"\0")  # an older kernel says less
+        """Whether the other host no longer acknowledges data, according to the kernel."""
+        info = info.ljust(_INFO.size, b"\0")  # an older kernel reports less
         probes, unacknowledged, sent, acknowledged, window = _INFO.unpack_from(info)
-        # A receiver that does not read is asked again and again by its sender's kernel, less and less often, and
-        # answers: only what was not answered counts, and not if it was sent just now.
+        # A sender's kernel keeps probing a receiver that does not read, at growing intervals, and the receiver's kernel
+        # answers. So only unanswered probes or packets count, and not those sent just now.
         asked = probes > 0 or (unacknowledged > 0 and acknowledged > sent)
         patience = self._timeout if window >= _OPEN else max(self._timeout, _SHUT)
         suspected, self._suspected = self._suspected, asked and acknowledged >= patience * 1000
@@ -96,7 +95,7 @@ class PeerHealth:
 
 
 class BeatingLink(Protocol):
-    """A link that is kept alive, and looked after."""
+    """A link that sends beats, and checks its other end."""
 
     keys: Keys
 
@@ -106,7 +105,7 @@ class BeatingLink(Protocol):
         ...
 
     def beat(self) -> None:
-        """Tell the other side that this process lives."""
+        """Tell the other side that this process is alive."""
 
     def look(self) -> None:
         """End the link if the other side is gone."""
@@ -124,7 +123,7 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     def join(self, link: BeatingLink) -> None:
-        """A link is up."""
+        """Add a link that is up."""
         with self._lock:
             self._links.add(link)
             if self._thread is None:
@@ -134,7 +133,7 @@ class Heartbeat:
                 self._poller.call_later(self._look_interval, lambda: self._look(ended))
 
     def leave(self, link: BeatingLink) -> None:
-        """A link has ended."""
+        """Remove a link that has ended."""
         with self._lock:
             self._links.discard(link)
             if not self._links and self._thread is not None:
@@ -164,7 +163,7 @@ class Heartbeat:
         for keys in {link.keys for link in links}:
             keys.refresh()
         for link in links:
-            if link.closed:  # before it was here
+            if link.closed:  # it was closed before it was added
                 self.leave(link)
             else:
                 link.look()

@@ -24,7 +24,7 @@ LOST = "the connection was lost"
 CHANGED = f"{LOST}: something was changed, left out or repeated on the way"
 REVOKED = "its key is no longer allowed"
 
-#: A word of the link: this side is alive.
+#: A word of the link: the sender is alive.
 _BEAT = 2
 
 
@@ -32,17 +32,17 @@ class Maker(Protocol):
     """The dial or listener that has made a link."""
 
     def ended(self, link: TcpLink) -> None:
-        """It is over."""
+        """Called when the link has ended."""
 
 
 class TcpLink(Link):
-    """A ``Link`` through an encrypted connection, which may come later than what is sent.
+    """A ``Link`` over an encrypted connection; messages sent before it is connected are queued.
 
-    ``ended`` says why it was closed, in one clause; while a dial goes on: what stands in its way. ``on_close`` is also
-    called in the thread that calls ``close``.
+    ``ended`` says in one clause why the link was closed, or, during a dial, what has failed so far. The thread that
+    calls ``close`` also calls ``on_close``.
 
     Args:
-        where: the other end's address, for people.
+        where: the other end's address, for messages.
     """
 
     __slots__ = ("__weakref__", "_channel", "_health", "_maker", "certificate", "fingerprint", "keys", "name", "where")
@@ -61,19 +61,19 @@ class TcpLink(Link):
         super().__init__(poller, "", on_message, on_close)
         self._maker = maker
         self._health: PeerHealth | None = None
-        self._channel: TlsChannel  # once it has come up
+        self._channel: TlsChannel  # set by `come_up`
         self.keys = keys
         self.where = where
-        #: The other end's certificate, and what it is called here.
+        #: The other end's certificate, its fingerprint, and the key's name in this process.
         self.certificate = b""
         self.fingerprint = ""
         self.name = ""
 
     def come_up(self, channel: TlsChannel, certificate: bytes, name: str, steady: bool) -> None:
-        """Both sides have greeted: send what has waited for it, and begin to receive.
+        """Send the queued messages and begin to receive; called when both sides have greeted.
 
         Args:
-            steady: whether silence of the other side means that something is wrong with it.
+            steady: whether silence of the other side means that it has failed.
         """
         with self._lock:
             if self.closed:
@@ -89,8 +89,8 @@ class TcpLink(Link):
             self._poller.call_later(0, lambda: self._on_event(EPOLLIN))
 
     def send(self, header: bytes, body: Body = b"") -> None:
-        """As ``Link.send``."""
-        with self._poller.shielded():  # an interrupt in between would cut a message in two
+        """See ``Link.send``."""
+        with self._poller.shielded():  # an interrupt would truncate a message
             super().send(header, body)
 
     # -- receiving ------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class TcpLink(Link):
                 pass
 
     def receive(self) -> bool:
-        """As ``Link.receive``."""
+        """See ``Link.receive``."""
         came = super().receive()
         if came and self._health is not None:
             self._health.heard = True
@@ -127,19 +127,19 @@ class TcpLink(Link):
             self.end(LOST)
 
     def drain(self) -> None:
-        """Handle everything that has already arrived; for a peer known to be dead. Only by the thread that polls."""
+        """Handle all data that has already arrived, for a peer known to be dead; only on the polling thread."""
         if self._poller.in_leader():
             super().drain()
 
     # -- the other end ----------------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Tell the other side that this process lives, if nothing else is on the way to tell it."""
+        """Tell the other side that this process is alive, unless queued messages show that anyway."""
         if not self._out:
             self._say(_BEAT)
 
     def look(self) -> None:
-        """End the link if the other side is gone, stands still, or may not be here any more."""
+        """End the link if the other side is gone or hangs, or if its key is revoked."""
         health = self._health
         if self.closed or health is None:
             return
@@ -151,16 +151,16 @@ class TcpLink(Link):
     # -- ending -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the link; what was sent before still goes out, if that is possible at once. Later sends go nowhere."""
+        """End the link after sending the queued messages, if that is possible soon; later sends are dropped."""
         self.end(CLOSED_HERE, orderly=True)
 
     def give_up(self, why: str) -> None:
-        """As ``Link.give_up``."""
+        """See ``Link.give_up``."""
         self._say_failed(why)
         self.end(why, orderly=True)
 
     def end(self, why: str, orderly: bool = False) -> None:
-        """End the link for this reason, and tell ``on_close``; only the first time."""
+        """End the link for this reason, and call ``on_close``; only the first call counts."""
         with self._poller.shielded():
             with self._lock:
                 if self.closed:
@@ -186,7 +186,7 @@ class TcpLink(Link):
             log.exception("a handler of a link's end failed; this is a bug in monarch_kernel")
 
     def abandon(self) -> None:
-        """In a fork of this process: say and hear nothing. (Its descriptor is closed by the fork itself.)"""
+        """In a fork of this process: stop using the link. (A fork hook closes the descriptor.)"""
         self.closed = True
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Accepting links from other sites."""
+"""Accepts links from other sites."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from monarch_kernel.runtime.node.tcp.pending import PendingConnections, room
 
 log = logging.getLogger(__name__)
 
-#: How long a client may take until it has proved its key (seconds).
+#: How long a client may take to prove its key (seconds).
 HANDSHAKE_TIME = 5.0
-#: How often it is looked for those that are late (seconds).
+#: How often the listener checks for late clients (seconds).
 _SWEEP = 0.5
-#: How many handshakes go on until others get their turn: each costs as much as many messages.
+#: How many handshakes advance before other work gets its turn: each costs as much as many messages.
 _HANDSHAKES = 8
-#: How long one that was refused may take to read why, and to hang up (seconds), and how much it may say meanwhile.
+#: How long a refused client may take to read the reason and hang up (seconds), and how much it may send meanwhile.
 _LEAVE_TIME = 1.0
 _LEAVE_BYTES = 256 * 1024
 
@@ -49,18 +49,18 @@ CROWDED = "it made room for others"
 
 
 class Listener:
-    """Accepts links from peers that prove a key that is trusted here.
+    """Accepts links from peers that prove a trusted key.
 
     Args:
-        url: ``tcp://host:port``; the host may be ``*`` for all addresses (of IPv4; ``[::]`` is for both), the port 0
-            for any.
-        on_link: called with each new link, by the thread that polls.
-        audit: told of each link and its end, and of each refusal.
-        steady: no user code runs in this process.
+        url: ``tcp://host:port``; the host may be ``*`` for all IPv4 addresses or ``[::]`` for all of IPv4 and IPv6,
+            the port 0 for any.
+        on_link: called with each new link, by the polling thread.
+        audit: records each link and its end, and each refusal.
+        steady: this process runs no user code.
 
     Raises:
-        ValueError: the URL is not of that form.
-        OSError: it cannot listen there.
+        ValueError: the URL does not have that form.
+        OSError: the process cannot listen there.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Listener:
         audit: Audit,
         steady: bool = False,
     ) -> None:
-        silence_timeout()  # a setting that makes no sense is told here
+        silence_timeout()  # an invalid setting is reported here
         host, port = split(url)
         self.poller = poller
         self.keys = keys
@@ -129,7 +129,7 @@ class Listener:
             self.poller.call_later(_SWEEP, self._sweep)
 
     def is_ready(self, stranger: _Stranger) -> None:
-        """It has said something, which is looked at when others have had their turn."""
+        """Queue a stranger whose data has arrived; others get their turn first."""
         self._ready.append(stranger)
         if len(self._ready) == 1:
             self.poller.call_later(0, self._serve)
@@ -141,11 +141,11 @@ class Listener:
             self.poller.call_later(0, self._serve)
 
     def gone(self, stranger: _Stranger) -> None:
-        """It is a stranger no more."""
+        """Remove a stranger that is closed or has become a link."""
         self._strangers.remove(stranger)
 
     def welcome(self, channel: TlsChannel, where: str, certificate: bytes, name: str, steady: bool) -> None:
-        """A stranger has proved its key."""
+        """Make a link to a stranger that has proved its key."""
         link = TcpLink(self.poller, self, self.keys, where, self._on_message, self._on_close)
         self._links.add(link)
         link.come_up(channel, certificate, name, steady)
@@ -154,18 +154,18 @@ class Listener:
             self._on_link(link)
         except Exception:
             log.exception("a handler of new links failed; this is a bug in monarch_kernel")
-        if self._closed:  # in the meantime, by another thread
+        if self._closed:  # another thread has closed the listener meanwhile
             link.close()
 
     # -- links ----------------------------------------------------------------------------------------
 
     def ended(self, link: TcpLink) -> None:
-        """One of its links has ended."""
+        """Record the end of one of its links."""
         self._links.discard(link)
         self.audit.ended(link.name, link.fingerprint, link.where, link.ended)
 
     def close(self) -> None:
-        """End all links, and accept no more."""
+        """End all links, and accept no more connections."""
         if self._closed:
             return
         self._closed = True
@@ -178,7 +178,7 @@ class Listener:
             link.close()
 
     def abandon(self) -> None:
-        """In a fork of this process: leave all to the other one."""
+        """In a fork of this process: leave all connections to the parent."""
         self._closed = True
         self._acceptor.abandon()
 
@@ -186,7 +186,7 @@ class Listener:
 class _Stranger:
     """A connection whose other end has not proved a key yet.
 
-    It has no memory of TLS before it has said something.
+    TLS state is allocated for it only after its first bytes arrive.
     """
 
     __slots__ = ("_channel", "_left", "_listener", "_reader", "_sock", "host", "origin", "silent", "until", "where")
@@ -198,7 +198,7 @@ class _Stranger:
         self._sock: socket.socket | None = sock
         self._channel: TlsChannel | None = None
         self._reader: greeting.Reader | None = None
-        self._left = 0  # what it may still say, when it was refused
+        self._left = 0  # after a refusal: the bytes that it may still send
         self.host = host
         self.where = where
         self.origin = origin(host)
@@ -206,11 +206,11 @@ class _Stranger:
         self.until = time.monotonic() + HANDSHAKE_TIME
 
     def on_event(self, _events: int) -> None:
-        """It has said something, or hung up."""
+        """Queue this connection: data has arrived, or the client has hung up."""
         self._listener.is_ready(self)
 
     def has_spoken(self) -> bool:
-        """As in ``PendingConnection``."""
+        """See ``PendingConnection``."""
         if self.silent and self._sock is not None:
             try:
                 self.silent = not self._sock.recv(1, socket.MSG_PEEK)
@@ -219,7 +219,7 @@ class _Stranger:
         return not self.silent
 
     def go_on(self) -> None:
-        """Do what can be done with what it has said."""
+        """Process the data that has arrived."""
         try:
             if self._left:
                 self._discard()
@@ -242,7 +242,7 @@ class _Stranger:
             self._listener.poller.modify(descriptor.fileno(), _ONCE)
 
     def _begin(self) -> None:
-        """It has spoken: is it TLS?"""
+        """Check whether the first bytes are TLS, and start the handshake."""
         sock = self._sock
         assert sock is not None
         first = sock.recv(3, socket.MSG_PEEK)
@@ -283,7 +283,7 @@ class _Stranger:
             return
         certificate = channel.certificate()
         name = listener.keys.name_of(certificate)
-        if name is None:  # by now
+        if name is None:  # revoked meanwhile
             self.refused(THEIR_KEY)
             return
         listener.poller.unregister(channel.fileno())
@@ -294,7 +294,7 @@ class _Stranger:
     # -- refusing -------------------------------------------------------------------------------------
 
     def late(self) -> None:
-        """It has taken too long."""
+        """Refuse or close the connection at its time limit."""
         if self._left:
             self.stop()
         elif self.silent:
@@ -314,7 +314,7 @@ class _Stranger:
         self.refused(reasons.get(meaning, BROKEN))
 
     def refused(self, why: str) -> None:
-        """It is told so by TLS, where there is any, and has a moment to read that."""
+        """Refuse the connection; over TLS, say so and leave the client a moment to read it."""
         if self._left:
             self.stop()
             return

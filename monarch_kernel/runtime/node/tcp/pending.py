@@ -1,8 +1,8 @@
-"""Connections that have not proved a key yet: how many there may be, and which one makes room for the next.
+"""Connections that have not proved a key yet: their limit, and which one is closed for the next.
 
-Every connection is accepted, as one that is turned away could be a controller. When there is no room, the one that has
-been silent for longest is closed: a peer with a key speaks at once. One address may have at most half of all, so that
-it cannot push out the others, however fast it connects.
+Every connection is accepted, because a rejected one could be a controller. When the limit is reached, the connection
+that has been silent for longest is closed: a peer with a key sends at once. One address may have at most half of all
+connections, so that it cannot displace the others, however fast it connects.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import resource
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
-#: At most so many, and a quarter of the descriptors that this process may have.
+#: The most pending connections; also at most a quarter of this process's limit of descriptors.
 MOST = 1024
 _LEAST = 32
 
@@ -23,13 +23,13 @@ def room() -> int:
 
 
 class PendingConnection(Protocol):
-    """One connection."""
+    """One pending connection."""
 
-    origin: str  # what connections are counted by
-    silent: bool  # whether it has said nothing at all
+    origin: str  # the unit by which connections are counted
+    silent: bool  # whether it has sent no data at all
 
     def has_spoken(self) -> bool:
-        """Whether something from it has arrived that was not read yet."""
+        """Whether unread data from it has arrived."""
         ...
 
 
@@ -40,7 +40,7 @@ class PendingConnections(Generic[G]):
     """The pending connections, the oldest first.
 
     Args:
-        most: of all.
+        most: their limit.
     """
 
     def __init__(self, most: int) -> None:
@@ -56,7 +56,7 @@ class PendingConnections(Generic[G]):
         return iter(tuple(self._there))
 
     def add(self, guest: G) -> G | None:
-        """Add one. Returns the one that has to be closed for it."""
+        """Add a connection. Returns the one to close for it, if any."""
         goes = None
         if self._counts.get(guest.origin, 0) >= self.most_of_one:
             goes = self._oldest(guest.origin)
@@ -67,7 +67,7 @@ class PendingConnections(Generic[G]):
         return goes
 
     def remove(self, guest: G) -> None:
-        """It has gone, or has proved its key."""
+        """Remove a connection that has ended or has proved its key."""
         if guest in self._there:
             del self._there[guest]
             self._counts[guest.origin] -= 1
@@ -75,11 +75,11 @@ class PendingConnections(Generic[G]):
                 del self._counts[guest.origin]
 
     def oldest(self) -> G | None:
-        """The one to close when there is no room for another reason."""
+        """The connection to close when room is needed for another reason."""
         return self._oldest("") if self._there else None
 
     def _oldest(self, origin: str) -> G:
-        """The oldest silent one (of an origin), or the oldest."""
+        """The oldest silent connection (of an origin), or else the oldest."""
         first = None
         for guest in self._there:
             if origin and guest.origin != origin:
