@@ -1,4 +1,4 @@
-"""When a mesh whose ranks fail is restarted by itself. Pure: times go in, decisions come out."""
+"""Decides when a mesh with failed ranks restarts automatically. Pure: its input is times, its output decisions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ SCOPES = ("rank", "all")
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """What happens by itself when procs of a mesh die.
+    """What happens automatically when procs of a mesh die.
 
     Attributes:
-        when: "on_failure": they are replaced; "never": their owner is told.
-        limit: how often within ``within`` seconds; the failure after that goes to the owner.
+        when: "on_failure": replace them; "never": report the failure to their owner.
+        limit: the most restarts within ``within`` seconds; the next failure is reported to the owner.
         backoff: seconds before the first restart; doubled for each further one, up to ``backoff_max``.
-        scope: "rank": the dead ones alone; "all": all ranks of the mesh together, as those of a training job that has
-            lost its process group.
+        scope: "rank": restart only the dead ranks; "all": restart all ranks of the mesh together, as for a training job
+            that has lost its process group.
     """
 
     when: str = "on_failure"
@@ -37,7 +37,7 @@ class RestartPolicy:
             raise ValueError(f"{self}: limit must be at least 1, within more than 0, and no wait negative")
 
 
-#: Deaths so close to each other are one event: a host that takes its ranks with it (seconds).
+#: Deaths within this time count as one event, such as a host that dies with its ranks (seconds).
 TOGETHER = 0.5
 
 
@@ -50,13 +50,13 @@ class Restarts:
         self._pending: dict[str, float] = {}
 
     def add(self, mesh: str, policy: RestartPolicy) -> None:
-        """From now on this policy holds for a mesh."""
+        """Set the policy of a mesh."""
         if policy.when != "never":
             self._policies[mesh] = policy
             self._times[mesh] = deque()
 
     def remove(self, mesh: str) -> None:
-        """The mesh has ended."""
+        """Drop a mesh that has ended."""
         for known in (self._policies, self._times, self._pending):
             known.pop(mesh, None)
 
@@ -65,7 +65,7 @@ class Restarts:
         return self._policies.get(mesh)
 
     def failed(self, mesh: str, now: float) -> float | None:
-        """A proc of the mesh has died: how long to wait before the restart, or None if there will be none."""
+        """Record a proc's death; returns how long to wait before the restart, or None if there is no restart."""
         policy = self._policies.get(mesh)
         if policy is None:
             return None

@@ -1,4 +1,4 @@
-"""The senders of a port, as far as its receiver knows, and whether any is left. Pure: events go in."""
+"""Tracks the senders of a port that its receiver knows of, and whether any is left. Pure: its input is events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Sender:
     Attributes:
         proc: the process.
         actor: the actor there; "" for any code in that process.
-        mesh, rank, extent: what it is a rank of, for people.
+        mesh, rank, extent: its place in its mesh, for messages.
     """
 
     proc: ProcRef
@@ -27,10 +27,10 @@ class Sender:
 
 
 class Senders:
-    """Those that were given one port.
+    """The senders that were given one port.
 
-    It is lost when no sender has it any more, and at least one died with it; if all have let go of it alive, they only
-    have nothing more to send. If an unknown sender might have it, it is never lost.
+    The port is lost when no sender has it any more and at least one died with it. If all living senders have released
+    it, they just have nothing more to send. If an unknown sender might have it, it is never lost.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Senders:
         self._unknown = False
 
     def given(self, senders: Iterable[Sender]) -> None:
-        """The port goes to these, a copy to each."""
+        """Record that each of these senders gets a copy of the port."""
         for sender in senders:
             key = (sender.proc.id, sender.actor)
             self._gone.pop(key, None)
@@ -48,11 +48,11 @@ class Senders:
             self._copies[key] = self._copies.get(key, 0) + 1
 
     def given_to_unknown(self) -> None:
-        """The port may be anywhere: no death can end it any more."""
+        """Record that unknown senders may have the port, so that no death can end it any more."""
         self._unknown = True
 
     def let_go(self, proc: str, actor: str) -> bool:
-        """An actor does not have one of its copies any more. Returns as ``ended``."""
+        """Record that an actor has released one of its copies. Returns the same as ``ended``."""
         key = (proc, actor)
         if key not in self._living:
             return False
@@ -63,7 +63,7 @@ class Senders:
         return bool(self.lost)
 
     def ended(self, gone: Callable[[Sender], bool], death: Death) -> bool:
-        """These have died, or were stopped. Returns whether that leaves no sender."""
+        """Record that these senders have died or were stopped. Returns whether the port is lost now."""
         found = [key for key, sender in self._living.items() if gone(sender)]
         for key in found:
             del self._copies[key]

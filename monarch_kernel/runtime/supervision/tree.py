@@ -1,7 +1,7 @@
-"""Which meshes this process has spawned, which actors own them, and which owners a death concerns.
+"""Tracks the meshes that this process has spawned and their owners, and finds the owners to notify of a death.
 
-Pure: events go in (a spawn, a stop, a death), and notices come out. The actor system sends them, and calls
-``__supervise__``.
+Pure: its input is events (a spawn, a stop, a death), its output is notices. The actor system sends the notices and
+calls ``__supervise__``.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from monarch_kernel.runtime.mesh.shape import Extent
 
 @dataclass(slots=True)
 class OwnedMesh:
-    """A mesh (of actors or of procs) as its spawner remembers it.
+    """The spawner's record of a mesh of actors or procs.
 
     Attributes:
         id: unique.
-        name: as spawned, for people.
+        name: as spawned, for messages.
         owner: id of the actor that spawned it.
         extent: its shape as spawned; ranks here are ranks in it.
         procs: the proc of each rank.
-        tool: not the user's: its deaths are reported as those of the procs it is on.
-        cls: the class of its actors, for people; "" for procs.
-        dead: ranks whose death was told already.
+        tool: an internal mesh: its deaths are reported as deaths of its procs.
+        cls: the class of its actors, for messages; "" for procs.
+        dead: ranks whose death was already reported.
     """
 
     id: str
@@ -41,9 +41,9 @@ class OwnedMesh:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Tell the owner of ``mesh`` that these of its ranks died.
+    """A notice to the owner of ``mesh`` that these ranks died.
 
-    ``key`` names the event: a pending call that has raised it already has marked the same key as reported.
+    ``key`` identifies the event: a pending call that has already raised it marks the same key as reported.
     """
 
     mesh: OwnedMesh
@@ -53,7 +53,7 @@ class Notice:
 
 
 class Tree:
-    """The part of the supervision tree that hangs below one process."""
+    """The part of the supervision tree below one process."""
 
     def __init__(self) -> None:
         self._actors: dict[str, OwnedMesh] = {}
@@ -63,17 +63,17 @@ class Tree:
         self._ending: set[str] = set()
 
     def spawned_actors(self, mesh: OwnedMesh) -> None:
-        """An actor mesh was spawned by an actor (or the client) of this process."""
+        """Add an actor mesh spawned by an actor (or the client) of this process."""
         self._actors[mesh.id] = mesh
         _index(self._on_proc, mesh)
 
     def spawned_procs(self, mesh: OwnedMesh) -> None:
-        """A proc mesh was spawned by an actor (or the client) of this process."""
+        """Add a proc mesh spawned by an actor (or the client) of this process."""
         self._procs[mesh.id] = mesh
         _index(self._of_proc, mesh)
 
     def stopped(self, mesh_id: str) -> None:
-        """The whole mesh was stopped on purpose: its ends are no failures, and it is forgotten."""
+        """Drop a mesh that was stopped on request: the ends of its ranks are not failures."""
         for known, index in ((self._actors, self._on_proc), (self._procs, self._of_proc)):
             mesh = known.pop(mesh_id, None)
             if mesh is not None:
@@ -84,11 +84,11 @@ class Tree:
                         del index[proc]
 
     def ending(self, procs: Iterable[str]) -> None:
-        """This process has asked for the end of these procs: that is not a failure here."""
+        """Record that this process has requested the end of these procs, which then is no failure here."""
         self._ending.update(procs)
 
     def replaced(self, proc: str, ref: ProcRef) -> None:
-        """A dead proc of these meshes has a successor, with actors made anew: it may die again."""
+        """Put a dead proc's successor, with its recreated actors, in its place: it may die again."""
         for index in (self._on_proc, self._of_proc):
             for mesh in index.pop(proc, ()):
                 ranks = [rank for rank, known in enumerate(mesh.procs) if known.id == proc]
@@ -97,21 +97,21 @@ class Tree:
                 index.setdefault(ref.id, []).append(mesh)
 
     def revived(self, mesh_id: str, ranks: Iterable[int]) -> None:
-        """Actors of a mesh that had died in living procs were made anew."""
+        """Record that actors that had died in living procs were recreated."""
         mesh = self._actors.get(mesh_id)
         if mesh is not None:
             mesh.dead.difference_update(ranks)
 
     def failed_on(self) -> set[str]:
-        """The procs on which an actor that was spawned here has died."""
+        """The procs on which an actor spawned here has died."""
         return {mesh.procs[rank].id for mesh in self._actors.values() for rank in mesh.dead}
 
     def owned_by(self, owner: str) -> list[OwnedMesh]:
-        """What an actor owns, oldest first."""
+        """The meshes that an actor owns, oldest first."""
         return [mesh for known in (self._procs, self._actors) for mesh in known.values() if mesh.owner == owner]
 
     def actor_failed(self, mesh_id: str, rank: int, death: Death) -> list[Notice]:
-        """One actor of a mesh died in a living proc."""
+        """Record that one actor of a mesh died in a living proc."""
         mesh = self._actors.get(mesh_id)
         if mesh is None or rank in mesh.dead:
             return []
@@ -119,9 +119,9 @@ class Tree:
         return [Notice(mesh, [rank], death, (mesh_id, mesh.procs[rank].id))]
 
     def proc_died(self, proc: str, death: Death) -> list[Notice]:
-        """A proc ended. Its actor meshes' owners are told; where only tools were on it, the proc mesh's owner is.
+        """Record the end of a proc. Notifies the owners of its actor meshes, or its proc mesh's owner if it has none.
 
-        A proc that was stopped or killed on purpose has not failed.
+        Tool meshes do not count. A proc that was stopped or killed on request has not failed.
         """
         asked = proc in self._ending
         self._ending.discard(proc)
