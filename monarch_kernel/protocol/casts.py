@@ -1,8 +1,8 @@
 """Messages by which host agents relay casts and combine their replies (tags 60 to 69).
 
 A cast is one message to many ranks. Its sender keeps a tree of the host agents it casts to; a *group* is a set of ranks
-with the part of that tree which leads to them. A group is installed once; then each cast names it and carries the
-message once. ``runtime.node.relay`` says how the agents go about it.
+with the part of that tree that leads to them. A group is installed once; each cast then names it and carries the
+message once. ``runtime.node.relay`` documents the protocol.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import msgspec
 
 from monarch_kernel.protocol.refs import ProcRef
 
-#: Status in CastReplies, beside those of a Reply: the whole proc is gone; the body is a Death.
+#: A status in CastReplies, in addition to those of a Reply: the whole proc is gone; the body is a Death.
 GONE = 3
-#: In place of a body's size: it is the same as the one before.
+#: In place of a body's size: the body is the same as the previous one.
 SAME = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class CastBranch(msgspec.Struct, array_like=True, frozen=True):
-    """One host agent in a group's tree, and the members that are its own."""
+    """One host agent in a group's tree, and the members on its host."""
 
     agent: ProcRef
-    size: int  # agents in this branch, with this one
+    size: int  # the number of agents in this branch, including this one
     procs: list[str]
-    ranks: list[int]  # the position of each proc in what is addressed
+    ranks: list[int]  # the position of each proc in the addressed slice
 
 
 class CastGroup(msgspec.Struct, array_like=True, tag=60):
-    """Where the casts of a group go, for the receiver and the agents below it.
+    """The routes of a group's casts, for the receiver and the agents below it.
 
     ``branches`` are in depth-first order; the first one is the receiver's own.
     """
@@ -46,33 +46,33 @@ class Cast(msgspec.Struct, array_like=True, tag=61):
 
     group: int
     source: str
-    number: int  # grows with every cast of the source
-    header: bytes  # of the message, as it is for rank 0 at the source
-    answered: bool  # the members' replies are gathered; if not: it is only acknowledged
+    number: int  # increases with every cast of the source
+    header: bytes  # the message's header, as it is for rank 0 at the source
+    answered: bool  # whether the members' replies are collected; if not, the cast is only acknowledged
     oldest: int  # all casts of the source before this one are over
-    over: list[int] = []  # casts of this group that are over, too
-    after: dict[str, int] = {}  # how many messages on their own each of these agents must have had from the source
+    over: list[int] = []  # further casts of this group that are over
+    after: dict[str, int] = {}  # by agent: how many single messages from the source must precede this cast
 
 
 class CastReplies(msgspec.Struct, array_like=True, tag=62):
-    """Answers of several ranks to one cast. Body: theirs, one after the other.
+    """Replies of several ranks to one cast. Body: the bodies of the replies, one after the other.
 
-    ``ranks`` are 4 bytes each, ``sizes`` (of the bodies) 8.
+    ``ranks`` have 4 bytes each, ``sizes`` (of the bodies) 8.
     """
 
     source: str
     number: int
-    complete: bool  # nothing more comes from this branch
+    complete: bool  # these are the branch's last replies
     ranks: bytes = b""
     sizes: bytes = b""
-    statuses: bytes = b""  # one byte each; none: all are OK
-    buffers: dict[int, tuple[int, ...]] = {}  # of the answer with this rank
+    statuses: bytes = b""  # one byte each; empty: all are OK
+    buffers: dict[int, tuple[int, ...]] = {}  # the buffers of a reply, by rank
 
 
 class CastLost(msgspec.Struct, array_like=True, tag=63):
-    """To where the casts come from: this agent below the sender cannot be reached from here any more.
+    """Up a tree: the sender can no longer reach this agent below it.
 
-    Down a tree: it is dead to the source; its parent must not wait for it.
+    Down a tree: the source has declared the agent dead; its parent must not wait for it.
     """
 
     source: str
@@ -80,7 +80,7 @@ class CastLost(msgspec.Struct, array_like=True, tag=63):
 
 
 class CastsOver(msgspec.Struct, array_like=True, tag=64):
-    """Down a group's tree: the source has all answers to these casts; no agent needs to keep them."""
+    """Down a group's tree: the source has all replies to these casts; no agent needs to keep them."""
 
     source: str
     group: int
@@ -88,14 +88,14 @@ class CastsOver(msgspec.Struct, array_like=True, tag=64):
 
 
 class CastDrop(msgspec.Struct, array_like=True, tag=65):
-    """Down a group's tree: it will not be used any more."""
+    """Down a group's tree: the group is no longer used."""
 
     source: str
     group: int
 
 
 class CastAnswers:
-    """Replies of several ranks to one cast, as they are put together for one message."""
+    """Collects replies of several ranks to one cast for one message."""
 
     __slots__ = ("_last", "bodies", "buffers", "nbytes", "ranks", "sizes", "statuses")
 
@@ -109,7 +109,7 @@ class CastAnswers:
         self._last: bytes | None = None
 
     def add(self, rank: int, status: int, body: bytes) -> None:
-        """One rank's answer, without large buffers."""
+        """Add one rank's reply without large buffers."""
         self.ranks.append(rank)
         self.statuses.append(status)
         if body == self._last:
@@ -121,7 +121,7 @@ class CastAnswers:
         self.nbytes += len(body)
 
     def add_large(self, rank: int, status: int, pieces: list[Any], buffers: tuple[int, ...]) -> None:
-        """One rank's answer, whose body is these pieces."""
+        """Add one rank's reply, whose body consists of these pieces."""
         size = sum(memoryview(piece).nbytes for piece in pieces)
         self.ranks.append(rank)
         self.statuses.append(status)
@@ -132,7 +132,7 @@ class CastAnswers:
         self.nbytes += size
 
     def extend(self, message: CastReplies, body: Any) -> None:
-        """The answers of a branch."""
+        """Add the replies of a branch."""
         count = len(message.ranks) // 4
         if not count:
             return
@@ -154,7 +154,7 @@ class CastAnswers:
 
 
 def unpack(message: CastReplies, body: Any) -> tuple[list[int], bytes, list[Any]]:
-    """The ranks, their statuses (none: all OK) and their bodies."""
+    """The ranks, their statuses (empty: all OK) and their bodies."""
     ranks = array("I")
     ranks.frombytes(message.ranks)
     return ranks.tolist(), message.statuses, list(_bodies(message, body))
@@ -163,7 +163,7 @@ def unpack(message: CastReplies, body: Any) -> tuple[list[int], bytes, list[Any]
 def _bodies(message: CastReplies, body: Any) -> Iterator[Any]:
     sizes = array("Q")
     sizes.frombytes(message.sizes)
-    # Slices of bytes are cheaper than views, and what is large must not be copied.
+    # Slices of bytes are cheaper than views, but large bodies must not be copied.
     whole: Any = body if message.buffers else bytes(body)
     at = 0
     last: Any = b""

@@ -1,8 +1,8 @@
 """Exceptions as they cross a process boundary.
 
-A `Fault` holds what a person needs (type, message, source lines) apart from what a program wants (the
-exception itself, pickled), so that an exception whose pickle cannot be read, or which runs code when it is
-unpickled, still tells its story. Frames of the runtime are marked and not shown.
+A `Fault` holds the readable parts (type, message, source lines) separately from the pickled exception, so that
+they can be shown even if the pickle cannot be read or would run code. Frames of the runtime are marked and not
+shown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from monarch_kernel.protocol import serialize
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-#: Files below these are the runtime's own; a user's bug is not there.
+#: The folders of the runtime's own files, where no user bug can be.
 RUNTIME_PREFIXES = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("runtime", "protocol", "debugger", "pool"))
 
 _MAX_FRAMES = 64
@@ -43,7 +43,7 @@ _label: Callable[[str], str | None] = _no_label
 
 
 def label_files(label: Callable[[str], str | None] | None) -> None:
-    """Have frames shown in this process with the label of their file (`Cell In[3]`) where there is one; None ends."""
+    """Show frames in this process with the label of their file (`Cell In[3]`), if it has one; None turns this off."""
     global _label
     _label = label or _no_label
 
@@ -61,7 +61,7 @@ class FaultFrame(msgspec.Struct, array_like=True, frozen=True):
     repeated: int = 0
 
     def render(self) -> list[str]:
-        """The frame as Python shows it, fetching the source here when the other process had none."""
+        """The frame as Python shows it; reads the source line here if the other process had none."""
         label = _label(self.file)
         where = f'File "{self.file}"' if label is None else label
         lines = [f"  {where}, line {self.line}, in {self.function}"]
@@ -79,29 +79,29 @@ class Fault(msgspec.Struct, array_like=True, frozen=True):
     qualname: str
     #: `str(exc)`
     message: str
-    #: What Python prints below the frames: `ValueError: boom`, and notes.
+    #: The text that Python prints below the frames: `ValueError: boom`, and notes.
     summary: str
     #: Innermost last.
     frames: list[FaultFrame]
-    #: How many frames were left out in the middle of `frames`.
+    #: The number of frames omitted in the middle of `frames`.
     omitted: int = 0
     cause: Fault | None = None
     context: Fault | None = None
     #: The exceptions of an exception group.
     members: list[Fault] = []
-    #: Made for `rebuild`; None where the exception cannot be pickled.
+    #: Used by `rebuild`; None if the exception cannot be pickled.
     pickled: bytes | None = None
-    #: It failed only because another rank had: its wait for that one was ended.
+    #: Whether it failed only because another rank failed, which ended its wait for that rank.
     of_peer: bool = False
 
     @property
     def type_name(self) -> str:
-        """The exception's type as a person writes it; `builtins` is left out."""
+        """The exception's type as written in code; without `builtins`."""
         return self.qualname if self.module in ("builtins", "__main__") else f"{self.module}.{self.qualname}"
 
     @property
     def shown_frames(self) -> list[FaultFrame]:
-        """The frames that are not the runtime's; when it has only those, its innermost one."""
+        """The frames outside the runtime; if there are none, the innermost frame."""
         return [frame for frame in self.frames if not frame.is_runtime] or self.frames[-1:]
 
     @property
@@ -129,7 +129,7 @@ class Fault(msgspec.Struct, array_like=True, frozen=True):
         return lines
 
     def likeness(self) -> tuple[Any, ...]:
-        """Equal for faults of the same kind raised at the same place, whatever their messages say."""
+        """A key that is equal for faults of the same kind raised at the same place, whatever their messages."""
         return (
             self.module,
             self.qualname,
@@ -140,13 +140,13 @@ class Fault(msgspec.Struct, array_like=True, frozen=True):
         )
 
     def rebuild(self) -> BaseException | None:
-        """The original exception, or None when it cannot be had here. Runs its type's unpickling code."""
+        """The original exception, or None if it cannot be rebuilt here. Runs its type's unpickling code."""
         if self.pickled is None:
             return None
         try:
             kind, content = serialize.loads(self.pickled)
             exc = _assemble(*content) if kind == _PARTS else content
-        except Exception:  # user code: anything can happen, and the fault tells the story without it
+        except Exception:  # user code may raise anything; the fault is readable without it
             return None
         return exc if isinstance(exc, BaseException) else None
 
@@ -156,10 +156,10 @@ decode_fault = msgspec.msgpack.Decoder(Fault).decode
 
 
 def capture(exc: BaseException, skip_prefixes: tuple[str, ...] = ()) -> Fault:
-    """Take `exc` apart. Never raises, whatever the exception's own methods do.
+    """Make a fault of `exc`. Never raises, whatever the exception's own methods do.
 
-    Frames in files that start with one of `skip_prefixes` count as the runtime's, as those of this package's
-    runtime do; runtime frames above the first frame of user code are dropped.
+    Frames in files that start with one of `skip_prefixes` count as runtime frames, like those of this package.
+    Runtime frames above the first frame of user code are dropped.
     """
     return _capture(exc, (*RUNTIME_PREFIXES, *skip_prefixes), set(), with_pickle=True)
 
@@ -211,7 +211,7 @@ def _frames(tb: TracebackType | None, prefixes: tuple[str, ...]) -> tuple[list[F
     except Exception:  # the loader of a module, or a lazy linecache entry, may be broken
         return [], 0
     is_user = [not summary.filename.startswith(prefixes) for summary in summaries]
-    # Where nothing but runtime is left it stays, for then the fault may be ours.
+    # If all frames are the runtime's, keep them: the bug may then be in the runtime.
     first = is_user.index(True) if True in is_user else 0
     frames: list[FaultFrame] = []
     for summary, user in zip(summaries[first:], is_user[first:], strict=True):
@@ -226,7 +226,7 @@ def _frames(tb: TracebackType | None, prefixes: tuple[str, ...]) -> tuple[list[F
 
 
 def _source(summary: traceback.FrameSummary) -> str:
-    """The source line and the markers below it, laid out as this Python's traceback module does."""
+    """The source line and its markers, in the layout of this Python's traceback module."""
     lines = "".join(traceback.StackSummary.from_list([summary]).format()).splitlines()[1:]
     return _clean("\n".join(line.removeprefix("    ") for line in lines))
 
@@ -246,14 +246,14 @@ def _summary(exc: BaseException) -> str:
 
 
 def _clean(text: str) -> str:
-    """Text that can be sent: bounded, and without lone surrogates."""
+    """Make text fit to send: bounded, and without lone surrogates."""
     if len(text) > _MAX_TEXT:
         text = f"{text[:_MAX_TEXT]}… ({len(text) - _MAX_TEXT} more characters)"
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _pickle(exc: BaseException) -> bytes | None:
-    """The exception for `Fault.rebuild`: whole, or else with what cannot be sent replaced by its repr."""
+    """Pickle the exception for `Fault.rebuild`: whole, or else with unpicklable arguments replaced by their repr."""
     try:
         cls: Any = type(exc)
         base = static_base(cls)
@@ -263,8 +263,8 @@ def _pickle(exc: BaseException) -> bytes | None:
             if pickled is None and hasattr(cls, "without_values"):  # an error of a call on a mesh
                 pickled = _dumps_small((_WHOLE, cls.without_values(exc)), _MAX_PICKLED)
         else:
-            # Its type did not say how to pickle it, and unpickling would call its __init__ with `args`, which
-            # fails where __init__ takes something else. So it is put together without __init__.
+            # Its type defines no pickling, and unpickling would call its __init__ with `args`, which fails if
+            # __init__ takes other arguments. So `_assemble` rebuilds it without __init__.
             args, state = _parts(exc)
             pickled = _dumps_small((_PARTS, (cls, args, state)), _MAX_PICKLED)
         if pickled is None:
@@ -310,5 +310,5 @@ def _assemble(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, 
     exc = base.__new__(cls, *args)
     base.__init__(exc, *args)
     for name, value in state.items():
-        base.__setattr__(exc, name, value)  # not the type's own: a frozen dataclass refuses
+        base.__setattr__(exc, name, value)  # not the type's own, which a frozen dataclass makes raise
     return exc

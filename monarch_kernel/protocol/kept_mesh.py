@@ -1,7 +1,7 @@
 """Messages about meshes that outlive their controller: to and from the host agent that keeps them, and its ranks.
 
-Such an agent (a *keeper*) has at most one controller at a time, its *holder*. What a later holder must know to go on
-is a record of parts, each under a key, which the holder keeps up to date. The keeper does not look into it.
+Such an agent (a *keeper*) has at most one controller at a time, its *holder*. The holder maintains a record, in parts
+with keys, of what a later holder needs to continue. The keeper stores the record without decoding it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import msgspec
 from monarch_kernel.protocol.private_files import NEW
 from monarch_kernel.protocol.refs import Death, ProcRef, Seconds
 
-#: What the folder of a kept mesh calls itself, and the files in it: all that is ever removed from one.
+#: The purpose in the lock of a kept mesh's folder, and the folder's files; no others are ever removed from it.
 FOLDER = "kept mesh"
 SOCKET = "socket"
 LOG = "worker.log"
 DESCRIPTION = "mesh.json"
 FILES = (SOCKET, LOG, DESCRIPTION, DESCRIPTION + NEW)
 
-#: How the keys begin of parts that tell of procs: without any of them there is nothing to keep.
+#: The prefix of the keys of parts about procs: without any such part there is nothing to keep.
 PROCS = "procs:"
 
 
 class Keep(msgspec.Struct, array_like=True, tag=70):
-    """From the holder: this part of the record has changed. Body: the part; empty: it is removed."""
+    """From the holder: this part of the record has changed. Body: the part; empty: the part is removed."""
 
     key: str
 
@@ -31,51 +31,51 @@ class Keep(msgspec.Struct, array_like=True, tag=70):
 class TakeOver(msgspec.Struct, array_like=True, tag=71):
     """Make the sender the holder. Answered with a Reply whose body is a pickle of bytes: MessagePack of ``Held``.
 
-    Ranks are told (``Adopt``); their output waits until the new holder says ``Hear``.
+    The keeper notifies its ranks (``Adopt``); their output waits until the new holder sends ``Hear``.
     """
 
     call: int
-    force: bool  # from a holder that lives, too
+    force: bool  # also take over from a living holder
 
 
 class Hear(msgspec.Struct, array_like=True, tag=72):
-    """The holder is ready for output: first what no holder has received yet.
+    """The holder is ready for output; the keeper first sends the output that no holder has received yet.
 
-    The answer comes after that, as a pickle of bytes: MessagePack of ``dict[str, tuple[int, int]]``, the bytes that
-    were sent and those that were not, by proc.
+    The answer follows it, as a pickle of bytes: MessagePack of ``dict[str, tuple[int, int]]``, the number of bytes
+    sent and of bytes not sent, by proc.
     """
 
     call: int
 
 
 class LetGo(msgspec.Struct, array_like=True, tag=73):
-    """From the holder: it gives the mesh up. Answered with a Reply."""
+    """From the holder: it releases the mesh. Answered with a Reply."""
 
     call: int
 
 
 class Taken(msgspec.Struct, array_like=True, tag=74):
-    """To a holder that lives: another process has taken over, by force."""
+    """To a living holder: another process has taken over by force."""
 
     pid: int
     host: str
 
 
 class Adopt(msgspec.Struct, array_like=True, tag=75):
-    """To a rank, from its host agent: this is your controller now. What the one before owned is owned by this one."""
+    """To a rank, from its host agent: the new controller, which now owns everything that the old one owned."""
 
     root: ProcRef
 
 
 class Held(msgspec.Struct, array_like=True):
-    """What a new holder gets.
+    """The answer to ``TakeOver``.
 
     Attributes:
-        refused: why it is not the holder now; then the rest is empty.
-        record: the parts by their keys, in the order in which they first came.
-        deaths: of procs that are gone.
-        pids: of procs that live.
-        idle: seconds without a holder after which all ends.
+        refused: why the sender is not the holder; the rest is then empty.
+        record: the parts by their keys, in the order of their first arrival.
+        deaths: the deaths of procs that are gone.
+        pids: the pids of living procs.
+        idle: seconds without a holder after which the keeper ends.
     """
 
     refused: str = ""
@@ -95,14 +95,14 @@ class KeptMesh(msgspec.Struct):
 
 
 class KeptInfo(msgspec.Struct):
-    """What a keeper writes about itself into its folder, for commands that list kept meshes.
+    """A keeper's description in its folder, for commands that list kept meshes.
 
     Attributes:
         url: where it listens.
         since: when it was started (seconds since 1970).
         held_by: the holder's process id; 0 if there is none.
-        free_since: since when there is none; 0 if there is one.
-        idle: seconds without a holder after which all ends.
+        free_since: since when there is no holder; 0 if there is one.
+        idle: seconds without a holder after which the keeper ends.
     """
 
     name: str

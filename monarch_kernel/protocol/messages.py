@@ -1,11 +1,11 @@
 """Every message that crosses a process boundary of the runtime, in one place.
 
 A message is ``<u32 header length><u64 body length>``, the header (one of the structs below, as a
-MessagePack array whose first element is the tag), and a body. What the body holds is said at each
-header: mostly a pickle made by ``serialize``; ``buffers`` in a header gives the lengths of the out-of-band
-buffers that lie before the pickle in the body.
+MessagePack array whose first element is the tag), and a body. Each header documents its body, mostly a
+pickle made by ``serialize``; ``buffers`` in a header gives the lengths of the out-of-band buffers that
+precede the pickle in the body.
 
-This file is long because the wire is one list: a new message is written in sight of all others and their version.
+This file is long because the wire is one list: a new message is added next to all others and their version.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from monarch_kernel.protocol.casts import Cast, CastDrop, CastGroup, CastLost, C
 from monarch_kernel.protocol.kept_mesh import Adopt, Hear, Keep, LetGo, Taken, TakeOver
 from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef, Seconds, SegmentRef
 
-#: Raised whenever a header changes its shape; two sides must agree, and say so if they do not.
+#: Incremented whenever a header changes its shape; two sides must have the same version, and report it otherwise.
 WIRE_VERSION = 5
 
 PREFIX = struct.Struct("<IQ")
@@ -44,13 +44,13 @@ class Hello(msgspec.Struct, array_like=True, tag=1):
     ref: ProcRef
     release: str = ""  # of the package, for errors
     python: str = ""  # as in "3.11": functions travel as bytecode
-    answer: bool = False  # say Hello as well: the side that connected knows only an address
-    connection: str = ""  # between gateways: its name, given by the side that dialled
-    lost: tuple[str, ...] = ()  # connections between the two that the sender has lost, the last ones
+    answer: bool = False  # asks for a Hello in return: the connecting side knows only an address
+    connection: str = ""  # between gateways: the connection's name, chosen by the dialling side
+    lost: tuple[str, ...] = ()  # the last connections between the two that the sender has lost
 
 
 class Refused(msgspec.Struct, array_like=True, tag=2):
-    """The accepting side will not talk to the connecting one; the link is closed after this."""
+    """The accepting side rejects the connecting one, and then closes the link."""
 
     reason: str
 
@@ -63,7 +63,7 @@ class Call(msgspec.Struct, array_like=True, tag=10):
 
     actor: str
     endpoint: str
-    call: int  # where the reply goes at the receiver of replies; 0: no reply is wanted
+    call: int  # the call's number at the receiver of the reply; 0: no reply is wanted
     rank: int  # position in the addressed slice
     labels: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -71,7 +71,7 @@ class Call(msgspec.Struct, array_like=True, tag=10):
     buffers: tuple[int, ...] = ()
     reply_to: ProcRef | None = None  # None: the sending process
     segment: SegmentRef | None = None  # where the buffers are, if not in the body
-    cell: str = ""  # the notebook cell that caused it: what the endpoint puts out belongs there
+    cell: str = ""  # the notebook cell that caused it, which gets the endpoint's output
 
 
 class Reply(msgspec.Struct, array_like=True, tag=11):
@@ -82,11 +82,11 @@ class Reply(msgspec.Struct, array_like=True, tag=11):
     status: int
     buffers: tuple[int, ...] = ()
     segment: SegmentRef | None = None  # where the buffers are, if not in the body
-    written: int = 0  # the mark after what the rank had put out before (``protocol.output_records``); 0: nothing new
+    written: int = 0  # the mark after the rank's earlier output (``protocol.output_records``); 0: no new output
 
 
 class Create(msgspec.Struct, array_like=True, tag=12):
-    """Make an actor. Body: pickle of its class, arguments and proc mesh. Answered once ``__init__`` ran."""
+    """Create an actor. Body: pickle of its class, arguments and proc mesh. Answered when ``__init__`` has run."""
 
     actor: str
     name: str
@@ -102,7 +102,7 @@ class Create(msgspec.Struct, array_like=True, tag=12):
 
 
 class StopActor(msgspec.Struct, array_like=True, tag=13):
-    """Stop an actor after what it is doing now; its ``__cleanup__`` runs. Answered with a Reply."""
+    """Stop an actor after its current work, and run its ``__cleanup__``. Answered with a Reply."""
 
     actor: str
     call: int
@@ -119,11 +119,11 @@ class ActorFailed(msgspec.Struct, array_like=True, tag=14):
 
 
 class Interrupt(msgspec.Struct, array_like=True, tag=15):
-    """Raise KeyboardInterrupt in every endpoint that runs here. Reply body: list of what was."""
+    """Raise KeyboardInterrupt in every endpoint that runs here. Reply body: list of those interrupted."""
 
     call: int
     rank: int
-    cells: str = ""  # only in those of actors that run for cells whose ids begin so
+    cells: str = ""  # only in endpoints that run for cells whose ids begin with this
 
 
 class Bootstrap(msgspec.Struct, array_like=True, tag=16):
@@ -143,14 +143,14 @@ class EndProc(msgspec.Struct, array_like=True, tag=17):
 
 
 class Ping(msgspec.Struct, array_like=True, tag=18):
-    """Answered by the thread that polls, without touching any actor."""
+    """Answered by the polling thread, without involving any actor."""
 
     call: int
     rank: int
 
 
 class SetLogLevel(msgspec.Struct, array_like=True, tag=19):
-    """Set the level of the loggers of this proc's actors. Answered by the thread that polls."""
+    """Set the level of the loggers of this proc's actors. Answered by the polling thread."""
 
     call: int
     rank: int
@@ -164,7 +164,7 @@ class Release(msgspec.Struct, array_like=True, tag=20):
 
 
 class Forget(msgspec.Struct, array_like=True, tag=21):
-    """From a segment's owner: it is given up; drop any mapping of it."""
+    """From a segment's owner: the segment is freed; drop any mapping of it."""
 
     number: int
 
@@ -177,7 +177,7 @@ class PeersFailed(msgspec.Struct, array_like=True, tag=24):
 
 
 class PortGiven(msgspec.Struct, array_like=True, tag=22):
-    """To a port's receiver, ahead of the message that carries the port: which actors get it."""
+    """To a port's receiver, before the message that carries the port: which actors get it."""
 
     call: int
     rank: int  # whose answer it takes; 0 for the port of a channel
@@ -185,14 +185,14 @@ class PortGiven(msgspec.Struct, array_like=True, tag=22):
     mesh: str
     labels: tuple[str, ...]
     sizes: tuple[int, ...]
-    procs: tuple[ProcRef, ...]  # none: it may go anywhere
+    procs: tuple[ProcRef, ...]  # empty: any process may get it
     ranks: tuple[int, ...]  # of those, in the mesh
 
 
 class PortLeft(msgspec.Struct, array_like=True, tag=23):
-    """To a port's receiver: an actor of the sending process does not have it any more.
+    """To a port's receiver: an actor of the sending process no longer has it.
 
-    Body: MessagePack of a Death if it has ended with it; empty if it has let go of one copy.
+    Body: MessagePack of a Death if the actor has ended; empty if it has released one copy.
     """
 
     call: int
@@ -204,29 +204,29 @@ class PortLeft(msgspec.Struct, array_like=True, tag=23):
 
 
 class Routed(msgspec.Struct, array_like=True, tag=3):
-    """A message that goes through gateways. Body: ``<u32>`` length of its header, its header, its body."""
+    """A message routed through gateways. Body: ``<u32>`` length of its header, its header, its body."""
 
     to: str
     source: str
     gateway: str  # of the receiver's site
-    casts: int = 0  # the number of the source's cast that the receiver's site must have seen before; -1: uncounted
+    casts: int = 0  # the source's last cast that must precede it at the receiver's site; -1: uncounted
 
 
 class Introduce(msgspec.Struct, array_like=True, tag=4):
-    """To the sender's gateway: a proc that messages will go to, or come from."""
+    """To the sender's gateway: a proc that messages will be sent to, or come from."""
 
     ref: ProcRef
-    losses: int = 0  # how often the sender has heard by ``AgentLost`` that the proc's gateway was lost
+    losses: int = 0  # how often ``AgentLost`` has reported the loss of the proc's gateway to the sender
 
 
 class Unreachable(msgspec.Struct, array_like=True, tag=5):
-    """From a gateway: this proc cannot be reached any more. Body: MessagePack of a Death."""
+    """From a gateway: this proc can no longer be reached. Body: MessagePack of a Death."""
 
     proc: str
 
 
 class AgentLost(msgspec.Struct, array_like=True, tag=6):
-    """From a gateway to its site: a host agent (or a controller) of another site is gone, and all behind it.
+    """From a gateway to its site: a host agent (or a controller) of another site and all procs behind it are gone.
 
     Body: MessagePack of a Death.
     """
@@ -246,10 +246,10 @@ class ProcSpec(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Launch(msgspec.Struct, array_like=True, frozen=True):
-    """How one proc is started differently from the others of its mesh."""
+    """How the start of one proc differs from that of the others of its mesh."""
 
-    argv: list[str] | None  # the command line of another interpreter; None: as the mesh says
-    env: dict[str, str | None]  # over the mesh's; None removes a variable
+    argv: list[str] | None  # the command line of another interpreter; None: the mesh's
+    env: dict[str, str | None]  # updates the mesh's; None removes a variable
     inherit_env: bool = True
 
 
@@ -267,19 +267,19 @@ class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
     sizes: tuple[int, ...] = ()
     preload: list[str] = []
     per_proc: list[Launch] = []  # one for each proc, or nothing
-    cpus: list[str] = []  # on which processors each proc may run, or nothing
-    start_limit: float = 0.0  # how long each may take to come up (seconds); 0: as long as the agent has been told
+    cpus: list[str] = []  # the processors on which each proc may run, or nothing
+    start_limit: float = 0.0  # how long each may take to come up (seconds); 0: the agent's own limit
 
 
 class ProcStarted(msgspec.Struct, array_like=True, tag=31):
-    """The proc said hello to its agent, hence it listens. To its owner and to all watchers."""
+    """The proc has said hello to its agent, so it listens. To its owner and all watchers."""
 
     proc: str
     pid: int
 
 
 class ProcExited(msgspec.Struct, array_like=True, tag=32):
-    """The proc is gone. To its owner and to all watchers."""
+    """The proc is gone. To its owner and all watchers."""
 
     proc: str
     pid: int
@@ -290,7 +290,7 @@ class ProcExited(msgspec.Struct, array_like=True, tag=32):
     kind: DeathKind = DeathKind.UNKNOWN  # of the death; STOPPED if expected
 
     def death(self) -> Death:
-        """This end as those that wait for the proc are told of it."""
+        """The death to report to those that wait for the proc."""
         if self.expected:
             kind = DeathKind.STOPPED
         else:
@@ -306,7 +306,7 @@ class OutputChunk(msgspec.Struct, array_like=True, tag=33):
 
 
 class OutputEnd(msgspec.Struct, array_like=True, tag=34):
-    """All that the proc wrote was forwarded."""
+    """All output of the proc has been forwarded."""
 
     proc: str
 
@@ -320,28 +320,28 @@ class KillProcs(msgspec.Struct, array_like=True, tag=35):
 
 
 class StopProcs(msgspec.Struct, array_like=True, tag=36):
-    """EndProc, then SIGKILL to what is left after ``grace`` seconds. Answered when all are gone and drained."""
+    """EndProc, then SIGKILL for those left after ``grace`` seconds. Answered when all are gone and drained."""
 
     call: int
-    procs: list[str] | None  # None: all that the sender, and whatever it has started elsewhere, has started here
+    procs: list[str] | None  # None: all procs here that the sender, or a process that it has started, has started
     reason: str
     grace: Seconds
-    rest: bool = False  # also what ranks of the sender have left behind here, once none of its ranks is left here
+    rest: bool = False  # also kill processes that the sender's ranks have left here, after its last rank here
 
 
 class Watch(msgspec.Struct, array_like=True, tag=37):
-    """Tell me when this proc starts, exits, or that it has. Unknown procs are waited for."""
+    """Report the starts and exits of these procs to the sender, also past ones. Unknown procs may start later."""
 
     procs: list[str]
-    closed: bool = False  # its connection has ended: say with ``ProcEnding`` whether it is about to
+    closed: bool = False  # their connection has ended: report with ``ProcEnding`` whether they are about to exit
 
 
 class ProcEnding(msgspec.Struct, array_like=True, tag=49):
-    """Of a proc whose connection has ended, before its exit status is known."""
+    """Whether a proc is ending whose connection has ended, before its exit status is known."""
 
     proc: str
-    ending: bool  # its ``ProcExited`` follows: it was told to end, or the kernel is taking it down
-    asked: str = ""  # why, if it was told to stop
+    ending: bool  # its ``ProcExited`` follows: it was told to end, or the kernel is tearing it down
+    asked: str = ""  # the reason, if it was told to stop
 
 
 class GetStatus(msgspec.Struct, array_like=True, tag=38):
@@ -352,7 +352,7 @@ class GetStatus(msgspec.Struct, array_like=True, tag=38):
 
 
 class ProcStatus(msgspec.Struct, array_like=True, frozen=True):
-    """What an agent knows of one proc."""
+    """An agent's status of one proc."""
 
     proc: str
     state: str  # "starting", "alive", "dead" or "stopped"
@@ -365,7 +365,7 @@ class ProcStatus(msgspec.Struct, array_like=True, frozen=True):
 
 
 class GetLogs(msgspec.Struct, array_like=True, tag=39):
-    """Answered with a Reply: a pickle of MessagePack of ``list[LogText]``. ``tail``: so many lines at least; 0: all."""
+    """Answered with a Reply: a pickle of MessagePack of ``list[LogText]``. ``tail``: the least lines wanted; 0: all."""
 
     call: int
     procs: list[str]
@@ -373,7 +373,7 @@ class GetLogs(msgspec.Struct, array_like=True, tag=39):
 
 
 class LogText(msgspec.Struct, array_like=True, frozen=True):
-    """The output of one proc as its agent kept it (bounded; ``dropped`` bytes are gone)."""
+    """The output of one proc that its agent has kept (bounded; ``dropped`` bytes are gone)."""
 
     proc: str
     stdout: bytes
@@ -389,21 +389,21 @@ class Shutdown(msgspec.Struct, array_like=True, tag=40):
 
 
 class ProcUnresponsive(msgspec.Struct, array_like=True, tag=45):
-    """The proc lives, but does not answer its agent. To its owner and all watchers; again when its stack is known."""
+    """The proc is alive but does not answer its agent. To its owner and all watchers; again when its stack is known."""
 
     proc: str
     pid: int
     host: str
-    seconds: Seconds  # since it was asked
+    seconds: Seconds  # since the ping
     why: str
     stack: str = ""
 
 
 class ProcResponds(msgspec.Struct, array_like=True, tag=46):
-    """The proc that did not answer has answered."""
+    """An unresponsive proc has answered."""
 
     proc: str
-    seconds: Seconds  # how long it took
+    seconds: Seconds  # how long the answer took
 
 
 class AskStacks(msgspec.Struct, array_like=True, tag=47):
@@ -421,7 +421,7 @@ class StackRead(msgspec.Struct, array_like=True, frozen=True):
     proc: str
     pid: int
     host: str
-    why: str  # why it cannot answer by itself, as the kernel tells it ("" if that says nothing)
+    why: str  # why it cannot answer itself, by its state in the kernel ("" if the state does not explain it)
     dump: str  # its JSON; "" if there is none
     error: str = ""  # why there is none
 
@@ -429,8 +429,8 @@ class StackRead(msgspec.Struct, array_like=True, frozen=True):
 class AskConsole(msgspec.Struct, array_like=True, tag=48):
     """To a controller, from a terminal of the same user: open the debugger's console.
 
-    The only message that may come on a link without Hello. Answered with a Reply whose body is the path of a socket, or
-    (ERROR) a sentence.
+    The only request that is accepted on a link without Hello. Answered with a Reply whose body is the path of a socket,
+    or (ERROR) a sentence.
     """
 
     call: int
@@ -442,9 +442,9 @@ class AskConsole(msgspec.Struct, array_like=True, tag=48):
 
 
 class Replaced(msgspec.Struct, array_like=True, tag=41):
-    """A proc that died has a successor: what was meant for its place in the mesh goes to this one from now on.
+    """A dead proc has a successor, which takes its place in the mesh from now on.
 
-    Owners of actors on it make them anew there. Answered with a Reply when that is done.
+    Owners of actors on the dead proc recreate them on the successor. Answered with a Reply when that is done.
     """
 
     call: int  # 0: no reply is wanted
@@ -454,13 +454,13 @@ class Replaced(msgspec.Struct, array_like=True, tag=41):
 
 
 class AskReplaced(msgspec.Struct, array_like=True, tag=42):
-    """To the root: tell me when this proc, which is dead, has a successor (or that it has)."""
+    """To the root: report to the sender when this dead proc has a successor, or that it has one."""
 
     proc: str
 
 
 class AskEnded(msgspec.Struct, array_like=True, tag=44):
-    """Which of these actors have ended here? Reply body: a pickle of their causes by actor."""
+    """Ask which of these actors have ended here. Reply body: a pickle of their causes by actor."""
 
     call: int
     rank: int
@@ -468,7 +468,7 @@ class AskEnded(msgspec.Struct, array_like=True, tag=44):
 
 
 class Checkpoint(msgspec.Struct, array_like=True, tag=43):
-    """To the owner's process: what an actor's ``checkpoint`` has returned. Body: its pickle."""
+    """To the owner's process: the value that an actor's ``checkpoint`` has returned. Body: its pickle."""
 
     actor: str
     rank: int
@@ -480,7 +480,7 @@ class Checkpoint(msgspec.Struct, array_like=True, tag=43):
 
 
 class BufferRead(msgspec.Struct, array_like=True, tag=50):
-    """To a buffer's owner: send these bytes of it. Answered with a Reply whose only buffer they are."""
+    """To a buffer's owner: send these bytes of it. Answered with a Reply that has them as its only buffer."""
 
     call: int
     buffer: int
@@ -512,17 +512,17 @@ class BufferAtomic(msgspec.Struct, array_like=True, tag=52):
 
 
 class BufferDrop(msgspec.Struct, array_like=True, tag=53):
-    """To a buffer's owner: let it go. Answered once no transfer touches it any more."""
+    """To a buffer's owner: drop it. Answered when no transfer accesses it any more."""
 
     call: int
     buffer: int
 
 
 class BufferOffer(msgspec.Struct, array_like=True, tag=54):
-    """To a buffer's owner: prepare its part of a backend for this buffer (a listener, a queue pair, an IPC handle).
+    """To a buffer's owner: prepare its side of a backend for this buffer (a listener, a queue pair, an IPC handle).
 
-    Body: what the backend of the asking side says. Answered with a Reply whose body is "+" and what the
-    backend of the owner's side says, or "-" and why it cannot.
+    Body: the request of the sender's backend. Answered with a Reply whose body is "+" and the answer of the
+    owner's backend, or "-" and the reason why it cannot serve the buffer.
     """
 
     call: int
@@ -598,12 +598,12 @@ decode: Callable[[bytes | memoryview], Message] = msgspec.msgpack.Decoder(Messag
 
 
 def death_of(body: Any) -> Death:
-    """The death that the body of a message tells of: encoded, or as it is where it has not left this process."""
+    """The death in the body of a message: decoded, or as it is if it has not left this process."""
     return body if type(body) is Death else decode_death(body)
 
 
 class RankConfig(msgspec.Struct, array_like=True, frozen=True):
-    """What a new rank is told; the agent makes it from SpawnProcs, ``rank.main.main(bytes)`` reads it (MessagePack)."""
+    """The configuration of a new rank. The agent makes it from SpawnProcs; ``rank.main.main(bytes)`` decodes it."""
 
     ref: ProcRef
     agent: ProcRef
@@ -616,5 +616,5 @@ class RankConfig(msgspec.Struct, array_like=True, frozen=True):
     run_dir: str
     sys_path: list[str]
     kept: bool = False  # it outlives its controller
-    launch: Launch | None = None  # what it starts itself is started in the same way
-    cpus: str = ""  # the processors on which it may run; all: ""
+    launch: Launch | None = None  # how it was started; procs that it spawns start the same way
+    cpus: str = ""  # the processors on which it may run; "": all

@@ -1,21 +1,21 @@
-"""What a rank writes to its output pipes, and how to read it.
+"""The format of a rank's output pipes: records and plain bytes, with an encoder and a decoder.
 
-A rank's file descriptors 1 and 2 are pipes. C code, subprocesses and ``os.write`` put plain bytes into
-them. Python code (``print``, ``sys.stderr.write``, displays) puts *records* there: one ``write`` of at
-most ``MAX_RECORD`` bytes each, which the kernel never mixes with another process's or thread's write, so
-a reader can take both apart whatever the interleaving, and nothing is lost when the writer is killed.
+A rank's file descriptors 1 and 2 are pipes. C code, subprocesses and ``os.write`` write plain bytes to
+them. Python code (``print``, ``sys.stderr.write``, displays) writes *records*, each in one ``write`` of at
+most ``MAX_RECORD`` bytes. The kernel never mixes such a write with that of another process or thread, so a
+reader can separate both, whatever the interleaving, and no record is lost when the writer is killed.
 
 A record is::
 
     marker 4 | type 1 | stream 1 | cell length 1 | payload length 2 | check 2 | cell | payload
 
-The marker holds 0xC0, a byte that no UTF-8 text contains; ``check`` covers the nine bytes before it, so
-that binary garbage is not mistaken for a record. Every record names the *cell* that caused it. Plain
-bytes belong to the cell that was last begun on that pipe and has not ended.
+The marker contains 0xC0, a byte that no UTF-8 text has; ``check`` covers the nine bytes before it, so that
+binary garbage is not mistaken for a record. Every record names the *cell* that caused it. Plain bytes
+belong to the cell that was last begun on that pipe and has not ended.
 
-Python's stdout *and* stderr records both travel in the pipe of fd 1 (``stream`` says which they are),
-because two pipes have no common order and a person expects ``print`` and a warning in the order in which
-they happened. ``begin``, ``end`` and ``flush`` records travel in both pipes.
+Python's stdout *and* stderr records are written to the pipe of fd 1 (``stream`` tells them apart), because
+two pipes have no common order, and users expect ``print`` and a warning in the order in which they
+happened. ``begin``, ``end`` and ``flush`` records are written to both pipes.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ _STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
 _NUMBERS: dict[str, int] = {"stdout": 1, "stderr": 2}
 
 _MAX_OPEN_MESSAGES = 64
-#: Headers that a decoder remembers: those of lines of every length, in a few cells.
+#: The most headers that a decoder caches: enough for lines of every length in a few cells.
 _MOST_HEADERS = 16_384
 _MESSAGE_KINDS: frozenset[str] = frozenset(("display", "result", "error", "clear"))
 
 
 class OutputEvent(msgspec.Struct, frozen=True):
-    """One thing that a rank put out.
+    """One item of a rank's output.
 
-    ``cell`` is the id of the cell that caused it, "" when no cell did. ``data`` is, by ``kind``:
-    ``text`` the str; ``display`` and ``result`` a dict with ``data`` (mimebundle), ``metadata`` and,
-    where given, ``display_id`` and ``update``; ``error`` a dict with ``ename``, ``evalue`` and
+    ``cell`` is the id of the cell that caused it, or "". ``data`` depends on ``kind``:
+    ``text`` the str; ``display`` and ``result`` a dict with ``data`` (MIME bundle), ``metadata`` and,
+    if given, ``display_id`` and ``update``; ``error`` a dict with ``ename``, ``evalue`` and
     ``traceback``; ``clear`` a dict with ``wait``; ``flush`` the token (str); else None.
     """
 
@@ -102,7 +102,7 @@ def _room(cell: bytes) -> int:
 
 
 def _cuts(data: bytes, room: int) -> Iterator[bytes]:
-    """Split ``data`` into pieces of at most ``room`` bytes, between characters where it is UTF-8."""
+    """Split ``data`` into pieces of at most ``room`` bytes; UTF-8 is split between characters."""
     start = 0
     while len(data) - start > room:
         end = start + room
@@ -116,25 +116,25 @@ def _cuts(data: bytes, room: int) -> Iterator[bytes]:
 
 
 class TextEncoder:
-    """Makes the records that carry text of one cell and stream. Lines of one length have one header."""
+    """Makes the records with text of one cell and stream. Lines of the same length share a header."""
 
     def __init__(self, stream: Stream, cell: str) -> None:
         self._number = _NUMBERS[stream]
         self._cell = _cell_bytes(cell)
-        #: Bytes that one record can carry.
+        #: The most bytes of text in one record.
         self.room = _room(self._cell)
-        #: All that precedes the payload, by the length of that, which is all that differs in it.
+        #: The bytes before the payload, by the payload's length, on which alone they depend.
         self.heads: dict[int, bytes] = {}
 
     def record(self, data: bytes) -> bytes:
-        """The record of at most ``room`` bytes of UTF-8."""
+        """The record for at most ``room`` bytes of UTF-8."""
         head = self.heads.get(len(data))
         if head is None:
             head = self.heads[len(data)] = _encode(_TEXT, self._number, self._cell, data)[: -len(data)]
         return head + data
 
     def records(self, data: bytes) -> Iterator[bytes]:
-        """Those of any number of bytes."""
+        """The records for any number of bytes."""
         return map(self.record, _cuts(data, self.room)) if data else iter(())
 
 
@@ -145,7 +145,7 @@ def text_encoder(stream: Stream, cell: str) -> TextEncoder:
 
 
 def encode_text(stream: Stream, cell: str, data: bytes) -> list[bytes]:
-    """The records that carry text (UTF-8 bytes) of a cell."""
+    """The records with text (UTF-8 bytes) of a cell."""
     return list(text_encoder(stream, cell).records(data))
 
 
@@ -155,7 +155,7 @@ def encode_begin(cell: str, stream: Stream) -> bytes:
 
 
 def encode_end(cell: str, stream: Stream) -> bytes:
-    """The record that ends ``cell`` on ``stream``'s pipe: all its output so far lies before it."""
+    """The record that ends ``cell`` on ``stream``'s pipe: all its output so far precedes it."""
     return _encode(_END, _NUMBERS[stream], _cell_bytes(cell), b"")
 
 
@@ -165,18 +165,18 @@ def encode_flush(token: str, stream: Stream) -> bytes:
 
 
 def encode_answer(number: int, both: bool) -> bytes:
-    """The mark on stdout's pipe before an answer; ``both``: the one on stderr's pipe has to be read, too."""
+    """The mark on stdout's pipe before a reply; ``both``: the one on stderr's pipe must be read, too."""
     return encode_flush(f"{number}+" if both else str(number), "stdout")
 
 
 def decode_answer(token: str) -> tuple[int, bool]:
-    """The number of such a mark, and whether there is one on stderr's pipe, too; 0 for one of another kind."""
+    """The number of such a mark, and whether stderr's pipe also has one; 0 for a mark of another kind."""
     number = token.removesuffix("+")
     return (int(number), token != number) if number.isdigit() else (0, False)
 
 
 def encode_message(kind: Kind, cell: str, number: int, data: dict[str, Any]) -> list[bytes]:
-    """The records that carry a display, a result, an error or a request to clear the output.
+    """The records with a display, a result, an error or a request to clear the output.
 
     ``number`` must be unique among the messages of all processes that write to the pipe, so that the
     parts of two messages may be interleaved.
@@ -195,9 +195,9 @@ def encode_message(kind: Kind, cell: str, number: int, data: dict[str, Any]) -> 
 
 
 class OutputDecoder:
-    """Takes the bytes of one pipe, cut anywhere, and returns events. Keeps no lock: one reader each.
+    """Decodes the bytes of one pipe, split anywhere, into events. Not thread-safe: one reader each.
 
-    Never raises on bad input: what is not a valid record is text, as it would be on a terminal.
+    Never raises on bad input: bytes that are not a valid record are text, as they would be on a terminal.
     """
 
     def __init__(self, stream: Stream = "stdout") -> None:
@@ -207,17 +207,17 @@ class OutputDecoder:
         self._incomplete: dict[tuple[str, str, str], bytes] = {}
         self._messages: dict[tuple[str, int], list[bytes]] = {}
         self._events: list[OutputEvent] = []
-        # Payloads of adjacent text records of one cell and stream; joined and decoded together.
+        # Payloads of adjacent text records of one cell and stream, which are joined and decoded together.
         self._run: list[bytes] = []
         self._run_of: tuple[bytes, Stream] = (b"", stream)
         # Adjacent text of one cell and stream, which becomes one event.
         self._texts: list[str] = []
         self._texts_of: tuple[str, Stream] = ("", stream)
-        # Headers that were found valid: kind, stream, size of the cell's id, size of all.
+        # Headers found to be valid: kind, stream, size of the cell's id, total size.
         self._headers: dict[bytes, tuple[int, Stream, int, int]] = {}
 
     def feed(self, data: bytes) -> list[OutputEvent]:
-        """Decode what has arrived; an unfinished record or character waits for the next call."""
+        """Decode received bytes; an unfinished record or character waits for the next call."""
         buffer = self._pending + data if self._pending else data
         self._pending = b""
         position, size = 0, len(buffer)
@@ -262,7 +262,7 @@ class OutputDecoder:
         return self._take()
 
     def close(self) -> list[OutputEvent]:
-        """The pipe has ended: give out what was still waiting for its rest."""
+        """Return the events of unfinished records and characters, at the end of the pipe."""
         rest, self._pending = self._pending, b""
         self._raw(rest)
         for cell in {key[1] for key in self._incomplete}:
@@ -270,7 +270,7 @@ class OutputDecoder:
         return self._take()
 
     def _header(self, data: bytes) -> tuple[int, Stream, int, int] | None:
-        """What a header says; None if it is none."""
+        """Decode a header; None if it is invalid."""
         _, kind, stream, cell_size, payload_size, check = _HEADER.unpack(data)
         total = _HEADER.size + cell_size + payload_size
         if (
@@ -356,7 +356,7 @@ class OutputDecoder:
         key = (cell, number)
         pieces = self._messages.setdefault(key, [])
         if index != len(pieces):
-            # Its beginning is missing (a log that starts in the middle): it can never be completed.
+            # Its first part is missing (in a log that starts in the middle), so it can never be completed.
             del self._messages[key]
             return
         pieces.append(payload[_PART.size :])
@@ -375,7 +375,7 @@ class OutputDecoder:
 
 
 def _marker_prefix(buffer: bytes, position: int) -> int:
-    """How many bytes at the end of ``buffer`` may be the beginning of a marker."""
+    """How many bytes at the end of ``buffer`` may be the start of a marker."""
     for size in range(min(len(MARKER) - 1, len(buffer) - position), 0, -1):
         if buffer.endswith(MARKER[:size]):
             return size
@@ -383,13 +383,13 @@ def _marker_prefix(buffer: bytes, position: int) -> int:
 
 
 def beginning(data: bytes) -> int:
-    """Where decoding may begin in what was cut out of a pipe's bytes: at a record, or, in plain bytes, at a line."""
+    """Where decoding can start in a section of a pipe's bytes: at a record, or, in plain bytes, at a line."""
     record = data.find(MARKER, 0, MAX_RECORD + len(MARKER))
     return record if record >= 0 else data.find(b"\n") + 1
 
 
 def plain_text(chunks: Iterable[tuple[int, bytes]]) -> str:
-    """What a person would have seen: the text of ``(fd, bytes)`` chunks of one rank, in order.
+    """The text that a user would have seen, of ``(fd, bytes)`` chunks of one rank, in order.
 
     Displays and results appear as their plain text, errors as their traceback.
     """

@@ -1,12 +1,12 @@
-"""Folders that this user alone can use, and the proof that a folder is one of ours.
+"""Private folders that only this user can use, and the check that this package has created a folder.
 
-Sockets, logs and descriptions lie in folders of mode 0700. Such a folder is opened component by component, each
-relative to the descriptor of the one before: no other user can redirect the path, or replace a part of it between a
-check and a use. What is in the folder is reached through its descriptor.
+Sockets, logs and descriptions are kept in folders of mode 0700. Such a folder is opened component by component, each
+relative to the descriptor of its parent, so no other user can redirect the path or replace a part of it between a
+check and a use. Files in the folder are opened relative to its descriptor.
 
-A folder that this package makes holds the file ``lock``. Its text says what the folder is, and the processes that use
-the folder hold a lock on it. A folder is removed only by a process that has that lock, and only file by file: files of
-other names than those that this package writes there stay, and so does the folder then.
+Each folder that this package creates has a file ``lock``. Its text states the folder's purpose, and the processes that
+use the folder hold a lock on it. Only a process that holds that lock removes a folder, and only file by file: files
+that this package does not write are kept, and then the folder is kept, too.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from typing import Any
 LOCK = "lock"
 _ABOUT = "This folder belongs to monarch_kernel"
 _LINKS = 40
-#: More than any description of ours has.
+#: Larger than any description that this package writes (bytes).
 _LARGEST = 1 << 20
 
 
 class NotPrivateError(PermissionError):
-    """A folder, file or socket is not this user's alone; the message says whose it is, and what to do."""
+    """Other users can access a folder, file or socket; the message says whose it is, and what to do."""
 
 
 class NotOursError(OSError):
-    """A folder was not made by this package, so nothing in it is touched."""
+    """This package did not create a folder, so it changes nothing in it."""
 
 
 def user_name(uid: int) -> str:
-    """A user as messages name it."""
+    """The name of a user in messages."""
     import pwd  # only messages need it
 
     try:
@@ -43,17 +43,17 @@ def user_name(uid: int) -> str:
         return f"the user with uid {uid}"
 
 
-# -- the way to a folder --------------------------------------------------------------------------
+# -- opening a path -------------------------------------------------------------------------------
 
 
 def open_way(path: str) -> int:
-    """A descriptor (``O_PATH``) of a folder whose path no other user can change.
+    """Open a folder (``O_PATH``) whose path no other user can change; returns the descriptor.
 
-    As ``StrictModes`` of OpenSSH has it, each folder on the way must belong to this user or to root, and only they may
-    write to it, unless it has the sticky bit. A symbolic link on the way must belong to one of them, too.
+    As with OpenSSH's ``StrictModes``, each folder of the path must belong to this user or to root, and only they may
+    write to it, unless it has the sticky bit. Symbolic links in the path must also belong to this user or to root.
 
     Raises:
-        NotPrivateError: another user can change it.
+        NotPrivateError: another user can change the path.
         OSError: there is no such folder.
     """
     fd = os.open("/", _WAY)
@@ -96,7 +96,7 @@ _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _reversed(path: str) -> list[str]:
-    """The components of a path, the first one last."""
+    """The components of a path in reverse order."""
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 
@@ -114,7 +114,7 @@ def _check_way(path: str, about: os.stat_result) -> None:
 
 
 def _is_unmapped_root(uid: int) -> bool:
-    """Whether this is how the machine's root shows in a container that does not know that user."""
+    """Whether this uid is the machine's root, seen from a container whose user namespace does not map it."""
     if uid == 0:
         return False
     try:
@@ -129,10 +129,10 @@ def _is_unmapped_root(uid: int) -> bool:
 
 
 def temporary_folder(longest: int) -> str:
-    """The folder for what is temporary: the first that is writable, and that no other user can change.
+    """The folder for temporary files: the first that is writable and that no other user can change.
 
     Args:
-        longest: bytes that its path may have, as the path of a Unix socket has at most 107.
+        longest: the longest path allowed (bytes), because the path of a Unix socket has at most 107.
 
     Raises:
         NotPrivateError: other users could replace what this user puts there.
@@ -151,9 +151,9 @@ def temporary_folder(longest: int) -> str:
 
 
 def temporary_folders(longest: int) -> list[str]:
-    """Where temporary folders may be: the one that ``TMPDIR`` names, and those of the system.
+    """The candidates for temporary folders: that of ``TMPDIR``, and those of the system.
 
-    In a container, ``/tmp`` is often a volume that all may write to, and without the sticky bit.
+    In a container, ``/tmp`` is often a world-writable volume without the sticky bit.
     """
     import tempfile
 
@@ -165,12 +165,12 @@ def temporary_folders(longest: int) -> list[str]:
 
 
 class PrivateFolder:
-    """A folder of this user that no other user can use, held by its descriptor. Close it after use.
+    """A folder of this user that no other user can use, held open by its descriptor. Close it after use.
 
     Args:
-        path: for messages, and for the sockets in it, which only have paths.
-        fd: the folder.
-        parent: the folder that it lies in; taken over.
+        path: its path, for messages and for its sockets, which are addressed by path.
+        fd: a descriptor of the folder.
+        parent: a descriptor of its parent folder. The object takes over both.
     """
 
     def __init__(self, path: str, fd: int, parent: int) -> None:
@@ -182,14 +182,14 @@ class PrivateFolder:
 
     @classmethod
     def open(cls, path: str, *, visible: bool = False) -> PrivateFolder:
-        """Open a folder that is there.
+        """Open an existing folder.
 
         Args:
-            visible: whether other users may look into it, as long as they cannot write to it.
+            visible: whether other users may read it, as long as they cannot write to it.
 
         Raises:
-            FileNotFoundError: there is none.
-            NotPrivateError: it is another user's, or open to others, or a link, or could be replaced by others.
+            FileNotFoundError: the folder does not exist.
+            NotPrivateError: it belongs to another user, is open to others, is a link, or could be replaced by others.
         """
         path = os.path.abspath(path)
         parent = open_way(os.path.dirname(path))
@@ -201,10 +201,10 @@ class PrivateFolder:
 
     @classmethod
     def make(cls, path: str) -> PrivateFolder:
-        """Make a folder of mode 0700.
+        """Create a folder of mode 0700.
 
         Raises:
-            FileExistsError: there is something of that name.
+            FileExistsError: the name exists.
             NotPrivateError: other users could replace it.
         """
         path = os.path.abspath(path)
@@ -217,14 +217,14 @@ class PrivateFolder:
             raise
 
     def names(self) -> list[str]:
-        """What is in it, sorted."""
+        """The names in the folder, sorted."""
         return sorted(os.listdir(self.fd))
 
     def open_file(self, name: str, flags: int) -> int:
-        """Open a regular file of this user in it; a link is not followed.
+        """Open a regular file of this user in the folder, without following a link.
 
         Raises:
-            NotPrivateError: it is something else.
+            NotPrivateError: the name is not such a file.
         """
         path = os.path.join(self.path, name)
         try:
@@ -238,12 +238,12 @@ class PrivateFolder:
         return fd
 
     def read(self, name: str) -> bytes:
-        """The contents of a small file in it."""
+        """Read a small file in the folder."""
         with os.fdopen(self.open_file(name, os.O_RDONLY), "rb") as file:
             return file.read(_LARGEST)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write a file in it: as a whole, or not at all."""
+        """Write a file in the folder atomically."""
         new = name + NEW
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
@@ -253,17 +253,17 @@ class PrivateFolder:
         except OSError as e:
             raise type(e)(e.errno, e.strerror, os.path.join(self.path, name)) from None
 
-    # -- whose it is, and its end --------------------------------------------------------------------
+    # -- ownership and removal -----------------------------------------------------------------------
 
     def claim(self, what: str) -> None:
-        """Make this new folder known as one of ours, in use by this process and all that inherit ``lock_fd``.
+        """Mark this new folder as this package's, in use by this process and all that inherit ``lock_fd``.
 
         Raises:
-            OSError: nothing can be written there; then the folder is gone again, and this is closed.
+            OSError: the folder is not writable; it is then removed again, and this object is closed.
         """
         new = LOCK + NEW
         try:
-            # Locked before it has its name: no process can find it unlocked.
+            # Lock the file before it gets its name, so that no process finds it unlocked.
             fd = self.open_file(new, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
@@ -280,19 +280,19 @@ class PrivateFolder:
         self.lock_fd = fd
 
     def hold(self, lock_fd: int, what: str) -> None:
-        """Have the lock that another process has given to this one; it stays that descriptor's.
+        """Share a lock that another process has passed on; the caller keeps its descriptor.
 
         Raises:
-            NotOursError: that is not this folder's.
+            NotOursError: the descriptor is not this folder's lock.
         """
         self._check_lock(lock_fd, what)
         self.lock_fd = os.dup(lock_fd)
 
     def take(self, what: str) -> bool:
-        """Take the lock if no living process holds it; whether that was so.
+        """Take the lock if no living process holds it; returns whether it was free.
 
         Raises:
-            NotOursError: it was not made by this package for that.
+            NotOursError: this package did not create the folder for that purpose.
         """
         try:
             fd = self.open_file(LOCK, os.O_RDWR)
@@ -313,7 +313,7 @@ class PrivateFolder:
                 os.close(fd)
 
     def _check_lock(self, fd: int, what: str) -> None:
-        """Whether a descriptor is of this folder's lock, and the text there says that the folder is ours."""
+        """Raise unless the descriptor is this folder's lock and its text identifies the folder as this package's."""
         held = os.fstat(fd)
         try:
             found = os.stat(LOCK, dir_fd=self.fd, follow_symlinks=False)
@@ -326,13 +326,13 @@ class PrivateFolder:
         return NotOursError(f"{self.path} is no {what} of monarch_kernel: its file {LOCK!r} does not say so")
 
     def remove(self, files: Iterable[str]) -> list[str]:
-        """Remove the folder, whose lock this process holds, and the files in it that have these names.
+        """Remove the folder, whose lock this process holds, and the files in it with these names.
 
         Args:
-            files: names; ``*`` may stand at the beginning for anything, and one ``/`` for a folder in this one.
+            files: names; a leading ``*`` matches anything, and one ``/`` selects a subfolder.
 
         Returns:
-            What else is there. If that is anything, it stays, and the folder and its lock do, too.
+            The names of other files. If there are any, they are kept, and so are the folder and its lock.
         """
         assert self.lock_fd >= 0, "only a folder whose lock is held is removed"
         patterns = [*files, LOCK + NEW]
@@ -343,7 +343,7 @@ class PrivateFolder:
         return left
 
     def _clear(self, inside: str, patterns: list[str]) -> list[str]:
-        """Remove what the patterns name; what is left."""
+        """Remove the files that the patterns name; returns the remaining names."""
         left: list[str] = []
         for name in self.names():
             whole = inside + name
@@ -355,7 +355,7 @@ class PrivateFolder:
         return left
 
     def _clear_within(self, name: str, patterns: list[str], left: list[str]) -> bool:
-        """As ``_clear``, for a folder in this one; whether it is gone."""
+        """``_clear`` a subfolder and remove it; returns whether it is gone."""
         path = os.path.join(self.path, name)
         try:
             below = PrivateFolder(path, _open_own(path, self.fd, 0o077), os.dup(self.fd))
@@ -366,7 +366,7 @@ class PrivateFolder:
             return below._rmdir()
 
     def _unlink(self, name: str) -> bool:
-        """Remove a file or socket of this user; whether it is gone."""
+        """Remove a file or socket of this user; returns whether it is gone."""
         return _unlink(name, self.fd, (stat.S_IFREG, stat.S_IFSOCK))
 
     def _rmdir(self) -> bool:
@@ -377,7 +377,7 @@ class PrivateFolder:
         return True
 
     def close(self) -> None:
-        """Give up the descriptors, and with them the lock, unless other processes hold it, too."""
+        """Close the descriptors, which releases the lock unless other processes also hold it."""
         for fd in (self.fd, self._parent, self.lock_fd):
             if fd >= 0:
                 os.close(fd)
@@ -390,7 +390,7 @@ class PrivateFolder:
         self.close()
 
 
-#: What the name of a file ends with while it is written.
+#: The suffix of a file's name while it is written.
 NEW = ".new"
 
 
@@ -452,10 +452,10 @@ def _unlink(name: str, folder: int, kinds: tuple[int, ...], inode: tuple[int, in
 
 
 def remove_socket(path: str, inode: tuple[int, int] | None = None) -> bool:
-    """Remove a socket of this user; whether it is gone. What else has that name stays.
+    """Remove a socket of this user; returns whether it is gone. Anything else with that name is kept.
 
     Args:
-        inode: device and number of the socket that is meant, if another one may have its name now.
+        inode: device and inode number of the socket, if another socket may have its name now.
     """
     try:
         folder = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -468,10 +468,10 @@ def remove_socket(path: str, inode: tuple[int, int] | None = None) -> bool:
 
 
 def read_own_file(path: str, limit: int = _LARGEST) -> bytes:
-    """The contents of a regular file that this user has written, and no other user can write to.
+    """Read a regular file that belongs to this user and that no other user can write to.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
         NotPrivateError: another user has written it, or could have.
         OSError: it cannot be read.
     """
@@ -498,10 +498,10 @@ def read_own_file(path: str, limit: int = _LARGEST) -> bytes:
 
 
 def write_own_file(path: str, data: bytes, mode: int = 0o600) -> None:
-    """Write a file as a whole or not at all; a link of that name is replaced, and not followed.
+    """Write a file atomically; a link of that name is replaced, not followed.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     new = write_beside(path, data, mode)
     try:
@@ -512,16 +512,16 @@ def write_own_file(path: str, data: bytes, mode: int = 0o600) -> None:
 
 
 def write_beside(path: str, data: bytes, mode: int = 0o600) -> str:
-    """Write a new file next to a path, for the caller to rename or link to it; the name that it has until then.
+    """Write a temporary file next to a path, for the caller to rename or link to it; returns its name.
 
     Raises:
-        OSError: it cannot be written; then it is gone again.
+        OSError: it cannot be written; it is then removed again.
     """
     new = f"{path}.{os.urandom(4).hex()}{NEW}"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
-            os.fchmod(fd, mode)  # a umask may have taken the owner's own rights
+            os.fchmod(fd, mode)  # a umask may have removed the owner's own permissions
             file.write(data)
             file.flush()
             os.fsync(fd)

@@ -1,4 +1,4 @@
-"""What messages say of processes and of memory."""
+"""References to processes and memory, and deaths, as messages carry them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated
 
 import msgspec
 
-#: A time that one process tells another. One that is negative, infinite or no number at all is refused when it
-#: is decoded: a timer set to it would crash the process that runs it, or never fire.
+#: A time sent from one process to another. Decoding rejects a negative or infinite one and NaN: a timer set to it
+#: would crash the process that runs it, or never fire.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 
 
 class ProcRef(msgspec.Struct, array_like=True, frozen=True):
-    """Where a proc is: enough for any process to reach it, or to ask its agent why it cannot.
+    """The address of a proc: enough for any process to reach it, or to ask its agent why it cannot.
 
     Processes of one *site* connect to each other's Unix sockets and share memory. Others reach them through the
     site's *gateway*: the host agent of a worker, or the controller for its own host.
@@ -29,7 +29,7 @@ class ProcRef(msgspec.Struct, array_like=True, frozen=True):
     gateway_address: str = ""  # a URL where others may connect; "" for a gateway that only connects to others
 
     def agent_ref(self) -> ProcRef:
-        """Where its host agent is."""
+        """The reference of its host agent."""
         return ProcRef(
             self.agent,
             self.agent_address,
@@ -61,21 +61,21 @@ class ProcRef(msgspec.Struct, array_like=True, frozen=True):
 
 
 class DeathKind(enum.IntEnum):
-    """In which way something has died. Decisions are made by this, never by the sentence that says the cause."""
+    """The kind of a death. Code decides by this, never by the text of the cause."""
 
-    UNKNOWN = 0  # of a peer whose version has no kinds; ``Death`` replaces it by what it knows
+    UNKNOWN = 0  # from a peer whose version has no kinds; ``Death`` replaces it
     STOPPED = 1  # a proc or actor that was asked to end: not a failure
     EXITED = 2  # a proc, by itself or by a signal; its host agent knows the exit status
     NOT_STARTED = 3  # a proc that could not be started
     PRELOAD_FAILED = 4  # a proc that could not be started, because a module of its mesh's preload could not be loaded
-    UNREACHABLE = 5  # a proc that may live, but there is no connection to it
+    UNREACHABLE = 5  # a proc that may be alive, but there is no connection to it
     HOST_LOST = 6  # a proc whose host agent, or connection to its host, is gone
-    AGENT_CLOSED = 7  # a host agent, of which only the end of its connection is known
+    AGENT_CLOSED = 7  # a host agent; only the end of its connection is known
     AGENT_EXITED = 8  # a host agent whose exit status is known
-    AGENT_UNREACHABLE = 9  # a host agent (or another site's controller) that may live; the cause says what is wrong
-    CONTROLLER_CLOSED = 10  # a controller, of which only the end of its connection is known
+    AGENT_UNREACHABLE = 9  # a host agent (or another site's controller) that may be alive; the cause says what is wrong
+    CONTROLLER_CLOSED = 10  # a controller; only the end of its connection is known
     ACTOR_FAILED = 11  # an actor, by an error that it raised
-    NO_ACTOR = 12  # an actor that never was, or could not be made
+    NO_ACTOR = 12  # an actor that never existed, or could not be created
 
     @classmethod
     def _missing_(cls, value: object) -> DeathKind:
@@ -83,7 +83,7 @@ class DeathKind(enum.IntEnum):
 
     @property
     def what(self) -> str:
-        """What has died, as ``Death.what`` says it."""
+        """What has died, for ``Death.what``."""
         return _WHAT.get(self, "proc")
 
 
@@ -96,7 +96,7 @@ _WHAT = {
     DeathKind.ACTOR_FAILED: "actor",
     DeathKind.NO_ACTOR: "actor",
 }
-#: What is assumed of the kind when only ``what`` was said.
+#: The kind assumed if only ``what`` is given.
 _KINDS = {
     "stopped": DeathKind.STOPPED,
     "agent": DeathKind.AGENT_UNREACHABLE,
@@ -105,10 +105,10 @@ _KINDS = {
 
 
 class Death(msgspec.Struct, array_like=True, frozen=True):
-    """Why a proc or an actor cannot answer any more. ``Death.of`` makes one."""
+    """Why a proc or an actor can no longer answer. ``Death.of`` makes one."""
 
     cause: str
-    what: str = "proc"  # "proc", "actor", "agent" or "stopped": all that peers of earlier versions know of the kind
+    what: str = "proc"  # "proc", "actor", "agent" or "stopped": the kind, for peers of earlier versions
     proc: str = ""
     host: str = ""
     pid: int = 0
@@ -121,7 +121,7 @@ class Death(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def of_actor(self) -> bool:
-        """Whether an actor alone has died: its process lives."""
+        """Whether only an actor has died, and its process is alive."""
         return self.kind in (DeathKind.ACTOR_FAILED, DeathKind.NO_ACTOR)
 
     @classmethod
@@ -131,17 +131,17 @@ class Death(msgspec.Struct, array_like=True, frozen=True):
 
 
 def lost_with(gone: Death | None, proc: str, host: str, pid: int = 0) -> Death:
-    """The death of a proc that was reached through a host agent (or another site's controller) that is gone.
+    """The death of a proc that was reached through a dead host agent (or another site's controller).
 
     Args:
-        gone: the death of that agent, if it is known.
+        gone: the death of that agent, if known.
     """
     cause = "its host agent died" if gone is None or gone.kind is DeathKind.AGENT_CLOSED else gone.cause
     return Death.of(DeathKind.HOST_LOST, cause, proc, host, pid)
 
 
 class SegmentRef(msgspec.Struct, array_like=True, frozen=True):
-    """Where the out-of-band buffers of a message lie: shared memory of a process of this host."""
+    """The location of a message's out-of-band buffers: shared memory of a process of this host."""
 
     owner: str
     pid: int

@@ -1,10 +1,10 @@
-"""Bodies of messages: pickle protocol 5, large buffers apart, notebook code by value.
+"""Bodies of messages: pickle protocol 5, with large buffers out of band and notebook code by value.
 
 ``dumps`` tries the C pickler first. Classes and functions of ``__main__`` (a script or a notebook) do not exist
-in the other process, so their first occurrence switches the whole object over to cloudpickle, which sends
-them by value. Everything else goes by reference.
+in the other process, so their first occurrence switches the whole object to cloudpickle, which sends them by
+value. Everything else is sent by reference.
 
-A body is the out-of-band buffers, each padded to 64 bytes so that arrays stay aligned, then the pickle.
+A body consists of the out-of-band buffers, each padded to 64 bytes so that arrays stay aligned, and the pickle.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import cloudpickle
 
-#: Buffers of at least this many bytes are kept out of the pickle and never copied on the way.
+#: Buffers of at least this many bytes are kept out of the pickle and never copied before they are sent.
 OUT_OF_BAND = 16 * 1024
 _ALIGN = 64
 _PADDING = bytes(_ALIGN)
@@ -26,13 +26,13 @@ _PADDING = bytes(_ALIGN)
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 
 Buffers = list[Any]  # bytes-like pieces, in order
-#: What follows a header. To send: bytes-like, or ``Buffers``. As handlers get it: bytes-like; ``Apart`` if its
-#: buffers lie in shared memory; a ``Death`` that has not left this process.
+#: The part of a message after its header. To send: bytes-like, or ``Buffers``. Handlers get bytes-like data, an
+#: ``Apart`` if its buffers are in shared memory, or a ``Death`` that has not left this process.
 Body: TypeAlias = Any
 
 
 class Apart:
-    """A body whose out-of-band buffers came another way than the pickle: ``memory()`` gives where they lie."""
+    """A body whose out-of-band buffers came separately from the pickle: ``memory()`` returns their memory."""
 
     __slots__ = ("memory", "pickled")
 
@@ -42,7 +42,7 @@ class Apart:
 
 
 class _ByValue(Exception):
-    """Something has to go by value: use cloudpickle."""
+    """An object must be sent by value: use cloudpickle."""
 
 
 def _goes_by_value(obj: Any) -> bool:
@@ -62,7 +62,7 @@ def _registered() -> Any:
 
 
 class _FastPickler(pickle.Pickler):
-    """The C pickler, giving up as soon as it meets something that only cloudpickle can send."""
+    """The C pickler; raises as soon as it meets an object that only cloudpickle can send."""
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -92,7 +92,7 @@ class _ByValuePickler(cloudpickle.Pickler):
 
 
 def _reduce_array(array: Any, kind: type) -> Any:
-    """A large plain array as a buffer, in half the time that NumPy's own pickling takes for it."""
+    """Reduce a large plain array to a buffer, in half the time of NumPy's own pickling."""
     if kind.__module__ != "numpy" or array.nbytes < OUT_OF_BAND:
         return NotImplemented
     dtype, flags = array.dtype, array.flags
@@ -112,7 +112,7 @@ def _rebuild_array(buffer: Any, dtype: str, shape: tuple[int, ...], order: Any) 
 
 
 def _reduce_tensor(tensor: Any, kind: type) -> Any:
-    """A large plain CPU tensor as a buffer: torch's own pickling would copy its whole storage into the pickle."""
+    """Reduce a large plain CPU tensor to a buffer; torch's own pickling would copy its storage into the pickle."""
     if kind.__module__ != "torch":
         return NotImplemented
     import torch
@@ -138,12 +138,12 @@ def _rebuild_tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_gr
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-#: By the name of their type, things whose memory is kept out of the pickle. By name, as nothing is imported for this.
+#: Types whose memory is kept out of the pickle, by name, so that nothing is imported for this.
 _OUT_OF_BAND: dict[str, Callable[[Any, type], Any]] = {"ndarray": _reduce_array, "Tensor": _reduce_tensor}
 
 
 def is_plain(obj: Any) -> bool:
-    """Whether an ``(args, kwargs)`` pair or a result holds nothing but small immutable scalars."""
+    """Whether an ``(args, kwargs)`` pair or a result holds only small immutable scalars."""
     kind = type(obj)
     if kind in _PLAIN:
         return True
@@ -182,7 +182,7 @@ def dumps(obj: Any) -> tuple[Any, tuple[int, ...]]:
     try:
         _FastPickler(out, 5, buffer_callback=keep).dump(obj)
     except (_ByValue, pickle.PicklingError, AttributeError):
-        # AttributeError and PicklingError: an object that cannot be found by name; cloudpickle knows more ways
+        # AttributeError and PicklingError: an object cannot be found by name; cloudpickle can send it in other ways
         kept.clear()
         out = io.BytesIO()
         _ByValuePickler(out, 5, buffer_callback=keep).dump(obj)  # type: ignore[no-untyped-call]
@@ -201,7 +201,7 @@ def dumps(obj: Any) -> tuple[Any, tuple[int, ...]]:
 
 
 def dumps_flat(obj: Any) -> bytes:
-    """Serialize into one ``bytes``, buffers inside: for what is kept or sent inside another pickle."""
+    """Serialize into one ``bytes`` with the buffers inside, to be stored or sent inside another pickle."""
     if is_plain(obj):
         return pickle.dumps(obj, 5)
     out = io.BytesIO()
@@ -212,17 +212,17 @@ def dumps_flat(obj: Any) -> bytes:
     return out.getvalue()
 
 
-#: Modules that say no themselves when something cannot be pickled.
+#: Modules whose own exceptions mean that an object cannot be pickled.
 _PICKLERS = ("monarch_kernel", "cloudpickle", "pickle", "copyreg")
 
 
 def explain(error: Exception, what: str) -> None:
-    """Say which object it was that could not be pickled, in the ``except`` clause of ``dumps``.
+    """Name the object that could not be pickled; call this in an ``except`` clause around ``dumps``.
 
-    What a method of the user's has raised (``__getstate__``, ``__reduce__``) gets a note, and is to be raised again.
+    An exception from user code (``__getstate__``, ``__reduce__``) gets a note; the caller re-raises it.
 
     Raises:
-        TypeError: the pickler itself refuses the object.
+        TypeError: the pickler itself rejects the object.
     """
     tb = error.__traceback__
     while tb is not None and tb.tb_next is not None:
@@ -236,7 +236,7 @@ def explain(error: Exception, what: str) -> None:
 
 
 def padded(buffers: tuple[int, ...]) -> int:
-    """How many bytes of a body lie before the pickle, if it has these buffers."""
+    """How many bytes of a body precede the pickle, given the lengths of its buffers."""
     return sum(length + (-length % _ALIGN) for length in buffers)
 
 

@@ -1,6 +1,6 @@
-"""Where workers listen: the URLs that people write, and what is wrong with those that are invalid.
+"""Parses the URLs of workers, and explains what is wrong with invalid ones.
 
-``tcp://host:port``; ``ipc:///path``; ``ADVERTISED@LISTEN``, two such URLs, where others reach the worker by another
+``tcp://host:port``; ``ipc:///path``; ``ADVERTISED@LISTEN``, two such URLs, if others reach the worker at another
 address than the one it listens at; and ``NAME@URL``, which also names the host.
 """
 
@@ -17,13 +17,13 @@ _EVERYWHERE = {"*", "0.0.0.0", "[::]", "[::0]"}
 
 
 class AddressError(ValueError):
-    """A URL cannot be used; one sentence that says why and what to write."""
+    """A URL cannot be used; the message says in one sentence why, and what to write."""
 
 
 class WorkerAddress(NamedTuple):
-    """A worker's URL, taken apart.
+    """The parts of a worker's URL.
 
-    ``advertised`` is what others connect to; None if that is where it listens.
+    ``advertised`` is the URL that others connect to; None if it is the URL it listens at.
     """
 
     name: str
@@ -32,7 +32,7 @@ class WorkerAddress(NamedTuple):
 
 
 def worker_address(text: str) -> WorkerAddress:
-    """What a worker that is told to listen at ``text`` does.
+    """Parse the address at which a worker is told to listen.
 
     Raises:
         AddressError: the worker cannot listen there, or no host could reach it.
@@ -60,7 +60,7 @@ def worker_address(text: str) -> WorkerAddress:
 
 
 def dial_address(text: str) -> str:
-    """The address to connect to, of a worker's URL in any form.
+    """The address to connect to, given a worker's URL in any form.
 
     Raises:
         AddressError: no worker can be reached there.
@@ -77,7 +77,7 @@ def dial_address(text: str) -> str:
 
 
 def _parts(text: str) -> tuple[str, str, str]:
-    """Name, advertised URL and URL to listen at; "" for what is not given."""
+    """The name, the advertised URL and the URL to listen at; "" for missing parts."""
     if not isinstance(text, str) or "://" not in text:
         raise AddressError(f"{text!r} is not a worker address: write tcp://HOST:PORT or ipc:///PATH")
     name = ""

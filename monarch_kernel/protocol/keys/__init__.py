@@ -1,11 +1,11 @@
-"""Keys: who may talk to this project's TCP endpoints.
+"""Keys: control which processes may connect to this project's TCP endpoints.
 
-Each process that talks TCP has one key, in a file that only its owner can read: a private key, its certificate, and a
-name. A link is made between two processes that trust each other's certificate, and both prove that theirs is their own
-(mutual TLS 1.3). A process trusts its own key, and those on its allow-list, if it has one. So there are two ways: one
-key file that a team copies to all its hosts, and one key per person and per worker with lists of accepted keys.
+Each process that uses TCP has one key, in a file that only its owner can read: a private key, its certificate, and a
+name. Two processes can make a link if they trust each other's certificate and each proves that it owns its own (mutual
+TLS 1.3). A process trusts its own key, and those on its allow-list, if it has one. So there are two setups: one key
+file that a team copies to all its hosts, or one key per person and per worker with lists of accepted keys.
 
-``identity`` has the keys and their files, ``allow_list`` the lists, ``trust`` what a link needs of both,
+``identity`` defines keys and their files, ``allow_list`` the lists, and ``trust`` combines both for links.
 ``guarded_files`` reads and writes files that no other user may change.
 """
 

@@ -1,8 +1,8 @@
-"""Allow-lists: the keys that a process trusts beside its own, one public line each, like ``authorized_keys``.
+"""Allow-lists: the keys that a process trusts besides its own, one public line each, like ``authorized_keys``.
 
-A list is read again when it changes. A key that is added is trusted at once. A key that is gone is revoked once the
-file has not changed for a moment, as an editor may empty a file before it writes it. A list with an error changes
-nothing: the previous list stays in force, and the log says what is wrong. If the file is removed, no key is listed.
+A list is reread when it changes. An added key is trusted at once. A removed key is revoked once the file has not
+changed for a moment, because an editor may empty a file before it writes it. A list with an error has no effect: the
+previous list stays in force, and the log reports the error. If the file is removed, no key is listed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from monarch_kernel.protocol.keys.identity import Public, parse_line
 
 log = logging.getLogger(__name__)
 
-#: How long a list must be still before a key that has gone from it is revoked (seconds).
+#: How long a list must be unchanged before a removed key is revoked (seconds).
 SETTLE = 0.3
 
 _WHAT = "allow-list"
@@ -27,11 +27,11 @@ _Stamp = tuple[int, int, int]
 
 
 class AllowList:
-    """The keys on a list, kept as the file is.
+    """The keys on a list, kept in step with its file.
 
     Args:
         path: the file.
-        required: it must be there at the beginning.
+        required: whether the file must exist at the start.
 
     Raises:
         KeyFileError: the list is missing though required, others may write to it, or it has an error.
@@ -41,8 +41,8 @@ class AllowList:
         self.path = path
         #: The allowed keys, by certificate.
         self.keys: dict[bytes, Public] = {}
-        self._stamp: _Stamp | None = None  # of the file as it was last seen; None: it is not there
-        self._pending: dict[bytes, Public] | None = None  # as the file is now, while it may be changing
+        self._stamp: _Stamp | None = None  # the file's last known stamp; None: it does not exist
+        self._pending: dict[bytes, Public] | None = None  # the file's current keys, while it may be changing
         self._changed_at = 0.0
         self._complaint = ""
         try:
@@ -56,7 +56,7 @@ class AllowList:
             self.keys = self._pending = _keys_in(path, text)
 
     def refresh(self) -> bool:
-        """Look at the file; whether other keys are allowed than before."""
+        """Check the file; returns whether the allowed keys have changed."""
         before, now = self.keys, time.monotonic()
         try:
             self._look(now)
@@ -75,7 +75,7 @@ class AllowList:
             return
         if stamp != self._stamp:
             self._stamp, self._changed_at = stamp, now
-        # While the file may be changing it is read each time, as a change may leave the stamp as it is.
+        # While the file may be changing, read it each time, because a change may leave the stamp the same.
         found = _keys_in(self.path, text)
         if found != self._pending:
             self._changed_at = now
@@ -84,10 +84,8 @@ class AllowList:
         self._complaint = ""
 
     def _read(self) -> tuple[_Stamp, str]:
-        """The file's stamp, and what it says."""
-        fd = open_guarded(
-            self.path, _WHAT, secret=False
-        )  # opened each time: over NFS, that is what finds a new version
+        """The file's stamp and text."""
+        fd = open_guarded(self.path, _WHAT, secret=False)  # open it each time: over NFS, only that finds a new version
         with open(fd, "rb") as file:
             found = os.fstat(fd)
             stamp = found.st_mtime_ns, found.st_size, found.st_ino
@@ -108,7 +106,7 @@ def parse_list(path: str, text: str) -> Iterator[tuple[str, Public | None]]:
     """The lines of a list, each with its key, or None for a comment and an empty line.
 
     Raises:
-        KeyFileError: a line is none of these; names it.
+        KeyFileError: a line is none of these; the message names it.
     """
     if text and not text.endswith("\n"):
         raise KeyFileError(f"the allow-list {path} ends in the middle of a line: end it with a newline")
@@ -129,7 +127,7 @@ def read_list(path: str) -> list[Public]:
     """The keys on a list, in its order.
 
     Raises:
-        KeyFileError: it cannot be read, others may write to it, or it has an error.
+        KeyFileError: the list cannot be read, others may write to it, or it has an error.
     """
     try:
         text = read_guarded(path, _WHAT, secret=False).decode("utf-8", "replace")
@@ -139,10 +137,10 @@ def read_list(path: str) -> list[Public]:
 
 
 def add_key(path: str, key: Public) -> bool:
-    """Put a key on a list, which is made if it is not there.
+    """Add a key to a list, which is created if it does not exist.
 
     Returns:
-        False if it stands there already.
+        False if the list has it already.
 
     Raises:
         KeyFileError: the list cannot be used, or has another key of this name.
@@ -161,16 +159,16 @@ def add_key(path: str, key: Public) -> bool:
 
 
 def revoke_keys(path: str, which: str) -> list[Public]:
-    """Take keys from a list, which keeps a comment about it.
+    """Remove keys from a list, and leave a comment for each.
 
     Args:
-        which: their name, or the beginning of a fingerprint (8 digits or more).
+        which: their name, or the start of a fingerprint (8 digits or more).
 
     Returns:
-        Those that were taken.
+        The removed keys.
 
     Raises:
-        KeyFileError: the list cannot be used, or no key or keys of several names answer to that.
+        KeyFileError: the list cannot be used, or no key matches.
     """
     with _opened(path, create=False) as lines:
         gone = [key for _, key in lines if key is not None and key.name == which]
@@ -191,7 +189,7 @@ def revoke_keys(path: str, which: str) -> list[Public]:
 
 @contextlib.contextmanager
 def _opened(path: str, create: bool) -> Generator[list[tuple[str, Public | None]], None, None]:
-    """The lines of a list, locked against other writers; changes are written at the end."""
+    """The lines of a list, locked against other writers; changes are written at the end of the context."""
     try:
         fd = _locked(path, create)
     except FileNotFoundError:
@@ -211,12 +209,12 @@ def _opened(path: str, create: bool) -> Generator[list[tuple[str, Public | None]
 
 
 def _locked(path: str, create: bool) -> int:
-    """The list, open and locked; it is replaced when it is written, so the lock may be that of an old version."""
+    """Open and lock the list. Writes replace the file, so a lock on an old version is released and taken again."""
     while True:
         if create:
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
-        fd = open_guarded(path, _WHAT, secret=False, flags=os.O_RDWR)  # over NFS a lock needs that
+        fd = open_guarded(path, _WHAT, secret=False, flags=os.O_RDWR)  # over NFS, a lock needs write access
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             if os.path.samestat(os.fstat(fd), os.stat(path)):

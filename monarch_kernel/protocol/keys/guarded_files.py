@@ -1,7 +1,7 @@
-"""Reading and writing files that decide which keys are trusted: only this user or root may be able to change them.
+"""Reads and writes files that decide which keys are trusted: only this user or root may be able to change them.
 
-Their folders are not checked. Another user who can write to one can remove a file, or replace it by one that also
-belongs to this user or root; without a list no key is accepted.
+Their folders are not checked. Another user with write access to a folder can remove a file, or replace it by one that
+also belongs to this user or root; without a list no key is accepted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import stat
 
 from monarch_kernel.protocol.private_files import user_name, write_beside, write_own_file
 
-#: More than any file of these has; so that a wrong file is not read whole.
+#: More bytes than any of these files has; limits the read of a wrong file.
 LARGEST = 4 << 20
 
 
@@ -20,14 +20,14 @@ class KeyFileError(ValueError):
 
 
 class KeyFileExistsError(KeyFileError):
-    """There is such a file already."""
+    """The key file already exists."""
 
 
 def expanded(path: str | os.PathLike[str]) -> str:
     """The path with ``~`` replaced.
 
     Raises:
-        KeyFileError: there is no such user, or this one has no home.
+        KeyFileError: there is no such user, or this user has no home folder.
     """
     named = os.fspath(path)
     found = os.path.expanduser(named)
@@ -43,11 +43,11 @@ def open_guarded(path: str, what: str, secret: bool, flags: int = os.O_RDONLY) -
         A descriptor, for the caller to close.
 
     Raises:
-        FileNotFoundError: it is not there.
-        KeyFileError: it cannot be read, or others may use it.
+        FileNotFoundError: the file does not exist.
+        KeyFileError: the file cannot be read, or others may use it.
     """
     try:
-        # Opened first and looked at afterwards: it is the same file then. A pipe must not block us.
+        # Open first and check the descriptor afterwards: it is the same file then. Opening a pipe must not block.
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise
@@ -77,9 +77,9 @@ def _check(fd: int, path: str, what: str, secret: bool) -> None:
 
 
 def read_guarded(path: str, what: str, secret: bool) -> bytes:
-    """Read a file whole, if ``open_guarded`` has no objection.
+    """Read a whole file with the checks of ``open_guarded``.
 
-    Raises: as ``open_guarded``.
+    Raises: see ``open_guarded``.
     """
     fd = open_guarded(path, what, secret)
     with open(fd, "rb") as file:
@@ -90,10 +90,10 @@ def read_guarded(path: str, what: str, secret: bool) -> bytes:
 
 
 def write_new(path: str, data: bytes) -> None:
-    """Write a new file of mode 0600, which is there whole or not at all.
+    """Write a new file of mode 0600 atomically.
 
     Raises:
-        FileExistsError: there is one already.
+        FileExistsError: the file already exists.
         OSError: it cannot be written.
     """
     beside = write_beside(path, data)
@@ -104,7 +104,7 @@ def write_new(path: str, data: bytes) -> None:
 
 
 def replace(path: str, data: bytes, mode: int) -> None:
-    """Write a file anew; a reader finds the old one or the new one, whole. A link stays one.
+    """Replace a file atomically; a reader gets the old or the new content. A link is kept and its target replaced.
 
     Raises:
         OSError: it cannot be written.

@@ -1,8 +1,8 @@
 """One key: a private key, its certificate and its name; and the files and lines that hold them.
 
-The certificate is self-signed and may sign no others. It is trusted because a list contains exactly it, never because
-of a signature. It holds no name, because a stranger who connects to a listener sees its certificate: a key has the name
-that its own file, or the list, gives it. The validity period has no meaning, as clocks of cluster nodes may be wrong: a
+The certificate is self-signed and cannot sign others. It is trusted because a list contains exactly this certificate,
+never because of a signature. It contains no name, because any stranger that connects to a listener sees it: a key's own
+file or the list gives it a name. The validity period has no meaning, because clocks of cluster nodes may be wrong: a
 key is valid as long as it is on a list.
 """
 
@@ -38,7 +38,7 @@ _LARGEST_CERTIFICATE = 8192
 
 @dataclass(frozen=True)
 class Public:
-    """What others may know of a key: the name that it is given, and its certificate (DER)."""
+    """The public part of a key: its given name, and its certificate (DER)."""
 
     name: str
     certificate: bytes = field(repr=False)
@@ -50,19 +50,19 @@ class Public:
 
     @property
     def line(self) -> str:
-        """The one-line form that allow-lists are made of."""
+        """The one-line form for allow-lists."""
         return f"{LINE_TYPE} {self.name} {base64.b64encode(self.certificate).decode('ascii')}"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A key of one's own."""
+    """A key with its private part."""
 
     public: Public
     private: bytes = field(repr=False)  # PKCS #8, DER; a secret must not get into logs
 
     def pem(self) -> bytes:
-        """Private key and certificate, as TLS libraries load them."""
+        """The private key and the certificate, in the form that TLS libraries load."""
         return _armoured("PRIVATE KEY", self.private) + _armoured("CERTIFICATE", self.public.certificate)
 
 
@@ -71,17 +71,17 @@ def _armoured(what: str, der: bytes) -> bytes:
 
 
 def default_name() -> str:
-    """The name of a key that is given none: this user and host."""
+    """The default name of a key: this user and host."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in containers
+    except (KeyError, OSError):  # the user has no name, as in containers
         user = f"uid{os.getuid()}"
     name = re.sub(r"[^A-Za-z0-9._@+-]+", "-", f"{user}@{socket.gethostname()}").lstrip(".-_@+")
     return name[:128] or "key"
 
 
 def check_name(name: str) -> str:
-    """The name, if keys may have it.
+    """Return the name if it is valid for a key.
 
     Raises:
         KeyFileError: it has characters that would not survive in lists and logs.
@@ -98,7 +98,7 @@ def new_identity(name: str | None = None) -> Identity:
     """Make a key.
 
     Raises:
-        KeyFileError: the name cannot be one.
+        KeyFileError: the name is invalid.
     """
     import datetime
 
@@ -111,7 +111,7 @@ def new_identity(name: str | None = None) -> Identity:
     key = Ed25519PrivateKey.generate()
     public = key.public_key()
     number = hashlib.sha256(public.public_bytes_raw()).digest()
-    # Each has a subject of its own: a verifier finds a trusted certificate by it.
+    # Each certificate has its own subject, by which a verifier finds a trusted certificate.
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"monarch-kernel {number[:16].hex()}")])
     usage = dict.fromkeys(
         (
@@ -145,10 +145,10 @@ def make_key_file(path: str | os.PathLike[str], name: str | None = None) -> Iden
 
     Args:
         path: the file; it must not exist yet.
-        name: what the key is called in lists and logs; ``user@host`` by default.
+        name: the key's name in lists and logs; ``user@host`` by default.
 
     Raises:
-        KeyFileError: there is such a file already, or it cannot be written.
+        KeyFileError: the file exists, or cannot be written.
     """
     named = expanded(path)
     identity = new_identity(name)
@@ -181,8 +181,8 @@ def read_key_file(path: str) -> Identity:
     """Read a key file.
 
     Raises:
-        FileNotFoundError: it is not there.
-        KeyFileError: it cannot be read, others may use it, or it holds no key.
+        FileNotFoundError: the file does not exist.
+        KeyFileError: the file cannot be read, others may use it, or it holds no key.
     """
     data = read_guarded(path, "key file", secret=True)
     try:
@@ -205,17 +205,17 @@ def read_key_file(path: str) -> Identity:
 
 
 def _load_once(identity: Identity) -> None:
-    """Raises: the certificate is not that of this private key, or one of them is nothing of the kind."""
+    """Raise if the certificate does not belong to this private key, or if one of them is invalid."""
     import ssl
 
     load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), identity)
 
 
 def load_pair(context: Any, identity: Identity) -> None:
-    """Give a TLS context this key, which ``ssl`` loads only from files: one that has no name, and is gone at once.
+    """Load this key into a TLS context; ``ssl`` loads only files, so use an anonymous one that is gone at once.
 
     Raises:
-        ssl.SSLError: the certificate is not that of this private key, or one of them is nothing of the kind.
+        ssl.SSLError: the certificate does not belong to this private key, or one of them is invalid.
     """
     with open(os.memfd_create("key", os.MFD_CLOEXEC), "wb", buffering=0) as file:
         file.write(identity.pem())
@@ -226,7 +226,7 @@ def parse_line(line: str) -> Public:
     """Read a public line, ``monarch-key NAME BASE64``.
 
     Raises:
-        ValueError: it is none; says why.
+        ValueError: the line is invalid; the message says why.
     """
     words = line.split()
     if len(words) != 3 or words[0] != LINE_TYPE:

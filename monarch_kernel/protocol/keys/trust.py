@@ -1,4 +1,4 @@
-"""What a process needs to make links: its own key, the keys that it trusts, and TLS contexts made of both."""
+"""The keys that a process needs for links: its own, those that it trusts, and TLS contexts made of both."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from monarch_kernel.protocol.private_files import user_name
 
 log = logging.getLogger(__name__)
 
-#: How long a look at a list may hold up the caller (seconds).
+#: How long a check of a list may block the caller (seconds).
 PATIENCE = 0.2
-#: A key file's own list has its name with this behind it.
+#: The suffix of a key file's own list.
 ALLOW_SUFFIX = ".allow"
 
 
 class Keys:
-    """A key of one's own, and those that are trusted: this one, and those on the allow-list.
+    """A process's own key, and the keys that it trusts: its own, and those on the allow-list.
 
-    ``load_keys`` makes these. An owner of links calls ``refresh()`` now and then (twice a second, say), and ends
-    those whose certificate ``name_of`` does not know any more when ``generation`` has changed.
+    ``load_keys`` makes these. An owner of links calls ``refresh()`` periodically (such as twice a second). When
+    ``generation`` has changed, it ends the links whose certificate ``name_of`` no longer knows.
 
     Args:
         path: the key file.
-        identity: what it holds.
+        identity: the key in it.
         allowed: the list, which may change.
     """
 
@@ -40,19 +40,19 @@ class Keys:
         self.path = path
         #: The allow-list, which need not exist.
         self.allow = allowed.path
-        #: Grows each time the set of trusted keys changes.
+        #: Incremented each time the set of trusted keys changes.
         self.generation = 0
         self._identity = identity
         self._allowed = allowed
         self._lock = threading.Lock()
         self._trusted = self._find_trusted()
         self._contexts: dict[int, ssl.SSLContext] = {}
-        self._look: threading.Thread | None = None  # looks at the list
+        self._look: threading.Thread | None = None  # checks the list
         self._look_until = 0.0
 
     @property
     def name(self) -> str:
-        """What this key is called in its file."""
+        """This key's name in its file."""
         return self._identity.public.name
 
     @property
@@ -65,9 +65,9 @@ class Keys:
         return (self.fingerprint, self.allow) == (other.fingerprint, other.allow)
 
     def refresh(self) -> int:
-        """Look whether the allow-list has changed; gives ``generation``.
+        """Check whether the allow-list has changed; returns ``generation``.
 
-        Another thread looks: a file system may not answer for minutes, and the caller goes on without it.
+        Another thread does the check: a file system may not answer for minutes, and the caller does not wait for it.
         """
         with self._lock:
             look = self._look
@@ -76,7 +76,7 @@ class Keys:
                 self._look_until = time.monotonic() + PATIENCE
                 try:
                     look.start()
-                except RuntimeError:  # there can be no more threads, as at the end of the interpreter
+                except RuntimeError:  # no thread can be started, as at interpreter shutdown
                     self._look = None
                     return self.generation
         look.join(max(0.0, self._look_until - time.monotonic()))
@@ -95,31 +95,33 @@ class Keys:
 
     @property
     def described(self) -> str:
-        """This key and whom it trusts, for a log."""
+        """This key and the keys that it trusts, for a log."""
         listed = len(self._allowed.keys)
         others = f" and {listed} on {self.allow}" if listed else ""
         return f"the key {self.name} ({self.fingerprint[:16]}) of {self.path}, which trusts itself{others}"
 
     def name_of(self, der: bytes) -> str | None:
-        """Whose certificate this is, as the list says (as of the last ``refresh()``); None: it is not trusted.
+        """The name of this certificate's key on the list (as of the last ``refresh()``); None: it is not trusted.
 
-        To be asked with what TLS has proved, after the handshake, and for each link when ``generation`` has changed.
+        Call this with the certificate that TLS has proved, after the handshake, and for each link when ``generation``
+        has changed.
         """
         return self._trusted.get(der)
 
     def client_context(self) -> ssl.SSLContext:
-        """For connecting; made anew when the list has changed."""
+        """The context for connecting; recreated when the list has changed."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def server_context(self) -> ssl.SSLContext:
-        """For listening; made anew when the list has changed. No session is resumed: each handshake proves the key."""
+        """The context for listening; recreated when the list has changed. No session is resumed: each handshake
+        proves the key."""
         return self._context(ssl.PROTOCOL_TLS_SERVER)
 
     def refusal_hint(self, host: str) -> str:
-        """What to do when a process of another host has refused this key, or has one that is not trusted here."""
+        """Advice for when a process of another host has refused this key, or has one that is not trusted here."""
         there = self.path
         with contextlib.suppress(KeyFileError):
-            there = there.removeprefix(expanded("~") + "/")  # to the home there, which may be another path
+            there = there.removeprefix(expanded("~") + "/")  # relative to that host's home folder
         return (
             f"this process uses the key {self.path} ({self.name}, {self.fingerprint[:16]}). Either copy it there: "
             f"'scp -p {self.path} {host}:{there}', and start the worker anew; or let each trust the other's key: "
@@ -142,11 +144,9 @@ class Keys:
     def _new_context(self, protocol: int) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = (
-            False  # certificates have no host names: exactly these are trusted, wherever they are used
-        )
+        context.check_hostname = False  # certificates have no host names: exactly these are trusted, on any host
         context.verify_mode = ssl.CERT_REQUIRED
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # each is trusted by itself, and none for another
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # each is trusted by itself, not through another
         if protocol == ssl.PROTOCOL_TLS_SERVER:
             context.num_tickets = 0
         load_pair(context, self._identity)
@@ -162,13 +162,12 @@ def load_keys(path: str | os.PathLike[str] | None = None, allow: str | os.PathLi
 
     Args:
         path: the key file; by default the one that ``MONARCH_KERNEL_KEY_FILE`` names, or this user's own, which is
-            made when it is first needed.
-        allow: the allow-list; by default the one that ``MONARCH_KERNEL_ALLOW`` names, or the key file's own, which has
-        its
-            name with ``.allow`` behind it, if there is one.
+            created on first use.
+        allow: the allow-list; by default the one that ``MONARCH_KERNEL_ALLOW`` names, or, if it exists, the key file's
+            own, which has its name with the suffix ``.allow``.
 
     Raises:
-        KeyFileError: a file that is named is missing, others may use it, or it holds no key, or no list.
+        KeyFileError: a named file is missing, others may use it, or it holds no key or no list.
     """
     key_file = expanded(path) if path is not None else key_file_named()
     try:
@@ -183,24 +182,24 @@ def load_keys(path: str | os.PathLike[str] | None = None, allow: str | os.PathLi
 
 
 def key_file_named() -> str:
-    """The key file of this process where none is given: the one that the environment names, or this user's own.
+    """The default key file of this process: the one that the environment names, or this user's own.
 
     Raises:
-        KeyFileError: this user's own cannot be made.
+        KeyFileError: this user's own file cannot be created.
     """
     named = environment.KEY_FILE.get()
     return expanded(named) if named else default_key_file()
 
 
 def default_key_file() -> str:
-    """This user's own key file, made now if there is none: ``~/.config/monarch_kernel/key``.
+    """This user's own key file, created if there is none: ``~/.config/monarch_kernel/key``.
 
     Raises:
-        KeyFileError: it cannot be made.
+        KeyFileError: it cannot be created.
     """
     base = os.environ.get("XDG_CONFIG_HOME", "")
     try:
-        if not os.path.isabs(base):  # such a setting is to be ignored, by the specification of these folders
+        if not os.path.isabs(base):  # the XDG specification says to ignore such a setting
             base = expanded("~/.config")
         path = os.path.join(base, "monarch_kernel", "key")
         if not os.path.lexists(path):
@@ -219,7 +218,7 @@ def default_key_file() -> str:
 
 
 def _check_home(path: str) -> None:
-    """Raises: this would be in another user's home, which ``sudo`` may leave in the environment."""
+    """Raise if this path is in another user's home, which ``sudo`` may leave in the environment."""
     folder = os.path.dirname(path)
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
