@@ -23,7 +23,7 @@ class _Use:
     """Memory that one operation reads or writes, to find overlaps between operations."""
 
     what: str
-    space: tuple[str, int]  # the process whose memory it is: owner and pid
+    space: tuple[str, int]  # the process that owns the memory: name and pid
     layout: Layout
     kind: str  # "read", "write" or "atomic"
     size: int
@@ -103,9 +103,9 @@ class RDMAAction:
         """Start all operations.
 
         Returns:
-            A future that is done when every operation has ended. Its value lists what the words of the atomics held
-            before, in the order in which these were added; it is None without atomics. If operations fail, the future
-            raises one of their errors.
+            A future that is done when every operation has ended. Its value lists the previous values of the atomics'
+            words, in the order in which the atomics were added; it is None without atomics. If operations fail, the
+            future raises one of their errors.
         """
         core = engine()
         futures: list[Future[Any]] = []

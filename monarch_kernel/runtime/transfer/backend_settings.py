@@ -1,4 +1,4 @@
-"""Settings of users: which backend, and how TCP is used. Procs inherit them through the environment."""
+"""User settings: the backend, and the use of TCP. Procs inherit them through the environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from monarch_kernel.environment import RDMA_BACKEND, RDMA_TCP, RDMA_TCP_FALLBACK
 
 T = TypeVar("T")
 
-#: What ``configure`` has set in this process, by variable: later changes of the environment do not count.
+#: The settings that ``configure`` has set in this process, by variable; later changes of the environment do not count.
 _configured: dict[EnvironmentVariable[Any], Any] = {}
 
 
@@ -55,7 +55,7 @@ def forced() -> str | None:
 
 
 def trusted() -> bool:
-    """Whether bytes may travel by TCP in the clear."""
+    """Whether bytes may be sent over TCP in the clear."""
     return _get(RDMA_TCP) == TRUSTED_NETWORK
 
 

@@ -25,7 +25,7 @@ class RDMABuffer:
 
     Raises:
         TypeError: the object has no memory of its own.
-        ValueError: it is empty, on a device that is neither CPU nor CUDA, or holds Python objects.
+        ValueError: the object is empty, on a device that is neither CPU nor CUDA, or holds Python objects.
     """
 
     __slots__ = ("_handle",)
@@ -42,7 +42,7 @@ class RDMABuffer:
 
     @property
     def owner(self) -> str:
-        """The proc whose memory it is."""
+        """The proc that owns the memory."""
         return self._handle.owner.id
 
     @property
@@ -59,7 +59,7 @@ class RDMABuffer:
         """Copy bytes of the buffer into local memory.
 
         Args:
-            dst: a tensor, array or writable buffer, at least as large as what is read; the rest of it is left alone.
+            dst: a tensor, array or writable buffer, at least as large as the read; bytes beyond that are unchanged.
             offset: first byte of the buffer to read.
             size: how many bytes; None for all from ``offset`` to the end.
             timeout: seconds until the future fails; None for no limit (a dead owner still ends the wait).
@@ -83,22 +83,22 @@ class RDMABuffer:
         return engine().transfer([writing(self._handle, src, offset)], timeout)
 
     def fetch_add(self, value: int, *, offset: int = 0, timeout: float | None = 60) -> Future[int]:
-        """Add to an 8-byte word, and return its value from before.
+        """Add to an 8-byte word, and return its previous value.
 
         Atomic with respect to ``fetch_add`` and ``compare_and_swap`` of any process, but not to plain reads and writes.
-        The owner's process performs it on a thread that polls, also while an endpoint runs there. Words wrap around at
-        64 bits, and are signed if the registered array or tensor is int64.
+        The owner's polling thread performs it, even while an endpoint runs there. Words wrap around at 64 bits, and are
+        signed if the registered array or tensor is int64.
         """
         return atomic(self._handle, offset, value, None, timeout)
 
     def compare_and_swap(
         self, expected: int, value: int, *, offset: int = 0, timeout: float | None = 60
     ) -> Future[int]:
-        """Set an 8-byte word to ``value`` if it is ``expected``; returns its value from before. Like ``fetch_add``."""
+        """Set an 8-byte word to ``value`` if it is ``expected``; returns its previous value. Like ``fetch_add``."""
         return atomic(self._handle, offset, value, expected, timeout)
 
     def drop(self, *, timeout: float | None = 60) -> Future[None]:
-        """End the registration, from any process. Done when no transfer touches the memory any more.
+        """End the registration, from any process. Done when no transfer accesses the memory any more.
 
         Later transfers fail with ``RDMAError``. Dropping twice, or after the owner's death, is not an error.
         """
@@ -124,7 +124,7 @@ def _arrived(data: bytes) -> RDMABuffer:
 
 
 def reading(handle: Handle, dst: Any, offset: int, size: int | None) -> Op:
-    """A read, with its arguments checked."""
+    """Check the arguments of a read, and make its operation."""
     memory = memory_of(dst)
     if size is None:
         size = handle.size - offset
@@ -141,7 +141,7 @@ def reading(handle: Handle, dst: Any, offset: int, size: int | None) -> Op:
 
 
 def writing(handle: Handle, src: Any, offset: int) -> Op:
-    """A write, with its arguments checked."""
+    """Check the arguments of a write, and make its operation."""
     memory = memory_of(src)
     _check_range(handle, offset, memory.nbytes)
     if handle.why_readonly:
@@ -159,13 +159,13 @@ def _check_range(handle: Handle, offset: int, size: int) -> None:
 
 
 def atomic(handle: Handle, offset: int, operand: int, expected: int | None, timeout: float | None) -> Future[int]:
-    """An atomic, with its arguments checked."""
+    """Check the arguments of an atomic, and start it."""
     check_word(handle, offset, operand, expected)
     return _word(handle, engine().atomic(handle, offset, operand & _MASK, _masked(expected), timeout))
 
 
 def check_word(handle: Handle, offset: int, operand: int, expected: int | None) -> None:
-    """Raise ValueError unless an aligned, writable word lies at the offset, and the operands fit into it."""
+    """Raise ValueError unless there is an aligned, writable word at the offset and the operands fit into it."""
     _check_range(handle, offset, 8)
     if handle.why_readonly:
         raise ValueError(f"the buffer of {handle.who} cannot be written: {handle.why_readonly}")
@@ -191,9 +191,9 @@ def _word(handle: Handle, future: Future[int]) -> Future[int]:
 
 
 def get_rdma_backend() -> str:
-    """The backend between hosts: "ibverbs", "tcp" or "none"; or the one that is forced, if it is available.
+    """The backend between hosts: "ibverbs", "tcp" or "none"; or the forced one, if it is available.
 
-    Within a host there are faster ones; ``RDMABuffer.backend`` names the one for a buffer.
+    Within a host there are faster backends; ``RDMABuffer.backend`` names the one for a buffer.
     """
     only = backend_settings.forced()
     names = {backend.name for backend in backend_types() if backend.available()}

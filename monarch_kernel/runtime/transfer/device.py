@@ -1,6 +1,6 @@
-"""Copies into and out of memory that may be a GPU's, which PyTorch does: it has the device open anyway.
+"""Copies to and from CPU or GPU memory. PyTorch copies GPU memory, because it has the device open anyway.
 
-CPU memory takes the short way through ``memory_copy``. torch is imported only when GPU memory is involved.
+``memory_copy`` copies CPU memory. torch is imported only when GPU memory is involved.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _by_torch(targets: list[Any], sources: list[Any], *used: Memory) -> None:
     import torch
 
     for memory in used:
-        if memory.ready is not None:  # work that was queued on the object when it was passed comes first
+        if memory.ready is not None:  # first wait for the work that was queued on the object when it was passed
             torch.cuda.current_stream(memory.device).wait_event(memory.ready)
     flat = [source.reshape(-1) for source in sources]
     whole = flat[0] if len(flat) == 1 else torch.cat(flat)

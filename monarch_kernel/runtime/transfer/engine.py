@@ -1,8 +1,8 @@
 """The transfer engine of a process: its registrations, its backends, and its requests to owners of buffers.
 
-There is one engine per node, made when it is first needed. A short operation runs at once on the calling thread, a
-longer one on a thread of the engine; both return a Future. Work that an owner must do itself (atomics, drops, copies
-through segments) is requested by a message. The thread that polls at the owner handles it; long copies go to threads.
+There is one engine per node, created on first use. A short operation runs at once on the calling thread, a longer one
+on a thread of the engine; both return a Future. Work that an owner must do itself (atomics, drops, copies through
+segments) is requested by a message. The owner's polling thread handles it; long copies run on other threads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from monarch_kernel.runtime.transfer.thread_pool import ThreadPool
 CAUSE_WAIT = 0.5
 #: How often a dropped buffer is checked for transfers that still run (seconds).
 DROP_POLL = 0.002
-#: The most registrations that a search looks at.
+#: The most registrations that a search checks.
 SEARCHED = 256
 #: How often pending requests are checked for passed deadlines (seconds).
 SWEEP = 0.25
@@ -54,8 +54,8 @@ class TransferEngine:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.machine = machine()
-        #: Threads for transfers that this process began, and threads for copies that others requested. They are
-        #: separate, so that two processes waiting for each other's copies can never have all their threads waiting.
+        #: Threads for this process's own transfers, and threads for copies that others requested. The pools are
+        #: separate, so that two processes that wait for each other's copies never run out of threads.
         self.work = ThreadPool("monarch-transfer", 8)
         self.serve = ThreadPool("monarch-transfer-serve", 2)
         self.pid = os.getpid()
@@ -77,7 +77,7 @@ class TransferEngine:
     # -- registering ------------------------------------------------------------------------------
 
     def register(self, memory: Memory) -> Handle:
-        """Let every process that has the handle reach this memory, until it is dropped."""
+        """Register memory: until it is dropped, every process that has the handle can access it."""
         key = secrets.randbits(64) or 1
         slot = self._table.enter(key)
         self._registered[key] = Registration(memory, slot)
@@ -106,7 +106,7 @@ class TransferEngine:
 
     @contextmanager
     def held(self, key: int, what: Any = "") -> Generator[Registration, None, None]:
-        """A registration of this process, which is kept meanwhile. ``what`` names the use in the error."""
+        """Hold a registration of this process for the context. ``what`` names the use in the error."""
         with self._guard:
             registration = self._registered.get(key)
             if registration is None or registration.dropped is not None:
@@ -147,7 +147,7 @@ class TransferEngine:
         dropped.add_done_callback(lambda _dropped: done._resolve(None))
 
     def drop_here(self, key: int) -> Future[None]:
-        """Drop a registration of this process; done when no transfer touches it any more."""
+        """Drop a registration of this process; done when no transfer accesses it any more."""
         with self._guard:
             registration = self._registered.get(key)
             if registration is not None and registration.dropped is not None:
@@ -175,7 +175,7 @@ class TransferEngine:
             registration.dropped._resolve(None)
 
     def registration_around(self, layout: Layout) -> int:
-        """The key of a registration that all of ``layout`` lies in; 0 if there is none, or too many to search."""
+        """The key of a registration that contains all of ``layout``; 0 if there is none, or too many to search."""
         registered = self._registered.copy()
         if len(registered) > SEARCHED:
             return 0
@@ -219,7 +219,7 @@ class TransferEngine:
         """The backends that reach a buffer from here, best first.
 
         Raises:
-            RDMAError: there is none; gives the reason for each.
+            RDMAError: there is none; the message gives the reason for each.
         """
         only = backend_settings.forced()
         reasons: list[str] = []
@@ -242,7 +242,7 @@ class TransferEngine:
     # -- transferring --------------------------------------------------------------------------------
 
     def transfer(self, ops: list[Op], timeout: float | None) -> Future[None]:
-        """Run all of them, those with the same owner one after the other; done when all have ended."""
+        """Run all operations, those with the same owner sequentially; done when all have ended."""
         deadline = deadline_in(timeout)
         done: Future[None] = Future(self.node.poller)
         if self._short(ops):
@@ -263,7 +263,7 @@ class TransferEngine:
         for op in ops:
             groups.setdefault(op.handle.owner.id, []).append(op)
         _Batch(self, done, list(groups.values()), deadline)
-        # Answers must be received even if no thread waits yet.
+        # The process must receive answers even if no thread waits yet.
         self.node.poller.start_background()
         return done
 
@@ -346,7 +346,7 @@ class TransferEngine:
         what: str,
         deadline: float | None,
     ) -> OwnerRequest:
-        """Send the owner a message (header and body, for a call number); a Future of the answer's body and buffers."""
+        """Send the owner a message (header and body, given a call number); a Future of the reply's body and buffers."""
         node = self.node
         node.learn(handle.owner)
         ask = OwnerRequest(node, handle, what, deadline, self._asks.discard)
@@ -364,7 +364,7 @@ class TransferEngine:
         """Have the owner's backend of that name prepare a buffer; returns its answer. Blocks.
 
         Raises:
-            Unfit: the owner's backend cannot; says why.
+            Unfit: the owner's backend cannot; the message says why.
             RDMAError: the buffer was dropped, or its owner is dead.
             RDMATimeoutError: no answer before the deadline.
         """
@@ -392,7 +392,7 @@ class TransferEngine:
     def atomic(
         self, handle: Handle, offset: int, operand: int, expected: int | None, timeout: float | None
     ) -> Future[int]:
-        """Change one word; a Future of its value from before, unsigned."""
+        """Change one word; returns a Future of its previous value, unsigned."""
         verb = "fetch_add" if expected is None else "compare_and_swap"
         what = f"{verb} at byte {offset} of a buffer of {handle.size} bytes of {handle.who}"
         if handle.owner.id == self.node.id:
@@ -411,7 +411,7 @@ class TransferEngine:
         return ask.then(lambda answer: int.from_bytes(answer[0], "little"))
 
     def change(self, key: int, offset: int, operand: int, expected: int | None, what: str = "") -> int:
-        """Perform an atomic on a registration of this process; returns the word's value from before."""
+        """Perform an atomic on a registration of this process; returns the word's previous value."""
         with self.held(key, what) as registration:
             part = registration.within(offset, 8).part(offset, offset + 8)
             if part is None or not part.contiguous or part.address % 8 or registration.memory.why_readonly:
@@ -425,7 +425,7 @@ class TransferEngine:
             return before
 
     def close(self) -> None:
-        """Drop all registrations and close the backends, as the node closes."""
+        """Drop all registrations and close the backends; called when the node closes."""
         with self._guard:
             if self._closed:
                 return

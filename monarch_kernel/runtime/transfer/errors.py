@@ -16,7 +16,7 @@ class RDMAError(RuntimeError):
 
 
 class RDMATimeoutError(RDMAError, TimeoutError):
-    """A transfer did not end in time; the memory that it was to write is undefined."""
+    """A transfer did not end in time; the contents of its target are undefined."""
 
 
 class Unfit(Exception):

@@ -1,4 +1,4 @@
-"""Handles of registered buffers, which travel between processes, and operations on them."""
+"""Handles of registered buffers, which are sent between processes, and operations on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch_kernel.runtime.transfer.memory import Layout, Memory
 
 
 class Handle(msgspec.Struct, array_like=True, frozen=True):
-    """Where a registered buffer is: a few hundred bytes that are valid in every process."""
+    """The location of a registered buffer: a few hundred bytes that are valid in every process."""
 
     owner: ProcRef
     machine: str  # see ``registration_table.machine``
@@ -39,7 +39,7 @@ class Handle(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def who(self) -> str:
-        """The owner, as messages name it."""
+        """The owner's name in messages."""
         return f"proc {self.owner.id} (pid {self.pid} on {self.owner.host})"
 
 

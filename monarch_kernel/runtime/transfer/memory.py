@@ -1,4 +1,4 @@
-"""Where the bytes of an object lie: addresses, shapes and strides of arrays, tensors and buffers.
+"""Locates the bytes of an object: addresses, shapes and strides of arrays, tensors and buffers.
 
 A ``Layout`` lists the bytes of an object in the order that a copy of it would have, over memory that need not be
 contiguous: runs of ``run`` bytes at ``address + i*stride + j*stride + ...`` for the indices of ``dims``, row by row.
@@ -126,7 +126,7 @@ def layout_of(address: int, shape: tuple[int, ...], strides: tuple[int, ...], it
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The bytes of an object, with the object itself, which must live as long as they are used."""
+    """The bytes of an object, and a reference that keeps the object alive while they are used."""
 
     layout: Layout
     keep: Any
@@ -141,10 +141,10 @@ class Memory:
 
 
 def memory_of(obj: Any) -> Memory:
-    """Where the bytes of a tensor, array or buffer lie.
+    """The memory of a tensor, array or buffer.
 
     Raises:
-        TypeError: it has no memory of its own.
+        TypeError: the object has no memory of its own.
         ValueError: its memory cannot be moved as bytes: it is on another device, holds Python objects, or is lazy.
     """
     torch = sys.modules.get("torch")

@@ -1,4 +1,4 @@
-"""How the data plane finds the node of this process, which belongs to the actor system above it."""
+"""Gives the data plane the node of this process, which belongs to the actor system above it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _source: Callable[[], Node] | None = None
 
 
 def provide(source: Callable[[], Node]) -> None:
-    """Called by the actor system when it is imported: ``source()`` returns the node, and makes it if there is none."""
+    """Called by the actor system on import: ``source()`` returns the node, and creates it if there is none."""
     global _source
     _source = source
 

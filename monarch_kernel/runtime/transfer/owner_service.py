@@ -1,4 +1,4 @@
-"""What the owner of a buffer does on request: copies through segments, atomics, drops, and offers of its backends."""
+"""Serves requests to the owner of a buffer: copies through segments, atomics, drops, and offers of its backends."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from monarch_kernel.runtime.transfer.device import scatter
 from monarch_kernel.runtime.transfer.errors import RDMAError, Unfit
 from monarch_kernel.runtime.transfer.memory import address_of
 
-#: Requests for up to this many bytes are served by the thread that polls.
+#: The polling thread serves requests for up to this many bytes.
 INLINE = 64 << 10
 #: First byte of the answer to an offer.
 TAKEN, UNFIT = b"+", b"-"
 
 
 class OwnerEngine(Engine, Protocol):
-    """What the service needs of the engine, in addition to what backends need."""
+    """The part of the engine that the service uses, in addition to the part that backends use."""
 
     backends: list[Backend]
 
@@ -40,7 +40,7 @@ class OwnerEngine(Engine, Protocol):
 
 
 class OwnerService:
-    """Handles the data plane's messages for an engine, on the thread that polls; long work goes to ``engine.serve``."""
+    """Handles the data plane's messages for an engine, on the polling thread; long work goes to ``engine.serve``."""
 
     def __init__(self, engine: OwnerEngine) -> None:
         self._engine = engine

@@ -19,10 +19,10 @@ class Registration:
     dropped: Future[None] | None = None
 
     def within(self, offset: int, size: int, *, write: bool = False) -> Layout:
-        """Its layout, if the bytes lie within it and may be read (or written). Checks requests of other processes.
+        """Check a request of another process to read (or write) these bytes; returns the memory's layout.
 
         Raises:
-            RDMAError: they do not, or may not.
+            RDMAError: the bytes are out of range, or may not be written.
         """
         layout = self.memory.layout
         if offset < 0 or size < 0 or offset + size > layout.nbytes:

@@ -1,9 +1,10 @@
-"""Which memory of a process is registered: a table that other processes of the host read without asking its owner.
+"""The table of a process's registered memory, which other processes of the host read without asking the owner.
 
 The owner has a ``memfd`` with one 8-byte word per registration: its key, or 0 after a drop. A peer opens the memfd
 through ``/proc/<pid>/fd``. Around each transfer it holds a shared lock on the bytes of that word, and checks that the
 key is still there. ``drop`` clears the word, then waits for an exclusive lock before it releases the memory. So a
-transfer never touches released memory, and a peer that dies during a transfer blocks none: its locks go with it.
+transfer never accesses released memory, and a peer that dies during a transfer blocks no drop: the kernel releases its
+locks.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class RegistrationTable:
             return slot
 
     def revoke(self, slot: int) -> None:
-        """From now on no transfer begins."""
+        """Clear the key, so that no new transfer begins."""
         _WORD.pack_into(self._words, slot * _WORD.size, 0)
 
     def quiet(self, slot: int) -> bool:
@@ -79,11 +80,11 @@ class RegistrationTable:
 
 
 class PeerProcess:
-    """Another process of this host, with its table: whether it lives, and what it has registered.
+    """Another process of this host and its table: whether the process is alive, and its registrations.
 
     Raises:
-        Gone: it has ended; another process may have its pid.
-        OSError: it cannot be accessed.
+        Gone: the process has ended; another process may have its pid.
+        OSError: the process cannot be accessed.
     """
 
     def __init__(self, pid: int, started: int, table_fd: int) -> None:
@@ -96,7 +97,7 @@ class PeerProcess:
         self._table = -1
         try:
             self._pidfd = os.pidfd_open(pid)
-            # As the descriptor was opened first, it stands for the process that has this start time now.
+            # The descriptor was opened first, so it refers to the process that has this start time now.
             if start_of(pid) != started:
                 raise Gone
             self._table = os.open(f"/proc/{pid}/fd/{table_fd}", os.O_RDWR | os.O_CLOEXEC)
@@ -106,7 +107,7 @@ class PeerProcess:
         self._poll.register(self._pidfd, select.POLLIN)
 
     def alive(self) -> bool:
-        """Whether the process lives; until it ends, no other process gets its pid."""
+        """Whether the process is alive; until it ends, no other process gets its pid."""
         with self._guard:
             return not self._poll.poll(0)
 
@@ -114,7 +115,7 @@ class PeerProcess:
         """Keep the registration ``key`` from being released until ``release``; False if it was dropped."""
         with self._guard:
             held = self._held.get(slot, 0)
-            # A lock belongs to the open file: all threads share one, until the last of them is done.
+            # A lock belongs to the open file: all threads share one until the last of them is done.
             if not held and not _lock(self._table, fcntl.F_RDLCK, slot):
                 return False
             if os.pread(self._table, _WORD.size, slot * _WORD.size) != _WORD.pack(key):
@@ -139,7 +140,7 @@ class PeerProcess:
 
 
 def start_of(pid: int) -> int:
-    """When a process started (clock ticks since boot): with its pid, this identifies it for ever.
+    """When a process started (clock ticks since boot); with its pid, this identifies it uniquely.
 
     Raises:
         FileNotFoundError, ProcessLookupError: there is no such process.
@@ -149,6 +150,6 @@ def start_of(pid: int) -> int:
 
 
 def machine() -> str:
-    """Identifies kernel and pid namespace: processes with the same one can reach each other's memory."""
+    """An id of the kernel and pid namespace: processes with the same id can access each other's memory."""
     with open("/proc/sys/kernel/random/boot_id") as f:
         return f"{f.read().strip()[:18]}-{os.stat('/proc/self/ns/pid').st_ino:x}"

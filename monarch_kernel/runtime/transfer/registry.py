@@ -1,4 +1,4 @@
-"""The registry of backends, best first. A new one is added here, and to ``environment.BACKENDS``."""
+"""The registry of backends, best first. Add a new backend here and to ``environment.BACKENDS``."""
 
 from __future__ import annotations
 

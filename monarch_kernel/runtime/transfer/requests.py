@@ -17,7 +17,7 @@ class OwnerRequest(Future[Any]):
     """The answer of a buffer's owner to one message: its body and its buffers' lengths.
 
     Args:
-        ended: called with this request when it has its answer, or will get none.
+        ended: called with this request when it is answered, or has failed.
     """
 
     __slots__ = ("_begun", "_ended", "_handle", "_node", "deadline", "number")
@@ -50,7 +50,7 @@ class OwnerRequest(Future[Any]):
             self._reject(RDMAError(death_text(self._handle, self.what, death), proc))
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Fail the request; called when its deadline has passed."""
         self._end()
         waited = time.monotonic() - self._begun
         self._reject(
@@ -59,15 +59,15 @@ class OwnerRequest(Future[Any]):
 
 
 def death_text(handle: Handle, what: str, death: Death | None) -> str:
-    """Why a transfer failed whose buffer's owner is dead."""
+    """The error text of a transfer that failed because the buffer's owner is dead."""
     cause = f": {death.cause}" if death is not None and death.cause else ""
     return f"{what} failed: the buffer's owner, {handle.who}, is gone{cause}"
 
 
 def await_death(node: Node, proc: ProcRef, seconds: float) -> Death | None:
-    """How a proc died, which its host agent may take a moment to report; None if nothing is known in time.
+    """Wait for a host agent's report of how a proc died; None if there is no report in time.
 
-    The thread that polls does not wait.
+    The polling thread does not wait.
     """
     death = node.deaths.get(proc.id)
     if death is None and not node.poller.in_leader():
@@ -82,7 +82,7 @@ def await_death(node: Node, proc: ProcRef, seconds: float) -> Death | None:
 
 
 class _DeathNotice(Future[Death]):
-    """How a proc died, as soon as its host agent reports it."""
+    """A future of a proc's death, done when its host agent reports it."""
 
     __slots__ = ("_node", "_number", "_proc")
 
@@ -97,7 +97,7 @@ class _DeathNotice(Future[Death]):
             self._resolve(node.deaths[proc.id])
 
     def on_reply(self, rank: int, status: int, body: Any, buffers: tuple[int, ...]) -> None:
-        """No request was sent."""
+        """Never called: no request was sent."""
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
         if proc == self._proc:

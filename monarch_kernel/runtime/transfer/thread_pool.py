@@ -57,7 +57,7 @@ class ThreadPool:
 
 
 class SharedCopy:
-    """Pieces of one copy, which several threads take; a late thread finds nothing left."""
+    """The pieces of one copy, shared by several threads; a late thread finds none left."""
 
     def __init__(self, pieces: list[tuple[int, int]], move: Callable[[int, int], None]) -> None:
         self._pieces = deque(pieces)

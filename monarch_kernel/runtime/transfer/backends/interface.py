@@ -1,4 +1,4 @@
-"""The interface between the transfer engine and its backends: what a backend offers, and what it may ask for.
+"""The interface between the transfer engine and its backends.
 
 All backends have the same semantics: tests/transfer/test_conformance.py runs each of them.
 """
@@ -20,12 +20,12 @@ from monarch_kernel.runtime.transfer.thread_pool import ThreadPool
 
 
 class Engine(Protocol):
-    """What a backend may ask of the engine it belongs to.
+    """The part of its engine that a backend may use.
 
     Attributes:
         node: this process's node.
         work: threads for transfers that this process begins.
-        serve: threads for what other processes ask of this one.
+        serve: threads for requests of other processes.
     """
 
     node: Node
@@ -33,7 +33,7 @@ class Engine(Protocol):
     serve: ThreadPool
 
     def held(self, key: int, what: Any = "") -> AbstractContextManager[Registration]:
-        """A registration of this process, which is not let go meanwhile; ``what`` names the use in the error.
+        """Hold a registration of this process for the context; ``what`` names the use in the error.
 
         Raises:
             RDMAError: the buffer was dropped.
@@ -41,7 +41,7 @@ class Engine(Protocol):
         ...
 
     def registration_around(self, layout: Layout) -> int:
-        """The key of a registration that all of ``layout`` lies in; 0 for none."""
+        """The key of a registration that contains all of ``layout``; 0 for none."""
         ...
 
     def elsewhere(self, handle: Handle) -> str:
@@ -49,29 +49,29 @@ class Engine(Protocol):
         ...
 
     def peer(self, handle: Handle) -> PeerProcess:
-        """The owner's process, which is of this machine.
+        """The owner's process, which is on this machine.
 
         Raises:
-            Gone: it has ended.
-            OSError: it may not be looked into.
+            Gone: the process has ended.
+            OSError: the process cannot be accessed.
         """
         ...
 
     def dropped(self, op: Op) -> RDMAError:
-        """What a transfer of a dropped buffer raises."""
+        """The error of a transfer of a dropped buffer."""
         ...
 
     def ask(
         self, handle: Handle, message: Callable[[int], tuple[Any, Any]], what: str, deadline: float | None
     ) -> OwnerRequest:
-        """Send the owner a message (header and body, for a call number); a Future of the answer's body and buffers."""
+        """Send the owner a message (header and body, given a call number); a Future of the reply's body and buffers."""
         ...
 
     def offer(self, handle: Handle, backend: str, request: bytes, deadline: float | None) -> bytes:
-        """Have the owner's backend of that name do its part for a buffer (``Backend.offer``). Blocks.
+        """Have the owner's backend of that name prepare a buffer (``Backend.offer``). Blocks.
 
         Raises:
-            Unfit: it is not possible there; says why.
+            Unfit: the owner's backend cannot; the message says why.
             RDMAError: the buffer was dropped, or its owner is dead.
             RDMATimeoutError: no answer before the deadline.
         """
@@ -132,7 +132,7 @@ class Backend(Protocol):
         ...
 
     def dropped(self, key: int) -> None:
-        """A registration of this process was dropped: from now on no peer may reach its memory."""
+        """Deny all peers access to a dropped registration of this process."""
         ...
 
     def peer_dead(self, proc: str) -> None:

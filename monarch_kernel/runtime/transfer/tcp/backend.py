@@ -67,7 +67,7 @@ class ConnectionRequest(msgspec.Struct, array_like=True):
 
 
 class ConnectionOffer(msgspec.Struct, array_like=True):
-    """The owner's answer."""
+    """The owner's answer to a ``ConnectionRequest``."""
 
     secret: bytes  # for an encrypted connection; empty for one in the clear
     port: int = 0  # where it listens; 0 if it has connected itself

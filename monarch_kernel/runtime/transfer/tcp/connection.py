@@ -1,4 +1,4 @@
-"""One TCP connection of the data plane, which carries stretches of memory in the clear or encrypted.
+"""One TCP connection of the data plane, which carries ranges of memory, in the clear or encrypted.
 
 An encrypted connection carries frames of at most 1 MiB, each encrypted and authenticated by AES-256-GCM. Its two keys,
 one per direction, come over the control plane and serve this connection only. So a counter can be the nonce, and a
@@ -33,7 +33,7 @@ _UNACKNOWLEDGED = 60
 
 
 def tune(sock: socket.socket) -> None:
-    """Send short messages at once, and do not wait for ever for a vanished host."""
+    """Send short messages at once, and do not wait forever for a vanished host."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENCE // 2)
@@ -177,7 +177,7 @@ def can_encrypt() -> bool:
 
 
 def new_secret() -> bytes:
-    """A secret for one connection. Also imports the encryption, so that the poller need not wait for it."""
+    """Make a secret for one connection. Also imports the encryption, so that the poller need not wait for it."""
     import cryptography.hazmat.primitives.ciphers.aead  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     return secrets.token_bytes(SECRET)

@@ -1,4 +1,4 @@
-"""How two processes set up a TCP connection: which side listens, which connects, and who is admitted.
+"""Sets up a TCP connection between two processes: which side listens, which connects, and which are admitted.
 
 No process listens before that is needed. A connection begins with a token of 32 bytes, handed out over the control
 plane for this one connection; without a valid token it is closed. The side that can be reached listens: the owner of

@@ -33,7 +33,7 @@ from monarch_kernel.runtime.transfer.verbs.responder import Responder
 from monarch_kernel.runtime.transfer.verbs.route import Route
 from monarch_kernel.runtime.transfer.verbs.transfer import Transfer
 
-#: How long what turned out to be impossible is not tried again (seconds): devices and networks come and go.
+#: How long a failed route is not tried again (seconds): devices and networks come and go.
 BARRED_FOR = 300.0
 #: How long an error waits for the report that the owner is dead, and ``close`` for running transfers (seconds).
 CAUSE_WAIT = 1.0
@@ -142,7 +142,7 @@ class Verbs:
             return route
 
     def _explained(self, op: Op, status: int, routes: list[Route], deadline: float | None) -> Exception:
-        """The error that the failure of a work request stands for."""
+        """The error that explains the failure of a work request."""
         e, handle, owner = pyverbs().e, op.handle, op.handle.owner.id
         for route in routes:
             route.forget(handle.key)
@@ -180,7 +180,7 @@ class Verbs:
             return encode(self._responder.answer(key, registration.memory, asked, peer, path))
 
     def dropped(self, key: int) -> None:
-        """A registration of this process was dropped: from now on no card may touch it."""
+        """Deny all cards access to a dropped registration of this process."""
         if os.getpid() != self._pid:
             return
         self._responder.dropped(key)

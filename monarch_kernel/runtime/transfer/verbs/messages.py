@@ -1,4 +1,4 @@
-"""What requester and owner tell each other to connect queue pairs and to register a buffer."""
+"""The messages by which requester and owner connect queue pairs and register a buffer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Memory of this process that is registered with a card: regions kept for later transfers, and staging buffers.
 
 Registering memory pins all its pages, which may cost more than the transfer itself, so regions are kept. But a region
-stands for physical pages: if the memory were freed and its addresses reused, a kept region would silently read and
-write stale pages. So a region is kept only while it certainly stands for the same pages:
+refers to physical pages: if the memory were freed and its addresses reused, a kept region would silently read and
+write stale pages. So a region is kept only while it certainly refers to the same pages:
 
 * An array that owns its data: a weak reference to it ends the region just before the data is freed. (NumPy refuses to
   resize an array in place while there are weak references to it.)

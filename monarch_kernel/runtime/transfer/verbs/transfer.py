@@ -1,4 +1,4 @@
-"""One transfer through RDMA cards: what goes directly between the two memories, and what is staged."""
+"""One transfer through RDMA cards: directly between the two memories, or staged."""
 
 from __future__ import annotations
 
