@@ -1,1 +1,1 @@
-"""What a person types at a prompt, in a magic or in a terminal: its grammar, what it does, and how that is shown."""
+"""The commands that a user types at a prompt, in a magic or in a terminal: their grammar, effects and output."""

@@ -1,4 +1,4 @@
-"""Breakpoints set, listed and cleared: the same for `break` at a prompt and for `%mesh break` in a cell."""
+"""Sets, lists and clears breakpoints, both for `break` at a prompt and for `%mesh break` in a cell."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _T = TypeVar("_T")
 def arm(debugger: DebuggerView, line: str, command: str, frontend: Frontend, shown: str = "") -> MeshBreakpoint:
     """Set the breakpoint that a line describes: `FILE_OR_CELL:LINE` or `--on-error [TYPE]`, and options.
 
-    The line is read first, then what it names is looked up in the front end; then the breakpoint goes to the ranks.
+    It parses the line, resolves the names in it with the front end, and then sends the breakpoint to the ranks.
 
     Args:
-        command: how errors call the command.
-        frontend: knows the cells, and the mesh in use.
-        shown: the file that a line without one is in.
+        command: the name of the command in error messages.
+        frontend: resolves cells, and the mesh in use.
+        shown: the file to use for a line number without a file.
 
     Raises:
-        CommandError: it cannot be set; says why in one sentence.
+        CommandError: it cannot be set; the message says why in one sentence.
     """
     asked = read_break(line, command)
     mesh, ranks = _target(asked, frontend, command)
@@ -60,7 +60,7 @@ def _checked(command: str, function: Callable[[], _T]) -> _T:
 
 
 def _target(asked: BreakLine, frontend: Frontend, command: str) -> tuple[str | None, tuple[int, ...] | None]:
-    """The mesh and the ranks that it is for; None for all."""
+    """The mesh and the ranks that the breakpoint applies to; None for all."""
     if not asked.ranks:
         return asked.mesh, None
     mesh = asked.mesh or frontend.mesh()
@@ -73,7 +73,7 @@ def _target(asked: BreakLine, frontend: Frontend, command: str) -> tuple[str | N
 
 
 def clear(debugger: DebuggerView, rest: str, command: str) -> str:
-    """Remove the breakpoints with these numbers, or all; returns what to tell the user.
+    """Remove the breakpoints with these numbers, or all of them; returns the message for the user.
 
     Raises:
         CommandError: there is no such breakpoint.
@@ -94,7 +94,7 @@ def clear(debugger: DebuggerView, rest: str, command: str) -> str:
 
 
 def listing(debugger: DebuggerView, label: Label | None = None) -> str:
-    """All breakpoints, one on a line, with their states on ranks."""
+    """All breakpoints, one per line, with their states on ranks."""
     found = debugger.breakpoints()
     if not found:
         return "There are no breakpoints."
@@ -102,7 +102,7 @@ def listing(debugger: DebuggerView, label: Label | None = None) -> str:
 
 
 def armed_text(made: MeshBreakpoint, label: Label | None = None) -> str:
-    """What to tell the user of a breakpoint that has just been set."""
+    """The message for the user about a breakpoint that has just been set."""
     return f"Breakpoint {made.id}: {described(made, label)}"
 
 
@@ -130,7 +130,7 @@ def described(made: MeshBreakpoint, label: Label | None = None) -> str:
 
 
 def _line(made: MeshBreakpoint) -> int:
-    """The line where it stops, which may have moved to the next one with code."""
+    """The line where it stops, which may have moved to the next line with code."""
     lines = {bound.line for bound in made.bound.values() if bound.verified}
     return lines.pop() if len(lines) == 1 else made.spec.line
 

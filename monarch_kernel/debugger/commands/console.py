@@ -1,7 +1,7 @@
-"""A console: which stopped ranks are chosen, and what each command does with them.
+"""A console: the selection of stopped ranks, and what each command does with them.
 
-A `Console` knows nothing of terminals or notebooks: lines go in, text comes out. Commands act on a *set* of stops: all
-of them, those of chosen ranks, or one of the groups into which a step has split them.
+A `Console` is independent of terminals and notebooks: lines go in, text comes out. Commands act on a *set* of stops:
+all of them, those of selected ranks, or one of the groups into which a step has split them.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.events import RankStop
     from monarch_kernel.debugger.model.stops import Stop
 
-#: How long ranks may take to stop, or to go on, when they are told to (seconds).
+#: How long ranks may take to stop, or to continue, on request (seconds).
 PAUSE_TIMEOUT = 2.0
-#: How often the ranks that wait for stopped ones are asked when they will give up (seconds).
+#: How often the ranks that wait for stopped ranks are asked when their wait times out (seconds).
 ASK_AGAIN = 5.0
 
 
@@ -60,8 +60,8 @@ class Console(InspectionCommands):
     Args:
         debugger: the `MeshDebugger` of this process.
         write: called with text to show, in whole lines.
-        name: what other viewers are told when this console has control.
-        frontend: knows cells and the mesh in use; the one of this process by default.
+        name: the name that other viewers see while this console has control.
+        frontend: resolves cells and the mesh in use; defaults to the front end of this process.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Console(InspectionCommands):
         self._opened: Viewer | None = None
         self._set = StopSelection(debugger, self._frontend)
         self._clock: tuple[float, frozenset[Any], Countdown | None] = (0.0, frozenset(), None)
-        #: Whether the last command was a step that some ranks have not ended yet.
+        #: Whether the last command was a step that some ranks have not finished yet.
         self.is_stepping = False
         self._told: set[Any] = set()
         self._mortem: set[Any] = set()
@@ -87,7 +87,7 @@ class Console(InspectionCommands):
         self._lock = threading.RLock()
 
     def close(self) -> None:
-        """Give up control. Stopped ranks stay stopped; the next command makes this console a viewer again."""
+        """Release control. Stopped ranks stay stopped; the next command makes this console a viewer again."""
         viewer, self._opened = self._opened, None
         if viewer is not None:
             viewer.close()
@@ -98,7 +98,7 @@ class Console(InspectionCommands):
         self.debugger.resume([at for at in self.debugger.stops() if at.key in mine])
 
     def take_over(self, other: Console) -> None:
-        """Go on where another console leaves: with the ranks that it has chosen and the post mortems it has opened."""
+        """Continue another console's session, with the ranks that it selected and the post mortems that it opened."""
         self.release()
         self._set = other._set
         self._mortem, other._mortem = other._mortem, set()
@@ -112,7 +112,7 @@ class Console(InspectionCommands):
     # -- lines -----------------------------------------------------------------------------------
 
     def run(self, line: str) -> bool:
-        """Execute one line; True if it asks to leave the prompt. What goes wrong is written, not raised."""
+        """Execute one line; True if it leaves the prompt. Errors are written, not raised."""
         with self._lock:
             command, rest = read_command(line)
             if not line.strip():
@@ -160,17 +160,17 @@ class Console(InspectionCommands):
         try:
             scopes = self.debugger.scopes(at.key, self._set.index(at.stop))
             return [one.name for one in self.debugger.variables(at.key, scopes[0].ref)] if scopes else []
-        except (LookupError, RuntimeError):  # it continued, died or is stuck: typing goes on without completions
+        except (LookupError, RuntimeError):  # it continued, died or is stuck: there are no completions
             return []
 
     # -- the prompt ------------------------------------------------------------------------------
 
     def prompt(self) -> str:
-        """The prompt: the chosen ranks, and the time until a collective that waits for them gives up."""
+        """The prompt: the selected ranks, and the time until a collective that waits for them times out."""
         return with_clock(*self.prompt_parts())
 
     def prompt_parts(self) -> tuple[str, float | None]:
-        """The prompt without that time, and the time, for callers that let it run; see `with_clock`."""
+        """The prompt without that time, and the time, for callers that keep it up to date; see `with_clock`."""
         stops = self._set.chosen()
         if not stops:
             return "(mesh) ", None
@@ -185,7 +185,7 @@ class Console(InspectionCommands):
         return f"({text}) ", None if left is None else left.left
 
     def countdown(self) -> Countdown | None:
-        """The timeout of the collective that gives up first, of those that wait for the chosen ranks."""
+        """The timeout that expires first among the collectives that wait for the selected ranks."""
         stops = self._set.chosen()
         keys = frozenset(at.key for at in stops)
         now = time.monotonic()
@@ -211,7 +211,7 @@ class Console(InspectionCommands):
         return bool(self._untold())
 
     def news(self) -> str:
-        """The announcement of those stops; "" if there are none."""
+        """The announcement of new stops; "" if there are none."""
         new = self._untold()
         return self._stopped(grouped(new)) if new else ""
 
@@ -219,7 +219,7 @@ class Console(InspectionCommands):
         return [at for at in self.debugger.stops() if at.stop.thread and at.key not in self._told]
 
     def _stopped(self, groups: Sequence[Sequence[Any]], *, numbered: bool = False) -> str:
-        """Which ranks are stopped, and where; they count as announced."""
+        """Which ranks are stopped, and where; marks them as announced."""
         self._told = {at.key for at in self.debugger.stops() if at.key in self._told}
         self._told |= {at.key for group in groups for at in group}
         return stopped_text(groups, self._label, numbered=numbered)
@@ -227,7 +227,7 @@ class Console(InspectionCommands):
     # -- the set ---------------------------------------------------------------------------------
 
     def run_on(self, mesh: str | None, ranks: Sequence[int] | None, line: str) -> None:
-        """Execute one line for these ranks only (None: any). The chosen set stays as it is."""
+        """Execute one line for these ranks only (None: any). The selection does not change."""
         threads = {
             (at.mesh, at.rank, None)
             for at in self._set.all()
@@ -366,13 +366,13 @@ class Console(InspectionCommands):
         who = names.stops(stops)
         self.debugger.resume(stops, "continue", viewer=self._viewer)
         keys = {at.key for at in stops}
-        # Ranks confirm a moment after they were told.
+        # Ranks confirm a moment after they receive the request.
         self.debugger.wait(lambda now: not any(at.key in keys for at in now), timeout=PAUSE_TIMEOUT)
         self._set.narrow(None)
         if any(at.stop.thread for at in stops):
             self._say(f"{who} {_runs_on(stops)}.")
         else:
-            self._set.choose(None)  # a rank that stops later is another stop than the failure that was open
+            self._set.choose(None)  # a later stop of a rank is not the failure that was open
             self._say(f"{who}: closed.")
 
     def _advance(self, how: str, line: int = 0) -> None:
@@ -390,7 +390,7 @@ class Console(InspectionCommands):
         self._tell(threads, moved, split=before == 1)
 
     def _tell(self, threads: set[Thread], moved: Moved, split: bool) -> None:
-        """Show where a step has led, and choose the first group if it has split the set."""
+        """Show the result of a step, and select the first group if the step has split the set."""
         groups = grouped(self._set.of(threads))
         meshes = {mesh for mesh, _rank, _thread in threads}
         if moved.ended:
@@ -427,7 +427,7 @@ class Console(InspectionCommands):
         self.post_mortem(mesh, self._set.ranks(mesh, rest) if rest else None)
 
     def post_mortem(self, mesh: str, ranks: Sequence[int] | None) -> bool:
-        """Open the last exceptions of ranks, and choose them; False if there were none."""
+        """Open the last exceptions of ranks, and select them; False if there were none."""
         self.release()
         opened = self.debugger.post_mortem(mesh, ranks)
         self._mortem = {at.key for at in opened}
@@ -476,7 +476,7 @@ class Console(InspectionCommands):
 
 
 def _among(ranks: Sequence[tuple[str, int]], meshes: Iterable[str]) -> str:
-    """Ranks with their meshes, where those are several."""
+    """Ranks, with their meshes if there are several."""
     several = len(set(meshes)) > 1
     found = dict.fromkeys(mesh for mesh, _ in ranks)
     return "; ".join(

@@ -1,4 +1,4 @@
-"""The grammar of what people type: commands, options that take expressions, places in files and cells. Pure."""
+"""The grammar of command lines: commands, options that take expressions, places in files and cells. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 class CommandError(ValueError):
-    """A command cannot be carried out; the message is one sentence for the person at the prompt."""
+    """A command cannot be executed; the message is one sentence for the user at the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Command:
         aliases: its other names.
         usage: its arguments, as the help shows them.
         help: what it does, in one line.
-        steps: it moves stopped threads; an empty line repeats it.
+        steps: whether it moves stopped threads; an empty line then repeats it.
     """
 
     name: str
@@ -65,7 +65,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("help", ("h", "?"), "[COMMAND]", "this list, or more about one command"),
 )
 
-#: What must follow the word `rank` for it to be the command.
+#: The text that must follow the word `rank` for it to be a command.
 _SOME_RANKS = re.compile(r"\s+(\d|[a-zA-Z_]\w*=(?!=))")
 
 _BY_NAME = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}
@@ -84,10 +84,11 @@ break --on-error [TYPE]  where an endpoint or a cell fails with that exception; 
 
 
 def read_command(line: str) -> tuple[Command | None, str]:
-    """The command at the beginning of a line, and what follows it.
+    """The command at the beginning of a line, and the rest of the line.
 
-    As in pdb, a line that begins with no command is Python, and so is an assignment to the name of a command: the first
-    is then None, and the second is the source. `!SOURCE` is always Python. `rank` is Python unless ranks follow it.
+    As in pdb, a line that does not begin with a command is Python, and so is an assignment to the name of a command.
+    The command is then None, and the rest is the source. `!SOURCE` is always Python. `rank` is Python unless ranks
+    follow it.
     """
     text = line.strip()
     if text.startswith("!"):
@@ -98,14 +99,14 @@ def read_command(line: str) -> tuple[Command | None, str]:
         return None, text
     rest = text[match.end() :]
     if match[0] == "rank" and not _SOME_RANKS.match(rest):
-        return None, text  # a variable that many programs have
+        return None, text  # many programs have a variable of this name
     if (rest and not rest[0].isspace()) or re.match(r"\s*(?:[-+*/%&|^@]|//|\*\*|<<|>>)?=(?!=)", rest):
         return None, text  # print(x), next.y, list = 3
     return command, rest.strip()
 
 
 def help_of(name: str) -> str:
-    """What `help NAME` prints.
+    """The output of `help NAME`.
 
     Raises:
         CommandError: there is no such command.
@@ -146,7 +147,7 @@ def complete(before: str, names: Iterable[str] = ()) -> list[str]:
 
 # -- options whose values are expressions ----------------------------------------------------------
 
-#: Options of `break`, and what they take: nothing, a word, or text up to the next option.
+#: Options of `break`, and the value of each: none, a word, or text up to the next option.
 BREAK_OPTIONS: Mapping[str, str] = {
     "-r": "word",
     "--ranks": "word",
@@ -163,13 +164,13 @@ BREAK_OPTIONS: Mapping[str, str] = {
 def split_options(line: str, known: Mapping[str, str], command: str) -> tuple[str, dict[str, str]]:
     """Split a line into the text before its options, and the value of each option.
 
-    Expressions may be written as they are (`--if x["a"] > 3 --hits 2`), or in quotes as in a shell.
+    Expressions may be unquoted (`--if x["a"] > 3 --hits 2`), or in quotes as in a shell.
 
     Args:
         line: the line, without the command.
-        known: the options, and what each takes: "" nothing, "word", "text" (to the next option), "maybe" (a word, or
-            nothing).
-        command: how errors call the command.
+        known: the options, and the value of each: "" (none), "word", "text" (up to the next option), "maybe" (a word
+            or none).
+        command: the name of the command in error messages.
 
     Raises:
         CommandError: an option is unknown, lacks its value, or is given twice.
@@ -192,7 +193,7 @@ def split_options(line: str, known: Mapping[str, str], command: str) -> tuple[st
             raise CommandError(f"{command}: {option} is given twice")
         if kind in ("word", "text") and not value:
             raise CommandError(f"{command}: {option} takes a value")
-        if kind != "text":  # what follows the option's own word belongs in front: `break --first train.py:3`
+        if kind != "text":  # text after the option's own word belongs to the front: `break --first train.py:3`
             word, _, rest = ("", "", value) if kind == "" else value.partition(" ")
             value, before = word, f"{before} {rest.strip()}".strip()
         found[option] = unquoted(value)
@@ -200,7 +201,7 @@ def split_options(line: str, known: Mapping[str, str], command: str) -> tuple[st
 
 
 def _word_starts(line: str) -> list[int]:
-    """The positions at which words begin, outside of quotes and brackets."""
+    """The positions at which words begin, outside quotes and brackets."""
     starts: list[int] = []
     quote, depth = "", 0
     for at, char in enumerate(line):
@@ -220,7 +221,7 @@ def _word_starts(line: str) -> list[int]:
 
 
 def unquoted(text: str) -> str:
-    """`text` without the quotes around all of it, if it is one string literal."""
+    """`text` without its enclosing quotes, if it is one string literal."""
     if text[:1] in ("'", '"'):
         try:
             value = ast.literal_eval(text)
@@ -236,10 +237,10 @@ def unquoted(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place as people write it.
+    """A place as the user writes it.
 
     Attributes:
-        file: a path; "" for a cell or the file that is shown.
+        file: a path; "" for a cell or for the file that is shown.
         cell: the execution number of a cell; 0 for the last `%%mesh` cell; None for a file.
         line: 1-based.
     """
@@ -276,14 +277,14 @@ def read_spot(text: str, command: str = "break") -> Spot:
 
 @dataclass(frozen=True, slots=True)
 class BreakLine:
-    """A breakpoint as people write it.
+    """A breakpoint as the user writes it.
 
     Attributes:
-        spot: where; None for an error.
+        spot: the place; None for an error.
         error: the name of an exception, or "*" for any, if `spot` is None.
-        mesh: the name of the only mesh that it holds on; None if it names none.
-        ranks: the only ranks that it holds on, as text; "" if it names none.
-        condition, hits, first, differs, log: as `model.stops.Breakpoint` has them.
+        mesh: the name of the only mesh that it applies to; None if it names none.
+        ranks: the only ranks that it applies to, as text; "" if it names none.
+        condition, hits, first, differs, log: as in `model.stops.Breakpoint`.
     """
 
     spot: Spot | None
@@ -301,7 +302,7 @@ def read_break(line: str, command: str = "break") -> BreakLine:
     """Read `FILE_OR_CELL:LINE` or `--on-error [TYPE]`, and options.
 
     Raises:
-        CommandError: it does not look like that.
+        CommandError: it does not have this form.
     """
     where, options = split_options(line, BREAK_OPTIONS, command)
     hits = options.get("--hits", "0")
@@ -336,10 +337,10 @@ _CAST = re.compile(r"(?P<name>\S+)\s+ranks\s*\((?P<ranks>[^()]*)\)\s*(?P<command
 
 
 def read_cast(rest: str) -> tuple[str, str, str]:
-    """Read `NAME ranks(RANKS) COMMAND`: the three parts.
+    """Read the three parts of `NAME ranks(RANKS) COMMAND`.
 
     Raises:
-        CommandError: it does not look like that.
+        CommandError: it does not have this form.
     """
     match = _CAST.fullmatch(rest.strip())
     if not match or not match["command"].strip():
@@ -350,10 +351,10 @@ def read_cast(rest: str) -> tuple[str, str, str]:
 
 
 def read_count(rest: str, command: str, default: int = 1) -> int:
-    """A whole number of at least 1, or the default where there is nothing.
+    """A whole number of at least 1, or the default if there is no text.
 
     Raises:
-        CommandError: it is none.
+        CommandError: it is not such a number.
     """
     if not rest:
         return default

@@ -1,4 +1,4 @@
-"""The commands of a console that change nothing: stacks, frames, values, source, reports over meshes."""
+"""The read-only commands of a console: stacks, frames, values, source, reports on meshes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from monarch_kernel.debugger.rank.frame_tools import local_values
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.view import DebuggerView
 
-#: How long ranks may take to evaluate something (seconds).
+#: How long ranks may take to evaluate an expression (seconds).
 TIMEOUT = 5.0
-#: Lines of source that are shown above and below the current one.
+#: How many lines of source are shown above and below the current one.
 AROUND = 5
 
 
 class InspectionCommands:
-    """These commands; `Console` derives from it."""
+    """The read-only commands; a base class of `Console`."""
 
     debugger: DebuggerView
     _frontend: Frontend
@@ -59,7 +59,7 @@ class InspectionCommands:
         self._show(rows, stops)
 
     def _show(self, rows: list[tuple[str, str]], stops: Sequence[Any]) -> None:
-        """Write texts with their ranks in front; without ranks if there is one stop."""
+        """Write texts, each prefixed with its ranks; without ranks if there is only one stop."""
         self._say(rows[0][1] if len(stops) == 1 and rows else columns(rows))
 
     def _do_up(self, rest: str) -> None:

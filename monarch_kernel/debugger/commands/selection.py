@@ -1,4 +1,4 @@
-"""The stopped ranks that a console's commands act on, and the frame that it shows of them."""
+"""The stopped ranks that a console's commands act on, and the frame that it shows for them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.model.stops import Stop, StopFrame
 
 Thread = tuple[str, int, int | None]
-"""A mesh, a rank, and one thread of it (None: all). It names the same stops after a step, which gives them new keys."""
+"""A mesh, a rank, and one of its threads (None: all). Unlike a stop's key, it stays the same after a step."""
 
 
 def thread_of(at: RankStop) -> Thread:
-    """The thread of a stop; each post mortem counts as a thread of its own."""
+    """The thread of a stop; each post mortem counts as a separate thread."""
     return (at.mesh, at.rank, at.stop.thread or -at.stop.id)
 
 
 class StopSelection:
-    """A *scope* (all stops, or those that a person has chosen), and perhaps one group of it.
+    """A *scope* (all stops, or those that the user has selected), and optionally one group of it.
 
     Attributes:
-        attached: the scope is one rank that was chosen by `attach`.
-        level: which frame is shown: how many frames of user code out from the innermost one.
+        attached: whether the scope is one rank that `attach` selected.
+        level: the frame that is shown, as the number of frames of user code outwards from the innermost one.
     """
 
     def __init__(self, debugger: DebuggerView, frontend: Frontend) -> None:
@@ -41,33 +41,33 @@ class StopSelection:
         self.attached = False
         self.level = 0
 
-    # -- choosing ----------------------------------------------------------------------------------
+    # -- changing the selection --------------------------------------------------------------------
 
     def choose(self, threads: Iterable[Thread] | None, attached: bool = False) -> None:
-        """Make these the scope; None: all stops."""
+        """Make these threads the scope; None means all stops."""
         self._scope = None if threads is None else set(threads)
         self._group, self.attached, self.level = None, attached, 0
 
     def narrow(self, stops: Iterable[RankStop] | None) -> None:
-        """Choose one group of the scope; None: all of it."""
+        """Select one group of the scope; None means the whole scope."""
         self._group = None if stops is None else {thread_of(at) for at in stops}
         self.level = 0
 
     @property
     def is_narrowed(self) -> bool:
-        """Whether one group is chosen."""
+        """Whether one group is selected."""
         return self._group is not None
 
-    # -- what is chosen ------------------------------------------------------------------------------
+    # -- the selection -------------------------------------------------------------------------------
 
     def all(self) -> list[RankStop]:
-        """All stops there are."""
+        """All current stops."""
         return self._debugger.stops()
 
     def of(self, threads: set[Thread] | None) -> list[RankStop]:
         """The stops of these threads."""
         stops = self.all()
-        if threads is None:  # post mortems are shown only if nothing that runs is stopped
+        if threads is None:  # post mortems are shown only if no live thread is stopped
             return [at for at in stops if at.stop.thread] or stops
         return [at for at in stops if (at.mesh, at.rank, None) in threads or thread_of(at) in threads]
 
@@ -84,10 +84,10 @@ class StopSelection:
         return [at for at in stops if thread_of(at) in self._group] or stops
 
     def need(self) -> list[RankStop]:
-        """The same, and at least one.
+        """The stops that commands act on; at least one.
 
         Raises:
-            CommandError: nothing that is chosen is stopped.
+            CommandError: none of the selected ranks is stopped.
         """
         stops = self.chosen()
         if stops:
@@ -109,16 +109,16 @@ class StopSelection:
         return [at for at in found if ranks is None or at.rank in ranks]
 
     def frame(self, stop: Stop) -> StopFrame | None:
-        """The frame that is shown of a stop; None if it has none."""
+        """The frame that is shown for a stop; None if it has none."""
         return shown_frame(stop.frames, self.level)
 
     def index(self, stop: Stop) -> int:
-        """That frame's index."""
+        """The index of the frame that is shown for a stop."""
         frame = self.frame(stop)
         return 0 if frame is None else frame.index
 
     def by_index(self, stops: Sequence[RankStop]) -> dict[int, list[RankStop]]:
-        """These stops by the index of the frame that is shown."""
+        """These stops, by the index of the frame that is shown."""
         found: dict[int, list[RankStop]] = {}
         for at in stops:
             found.setdefault(self.index(at.stop), []).append(at)
@@ -131,10 +131,10 @@ class StopSelection:
     # -- names of meshes -----------------------------------------------------------------------------
 
     def mesh(self) -> str:
-        """The mesh that ranks without a name are of.
+        """The mesh that rank numbers without a mesh name refer to.
 
         Raises:
-            CommandError: there is none, or several could be meant.
+            CommandError: there is none, or it is ambiguous.
         """
         names = {at.mesh for at in self.chosen() or self.all()}
         if len(names) == 1:

@@ -1,4 +1,4 @@
-"""The text of a console: stopped ranks in groups, stacks, and answers, with equal ones together. Pure."""
+"""The text of a console: stopped ranks in groups, stacks, and answers, with equal ones merged. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RUNS = 8
 
 
 def file_name(file: str, label: Label | None = None) -> str:
-    """A file, short: `train.py`, `In[3]`."""
+    """The short name of a file: `train.py`, `In[3]`."""
     named = label(file) if label is not None else None
     if named:
         return named.removeprefix("Cell ")
@@ -23,13 +23,13 @@ def file_name(file: str, label: Label | None = None) -> str:
 
 
 def place(frame: StopFrame, label: Label | None = None) -> str:
-    """Where a frame is: `train.py:12 in Model.forward`."""
+    """The location of a frame: `train.py:12 in Model.forward`."""
     where = f"{file_name(frame.file, label)}:{frame.line}"
     return where if frame.name in ("", "<module>") else f"{where} in {frame.name}"
 
 
 def source_line(frame: StopFrame) -> str:
-    """The text of a frame's line: the rank's; if it has none (the cell ran here only), this process's."""
+    """The text of a frame's line, from the rank; if it has none (the cell ran only here), from this process."""
     return frame.source or linecache.getline(frame.file, frame.line).strip()
 
 
@@ -49,9 +49,9 @@ def why(stop: Stop) -> str:
 
 
 class RankNames:
-    """How the ranks of some stops are named.
+    """Names the ranks of some stops.
 
-    The mesh is named if there are several, and the stop's number if its rank has several stops.
+    The name includes the mesh if there are several, and the stop's number if its rank has several stops.
     """
 
     def __init__(self, stops: Iterable[RankStop]) -> None:
@@ -77,12 +77,12 @@ class RankNames:
         return "; ".join(parts)
 
     def stops(self, stops: Iterable[RankStop]) -> str:
-        """The same for the stops themselves."""
+        """The name of these stops."""
         return self.of(at.key for at in stops)
 
 
 def answers(values: Mapping[Key, str], names: RankNames) -> str:
-    """Identical answers together, each with its ranks in front, the largest group first: `0-2,4  loss = 0.31`."""
+    """Identical answers merged, each prefixed with its ranks, the largest group first: `0-2,4  loss = 0.31`."""
     alike: dict[str, list[Key]] = {}
     for key in sorted(values):
         alike.setdefault(values[key], []).append(key)
@@ -102,7 +102,7 @@ def columns(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def stopped_text(groups: Sequence[Sequence[RankStop]], label: Label | None = None, *, numbered: bool = False) -> str:
-    """Which ranks are stopped where, group by group, with the line of source."""
+    """Which ranks are stopped where, group by group, with the source line."""
     names = RankNames(at for group in groups for at in group)
     rows: list[tuple[str, str]] = []
     for number, group in enumerate(groups, 1):
@@ -133,7 +133,7 @@ def stack_text(stop: Stop, current: int, label: Label | None = None, *, everythi
 
 
 def source_text(frame: StopFrame, lines: Sequence[str], around: int) -> str:
-    """The lines around a frame's own, numbered; `->` marks that."""
+    """The numbered lines around a frame's own line, which `->` marks."""
     first = max(1, frame.line - around)
     last = min(len(lines), frame.line + around)
     width = len(str(last))
