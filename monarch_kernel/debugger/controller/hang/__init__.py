@@ -1,7 +1,7 @@
 """Why a mesh makes no progress: which ranks wait in which operation, and for which ranks (`hang`).
 
-`sampling` asks the ranks for evidence, `judge` decides on it (with `situation`, `mismatch`, `absence`, `history`),
-`phrases` puts the decision into words, and a `verdict` shows itself.
+`sampling` queries the ranks for evidence, `judge` decides from it (with `situation`, `mismatch`, `absence`, `history`),
+`phrases` words the decision, and a `verdict` displays itself.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 def hang(mesh: ProcMesh | ActorMesh[Any], *, ranks: Iterable[int] | None = None, timeout: float = 5.0) -> Verdict:
-    """Why these ranks make no progress, and which one is to blame, as far as that can be told.
+    """Why these ranks make no progress, and which rank is to blame, if that can be determined.
 
-    Samples the stacks of all ranks, and what PyTorch records of their collectives, twice, half a second apart; takes
-    less than a second where all of them answer. User code is not touched.
+    Samples the stacks of all ranks, and PyTorch's record of their collectives, twice, half a second apart. This takes
+    less than a second if all ranks answer, and does not affect user code.
 
     Args:
         mesh: a proc mesh or an actor mesh, or a slice of one.
-        ranks: of ``mesh``, if only some are to be asked; nothing is known of the others then.
-        timeout: how long to wait for ranks that do not answer (seconds, in all).
+        ranks: the ranks of ``mesh`` to query, if not all; nothing is known about the others then.
+        timeout: how long to wait for ranks that do not answer (seconds, in total).
 
     Returns:
-        The verdict; it is undecided rather than guessed, and prints and shows itself.
+        The verdict, which prints and displays itself. It is undecided rather than a guess.
 
     Raises:
         ValueError: ``mesh`` has no such rank.
-        TypeError: ``mesh`` is no mesh.
+        TypeError: ``mesh`` is not a mesh.
     """
     from monarch_kernel.debugger.controller.hang.sampling import sample_and_judge
 

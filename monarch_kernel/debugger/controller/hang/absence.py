@@ -1,4 +1,4 @@
-"""Ranks that others wait for and that do not come: dead, stopped, failed, elsewhere in their code, finished. Pure."""
+"""Ranks that others wait for in vain: dead, stopped, failed, elsewhere in their code, finished. Pure."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from monarch_kernel.debugger.model.evidence import (
 )
 from monarch_kernel.debugger.source_locations import Place
 
-#: States of ranks that will never arrive by themselves, the surest cause first.
+#: States of ranks that will never arrive by themselves, the most certain cause first.
 FATAL = (DEAD, SILENT, PAUSED)
 _FATAL_KINDS = {DEAD: verdict.DEAD, SILENT: verdict.SILENT, PAUSED: verdict.PAUSED}
 _BUSY_KINDS = {LOADS: verdict.LOADER, RUNS: verdict.RUNNING, STANDS: verdict.STANDING}
 
 
 def of_ends(now: Situation, ends: set[int], edges: Mapping[int, set[int]]) -> Verdict:
-    """Why the ranks that all others wait for do not come.
+    """Why the ranks that all others wait for do not arrive.
 
     Args:
         now: the situation.
-        ends: these ranks, which wait for none themselves.
+        ends: the ranks that others wait for, and that wait for no rank themselves.
         edges: the ranks that each rank waits for.
     """
     by_state: dict[str, list[int]] = {}
@@ -60,7 +60,7 @@ def of_ends(now: Situation, ends: set[int], edges: Mapping[int, set[int]]) -> Ve
 
 
 def _has_failed(now: Situation, rank: int) -> bool:
-    """Whether an exception has ended what the waiting ranks still run."""
+    """Whether an exception has ended the code that the waiting ranks still run."""
     failure = now.evidence[rank].failure
     if failure is None:
         return False
@@ -69,13 +69,13 @@ def _has_failed(now: Situation, rank: int) -> bool:
 
 
 def failure_of_peer(now: Situation, rank: int) -> bool:
-    """Whether a rank has failed only because another one was gone, or did not arrive."""
+    """Whether a rank has failed only because another rank was gone, or did not arrive."""
     failure = now.evidence[rank].failure
     return failure is not None and failure.of_peer
 
 
 def _will_not_come(now: Situation, kind: str, ranks: Sequence[int]) -> Verdict:
-    """Ranks that will not come, for a reason that is certain."""
+    """Ranks that will certainly not arrive, and why."""
     culprits: list[Culprit] = []
     for rank in ranks:
         each = now.evidence[rank]
@@ -86,16 +86,17 @@ def _will_not_come(now: Situation, kind: str, ranks: Sequence[int]) -> Verdict:
 
 
 def gone(now: Situation, state: str, ranks: Sequence[int]) -> Verdict:
-    """Ranks that will never come: dead, silent, or stopped by a debugger."""
+    """Ranks that will never arrive: dead, silent, or stopped by a debugger."""
     kind = _FATAL_KINDS[state]
     crashed = [rank for rank in ranks if _has_crashed(now.evidence[rank])]
     others = [rank for rank, each in now.evidence.items() if each.state == WAITS or failure_of_peer(now, rank)]
     if crashed and len(crashed) < len(ranks):
-        # gloo may crash where its peer is gone, so these prove nothing beside one that was killed.
+        # gloo may crash if its peer is gone, so these crashes prove nothing beside a rank that was killed.
         return _will_not_come(now, kind, [rank for rank in ranks if rank not in crashed])
     if len(crashed) > 1 or (others and any(has_aborted(now.evidence[rank]) for rank in crashed) and len(others) == 1):
         return _crashed(now, crashed, others if len(others) == 1 else [])
-    # One has crashed. Two or more others have called the same, or that would have been said: so it differed from them.
+    # One has crashed. Two or more others have called the same operation, or a mismatch would have been reported: so its
+    # call differed from theirs.
     return _will_not_come(now, kind, ranks)
 
 
@@ -104,7 +105,7 @@ def _has_crashed(each: Evidence) -> bool:
 
 
 def _crashed(now: Situation, crashed: Sequence[int], others: Sequence[int]) -> Verdict:
-    """Ranks that gloo may have ended, because one of them or another one did not call the same."""
+    """Ranks that gloo may have ended, because one of them or another rank called something else."""
     culprits = as_they_are(now, crashed)
     culprits += [
         Culprit(rank, _failure_place(now, rank) or now.evidence[rank].place, phrases.state(now.evidence[rank]))
@@ -119,7 +120,7 @@ def _failure_place(now: Situation, rank: int) -> Place | None:
 
 
 def _absent(now: Situation, done: Sequence[int], busy: Sequence[int], edges: Mapping[int, set[int]]) -> Verdict:
-    """Ranks that are finished, or elsewhere in their code, while others wait for them."""
+    """Ranks that have finished, or are elsewhere in their code, while others wait for them."""
     missing = {*done, *busy}
     pending = next((each for each in now.pending if each.absent & missing and each.waiting), None)
     if pending is None:
@@ -137,7 +138,7 @@ def _absent(now: Situation, done: Sequence[int], busy: Sequence[int], edges: Map
 
 
 def _will_come(now: Situation, rank: int, pending: PendingOperation) -> bool:
-    """Whether a rank that is elsewhere has called from the line where others wait before, or will come by there."""
+    """Whether a rank that is elsewhere has called from the others' line before, or will still reach that line."""
     place = pending.operation.place
     if place is None:
         return False
@@ -182,7 +183,7 @@ def _skipped(now: Situation, absent: Sequence[int], pending: PendingOperation) -
 
 
 def _extra(now: Situation, present: Sequence[int], absent: Sequence[int], pending: PendingOperation) -> Verdict:
-    """The few ranks that are there are to blame: the others have finished without it."""
+    """The few ranks that are in the operation are to blame: the others have finished without it."""
     culprits: list[Culprit] = []
     for rank in present:
         found = now.divergence(rank, absent[0], pending.group.name)
@@ -197,7 +198,7 @@ def _extra(now: Situation, present: Sequence[int], absent: Sequence[int], pendin
 
 
 def _either(now: Situation, absent: Sequence[int], present: Sequence[int], pending: PendingOperation) -> Verdict:
-    """Neither side is a majority: one has skipped something, or the other has done too much."""
+    """Neither side is a majority: one has skipped a call, or the other has made an extra one."""
     missing, extra = _skipped(now, absent, pending), _extra(now, present, absent, pending)
     sentence = phrases.one_or_other(now, pending, absent, present, extra.culprits[0].place)
     culprits = [*missing.culprits, *extra.culprits]

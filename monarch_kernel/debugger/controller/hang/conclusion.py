@@ -1,4 +1,4 @@
-"""Makes a verdict: the ranks to blame and the sentence, with what all ranks are doing and when groups time out."""
+"""Builds a verdict: the ranks to blame and the sentence, with what all ranks are doing and when groups time out."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def conclude(
 
 
 def as_they_are(now: Situation, ranks: Sequence[int]) -> list[Culprit]:
-    """Ranks of which no line is to blame, with what they do."""
+    """Ranks without a line to blame, with what they are doing."""
     return [Culprit(rank, None, phrases.state(now.evidence[rank])) for rank in ranks]

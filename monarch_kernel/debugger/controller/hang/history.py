@@ -1,7 +1,7 @@
-"""Where the histories of two ranks diverge: which rank skipped a collective, called one more, or changed the order.
+"""Where the histories of two ranks diverge: which rank skipped a collective, made an extra call, or changed the order.
 
-Pure. Two calls are the same if operation, sizes and the line of user code are the same. Ranks may well call the same
-collective from different lines, so a difference counts only if leaving something out makes the rest the same again.
+Pure. Two calls are equal if operation, sizes and the line of user code are equal. Ranks may well call the same
+collective from different lines, so a difference counts only if leaving out some calls makes the rest equal again.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from monarch_kernel.debugger.model.evidence import Operation
 
 SAME, SKIPPED, EXTRA, REORDERED, UNCLEAR = "same", "skipped", "extra", "reordered", "unclear"
 
-#: At most so many calls in a row are considered as skipped or added.
+#: At most this many consecutive calls are considered skipped or added.
 _MOST = 8
-#: What was done so many times is a habit.
+#: What was done this many times is a habit.
 _HABIT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """How a rank's history differs from that of another one, and from which call on.
+    """How a rank's history differs from another rank's, and from which call on.
 
     Attributes:
-        kind: `SKIPPED`: it skipped `calls` (of the other rank); `EXTRA`: it made `calls` more; `REORDERED`: it made
-            `calls` in another order; `SAME`: as far as both go, there is no difference; `UNCLEAR`: anything else.
+        kind: `SKIPPED`: it skipped `calls` (of the other rank); `EXTRA`: it made `calls` in addition; `REORDERED`: it
+            made `calls` in another order; `SAME`: there is no difference in the common part; `UNCLEAR`: anything else.
         calls: the calls in question.
     """
 
@@ -36,7 +36,7 @@ class Divergence:
 
 
 def divergence(mine: Sequence[Operation], reference: Sequence[Operation]) -> Divergence:
-    """How `mine` differs from `reference`, both by number; what only one of them still remembers is left out."""
+    """How `mine` differs from `reference`, both by number; calls that only one of them still records are ignored."""
     if not mine or not reference:
         return Divergence(SAME)
     start = max(mine[0].number, reference[0].number)
@@ -61,7 +61,7 @@ def divergence(mine: Sequence[Operation], reference: Sequence[Operation]) -> Div
 
 
 def _same(one: Sequence[object], other: Sequence[object]) -> bool:
-    """Whether two histories are the same as far as both go, and go far enough to say so."""
+    """Whether two histories are equal in their common part, and this part is not empty."""
     common = min(len(one), len(other))
     return common > 0 and list(one[:common]) == list(other[:common])
 
@@ -72,16 +72,16 @@ def _key(call: Operation) -> tuple[object, ...]:
 
 
 def breaks_habit(earlier: Sequence[Operation], mine: Operation, other: Operation) -> bool:
-    """Whether `mine`, called where another rank called `other`, breaks what both have done before.
+    """Whether `mine`, called where another rank called `other`, breaks the pattern of what both have called before.
 
-    That is so if what they called last was always followed by `other`, twice at least, and that by `mine`: then `mine`
-    comes too early, in a loop. A line that was never reached before proves nothing: this rank may have left the loop
-    as it should, and the other one may not have.
+    It does if their last call was always followed by `other`, at least twice, and `other` by `mine`: then `mine` comes
+    too early, in a loop. A line that was never reached before proves nothing: this rank may have left the loop
+    correctly, and the other rank may not have.
 
     Args:
-        earlier: what both have called before that, oldest first.
-        mine: what this rank called then.
-        other: what the other one called.
+        earlier: the calls that both have made before, oldest first.
+        mine: the call of this rank.
+        other: the call of the other rank.
     """
     keys = [_key(call) for call in earlier]
     if not keys or _key(mine) == _key(other):
@@ -92,7 +92,7 @@ def breaks_habit(earlier: Sequence[Operation], mine: Operation, other: Operation
 
 
 def starts_apart(mine: Sequence[Operation], reference: Sequence[Operation]) -> bool:
-    """Whether two histories differ from the first call that both still remember: they diverged further back."""
+    """Whether two histories already differ at the first call that both still record: they diverged earlier."""
     if not mine or not reference:
         return False
     start = max(mine[0].number, reference[0].number)

@@ -1,9 +1,9 @@
-"""From what ranks report to a verdict. Pure: evidence goes in, a `Verdict` comes out, or `undecided` with its reasons.
+"""Derives a verdict from the evidence of ranks. Pure: evidence goes in, a `Verdict` comes out, possibly undecided.
 
-Ranks wait for those of their process group that have not entered the same collective. Following that from rank to rank
-leads to ranks that wait for none: they are dead, stopped, failed, elsewhere in their code, or finished (`absence`).
-Where it leads in a cycle, ranks have entered different collectives (`mismatch`). Which of two sides is wrong is decided
-by a clear majority, and otherwise not at all. `phrases` has the words.
+Ranks wait for those of their process group that have not entered the same collective. Following these waits from rank
+to rank leads to ranks that wait for none: they are dead, stopped, failed, elsewhere in their code, or finished
+(`absence`). If it leads into a cycle, ranks have entered different collectives (`mismatch`). A clear majority decides
+which of two sides is wrong; without one, the verdict is undecided. `phrases` has the wording.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from monarch_kernel.debugger.model.evidence import DEAD, RUNS, STANDS, WAITS, Ev
 
 
 def settle(first: Mapping[int, Evidence], second: Mapping[int, Evidence]) -> dict[int, Evidence]:
-    """One account of two samples, the second a moment after the first: what moved between them is running."""
+    """Combine two samples, the second taken a moment after the first: a rank that moved between them is running."""
     return {rank: _settled(first.get(rank), after) for rank, after in second.items()}
 
 
@@ -29,7 +29,7 @@ def _settled(before: Evidence | None, after: Evidence) -> Evidence:
     if before is None or not before.answered:
         return after
     if not after.answered:
-        # What it reported before tells which rank of torch.distributed it is, and where it was.
+        # Its earlier report contains its rank in torch.distributed, and where it was.
         place = after.place or before.place
         return replace(before, state=after.state, why=after.why, place=place, waits=(), failure=None, answered=False)
     if after.state == WAITS:
@@ -39,13 +39,13 @@ def _settled(before: Evidence | None, after: Evidence) -> Evidence:
         moved = before.ident != after.ident or before.ticks != after.ticks or before.history != after.history
         if moved:
             return after
-        # The main thread may stand because another thread of it waits for other ranks.
+        # The main thread may make no progress because another thread of the rank waits for other ranks.
         return replace(after, state=WAITS if after.waits and _waits(before) == _waits(after) else STANDS)
     return after
 
 
 def _waits(evidence: Evidence) -> object:
-    """What a rank waits for, as far as two samples can be compared."""
+    """What a rank waits for, in a form that can be compared between two samples."""
     return [
         (wait.kind, wait.operation.group, wait.operation.number, wait.operation.name, wait.peer)
         for wait in evidence.waits
@@ -56,8 +56,8 @@ def judge(evidence: Mapping[int, Evidence], mesh: str = "") -> Verdict:
     """Why these ranks wait, and for which ranks.
 
     Args:
-        evidence: of each rank of the mesh, settled.
-        mesh: its name.
+        evidence: the settled evidence of each rank of the mesh.
+        mesh: the name of the mesh.
     """
     now = Situation(evidence, mesh)
     waiting = now.waiting

@@ -1,4 +1,4 @@
-"""Ranks that have entered different operations, or the same one with other arguments. Pure."""
+"""Ranks that have entered different operations, or the same one with different arguments. Pure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _EVEN = {
     "reduce_scatter",
     "_reduce_scatter_base",
 }
-#: What a divergence of histories is called in a verdict.
+#: The kind of verdict for a divergence of histories.
 _KINDS = {history.SKIPPED: verdict.SKIPPED, history.EXTRA: verdict.EXTRA}
 
 
 @dataclass(frozen=True, slots=True)
 class _Vote:
-    """Which side is right, if one is a clear majority, and the ranks whose side is not known."""
+    """The side that is right, if there is a clear majority, and the ranks whose side is unknown."""
 
     majority: list[int]
     unknown: set[int]
@@ -35,7 +35,7 @@ class _Vote:
 
 
 def mismatch(now: Situation, pending: PendingOperation) -> Verdict | None:
-    """Ranks that have entered an operation of one number, but not the same one."""
+    """Ranks that have entered different operations under the same number."""
     if not pending.number:
         return _unnumbered(now, pending)
     name = pending.group.name
@@ -49,7 +49,7 @@ def mismatch(now: Situation, pending: PendingOperation) -> Verdict | None:
     for kind, values in kinds:
         if len(set(values.values())) > 1:
             if kind == verdict.SHAPE and len({call.name for call in calls.values()}) > 1:
-                kind = verdict.ORDER  # different operations, for which the backend does the same
+                kind = verdict.ORDER  # different operations that the backend implements the same way
             return _by_vote(now, kind, values, calls, pending, roots)
     return None
 
@@ -75,7 +75,7 @@ def _by_vote(
     pending: PendingOperation,
     roots: Mapping[int, int],
 ) -> Verdict:
-    """Ranks that called different things at the same time: a minority is to blame, if it is clearly one."""
+    """Ranks that made different calls at the same point: a clear minority is to blame."""
     sides: dict[object, list[int]] = {}
     for rank in sorted(values):
         sides.setdefault(values[rank], []).append(rank)
@@ -90,7 +90,7 @@ def _by_vote(
         culprits += as_they_are(now, sorted(vote.unknown))
         told = tuple(f"{phrases.ranks(ranks)} {called(ranks[0])}" for ranks in ordered)
         return conclude(now, verdict.UNDECIDED, culprits, phrases.no_majority(pending, told), alternatives=told)
-    # The rank that has gone furthest tells most of what comes next.
+    # The rank that has gone furthest shows the most of what comes next.
     reference = max(vote.majority, key=lambda rank: now.evidence[rank].last(pending.group.name))
     culprits: list[Culprit] = []
     odd: list[str] = []
@@ -119,7 +119,7 @@ def _vote(
     pending: PendingOperation,
     known: set[int],
 ) -> _Vote:
-    """Which of these sides is a clear majority, whatever the ranks did of which nothing is known."""
+    """The side that is a clear majority, whatever the unknown ranks did."""
     unknown = (pending.absent | pending.entered) - known
     aborted = {rank for rank in unknown if has_aborted(now.evidence[rank])}
     largest, rest = sides[0], sum(len(side) for side in sides[1:])
@@ -156,7 +156,7 @@ def of_cycle(now: Situation, cycle: Sequence[int]) -> Verdict:
 
 
 def _of_two_groups(now: Situation, both: Sequence[PendingOperation], cycle: Sequence[int]) -> Verdict:
-    """The same ranks are in two groups, and do not call their operations in the same order."""
+    """The same ranks belong to two groups, and do not call their operations in the same order."""
     few, many = sorted(both, key=lambda each: len(each.waiting))
     told = phrases.waits_in(few), phrases.waits_in(many)
     unknown = len(few.group.ranks) - len(few.waiting) - len(many.waiting)
@@ -169,7 +169,7 @@ def _of_two_groups(now: Situation, both: Sequence[PendingOperation], cycle: Sequ
 
 
 def last_mismatch(now: Situation) -> Verdict | None:
-    """The last collective for which ranks that have since failed did not have the same sizes."""
+    """The last collective in which the sizes differed between ranks that have since failed."""
     for name in {name for each in now.evidence.values() for name in each.history}:
         have = [rank for rank, each in now.evidence.items() if each.history.get(name)]
         last = min((now.evidence[rank].last(name) for rank in have), default=0)
@@ -186,19 +186,19 @@ def last_mismatch(now: Situation) -> Verdict | None:
 
 
 def has_aborted(each: Evidence) -> bool:
-    """Whether a rank has ended as gloo ends those that receive more than they have room for."""
+    """Whether a rank has died the way gloo aborts a process that receives more than it has room for."""
     return each.state == DEAD and "SIGABRT" in each.why
 
 
 def _size(call: Operation) -> object:
-    """What must be the same on all ranks for operations that take inputs of one size."""
+    """What must be equal on all ranks, for operations that require inputs of equal size."""
     if call.op not in _EVEN and call.name not in _EVEN:
         return None
     return call.elements, call.dtypes
 
 
 def cycle_of(edges: Mapping[int, set[int]]) -> list[int]:
-    """Ranks that wait for each other, in the order in which they do; [] if none do."""
+    """Ranks that wait for each other in a cycle, in that order; [] if there is none."""
     for start in sorted(edges):
         path = [start]
         seen = {start: 0}

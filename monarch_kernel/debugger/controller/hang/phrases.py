@@ -1,4 +1,4 @@
-"""A verdict in words: every phrase and sentence of it. What is decided is decided before. Pure."""
+"""The wording of a verdict: every phrase and sentence in it. It decides nothing. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def doing(chosen: Iterable[int], what: str) -> str:
 
 
 def states(evidence: Mapping[int, Evidence], chosen: Iterable[int]) -> str:
-    """What these ranks do; ranks that do the same are put together."""
+    """What these ranks are doing; ranks that do the same are merged."""
     alike: dict[str, list[int]] = {}
     for rank in sorted(chosen):
         alike.setdefault(state(evidence[rank]), []).append(rank)
@@ -62,7 +62,7 @@ def states(evidence: Mapping[int, Evidence], chosen: Iterable[int]) -> str:
 
 
 def capital(text: str) -> str:
-    """With a capital first letter."""
+    """`text` with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
@@ -74,12 +74,12 @@ def joined(parts: Sequence[str]) -> str:
 
 
 def at(place: Place | None) -> str:
-    """` at train.py:12`, or nothing where that is not known."""
+    """` at train.py:12`, or "" if the place is unknown."""
     return f" at {place.where()}" if place is not None else ""
 
 
 def group(which: ProcessGroup) -> str:
-    """What to call a process group."""
+    """The name of a process group in a sentence."""
     if not which.name:
         return "a process group that is being made"
     if which.desc:
@@ -121,12 +121,12 @@ def skipped_and_is(calls: Sequence[Operation], each: Evidence) -> str:
 
 
 def not_entered(each: Evidence) -> str:
-    """A rank that may still come."""
+    """A rank that may still arrive."""
     return f"has not entered it: it {state(each)}"
 
 
 def never_entered(each: Evidence) -> str:
-    """A rank that will not come any more."""
+    """A rank that will no longer arrive."""
     return f"never entered it and {state(each)}"
 
 
@@ -136,7 +136,7 @@ def called_alone(which: Operation) -> str:
 
 
 def instead_of(found: Divergence, what: str) -> str:
-    """What a rank did earlier, and what it called therefore."""
+    """What a rank did earlier, and what it called as a result."""
     return f"{diverged(found)}, so that it {what}"
 
 
@@ -149,7 +149,7 @@ def waits_in(pending: PendingOperation) -> str:
 
 
 def which_wait(now: Situation, missing: Sequence[int]) -> str:
-    """The ranks that wait for these, and where."""
+    """The ranks that wait for the missing ones, and where."""
     for pending in now.pending:
         if pending.waiting:
             return waits_in(pending)
@@ -180,7 +180,7 @@ def _wait(each: Evidence, wait: Wait) -> str:
 
 
 def state(each: Evidence) -> str:
-    """What a rank does, as a verb phrase."""
+    """What a rank is doing, as a verb phrase."""
     if each.state == WAITS and each.waits:
         return _wait(each, each.waits[0])
     if each.state == IDLE:
@@ -214,7 +214,7 @@ def _function(place: Place | None) -> str:
 
 
 def rows(evidence: Mapping[int, Evidence], blamed: set[int]) -> tuple[VerdictRow, ...]:
-    """What all ranks do, the same put together; those to blame first, then the smallest set."""
+    """What all ranks are doing, equal ones merged; those to blame first, then the smallest set."""
     alike: dict[tuple[bool, str], list[int]] = {}
     for rank, each in evidence.items():
         alike.setdefault((rank not in blamed, state(each)), []).append(rank)
@@ -254,18 +254,18 @@ def no_rank_waits(now: Situation) -> str:
 
 
 def all_entered(pending: PendingOperation) -> str:
-    """All ranks wait in one operation, which all have entered."""
+    """All ranks wait in one operation that all of them have entered."""
     more = f", and {pending.outside} of its ranks are not in this mesh" if pending.outside else ""
     return f"Undecided: {waits_in(pending)}, which all ranks that were asked have entered alike{more}."
 
 
 def waits_for_unknown(now: Situation) -> str:
-    """Ranks wait, and nothing says for which ranks."""
+    """Ranks wait, and it is unknown for which ranks."""
     return f"Undecided: {states(now.evidence, now.waiting)}, but it is not known for which ranks."
 
 
 def will_not_come(now: Situation, missing: Sequence[int], of_peer: Sequence[int]) -> str:
-    """Ranks that will certainly not come, and other ranks that failed because of that."""
+    """Ranks that will certainly not arrive, and other ranks that failed as a result."""
     after = f"; {ranks(of_peer)} failed because of that" if of_peer else ""
     return f"{capital(states(now.evidence, missing))}; {which_wait(now, missing)}{after}."
 
@@ -280,7 +280,7 @@ def crashed_by_gloo(now: Situation, crashed: Sequence[int], others: Sequence[int
 
 
 def not_known(now: Situation, unknown: Sequence[int]) -> str:
-    """Ranks of which nothing is known."""
+    """Ranks about which nothing is known."""
     return f"Undecided: {states(now.evidence, unknown)}; {which_wait(now, unknown)}."
 
 
@@ -308,7 +308,7 @@ def called_too_much(
 def one_or_other(
     now: Situation, pending: PendingOperation, absent: Sequence[int], present: Sequence[int], place: Place | None
 ) -> str:
-    """Neither side is a majority: one has skipped something, or the other has done too much."""
+    """Neither side is a majority: one has skipped a call, or the other has made an extra one."""
     return (
         f"Undecided: {waits_in(pending)}, while {states(now.evidence, absent)}; either {ranks(absent)} skipped it or "
         f"will still come, or {ranks(present)} called one too many{at(place)}."
@@ -322,13 +322,13 @@ def peers_elsewhere(now: Situation, waiting: Sequence[int], missing: Sequence[in
 
 
 def no_majority(pending: PendingOperation, sides: Sequence[str]) -> str:
-    """Ranks called different things, and neither side is a clear majority."""
+    """Ranks made different calls, and neither side is a clear majority."""
     where = f"for #{pending.number} of {group(pending.group)}, " if pending.number else ""
     return f"Undecided: {where}{joined(sides)}; which is right cannot be told, as neither side is a clear majority."
 
 
 def outvoted(pending: PendingOperation, odd: Sequence[str], majority: str, *, likely: bool, order: bool) -> str:
-    """A few ranks called something else than the majority."""
+    """A few ranks made a different call from the majority."""
     of = group(pending.group)
     number = f" (#{pending.number} of {of})" if pending.number else f" (in {of})"
     sentence = f"{joined(odd)} where {majority}{number}"

@@ -1,4 +1,4 @@
-"""Samples the ranks of a mesh twice, and has them judged."""
+"""Samples the ranks of a mesh twice, and judges the evidence."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from monarch_kernel.introspection import StackRead, stacks_from_outside, whole_o
 
 #: The time between the two samples (seconds).
 APART = 0.4
-#: A rank that has not answered after so long is read from outside, too (seconds).
+#: A rank that has not answered after this long is also read from outside (seconds).
 PROMPT = 1.0
-#: How many collectives ranks report at first, and how many if that does not reach back to where they diverged.
+#: How many collectives ranks report at first, and how many if the first do not reach back to where they diverged.
 DEPTH, ALL = 128, 2000
 
 
@@ -47,7 +47,7 @@ def sample_and_judge(mesh: ProcMesh | ActorMesh[Any], ranks: Iterable[int] | Non
 def _sample(
     mesh: ProcMesh | ActorMesh[Any], ranks: Sequence[int] | None, depth: int, deadline: float
 ) -> dict[int, Evidence]:
-    """What each of these ranks reports, or what others report of it."""
+    """What each of these ranks reports, or what others report about it."""
     found: dict[int, Evidence] = {}
     missing: Sequence[int] | None = ranks
     outside: dict[int, Evidence] = {}
@@ -108,7 +108,7 @@ def _in_collective(thread: SpiedThread) -> bool:
 
 
 def _reaches_too_short(evidence: Iterable[Evidence]) -> bool:
-    """Whether histories differ already where they begin, while ranks wait."""
+    """Whether ranks wait and their histories differ from the very beginning."""
     found = list(evidence)
     if not any(each.state == WAITS for each in found):
         return False

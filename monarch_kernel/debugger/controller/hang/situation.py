@@ -1,4 +1,4 @@
-"""Which ranks wait for which: what is known of the ranks of a mesh, and the operations in which they wait. Pure."""
+"""Which ranks wait for which: what is known about the ranks of a mesh, and the operations that they wait in. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class PendingOperation:
 
     Attributes:
         group: the process group.
-        number: the number of the operation; 0 where that is not known.
+        number: the number of the operation; 0 if unknown.
         waiting: the ranks that wait in it, and how.
-        entered: the ranks that have entered it, those that wait included.
+        entered: the ranks that have entered it, including those that wait.
         absent: the members of the group that have not entered it.
-        outside: how many members are no ranks of this mesh, or nothing is known of them.
+        outside: how many members are unknown, or not ranks of this mesh.
     """
 
     group: ProcessGroup
@@ -39,11 +39,11 @@ class Situation:
     """The ranks of a mesh at one moment.
 
     Args:
-        evidence: of each rank of the mesh, settled.
-        mesh: its name.
+        evidence: the settled evidence of each rank of the mesh.
+        mesh: the name of the mesh.
 
     Attributes:
-        known: the ranks of the mesh by their world and their rank in `torch.distributed`.
+        known: the ranks of the mesh, by their world and their rank in `torch.distributed`.
         pending: the operations in which ranks wait.
     """
 
@@ -64,7 +64,7 @@ class Situation:
         return self.in_state(WAITS)
 
     def _guess_unknown(self) -> None:
-        """Infer the rank in `torch.distributed` of ranks that never answered, or have left it, from the other ranks."""
+        """Infer the `torch.distributed` rank of ranks that never answered, or have left it, from the other ranks."""
         by_world: dict[str, set[int]] = {}
         for (world, at), rank in self.known.items():
             by_world.setdefault(world, set()).add(rank - at)
@@ -86,7 +86,7 @@ class Situation:
             each = self.evidence[rank]
             for wait in each.waits:
                 if wait.kind == "collective":
-                    # Without a number, ranks are known to be together only if they are in the same operation.
+                    # Without a number, ranks are known to belong together only if they are in the same operation.
                     which = "" if wait.operation.number else wait.operation.name
                     waits.setdefault((each.world, wait.operation.group, which), {}).setdefault(rank, wait)
                 elif wait.kind == "group":
@@ -97,14 +97,14 @@ class Situation:
         number = min(wait.operation.number for wait in found.values())
         any_rank = next(iter(found))
         group = self.evidence[any_rank].groups.get(name) or ProcessGroup(name)
-        if not name:  # a group that is being made
+        if not name:  # a group that is being created
             members = which if isinstance(which, tuple) and which else self._all_members(world)
             group = ProcessGroup("", "", tuple(members))
         ranks = {self.known.get((world, at)) for at in group.ranks}
         known = {rank for rank in ranks if rank is not None}
         outside = len(group.ranks) - len(known)
         unplaced = {rank for rank, each in self.evidence.items() if not each.answered} - set(self.known.values())
-        if 0 < len(unplaced) == outside:  # the members without a rank can only be these
+        if 0 < len(unplaced) == outside:  # these must be the members without a rank
             known |= unplaced
             outside = 0
         recorded = any(self.evidence[rank].at(name, wait.operation.number) is not None for rank, wait in found.items())
@@ -145,7 +145,7 @@ class Situation:
         return edges
 
     def ends(self, waiting: Iterable[int], edges: Mapping[int, set[int]]) -> set[int]:
-        """The ranks that these wait for, directly or not, and that wait for none themselves."""
+        """The ranks that these wait for, directly or indirectly, and that wait for no rank themselves."""
         return {rank for rank in _reachable(waiting, edges) if self.evidence[rank].state != WAITS}
 
     def divergence(self, rank: int, reference: int, group: str) -> Divergence:

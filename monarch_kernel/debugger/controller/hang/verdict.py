@@ -1,4 +1,4 @@
-"""What is said of ranks that make no progress: a verdict, or that there is none. Plain values that show themselves."""
+"""The verdict on ranks that make no progress. Plain values that display themselves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch_kernel.meshes import format_ranks
 #: Kinds of verdict.
 SKIPPED = "skipped"  # a rank skipped a collective
 EXTRA = "extra"  # a rank called a collective that the other ranks did not
-ORDER = "order"  # a rank called another collective than the other ranks
+ORDER = "order"  # a rank called a different collective from the other ranks
 SHAPE = "shape"  # a rank called it with other sizes or types
 ROOT = "root"  # a rank named another source or destination
 FAILED = "failed"  # an exception ended the rank's code
@@ -34,10 +34,10 @@ class Culprit:
     """A rank that other ranks wait for.
 
     Attributes:
-        rank: in its mesh.
-        place: the line that is to blame, or where the rank is instead; None where that is not known.
+        rank: the rank in its mesh.
+        place: the line to blame, or where the rank is instead; None if unknown.
         why: what it did, as a verb phrase about the rank.
-        instead: the line where the other ranks are, if this one called something else than they did.
+        instead: the line where the other ranks are, if this rank made a different call.
     """
 
     rank: int
@@ -48,7 +48,7 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class VerdictRow:
-    """Ranks that do the same."""
+    """Ranks that are doing the same."""
 
     ranks: tuple[int, ...]
     doing: str
@@ -61,13 +61,13 @@ class Verdict:
 
     Attributes:
         kind: one of the kinds above.
-        culprits: the ranks to blame; where it is undecided, all the candidates.
+        culprits: the ranks to blame; if undecided, all candidates.
         sentence: the verdict in words.
         rows: what all ranks are doing, those to blame first.
-        likely: it is not certain, but nothing contradicts it.
-        notes: what else there is to know, each a sentence.
+        likely: whether it is uncertain, although nothing contradicts it.
+        notes: further information, each a sentence.
         mesh: the name of the mesh.
-        alternatives: where it is undecided, the possible verdicts in words.
+        alternatives: if undecided, the possible verdicts in words.
     """
 
     kind: str
@@ -86,7 +86,7 @@ class Verdict:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks to blame, sorted; the candidates where it is undecided."""
+        """The ranks to blame, sorted; if undecided, the candidates."""
         return tuple(sorted({culprit.rank for culprit in self.culprits}))
 
     def __str__(self) -> str:
