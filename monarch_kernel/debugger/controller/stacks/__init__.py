@@ -1,7 +1,7 @@
-"""The stacks of all ranks, merged: `gather` asks the ranks, `merge` and `report` make one tree, renderers show it.
+"""The stacks of all ranks, merged: `gather` queries the ranks, `merge` and `report` build one tree, renderers show it.
 
 The renderers are `text`, `html` and `data`; the first two share the `layout` of lines. A rank takes its own stacks in
-`debugger.rank.stacks`; `pyspy` reads what a host agent has seen of a rank that does not answer.
+`debugger.rank.stacks`; `pyspy` parses what a host agent has read from a rank that does not answer.
 """
 
 from monarch_kernel.debugger.controller.stacks.gather import stacks

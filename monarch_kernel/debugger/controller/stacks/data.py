@@ -1,4 +1,4 @@
-"""Merged stacks as dictionaries, lists, strings and numbers, as JSON has them."""
+"""Merged stacks as JSON-compatible dictionaries, lists, strings and numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch_kernel.debugger.model.stacks import Stack, StackFrame
 
 
 def data_of(stacks: Stacks) -> dict[str, Any]:
-    """What `Stacks.asdict` returns: `tree` (nested frames with their ranks), `classes`, and the ranks in neither."""
+    """The result of `Stacks.asdict`: `tree` (nested frames with their ranks), `classes`, and the ranks in neither."""
     return {
         "mesh": stacks.mesh,
         "dimensions": dict(stacks.extent),
@@ -30,7 +30,7 @@ def data_of(stacks: Stacks) -> dict[str, Any]:
 
 
 def _branch(branch: StackBranch) -> dict[str, Any]:
-    """A branch and all that is below it. Not recursive, as stacks may be deep."""
+    """A branch and everything below it. Not recursive, as stacks may be deep."""
     whole: dict[str, Any] = {}
     todo: list[tuple[StackBranch, dict[str, Any]]] = [(branch, whole)]
     while todo:

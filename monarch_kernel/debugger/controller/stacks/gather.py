@@ -1,4 +1,4 @@
-"""Asks all ranks of a mesh for their stacks, and has those read from outside that do not answer."""
+"""Queries all ranks of a mesh for their stacks; host agents read the ranks that do not answer from outside."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from monarch_kernel.introspection import StackRead, Whole, hosts_of, stacks_from
 
 #: How long host agents may take to read the stacks of ranks that do not answer (seconds).
 OUTSIDE_TIMEOUT = 3.0
-#: The same with native frames: 0.1 s for each rank, a few at a time on each host.
+#: How long they may take with native frames (seconds): 0.1 s for each rank, a few at a time on each host.
 NATIVE_TIMEOUT = 10.0
 
 
@@ -37,23 +37,23 @@ def stacks(
 ) -> Stacks:
     """What the ranks of a mesh are doing now: all their Python stacks and asyncio tasks, merged.
 
-    A rank that does not answer in time (it is stopped, or native code holds the interpreter lock) is read from outside
-    by its host agent, with py-spy.
+    If a rank does not answer in time (it is stopped, or native code holds the interpreter lock), its host agent reads
+    it from outside, with py-spy.
 
     Args:
         mesh: a proc mesh or an actor mesh, or a slice of one.
-        ranks: of the mesh; all by default.
-        native: include the frames of native code; each rank is held for as long as that takes (about 0.1 s).
+        ranks: the ranks of the mesh; all by default.
+        native: include the frames of native code; this pauses each rank for about 0.1 s.
         all_threads: include threads that run no user code.
-        timeout: after which a rank is read from outside (seconds).
-        over: sample the ranks for so long (seconds), and show what stays: stacks end where they move, so that ranks
-            that compute are alike, and one that hangs is not.
+        timeout: when a rank that has not answered is read from outside (seconds).
+        over: sample the ranks for this long (seconds), and show what stays: stacks end where they move, so ranks that
+            compute look alike, and a rank that hangs stands out.
         values: include the local variables of the innermost frame of user code.
-        label: what files are called, such as `Cell In[3]`.
+        label: labels files, such as `Cell In[3]`.
 
     Raises:
         ValueError: the mesh has no such rank.
-        TypeError: `mesh` is no mesh.
+        TypeError: `mesh` is not a mesh.
         RuntimeError: the mesh was stopped.
     """
     started = time.monotonic()
@@ -64,11 +64,11 @@ def stacks(
     if not timeout > 0:
         raise ValueError(f"timeout is a number of seconds above 0, not {timeout}")
     silent = _silent(whole, chosen)
-    early = _OutsideReader(whole, silent, native)  # meanwhile, the others answer
+    early = _OutsideReader(whole, silent, native)  # the others answer meanwhile
     function = partial(sample, over) if over else snapshot
     asked = [rank for rank in chosen if rank not in silent]
     answers = ask(mesh, function, all_threads, values, ranks=asked, timeout=timeout + over)
-    # Not at the same time: while their native frames are read, ranks cannot answer.
+    # Not at the same time: ranks cannot answer while their native frames are read.
     rest = _OutsideReader(whole, [*answers.late, *(answers.values if native else ())], native)
     reads = early.reads() | rest.reads()
     found: dict[int, Snapshot] = dict(answers.values)
@@ -101,13 +101,13 @@ def stacks(
 
 
 def _silent(whole: Whole, ranks: Sequence[int]) -> dict[int, str]:
-    """The ranks of which their host agent has said that they do not answer: asking them would only take time."""
+    """The ranks that their host agent has reported as unresponsive: a query to them would only cost time."""
     known: dict[int, str] = whole.procs.unresponsive()
     return {rank: known[whole.ranks[rank]] for rank in ranks if whole.ranks[rank] in known}
 
 
 class _OutsideReader:
-    """Has host agents read ranks, on a thread of its own."""
+    """Requests host agents to read ranks, on its own thread."""
 
     def __init__(self, whole: Whole, ranks: Iterable[int], native: bool) -> None:
         self._back = {whole.ranks[rank]: rank for rank in ranks}
@@ -122,9 +122,9 @@ class _OutsideReader:
         self._found = {self._back[rank]: read for rank, read in found.items()}
 
     def reads(self) -> dict[int, StackRead]:
-        """What the host agents have read, by rank of the mesh that was asked."""
+        """What the host agents have read, by rank of the queried mesh."""
         if self._back:
-            self._thread.join()  # it has a deadline of its own
+            self._thread.join()  # it has its own deadline
         return self._found
 
 
@@ -132,9 +132,9 @@ def _from_outside(read: StackRead | None, silent: str, waited: float, all_thread
     """A rank that did not answer: its snapshot, if its host agent has read one, and the sentence about it.
 
     Args:
-        read: what the host agent has read; None if it has said nothing.
-        silent: why the rank does not answer, as its host agent knew before; "" if it did not.
-        waited: for how long the rank was asked (seconds).
+        read: what the host agent has read; None if it has not answered.
+        silent: why the rank does not answer, if its host agent already knew; "" if it did not.
+        waited: how long the query waited for the rank (seconds).
         all_threads: include threads that run no user code.
     """
     why = (read.why if read is not None else "") or silent

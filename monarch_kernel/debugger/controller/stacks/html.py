@@ -1,6 +1,6 @@
-"""Merged stacks as HTML: branches fold, and a line opens the code around it, or the frames of libraries it stands for.
+"""Merged stacks as HTML: branches fold, and a line expands to the code around it, or to the library frames in it.
 
-It needs no script and no style sheet, and inherits its colours, so that it looks right on light and dark pages, in any
+The HTML needs no scripts or style sheets, and inherits its colours, so it looks right on light and dark pages, in any
 front end, and in a saved notebook.
 """
 
@@ -30,16 +30,16 @@ from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.display import styles
 from monarch_kernel.meshes import format_ranks
 
-#: Lines before and after a frame's own that are shown when it is opened.
+#: How many lines before and after a frame's own line are shown when it is expanded.
 CONTEXT = 3
-#: Frames that can be opened; the others of a very large tree show their line only.
+#: How many frames can be expanded; in a very large tree, the others show only their line.
 _MOST_CONTEXTS = 400
 #: Runs of ranks, and processes, that a tooltip lists.
 _MOST_RUNS, _MOST_PROCESSES = 60, 8
 
 
 def html_of(stacks: Stacks, label: Label | None = None) -> str:
-    """The headline, the notes, and the tree; tooltips say where a rank's process is."""
+    """The headline, the notes, and the tree; tooltips show the processes of ranks."""
     return _Page(stacks, label or stacks.label).whole()
 
 
@@ -119,7 +119,7 @@ class _Page:
         file, line = frame.place.file, frame.place.line
         if not frame.source or self._contexts >= _MOST_CONTEXTS:
             return ""
-        if linecache.getline(file, line).strip() != frame.source:  # the ranks' file is another one
+        if linecache.getline(file, line).strip() != frame.source:  # the ranks have a different version of the file
             return ""
         self._contexts += 1
         rows: list[str] = []
@@ -163,7 +163,7 @@ class _Page:
 
 
 def _divergence(branch: StackBranch) -> str:
-    """A mark where ranks diverge."""
+    """A mark at a point where ranks diverge."""
     ways = sum(not each.concurrent for each in continuations_of(branch))
     return f" {_span(styles.FORK_CHIP, f'ranks diverge here: {ways} ways')}" if ways > 1 else ""
 

@@ -1,7 +1,7 @@
-"""How a merged tree is laid out in lines, for every renderer: what shares a line, and what ranks and frames are called.
+"""Lays out a merged tree in lines, for every renderer: what shares a line, and how ranks and frames are named.
 
-Frames that follow each other without a branch stand below each other and are not indented further, so that deep stacks
-stay readable; neighbouring frames of libraries share a line. Pure.
+Frames that follow each other without a branch are listed below each other without further indentation, so deep stacks
+stay readable; neighbouring library frames share a line. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, S
 from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, Label, shown_cell, shown_file
 from monarch_kernel.meshes import format_points
 
-#: Ways in which stacks go on from one place that are shown; further ones are only counted.
+#: How many continuations of stacks from one place are shown; further ones are only counted.
 MOST_BRANCHES = 40
 _MOST_NAMES, _MOST_NATIVE = 3, 6
 # Names in one line take about this width.
@@ -27,11 +27,11 @@ _MOST_CELLS = 4
 
 @dataclass(frozen=True, slots=True)
 class DisplayLine:
-    """Neighbouring frames that share a line: one frame of user code, or several of libraries.
+    """Neighbouring frames that share a line: one frame of user code, or several library frames.
 
     Attributes:
         nodes: the frames, the outermost first.
-        place: what the line says of where they are.
+        place: the location, as the line shows it.
         source: the source that it shows; "" for none.
         span: the columns of `source` that run now.
     """
@@ -48,13 +48,13 @@ class DisplayLine:
 
 
 class Continuation(NamedTuple):
-    """One of the ways in which stacks go on from a place.
+    """One of the ways in which stacks continue from a place.
 
     Attributes:
-        ranks: the ranks that go this way.
-        node: the next frame; None where the stacks of these ranks end.
-        note: what is said of it beside the ranks.
-        concurrent: the same ranks also go other ways, in other tasks or threads: they have not diverged.
+        ranks: the ranks that continue this way.
+        node: the next frame; None if the stacks of these ranks end here.
+        note: the text beside the ranks.
+        concurrent: whether the same ranks also continue in other ways, in other tasks or threads, without diverging.
     """
 
     ranks: Sequence[int]
@@ -94,14 +94,14 @@ def lines_of(path: Sequence[FrameNode], label: Label | None) -> list[DisplayLine
 
 
 def where_label(ranks: Sequence[int], extent: Extent) -> str:
-    """Where ranks lie in a mesh of several dimensions: `hosts=0,gpus=3`; '' for all of them."""
+    """The coordinates of ranks in a mesh of several dimensions: `hosts=0,gpus=3`; '' for all ranks."""
     if len(extent.names) < 2 or len(ranks) == extent.nelements:
         return ""
     return format_points(ranks, extent, limit=3)
 
 
 def continuations_of(branch: StackBranch) -> list[Continuation]:
-    """How stacks go on where a path ends. Ranks that do several things at once (tasks, threads) have not diverged."""
+    """How stacks continue where a path ends. Ranks that do several things at once (tasks, threads) do not diverge."""
     together = [child for child in branch.children if child.ranks == branch.ranks]
     found: list[Continuation] = []
     for child in branch.children:
@@ -116,7 +116,7 @@ def continuations_of(branch: StackBranch) -> list[Continuation]:
 
 
 def shortened(found: list[Continuation]) -> tuple[list[Continuation], str]:
-    """The continuations to show, and what is said of the rest: hundreds of them are only counted."""
+    """The continuations to show, and a text about the rest, which are only counted."""
     if len(found) <= MOST_BRANCHES:
         return found, ""
     left = found[MOST_BRANCHES - 1 :]
@@ -125,7 +125,7 @@ def shortened(found: list[Continuation]) -> tuple[list[Continuation], str]:
 
 
 def owner_label(root: StackRoot, label: Label | None) -> str:
-    """What runs in a root: the cell, the endpoint and the cell that has called it, the task or the thread."""
+    """What runs in a root: the cell, the endpoint and the cells that called it, the task or the thread."""
     if root.kind == CODE:
         return shown_file(root.name, label)
     if root.kind == ENDPOINT:
@@ -141,7 +141,7 @@ def owner_label(root: StackRoot, label: Label | None) -> str:
 
 
 def grouped_values(node: FrameNode) -> list[tuple[str, list[tuple[str, list[int]]]]]:
-    """The local variables at the end of some stacks: name, and each distinct value with its ranks, the fewest first."""
+    """The local variables where some stacks end: the name, and each distinct value with its ranks, the fewest first."""
     found: dict[str, dict[str, list[int]]] = {}
     for rank, values in sorted(node.values.items()):
         for name, text in values:
@@ -159,7 +159,7 @@ def at_once_of(node: FrameNode) -> str:
 
 
 def times_of(node: FrameNode) -> str:
-    """The depth of a recursion: `×12`, or `×3–40` where ranks differ; '' for none."""
+    """The depth of a recursion: `×12`, or `×3–40` if ranks differ; '' if there is none."""
     least, most = node.times
     if most == 1:
         return ""
@@ -186,13 +186,13 @@ def _user_place(node: FrameNode, label: Label | None) -> str:
 
 
 def _mixes(one: StackFrame, other: StackFrame) -> bool:
-    """Whether two neighbours need lines of their own: native code takes one line, whatever libraries it is in."""
+    """Whether two neighbours need separate lines: native code takes one line, whatever libraries it is in."""
     native = one.place.kind == NATIVE
     return native != (other.place.kind == NATIVE) or (not native and _package(one) != _package(other))
 
 
 def _library(group: Sequence[FrameNode]) -> DisplayLine:
-    # Functions whose names py-spy has not found are of no use.
+    # Functions whose names py-spy could not find are not informative.
     named = [node for node in group if node.frame.place.name != "?"] or list(group[-1:])
     frame = named[-1].frame
     native = frame.place.kind == NATIVE
@@ -204,7 +204,7 @@ def _library(group: Sequence[FrameNode]) -> DisplayLine:
 
 
 def _shortened_names(names: list[str], most: int) -> list[str]:
-    """A chain of calls cut to its beginning and its end; the end matters most."""
+    """A chain of calls shortened to its beginning and its end; the end matters most."""
     while True:
         left = len(names) - most
         shown = names if left <= 0 else [*names[: most - 2], f"… {left + 1} …", names[-1]]

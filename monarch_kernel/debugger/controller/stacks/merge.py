@@ -1,4 +1,4 @@
-"""Many stacks as one tree: ranks with the same outer frames share a branch, up to where they diverge. Pure."""
+"""Merges many stacks into one tree: ranks with the same outer frames share a branch until they diverge. Pure."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class FrameNode(StackBranch):
     """A frame, with the frames that it has called on some ranks.
 
     Attributes:
-        frame: of one of the ranks; the others' are the same but for the depth of a recursion.
+        frame: the frame of one of the ranks; the others' frames differ only in the depth of a recursion.
         here: the ranks whose stacks end here.
-        counts: for ranks of which several stacks end here (threads or tasks that do the same), how many.
+        counts: the number of stacks that end here, for ranks with several (threads or tasks that do the same).
         states: what is special about some of the stacks that end here, with their ranks.
-        values: local variables of the stacks that end here, if they were asked for.
-        times: the smallest and the largest depth of a recursion of this frame.
+        values: local variables of the stacks that end here, if requested.
+        times: the smallest and the largest recursion depth of this frame.
     """
 
     frame: StackFrame
@@ -58,8 +58,8 @@ class StackRoot(StackBranch):
 
     Attributes:
         kind: as in `Stack`.
-        name: as in `Stack`; of a cell, the file of its code.
-        cells: the cells that have called the endpoint, with their ranks.
+        name: as in `Stack`; for a cell, the file of its code.
+        cells: the cells that called the endpoint, with their ranks.
     """
 
     kind: str
@@ -72,8 +72,8 @@ class StackClass:
     """Ranks that do the same.
 
     Attributes:
-        ranks: sorted.
-        stacks: of one of them; none if they are idle.
+        ranks: the ranks, sorted.
+        stacks: the stacks of one of them; none if they are idle.
     """
 
     ranks: tuple[int, ...]
@@ -87,7 +87,7 @@ class StackClass:
 
 @dataclass(frozen=True, slots=True)
 class MergedStacks:
-    """All snapshots together.
+    """All snapshots, merged.
 
     Attributes:
         roots: the tree; the fewest ranks first, here and at each branch.
@@ -116,7 +116,7 @@ def merge(snapshots: Mapping[int, Snapshot]) -> MergedStacks:
             ends.append((id(_add(root, rank, stack)), stack.state))
         if not ends:
             idle.append(rank)
-        # How many threads do the same makes no difference: their number may be a matter of chance.
+        # The number of threads that do the same does not count: it may be a matter of chance.
         classes.setdefault(tuple(sorted(set(ends), key=repr)), []).append(rank)
     made = [StackClass(tuple(ranks), snapshots[ranks[0]].stacks) for ranks in classes.values()]
     made.sort(key=lambda each: (len(each.ranks), each.ranks))
@@ -170,7 +170,7 @@ def _owner(stack: Stack, names: dict[tuple[str, str], str]) -> tuple[str, str]:
 
 
 def _names(snapshots: Mapping[int, Snapshot]) -> dict[tuple[str, str], str]:
-    """The names of endpoints, from ranks that answered: from outside, only their functions are seen."""
+    """The names of endpoints, from ranks that answered: from outside, only their functions are visible."""
     found: dict[tuple[str, str], str] = {}
     if any(snapshot.outside for snapshot in snapshots.values()):
         for snapshot in snapshots.values():
@@ -186,7 +186,7 @@ def _sorted(branches: Iterable[_B]) -> list[_B]:
 
 
 def _finished(roots: Iterable[StackRoot]) -> tuple[StackRoot, ...]:
-    """The roots and all that is below them, in order. Not recursive, as stacks may be deep."""
+    """The roots and everything below them, in order. Not recursive, as stacks may be deep."""
     ordered = _sorted(roots)
     todo: list[StackBranch] = [*ordered]
     while todo:

@@ -1,4 +1,4 @@
-"""What py-spy has read of a rank (its JSON) as a snapshot, like a rank's own. Pure, but for source lines."""
+"""Converts py-spy's JSON dump of a rank to a snapshot, like a rank's own. Pure, except that it reads source lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOLDS_LOCK = "holds the interpreter lock"
 
 
 class SpiedFrame(TypedDict, total=False):
-    """A frame of a dump; native ones have a module instead of a line."""
+    """A frame of a dump; native frames have a module instead of a line."""
 
     name: str
     filename: str
@@ -69,7 +69,7 @@ def with_native(snapshot: Snapshot, dump: str) -> Snapshot:
     """A rank's own snapshot with the frames of native code that py-spy has read with `--native`.
 
     Raises:
-        ValueError: `dump` is no such dump.
+        ValueError: `dump` is not such a dump.
     """
     threads = {int(thread.get("thread_id") or 0): thread for thread in threads_of(dump)}
     stacks: list[Stack] = []

@@ -1,4 +1,4 @@
-"""What `stacks` returns: the merged stacks of all ranks as data, which `text`, `html` and `data` show."""
+"""The result of `stacks`: the merged stacks of all ranks as data, which `text`, `html` and `data` render."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monarch_kernel.debugger.source_locations import Label
 
 
 class RankNote(NamedTuple):
-    """What is said of some ranks beside their stacks."""
+    """A note about some ranks, in addition to their stacks."""
 
     text: str
     ranks: tuple[int, ...]
@@ -21,22 +21,22 @@ class RankNote(NamedTuple):
 class Stacks:
     """What the ranks of a mesh are doing: one tree of all their stacks.
 
-    Shows itself as text, and as HTML in a notebook. Ranks are numbered as in the mesh that was asked.
+    Displays itself as text, and as HTML in a notebook. Ranks are numbered as in the queried mesh.
 
     Attributes:
         mesh: the name of the mesh.
         extent: its shape.
-        ranks: the ranks that were asked.
+        ranks: the queried ranks.
         snapshots: what each rank is doing, by rank.
         tree: the merged stacks, the fewest ranks first at each branch.
         classes: sets of ranks that do the same, the smallest first.
         idle: the ranks that wait for a message.
         late: the ranks that did not answer in time, and why.
-        dead: the ranks that are dead, and of what.
+        dead: the ranks that are dead, and why they died.
         unread: the ranks whose stacks could not be read, and why.
         hosts: the host of each rank.
-        label: what files are called, such as `Cell In[3]`.
-        seconds: how long it took.
+        label: labels files, such as `Cell In[3]`.
+        seconds: how long the query took.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Stacks:
 
     @property
     def notes(self) -> tuple[RankNote, ...]:
-        """What there is to say of ranks beside their stacks, the worst first."""
+        """Notes about ranks in addition to their stacks, the most serious first."""
         notes: list[RankNote] = []
         for noun, members in (("dead: ", self.dead), ("unknown: ", self.unread), ("", self.late)):
             reasons: dict[str, list[int]] = {}
@@ -96,24 +96,24 @@ class Stacks:
         return tuple(notes)
 
     def process_of(self, rank: int) -> str:
-        """The host and the process of a rank: `node3 pid 4711`; "" where that is not known."""
+        """The host and the process of a rank: `node3 pid 4711`; "" if unknown."""
         snapshot = self.snapshots.get(rank)
         return f"{self.hosts.get(rank, '')} pid {snapshot.pid}".lstrip() if snapshot is not None else ""
 
     def text(self, *, colours: bool = False, label: Label | None = None) -> str:
-        """The tree as text: its length follows the number of different stacks, not that of ranks."""
+        """The tree as text: its length depends on the number of different stacks, not on the number of ranks."""
         from monarch_kernel.debugger.controller.stacks.text import text_of
 
         return text_of(self, label, colours=colours)
 
     def html(self, *, label: Label | None = None) -> str:
-        """The tree as HTML: branches fold, and a frame opens the source around it. Needs no scripts and no styles."""
+        """The tree as HTML: branches fold, and a frame expands to its source. Needs no scripts or style sheets."""
         from monarch_kernel.debugger.controller.stacks.html import html_of
 
         return html_of(self, label)
 
     def asdict(self) -> dict[str, Any]:
-        """The whole as dictionaries, lists, strings and numbers, as JSON has them."""
+        """The whole report as JSON-compatible dictionaries, lists, strings and numbers."""
         from monarch_kernel.debugger.controller.stacks.data import data_of
 
         return data_of(self)

@@ -1,6 +1,6 @@
-"""Merged stacks as text: one line per frame, branches where ranks part, the fewest ranks first. Pure.
+"""Merged stacks as text: one line per frame, branches where ranks diverge, the fewest ranks first. Pure.
 
-The length follows the number of different stacks, not that of ranks.
+The length depends on the number of different stacks, not on the number of ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from monarch_kernel.meshes import format_ranks
 
 #: Lines are cut at about this width.
 WIDTH = 118
-#: Where the source begins, at most.
+#: The last column at which the source begins.
 _SOURCE_AT = 52
 _MOST_VALUES = 4
 
@@ -60,31 +60,31 @@ class _Writer:
         self.lines: list[str] = []
 
     def line(self, indent: str, text: str, colour: str = "") -> None:
-        """One line."""
+        """Write one line."""
         text = _cut(text, WIDTH - len(indent))
         if colour and self._colours:
             text = f"{colour}{text}{_OFF}"
         self.lines.append(f"{indent}{text}".rstrip())
 
     def ranks(self, indent: str, ranks: Sequence[int], text: str, colour: str) -> None:
-        """A line about some ranks: their numbers, what they do, and where they lie in the mesh."""
+        """Write a line about some ranks: their numbers, what they do, and their coordinates in the mesh."""
         where = where_label(ranks, self._extent)
         subject = f"{rank_label(ranks)} {text}".rstrip()
         self.line(indent, subject + (f"  ({where})" if where else ""), colour)
 
     def idle(self, ranks: Sequence[int]) -> None:
-        """The ranks that do nothing."""
+        """Write the idle ranks."""
         self.lines.append("")
         self.ranks("", ranks, "idle: waiting for a message", _DIM)
 
     def root(self, root: StackRoot) -> None:
-        """What one endpoint, cell, task or thread does."""
+        """Write what one endpoint, cell, task or thread is doing."""
         self.lines.append("")
         self.ranks("", root.ranks, owner_label(root, self._label), _CYAN)
         self._below(root, "  ")
 
     def _below(self, branch: StackBranch, indent: str) -> None:
-        # The depth of this recursion is that of branches, of which there are at most as many as different stacks.
+        # This recursion is as deep as the branches, of which there are at most as many as different stacks.
         found = continuations_of(branch)
         if len(found) == 1 and found[0].node is not None:
             self._path(found[0].node, indent)
