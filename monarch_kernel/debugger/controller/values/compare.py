@@ -1,4 +1,4 @@
-"""Compares the readings of many ranks: which values there are, which ranks have them, and where they differ. Pure."""
+"""Compares the readings of many ranks: the distinct values, the ranks that have them, and where they differ. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from monarch_kernel.debugger.model.readings import Contrast, Leaf, Reading
 from monarch_kernel.debugger.rank.values.blocks import BLOCK_BYTES, blocks_of
 
-#: Groups of ranks that are compared part by part, at most; of more, the smallest ones.
+#: How many groups of ranks are compared part by part; if there are more, the smallest ones.
 MOST_COMPARED = 8
-#: A number that is so many times farther from the median than half of all numbers is suspicious.
+#: A number is suspicious if its distance from the median is this many times the median distance.
 OUTLIER = 6.0
-#: Bytes of arrays that may be moved to compare elements.
+#: How many bytes of arrays may be transferred to compare elements.
 BUDGET = 8 << 20
 
 
@@ -23,8 +23,8 @@ class ValueGroup:
     """The ranks that have one value.
 
     Attributes:
-        ranks: sorted.
-        reading: that of the first of them.
+        ranks: the ranks, sorted.
+        reading: the reading of the first of them.
     """
 
     ranks: tuple[int, ...]
@@ -39,9 +39,9 @@ class Difference:
         path: the part.
         ranks: the ranks that differ.
         against: the ranks that they differ from: the largest group.
-        ours: the part as `ranks` have it; None if they have no such part.
-        theirs: the part as `against` have it, likewise.
-        contrast: how their elements differ; None if they have none, or of other types, or the budget did not suffice.
+        ours: the part on `ranks`; None if they have no such part.
+        theirs: the part on `against`, likewise.
+        contrast: how their elements differ; None if they have none, have different types, or exceed the budget.
         blocks: how many blocks of elements differ.
         compared: how many of these were compared; if not all, the figures of `contrast` are lower bounds.
     """
@@ -57,7 +57,7 @@ class Difference:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all elements that differ were compared."""
+        """Whether all differing elements were compared."""
         return self.compared == self.blocks
 
     @property
@@ -75,7 +75,7 @@ class Difference:
 
 
 def group(readings: Mapping[int, Reading]) -> list[ValueGroup]:
-    """Ranks by their values, the smallest group first; of groups of one size, the most suspicious first.
+    """Ranks by their values, the smallest group first; among groups of equal size, the most suspicious first.
 
     NaN and infinite elements are the most suspicious, then values far from the median.
     """
@@ -101,7 +101,7 @@ def _bad_elements(reading: Reading) -> bool:
 
 
 def _size_of(reading: Reading) -> float | None:
-    """The number that tells values of a kind apart at a glance."""
+    """The number that best distinguishes values of the same kind at a glance."""
     if reading.number is not None:
         return reading.number if math.isfinite(reading.number) else None
     stats = reading.stats
@@ -120,8 +120,8 @@ def _middle(numbers: Sequence[float | None]) -> tuple[float | None, float]:
 def families(groups: Sequence[ValueGroup]) -> list[list[ValueGroup]]:
     """The groups that can be compared with each other: those that hold the same part of a sharded value.
 
-    The last one of each family is what the others are compared with: the largest, of several such the one without NaN
-    and infinite elements, and with the lowest rank. Families of one are left out.
+    The others of a family are compared with its last group: the largest one; among several, the one without NaN and
+    infinite elements, and with the lowest rank. Families of one group are left out.
     """
     found: dict[str, list[ValueGroup]] = {}
     for each in groups:
@@ -139,7 +139,7 @@ def differences(family: Sequence[ValueGroup], leaves: Mapping[int, Sequence[Leaf
     """The parts in which a family's groups differ from its last one.
 
     Args:
-        leaves: the parts on the first rank of each group; a group without an entry is not compared.
+        leaves: the parts on the first rank of each group; groups without an entry are not compared.
     """
     reference = family[-1]
     theirs = _by_path(leaves.get(reference.ranks[0], ()))
@@ -160,7 +160,7 @@ def differences(family: Sequence[ValueGroup], leaves: Mapping[int, Sequence[Leaf
             if digest == (expected.digest if expected is not None else None):
                 agree += each.ranks
             else:
-                # The first group comes first: its first rank is asked for the elements.
+                # The first group comes first: the elements are requested from its first rank.
                 alike.setdefault(digest, ([], leaf))[0].extend(each.ranks)
         found += [
             Difference(path, tuple(ranks), tuple(sorted(agree)), leaf, expected) for ranks, leaf in alike.values()
@@ -173,23 +173,23 @@ def _by_path(leaves: Iterable[Leaf]) -> dict[str, Leaf]:
 
 
 def _element(leaf: Leaf) -> str:
-    """The element type in the facts of an array."""
+    """The element type in an array's facts."""
     return leaf.facts.split(" [", 1)[0] if " [" in leaf.facts else leaf.facts
 
 
 def differing_blocks(ours: bytes, theirs: bytes) -> list[int]:
-    """The numbers of blocks with different digests, of two arrays of one shape."""
+    """The numbers of the blocks whose digests differ, for two arrays of the same shape."""
     pairs = zip(blocks_of(ours), blocks_of(theirs), strict=True)
     return [at for at, (one, other) in enumerate(pairs) if one != other]
 
 
 def chosen_blocks(differing: Sequence[Sequence[int]], sizes: Sequence[int], budget: int = BUDGET) -> list[list[int]]:
-    """The blocks to compare within a budget: of every array the first that differs, then others, evenly spread.
+    """The blocks to compare within a budget: the first that differs of every array, then others, evenly spread.
 
     Args:
-        differing: the blocks of each array that differ, in order.
+        differing: the differing blocks of each array, in order.
         sizes: the bytes of a block of each array.
-        budget: bytes in all.
+        budget: the total number of bytes.
     """
     counts = [0] * len(differing)
     left = budget
@@ -215,5 +215,5 @@ def _spread(blocks: Sequence[int], count: int) -> list[int]:
 
 
 def block_bytes(leaf: Leaf) -> int:
-    """How many bytes a block of an array has, at most."""
+    """The maximum number of bytes in a block of an array."""
     return min(BLOCK_BYTES, max(1, leaf.size) * 16)

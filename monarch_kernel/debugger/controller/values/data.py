@@ -1,4 +1,4 @@
-"""A comparison of values as dictionaries, lists, strings and numbers, as JSON has them."""
+"""A comparison of values as JSON-compatible dictionaries, lists, strings and numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from monarch_kernel.debugger.controller.values.report import Diff
 
 
 def data_of(diff: Diff) -> dict[str, Any]:
-    """What `Diff.to_dict` returns."""
+    """The result of `Diff.to_dict`."""
     return {
         "expression": diff.expression,
         "mesh": diff.mesh,

@@ -13,7 +13,7 @@ from monarch_kernel.meshes import format_points
 
 
 def html_of(diff: Diff) -> str:
-    """The caption, the values, the table of what differs (all rows, most of them folded), and the notes."""
+    """The caption, the values, the table of differences (all rows, most of them folded), and the notes."""
     rows: list[str] = []
     bad = {failed.ranks for failed in diff.failed}
     for ranks, text in lines_of(diff):

@@ -1,4 +1,4 @@
-"""How a comparison is laid out, for every renderer: a caption, a line for each value, a table of what differs. Pure."""
+"""Lays out a comparison, for every renderer: a caption, a line for each value, a table of differences. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch_kernel.debugger.controller.values.report import Diff
 from monarch_kernel.debugger.model.readings import Leaf, figure, short, shown_pair
 from monarch_kernel.display.tables import TableView
 
-#: Distinct values, and parts that differ, that are shown; the object has all.
+#: How many distinct values, and differing parts, are shown; the object has all of them.
 MOST_SHOWN = 20
 # The columns of the table, and which of them are aligned to the right.
 _HEADINGS = ("differs", "type", "ranks", "first at", "there", "others", "elements", "max |Δ|", "relative", "not finite")
@@ -18,7 +18,7 @@ _RIGHT = frozenset((4, 5, 6, 7, 8))
 
 
 def table_of(diff: Diff, shown: Sequence[Difference]) -> TableView | None:
-    """Some of the differences as a table; None where it says no more than the list of values, of numbers and texts."""
+    """Some of the differences as a table; None if it would only repeat the list of values."""
     if not any(each.path or each.has_elements for each in diff.differences):
         return None
     rows = [_cells_of(each, diff.expression) for each in shown]
@@ -26,7 +26,7 @@ def table_of(diff: Diff, shown: Sequence[Difference]) -> TableView | None:
 
 
 def caption(diff: Diff) -> str:
-    """What was evaluated, how many distinct values there are, and where."""
+    """The expression, the number of distinct values, and where they are."""
     count = len(diff.groups)
     asked = len(diff.asked) - len(diff.running)
     if diff.same:
@@ -125,14 +125,14 @@ def _figures(leaf: Leaf) -> str:
 
 
 def _type(ours: Leaf, theirs: Leaf) -> str:
-    """The type of two arrays, without what goes without saying."""
+    """The type of two arrays, without redundant details."""
     if ours.facts == theirs.facts:
         return short(ours.facts.removesuffix(", needs grad"), 40)
     return f"{short(ours.facts, 40)}; others {short(theirs.facts, 40)}"
 
 
 def _bad(ours: Leaf, theirs: Leaf) -> str:
-    """How many elements are NaN and infinite, where there are any: `3 NaN (others 1)`."""
+    """How many elements are NaN and infinite, if any: `3 NaN (others 1)`."""
     counts = [(leaf.stats.nans, leaf.stats.infs) if leaf.stats is not None else (0, 0) for leaf in (ours, theirs)]
     said: list[str] = []
     for what, here, others in zip(("NaN", "Inf"), *counts, strict=True):

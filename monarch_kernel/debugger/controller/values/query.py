@@ -1,4 +1,4 @@
-"""`diff` and `pull`: what the ranks are asked, one question after the other, and what comes of it."""
+"""`diff` and `pull`: the sequence of queries to the ranks, and their result."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from monarch_kernel.meshes import format_ranks
 
 #: How long ranks may take to evaluate the expression and to read its value, by default (seconds).
 TIMEOUT = 30.0
-#: How long they may take for each further question (seconds).
+#: How long they may take for each further query (seconds).
 QUICK = 5.0
-#: How long a rank may take to answer at all (seconds); the first time, it has to load the code for that.
+#: How long a rank may take to answer at all (seconds); the first time, it has to load the code for the query.
 PING = 3.0
 #: The reason of a stop that holds the frames of an exception.
 POST_MORTEM = "post mortem"
-#: The elements of so many differing arrays are compared, at most.
+#: The number of differing arrays whose elements are compared, at most.
 MOST_ARRAYS = 50
 
 _T = TypeVar("_T")
@@ -56,25 +56,25 @@ def diff(
     up: int = 0,
     grads: bool = False,
 ) -> Diff:
-    """Evaluate an expression on every rank and say which ranks have which value, and where values differ.
+    """Evaluate an expression on every rank, and report which ranks have which value and where values differ.
 
-    The value stays where it is: ranks reduce it to figures and digests, and exchange only the blocks of arrays that
-    differ, up to a few megabytes. It is evaluated once, on a thread of its own (or, in a stopped frame, on the stopped
-    thread); its side effects on the rank are the caller's responsibility.
+    The value stays on the rank: ranks reduce it to figures and digests, and exchange only the differing blocks of
+    arrays, up to a few megabytes. It is evaluated once, on a separate thread (or, in a stopped frame, on the stopped
+    thread). Its side effects on the rank are the caller's responsibility.
 
     Args:
-        mesh: on a proc mesh, the expression sees what `%%mesh` cells see, or the stopped frame; on an actor mesh, what
-            the methods of the actors see, with `self`.
-        expression: in Python. On a proc mesh, `self` is the actor of the rank if there is only one.
-        ranks: of ``mesh``; all by default.
-        timeout: for evaluating and reading (seconds).
+        mesh: on a proc mesh, the expression sees the names of `%%mesh` cells, or of the stopped frame; on an actor
+            mesh, those of the actors' methods, including `self`.
+        expression: a Python expression. On a proc mesh, `self` is the actor of the rank if there is only one.
+        ranks: the ranks of ``mesh``; all by default.
+        timeout: the time for evaluating and reading the value (seconds).
         in_frame: whether to evaluate in stopped frames; None: if ranks of a proc mesh are stopped.
-        up: in which frame of user code, counted from the innermost one outwards.
+        up: the frame of user code to evaluate in, counted outwards from the innermost one.
         grads: compare the gradients of a module's parameters instead of the parameters.
 
     Raises:
-        ValueError: it is no expression, there is no such rank, or no rank is stopped.
-        TypeError: ``mesh`` is no mesh.
+        ValueError: it is not an expression, there is no such rank, or no rank is stopped.
+        TypeError: ``mesh`` is not a mesh.
     """
     started = time.perf_counter()
     remote = RemoteExpression(mesh, expression, ranks, timeout, grads, in_frame, up)
@@ -108,18 +108,18 @@ def pull(
     in_frame: bool | None = None,
     up: int = 0,
 ) -> Any:
-    """The value of an expression on one rank, moved here. Tensors arrive on the CPU, without their graph.
+    """The value of an expression on one rank, fetched to this process. Tensors arrive on the CPU, without their graph.
 
     Args:
         mesh: as for `diff`.
-        expression: in Python.
-        rank: of ``mesh``.
-        timeout: for evaluating and moving it (seconds).
+        expression: a Python expression.
+        rank: the rank of ``mesh``.
+        timeout: the time for evaluating and transferring the value (seconds).
         in_frame: whether to evaluate in the stopped frame; None: if that rank of a proc mesh is stopped.
-        up: in which frame of user code, counted from the innermost one outwards.
+        up: the frame of user code to evaluate in, counted outwards from the innermost one.
 
     Raises:
-        ValueError: it is no expression, there is no such rank, or it is not stopped.
+        ValueError: it is not an expression, there is no such rank, or it is not stopped.
         RuntimeError: the rank could not evaluate or send it; the message says why.
     """
     remote = RemoteExpression(mesh, expression, (rank,), timeout, False, in_frame, up)
@@ -138,7 +138,7 @@ class _StoppedFrame:
 
 
 class RemoteExpression:
-    """One expression, evaluated on ranks of a mesh; knows which of them could not answer, and why."""
+    """One expression, evaluated on ranks of a mesh; records which of them could not answer, and why."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class RemoteExpression:
         self.ranks = sorted(self.whole.ranks[rank] for rank in chosen_ranks(ranks, len(self.whole.ranks)))
         self.running: tuple[int, ...] = ()
         self._timeout = timeout
-        self._why: dict[int, tuple[FailureKind, str]] = {}  # of ranks without an answer: the kind, and a sentence
+        self._why: dict[int, tuple[FailureKind, str]] = {}  # for ranks without an answer: the kind, and a sentence
         self._actor = mesh._name if isinstance(mesh, ActorMesh) else ""
         uid = mesh._actor if isinstance(mesh, ActorMesh) else ""
         self._question = Question(self.expression, f"diff-{os.urandom(8).hex()}", uid, grads, timeout)
@@ -163,16 +163,16 @@ class RemoteExpression:
         self._evaluated = False
 
     def _stops(self, in_frame: bool | None, on_actors: bool, up: int) -> dict[int, _StoppedFrame]:
-        """The frames to evaluate in, by rank; none for namespaces."""
+        """The frames to evaluate in, by rank; none if namespaces are used."""
         if in_frame is False or (in_frame is None and on_actors):
             return {}
         debugger = existing_debugger()
         stops = debugger.stops(self.whole.procs) if debugger is not None else []
         stops = [at for at in stops if at.rank in self.ranks]
-        # Frames of an exception count only if nothing else is stopped, and frames are asked for.
+        # Frames of an exception count only if nothing else is stopped and frames are requested.
         stops = [at for at in stops if at.stop.reason != POST_MORTEM] or (stops if in_frame else [])
         found: dict[int, _StoppedFrame] = {}
-        for at in stops:  # the newest of a rank stays: ids grow
+        for at in stops:  # the newest stop of a rank wins, as ids grow
             frames = user_frames(at.stop.frames)
             if not 0 <= up < len(frames):
                 raise ValueError(f"rank {at.rank} has {len(frames)} frames of user code, so none that is {up} up")
@@ -198,7 +198,7 @@ class RemoteExpression:
         return self._ask(probe.read_kept, self._question, ranks=reached, timeout=self._timeout)
 
     def fetch(self) -> Any:
-        """The value on the one rank that is asked; see `pull`."""
+        """The value on the only queried rank; see `pull`."""
         (rank,) = self.ranks
         there = self._there()
         self._evaluated = bool(self._stopped)
@@ -214,7 +214,7 @@ class RemoteExpression:
         raise RuntimeError(f"rank {rank} of mesh {self.whole.procs.name} cannot send {self.expression}: {why}")
 
     def _there(self) -> list[int]:
-        """The ranks that answer at all: the others get less time than evaluating the value may take."""
+        """The ranks that answer at all. This takes less time than waiting for the others to evaluate the value."""
         wanted = self._stopped or self.ranks
         there = sorted(self._ask(probe.ping, ranks=wanted, timeout=min(PING, self._timeout)))
         for rank, (kind, why) in self._why.items():
@@ -241,7 +241,7 @@ class RemoteExpression:
         return sorted(reached)
 
     def release(self) -> None:
-        """Have the ranks drop the value."""
+        """Make the ranks release the value."""
         reached = [rank for rank in self.ranks if rank not in self._why]
         if self._evaluated and reached:
             ask(self.whole.procs, kept_values.release, self._question.token, ranks=reached, timeout=QUICK)
@@ -286,7 +286,7 @@ class RemoteExpression:
         chosen: Sequence[Sequence[int]],
         reference: int,
     ) -> tuple[list[Difference], bool]:
-        """Have the reference send the chosen blocks, and the other ranks compare them with their own."""
+        """Fetch the chosen blocks from the reference, and make the other ranks compare them with their own."""
         token = self._question.token
         blocks: dict[str, list[int]] = {}
         spans: dict[int, dict[str, Sequence[int]]] = {}
@@ -306,13 +306,13 @@ class RemoteExpression:
             rows[at] = replace(row, contrast=contrast, blocks=len(all_blocks), compared=compared)
         return rows, steady and all(stayed for _, stayed in found.values())
 
-    # -- asking ----------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------
 
     def _ask(
         self, function: Callable[..., _T], *args: Any, ranks: Iterable[int], timeout: float, quietly: bool = False
     ) -> dict[int, _T]:
-        """The answers of the ranks; why others have not answered is noted, unless `quietly`."""
-        # The rank gives up by itself when the time is over, and has a moment more to report that.
+        """The answers of the ranks; records why others have not answered, unless `quietly`."""
+        # The rank itself stops when the timeout expires, and has a moment longer to report that.
         asked = list(ranks)
         answers = ask(self.whole.procs, function, *args, ranks=asked, timeout=timeout + 0.5) if asked else Answers()
         if not quietly:
@@ -324,7 +324,7 @@ class RemoteExpression:
                 self._why[rank] = ("late", f"no answer within {timeout:g} s")
         return answers.values
 
-    # -- telling ---------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------
 
     def failed(self) -> tuple[ValueFailure, ...]:
         """The ranks without a value, by reason."""
@@ -351,7 +351,7 @@ class RemoteExpression:
 
 
 def checked(expression: str) -> str:
-    """`expression` without the space around it. Raises ValueError if it is not one."""
+    """`expression` without surrounding space. Raises ValueError if it is not an expression."""
     source = expression.strip()
     try:
         compile(source, FILE, "eval")

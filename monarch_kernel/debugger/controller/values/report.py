@@ -1,4 +1,4 @@
-"""What `diff` returns: the distinct values of an expression as data, which `text`, `html` and `data` show."""
+"""The result of `diff`: the distinct values of an expression as data, which `text`, `html` and `data` render."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class ValueFailure:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Diff:
-    """The distinct values of an expression over ranks. Shows itself as text, and as HTML in a notebook.
+    """The distinct values of an expression over ranks. Displays itself as text, and as HTML in a notebook.
 
     Attributes:
-        expression: what was evaluated.
+        expression: the expression.
         mesh: the name of the proc mesh; ranks are numbered as in this mesh as spawned.
         extent: its shape.
-        asked: the ranks that were asked.
+        asked: the queried ranks.
         where: where the expression was evaluated, in words.
         groups: the distinct values with their ranks; the smallest group first.
         differences: the parts that differ, in the order of the value's parts.
         failed: ranks without a value, by reason.
-        running: ranks that were left out because they are not stopped, where it was evaluated in stopped frames.
-        notes: what else there is to know: parts that were left out, values that changed during the comparison.
-        seconds: how long it took.
+        running: ranks that were left out because they are not stopped, if it was evaluated in stopped frames.
+        notes: further information: parts that were left out, values that changed during the comparison.
+        seconds: how long the comparison took.
     """
 
     expression: str
@@ -59,18 +59,18 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        """Whether all ranks that were asked have a value, and the same one."""
+        """Whether all queried ranks have a value, and the same one."""
         return len(self.groups) == 1 and not self.failed
 
     def ranks_of(self, rank: int) -> tuple[int, ...]:
-        """The ranks that have the same value as this one. Raises LookupError if it has none."""
+        """The ranks that have the same value as this rank. Raises LookupError if it has none."""
         for group in self.groups:
             if rank in group.ranks:
                 return group.ranks
         raise LookupError(f"rank {rank} of mesh {self.mesh} has no value of {self.expression}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole as dictionaries, lists, strings and numbers, as JSON has them."""
+        """The whole report as JSON-compatible dictionaries, lists, strings and numbers."""
         from monarch_kernel.debugger.controller.values.data import data_of
 
         return data_of(self)

@@ -16,7 +16,7 @@ from monarch_kernel.display.tables import TableView, table_text
 
 
 def text_of(diff: Diff) -> str:
-    """The caption, the values, the table of what differs, and the notes."""
+    """The caption, the values, the table of differences, and the notes."""
     values = TableView([], [(rank_label(ranks), text) for ranks, text in lines_of(diff)])
     lines = [caption(diff), *([table_text(values)] if values.rows else [])]
     table = table_of(diff, diff.differences[:MOST_SHOWN])
