@@ -1,4 +1,4 @@
-"""Breakpoints over meshes: set and cleared, armed in the ranks that they hold on, and voted on."""
+"""Breakpoints on meshes: sets and clears them, arms them in the ranks that they apply to, and handles votes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from monarch_kernel.debugger.rank import process
 
 log = logging.getLogger(__name__)
 
-#: How long ranks may take to arm breakpoints (seconds). Those that take longer are left out.
+#: How long ranks may take to arm breakpoints (seconds). The call does not wait for slower ranks.
 ARM_TIMEOUT = 2.0
-#: How many times a rank that has begun but could not be armed is tried again at once.
+#: How many times arming is immediately retried for a rank that has begun but could not be armed.
 TRIES = 20
 
 
@@ -32,7 +32,7 @@ class _OfMesh:
 
     Attributes:
         unarmed: the ranks that could not be armed, and the number of attempts.
-        votes: by breakpoint, if its ranks vote.
+        votes: the vote of each breakpoint whose ranks vote.
     """
 
     unarmed: dict[int, int] = field(default_factory=dict[int, int])
@@ -40,10 +40,10 @@ class _OfMesh:
 
 
 class Breakpoints:
-    """The breakpoints of a debugger. Any thread may use it; it is guarded by the registry's lock.
+    """The breakpoints of a debugger. Thread-safe, with the registry's lock.
 
     Args:
-        registry: of the meshes; this object becomes its listener.
+        registry: the registry of meshes; this object becomes its listener.
     """
 
     def __init__(self, registry: StopRegistry) -> None:
@@ -57,7 +57,7 @@ class Breakpoints:
     # -- setting and clearing ----------------------------------------------------------------------
 
     def add(self, spec: Breakpoint, mesh: Any, ranks: Iterable[int] | None, owner: str) -> MeshBreakpoint:
-        """Set a breakpoint, and give it its id; see `hub.MeshDebugger.break_at`."""
+        """Set a breakpoint, and assign its id; see `hub.MeshDebugger.break_at`."""
         watched = None if mesh is None else self._registry.find(mesh)
         chosen = None if ranks is None else tuple(sorted(set(ranks)))
         if watched is not None and chosen is not None:
@@ -91,7 +91,7 @@ class Breakpoints:
         return made
 
     def all(self) -> list[MeshBreakpoint]:
-        """All of them, oldest first."""
+        """All breakpoints, oldest first."""
         with self._lock:
             return list(self._by_id.values())
 
@@ -113,12 +113,12 @@ class Breakpoints:
     # -- arming --------------------------------------------------------------------------------------
 
     def on_new_mesh(self, mesh: ProcMesh) -> None:
-        """A mesh has come up: arm what holds on all meshes, before anything runs there."""
+        """Arm the breakpoints for all meshes on a new mesh, before any code runs there."""
         if self._any_everywhere():
             self._arm([self._registry.watch(mesh)])
 
     def _any_everywhere(self) -> bool:
-        """Whether a breakpoint holds on all meshes."""
+        """Whether a breakpoint applies to all meshes."""
         with self._lock:
             return any(each.mesh is None for each in self._by_id.values())
 
@@ -126,7 +126,7 @@ class Breakpoints:
         return [each.spec for each in self._by_id.values() if each.holds_on(watched.name, rank)]
 
     def _arm(self, meshes: Sequence[WatchedMesh] | None) -> None:
-        """Arm the ranks of these meshes (None: of all) with what holds on them now; waits up to `ARM_TIMEOUT`."""
+        """Arm the ranks of these meshes (None: of all) with their current breakpoints; waits up to `ARM_TIMEOUT`."""
         if meshes is None:
             if self._any_everywhere():
                 self._registry.watch_all()
@@ -147,7 +147,7 @@ class Breakpoints:
         self._registry.tell(BreakpointsChanged())
 
     def _arm_rank(self, watched: WatchedMesh, rank: int, specs: Sequence[Breakpoint]) -> None:
-        """The same for one rank, without waiting."""
+        """Arm one rank, without waiting."""
         agent = watched.agents.flatten("ranks").slice(ranks=slice(rank, rank + 1))
         asked = agent.run.call_one(cloudpickle.dumps((process.arm, (list(specs),))))
 
@@ -163,8 +163,8 @@ class Breakpoints:
                 self._on_bound(watched, rank, future.get()[1])
                 self._registry.tell(BreakpointsChanged())
             elif tries <= TRIES and rank not in watched.whole.procs.dead():
-                # A rank that is being replaced may be heard before it can be reached. As long as it counts as dead,
-                # a change of the meshes will follow; otherwise look at them again now.
+                # A rank that is being replaced may report before it can be reached. As long as it counts as dead, a
+                # change of the meshes will follow; otherwise check the meshes again now.
                 self._registry.actor().changed.broadcast()
 
         asked.add_done_callback(done)
@@ -178,7 +178,7 @@ class Breakpoints:
     def _of(self, watched: WatchedMesh) -> _OfMesh:
         return self._meshes.setdefault(watched.whole.uid, _OfMesh())
 
-    # -- what the registry tells (see `registry.StopListener`) -------------------------------------------
+    # -- notifications of the registry (see `registry.StopListener`) -------------------------------------
 
     def on_agent(self, watched: WatchedMesh, rank: int) -> None:
         """Arm the rank."""
@@ -188,7 +188,7 @@ class Breakpoints:
             self._arm_rank(watched, rank, specs)
 
     def on_process_ended(self, watched: WatchedMesh, rank: int) -> None:
-        """Forget the state of breakpoints in that process, and its part in votes."""
+        """Forget the state of breakpoints in that process, and release its votes."""
         for each in self._by_id.values():
             each.bound.pop((watched.name, rank), None)
         for vote in self._of(watched).votes.values():
@@ -196,20 +196,20 @@ class Breakpoints:
                 vote.released(rank)
 
     def on_stop_ended(self, watched: WatchedMesh, at: RankStop) -> None:
-        """Let another rank be the first."""
+        """Release a vote, so that another rank may be the first."""
         vote = self._of(watched).votes.get(at.stop.breakpoint)
         if isinstance(vote, First):
             vote.released(at.rank)
 
     def on_mesh_ended(self, watched: WatchedMesh) -> None:
-        """Forget it."""
+        """Forget the mesh."""
         self._meshes.pop(watched.whole.uid, None)
 
     def on_new_meshes(self, meshes: Iterable[ProcMesh]) -> None:
-        """Arm what holds on all meshes, and ranks that could not be armed before, without waiting for them."""
+        """Arm the breakpoints for all meshes, and ranks that could not be armed before, without waiting for them."""
         if self._any_everywhere():
             for mesh in meshes:
-                self._registry.watch(mesh)  # its agents say when they have begun, and are armed then
+                self._registry.watch(mesh)  # its agents report when they begin, and are armed then
         with self._lock:
             again = [
                 (watched, rank)
@@ -223,7 +223,7 @@ class Breakpoints:
     # -- votes (on the thread of the hub's actor) ----------------------------------------------------
 
     def on_vote(self, uid: str, rank: int, number: int, hit: int, value: str) -> dict[int, bool]:
-        """A rank has come to a breakpoint on which the ranks vote; see `votes`."""
+        """Record the vote of a rank that has reached a breakpoint on which ranks vote; see `votes`."""
         with self._lock:
             watched, known = self._registry.by_uid(uid), self._by_id.get(number)
             if watched is None or known is None:
@@ -238,7 +238,7 @@ class Breakpoints:
             return differs.vote(rank, hit, value, living) if isinstance(differs, Differs) else {rank: False}
 
     def on_decide(self, uid: str, number: int, hit: int) -> dict[int, bool]:
-        """A rank has waited long enough for the votes of the others."""
+        """Decide a vote without the missing ranks: a rank's wait for them has timed out."""
         with self._lock:
             watched = self._registry.by_uid(uid)
             vote = self._of(watched).votes.get(number) if watched is not None else None

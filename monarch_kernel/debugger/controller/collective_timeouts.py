@@ -1,6 +1,6 @@
 """How long other ranks will wait for stopped ones: the timeouts of their process groups.
 
-A stopped rank keeps others waiting in their collectives, which give up after a while (gloo: 30 minutes by default,
+A stopped rank keeps others waiting in their collectives, which time out eventually (gloo: after 30 minutes by default,
 NCCL: 10) and end the run.
 """
 
@@ -17,7 +17,7 @@ from monarch_kernel.debugger.rank.collective_wait import waiting_here
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.view import DebuggerView
 
-#: How long ranks may take to answer what they wait for (seconds).
+#: How long ranks may take to report what they wait for (seconds).
 ASK_TIMEOUT = 0.5
 
 
@@ -26,9 +26,9 @@ class Countdown:
     """A timeout that runs while ranks are stopped.
 
     Attributes:
-        left: the least remaining time (seconds); the wait may have begun after the first stop.
+        left: a lower bound for the remaining time (seconds); the wait may have begun after the first stop.
         limit: the timeout (seconds).
-        mesh: its name.
+        mesh: the name of the mesh.
         ranks: the ranks that wait.
         what: the collective, such as `all_reduce`.
     """
@@ -41,7 +41,7 @@ class Countdown:
 
 
 def countdown(debugger: DebuggerView, stops: Sequence[RankStop]) -> Countdown | None:
-    """The first timeout of collectives that wait for these stops; None if no rank waits, or none answers."""
+    """The timeout that expires first among collectives that wait for these stops; None if no rank waits or answers."""
     from monarch_kernel.debugger.controller.query import ask
 
     found: list[Countdown] = []

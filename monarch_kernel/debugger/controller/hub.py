@@ -1,8 +1,8 @@
 """The debugger of a controller: every breakpoint, every stopped rank, and which viewer controls them.
 
-One `MeshDebugger` in the controller process, which any thread may use. Ranks tell the actor `DebugHub` of their stops,
-and that tells the debugger's registry, on the actor's thread; what the debugger wants of ranks it asks their agents,
-with a deadline. It knows of a stop until the rank goes on or dies.
+There is one `MeshDebugger` in the controller process, which any thread may use. Ranks report their stops to the actor
+`DebugHub`, which forwards them to the debugger's registry on the actor's thread. The debugger sends its own requests to
+the agents of ranks, with a deadline. It keeps a stop until the rank continues or dies.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from monarch_kernel.debugger.rank import process
 from monarch_kernel.subscriptions import Subscription
 
 HOWS = ("continue", "next", "step", "out", "until")
-#: How long ranks may take to do what takes no time (seconds). Those that take longer are left out.
+#: How long ranks may take for requests that are immediate (seconds). The debugger does not wait for slower ranks.
 QUICK = 2.0
 
 
 class MeshDebugger:
-    """What viewers use (`view.DebuggerView`); `get_debugger` gives the one of this process.
+    """The interface for viewers (`view.DebuggerView`); `get_debugger` returns the instance of this process.
 
     Attributes:
-        registry: the meshes that are watched, and their stops.
+        registry: the watched meshes, and their stops.
         breakpoint_table: the breakpoints.
-        viewers: those that watch, and the one that has control.
+        viewers: the viewers, including the one that has control.
     """
 
     def __init__(self) -> None:
@@ -44,21 +44,21 @@ class MeshDebugger:
         self.breakpoint_table = Breakpoints(self.registry)
 
     def close(self) -> None:
-        """The runtime ends."""
+        """Close the debugger, when the runtime ends."""
         self.registry.close()
 
     def subscribe(self, callback: Callable[[Event], None]) -> Subscription:
-        """Have ``callback(event)`` called for every event, on a thread of the debugger; it must not block.
+        """Call ``callback(event)`` for every event, on a thread of the debugger. The callback must not block.
 
         Returns:
-            The subscription; closing (or calling) it ends this.
+            The subscription; closing (or calling) it unsubscribes.
         """
         return self.registry.subscribe(callback)
 
     # -- meshes ----------------------------------------------------------------------------------
 
     def watch(self, mesh: Any) -> str:
-        """Put agents on a mesh, if it has none, without waiting for them; returns the name that it has here."""
+        """Spawn agents on a mesh, if it has none, without waiting for them; returns the mesh's name for viewers."""
         return self.registry.watch(mesh).name
 
     def mesh(self, name: str) -> ProcMesh:
@@ -66,7 +66,7 @@ class MeshDebugger:
         return self.registry.named(name).whole.procs
 
     def joined(self, mesh: ProcMesh) -> None:
-        """A mesh has come up: arm what holds on all meshes before anything runs on it."""
+        """Arm the breakpoints for all meshes on a new mesh, before any code runs on it."""
         self.breakpoint_table.on_new_mesh(mesh)
 
     # -- breakpoints -----------------------------------------------------------------------------
@@ -88,12 +88,12 @@ class MeshDebugger:
         """Stop ranks at a line; see `model.stops.Breakpoint` for the conditions.
 
         Args:
-            mesh: a proc mesh or its name; None: all meshes of this controller, later ones too.
-            ranks: of the mesh as spawned; None: all.
-            owner: the viewer that sets it; "" for a person.
+            mesh: a proc mesh or its name; None for all meshes of this controller, including later ones.
+            ranks: the ranks, as numbered in the mesh as spawned; None for all.
+            owner: the viewer that sets it; "" for the user.
 
         Returns:
-            The breakpoint, with its state in the ranks that have answered in time.
+            The breakpoint, with its state in the ranks that answered in time.
 
         Raises:
             ValueError: the line or an expression is invalid, or there is no such mesh or rank.
@@ -108,7 +108,7 @@ class MeshDebugger:
         """Stop ranks where an endpoint or a cell ends with an exception.
 
         Args:
-            error: the name of the exception's class, or of one that it derives from; "*" for any.
+            error: the name of the exception's class, or of one of its base classes; "*" for any.
         """
         return self.breakpoint_table.add(Breakpoint(0, error=error), mesh, ranks, owner)
 
@@ -116,19 +116,19 @@ class MeshDebugger:
         """Make these the only breakpoints of an owner in a file, as the Debug Adapter Protocol's `setBreakpoints` does.
 
         Args:
-            lines: for each, ``line``, and ``condition``, ``hits``, ``log`` if there is one.
+            lines: for each breakpoint, ``line``, and optionally ``condition``, ``hits`` and ``log``.
         """
         return self.breakpoint_table.replace(file, owner, lines)
 
     def breakpoints(self) -> list[MeshBreakpoint]:
-        """All of them, oldest first."""
+        """All breakpoints, oldest first."""
         return self.breakpoint_table.all()
 
     def clear(self, number: int | None = None, owner: str | None = None) -> int:
-        """Remove a breakpoint, or all of an owner (None: of all owners); returns how many.
+        """Remove a breakpoint, or all of an owner (None: of all owners); returns how many were removed.
 
         Raises:
-            ValueError: there is no breakpoint of that number.
+            ValueError: there is no breakpoint with that number.
         """
         return self.breakpoint_table.clear(number, owner)
 
@@ -139,7 +139,7 @@ class MeshDebugger:
         return self.registry.stops(mesh)
 
     def wait(self, predicate: Callable[[list[RankStop]], bool] = bool, timeout: float | None = None) -> list[RankStop]:
-        """Wait until ``predicate(stops())`` holds or the time is over; returns the stops."""
+        """Wait until ``predicate(stops())`` holds or the timeout expires; returns the stops."""
         stops: list[RankStop] = []
 
         def holds() -> bool:
@@ -151,7 +151,7 @@ class MeshDebugger:
         return stops
 
     def countdown(self, stops: Iterable[RankStop]) -> Countdown | None:
-        """The first timeout of collectives in which other ranks wait for these stops; asks them, for up to 0.5 s."""
+        """The first timeout of the collectives in which other ranks wait for these stops; takes up to 0.5 s."""
         return countdown(self, list(stops))
 
     def pause(self, mesh: Any = None, ranks: Iterable[int] | None = None, viewer: Viewer | None = None) -> None:
@@ -169,7 +169,7 @@ class MeshDebugger:
 
         Raises:
             DriverError: another viewer has control.
-            ValueError: ``how`` is none of these.
+            ValueError: ``how`` is not one of these.
         """
         if how not in HOWS:
             raise ValueError(f"{how!r} is not a way to continue: use one of {', '.join(HOWS)}")
@@ -183,7 +183,7 @@ class MeshDebugger:
     def evaluate(
         self, stops: Iterable[RankStop], source: str, frame: int = 0, timeout: float = 5.0
     ) -> dict[Key, Evaluation]:
-        """Evaluate an expression (or run a statement) in a frame of each stop, in its own thread."""
+        """Evaluate an expression (or run a statement) in a frame of each stop, on the stopped thread."""
         found: dict[Key, Evaluation] = {}
         for key, value in self._each(stops, timeout, process.evaluate, frame, source).items():
             found[key] = value if isinstance(value, Evaluation) else Evaluation("", error=str(value))
@@ -192,7 +192,7 @@ class MeshDebugger:
     def call(
         self, stops: Iterable[RankStop], function: Callable[[Any], Any], frame: int = 0, timeout: float = 5.0
     ) -> dict[Key, Any]:
-        """``function(frame)`` in each stop, in its own thread; what it raises stands in place of a value."""
+        """Call ``function(frame)`` in each stop, on the stopped thread; an exception it raises replaces the value."""
         return self._each(stops, timeout, process.call, frame, function)
 
     def _each(self, stops: Iterable[RankStop], timeout: float, function: Any, *args: Any) -> dict[Key, Any]:
@@ -216,11 +216,11 @@ class MeshDebugger:
         return self._one(key, process.scopes, frame)
 
     def variables(self, key: Key, ref: int, start: int = 0, count: int = 0) -> list[Variable]:
-        """The children of a value of a stop (``count`` 0: all). Raises LookupError if the stop is over."""
+        """The children of a value of a stop (all if ``count`` is 0). Raises LookupError if the stop is over."""
         return self._one(key, process.variables, ref, start, count)
 
     def set_variable(self, key: Key, ref: int, name: str, expression: str, viewer: Viewer | None = None) -> Variable:
-        """Give a child of a value of a stop another value."""
+        """Set a child of a value of a stop."""
         self.viewers.check(viewer)
         return self._one(key, process.set_variable, ref, name, expression)
 
@@ -244,7 +244,7 @@ class MeshDebugger:
         raise LookupError(f"rank {at.rank} of mesh {watched.name}: {why}")
 
     def post_mortem(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankStop]:
-        """Open the frames that ranks have kept of their last failures; each becomes a stop, which "continue" closes."""
+        """Open the frames that ranks keep of their last failures; each becomes a stop, which "continue" closes."""
         found: list[RankStop] = []
         for watched, answers in self._quickly(mesh, ranks, process.post_mortem):
             for rank, (pid, stops) in answers.values.items():
@@ -253,7 +253,7 @@ class MeshDebugger:
                     found.append(self.stop_of((watched.name, rank, stop.id)))
         return sorted(found, key=lambda at: at.key)
 
-    # -- asking ------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def _quickly(
         self, mesh: Any, ranks: Iterable[int] | None, function: Callable[[], Any]
@@ -279,7 +279,7 @@ class MeshDebugger:
         return ask_agents(watched.agents, watched.whole, function, *args, ranks=ranks, timeout=timeout)
 
     def _addressed(self, stops: Iterable[RankStop]) -> list[tuple[WatchedMesh, process.Ids, list[int]]]:
-        """The meshes of these stops, each with the stops' ids (one number if it is the same for all) and ranks."""
+        """The meshes of these stops, each with the stops' ids (one number if all are equal) and ranks."""
         by_mesh: dict[str, dict[int, list[int]]] = {}
         for at in stops:
             by_mesh.setdefault(at.mesh, {}).setdefault(at.rank, []).append(at.stop.id)
@@ -318,7 +318,7 @@ _lock = threading.Lock()
 
 
 def get_debugger() -> MeshDebugger:
-    """The debugger of this controller; made by the first call."""
+    """The debugger of this controller; created by the first call."""
     global _debugger
     with _lock:
         if _debugger is not None:
@@ -334,7 +334,7 @@ def existing_debugger() -> MeshDebugger | None:
 
 
 def forget_debugger() -> None:
-    """The runtime ends, and the debugger with it."""
+    """Close the debugger, when the runtime ends."""
     global _debugger
     with _lock:
         debugger, _debugger = _debugger, None

@@ -1,4 +1,4 @@
-"""The actor in the controller that receives the stops of ranks. Ranks load this module to call it, so it is light."""
+"""The actor in the controller that receives the stops of ranks. Ranks load this module to call it, so it is small."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT = 30.0
 
 
 class DebugHub(Actor):
-    """Receives stops. Runs in the controller, on a thread of its own."""
+    """Receives stops. Runs in the controller, on its own thread."""
 
     __tool__ = True
 
@@ -27,38 +27,38 @@ class DebugHub(Actor):
 
     @endpoint
     def hello(self, procs: Any) -> None:
-        """A rank without an agent has come to a `breakpoint()`."""
+        """Handle that a rank without an agent has reached a `breakpoint()`."""
         _debugger().watch(procs)
 
     @endpoint
     def joined(self, uid: str, rank: int, pid: int, stops: list[Stop]) -> None:
-        """An agent has begun."""
+        """Handle that an agent has begun."""
         _debugger().registry.on_joined(uid, rank, pid, stops)
 
     @endpoint
     def stopped(self, uid: str, rank: int, pid: int, stop: Stop) -> None:
-        """A rank has stopped."""
+        """Handle that a rank has stopped."""
         _debugger().registry.on_stopped(uid, rank, pid, stop)
 
     @endpoint
     def resumed(self, uid: str, rank: int, stop: int, how: str) -> None:
-        """A rank has continued."""
+        """Handle that a rank has continued."""
         _debugger().registry.on_resumed(uid, rank, stop, how)
 
     @endpoint
     def changed(self) -> None:
-        """Meshes were made or stopped, or ranks have died or were replaced."""
+        """Handle that meshes were created or stopped, or that ranks died or were replaced."""
         _debugger().registry.on_meshes_changed()
 
     @endpoint(explicit_response_port=True)
     def vote(self, port: Any, uid: str, rank: int, number: int, hit: int, value: str) -> None:
-        """A rank has come to a breakpoint on which the ranks vote; the answer comes with the decision."""
+        """Record the vote of a rank at a breakpoint on which ranks vote; the decision is sent as the answer."""
         self._ports[uid, number, hit, rank] = port
         self._answer(uid, number, hit, _debugger().breakpoint_table.on_vote(uid, rank, number, hit, value))
 
     @endpoint
     def decide(self, uid: str, number: int, hit: int) -> None:
-        """A rank has waited long enough for the votes of the others."""
+        """Decide a vote without the missing ranks: a rank's wait for them has timed out."""
         self._answer(uid, number, hit, _debugger().breakpoint_table.on_decide(uid, number, hit))
 
     def _answer(self, uid: str, number: int, hit: int, decided: dict[int, bool]) -> None:
@@ -69,15 +69,15 @@ class DebugHub(Actor):
 
     @endpoint(explicit_response_port=True)
     def hold(self, port: Any) -> None:
-        """Never answered: the call fails when this process ends, which is how a stopped rank notices."""
+        """Never answer: the call fails when this process ends, which notifies a stopped rank."""
         self._held.append(port)
 
     def __supervise__(self, _failure: Any) -> bool:
-        """Agents end with their ranks; the owners of those hear of it."""
+        """Ignore the end of agents: they end with their ranks, whose owners are notified."""
         return True
 
     def __cleanup__(self, _error: BaseException | None) -> None:
-        """The runtime ends, and the debugger with it."""
+        """Close the debugger, when the runtime ends."""
         from monarch_kernel.debugger.controller.hub import forget_debugger
 
         forget_debugger()

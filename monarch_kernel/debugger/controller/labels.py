@@ -1,4 +1,4 @@
-"""How sets of ranks are written before what they have in common."""
+"""Labels for sets of ranks."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _MOST_RUNS = 6
 
 
 def rank_label(ranks: Iterable[int]) -> str:
-    """A set of ranks in brackets: `[0-3,7]`; of many, the first runs and a count."""
+    """A set of ranks in brackets: `[0-3,7]`; for many ranks, the first runs and a count."""
     return f"[{format_ranks(ranks, limit=_MOST_RUNS)}]"

@@ -1,7 +1,7 @@
 """Queries: one function, called in all ranks of a mesh, with one deadline for all answers.
 
-The first query puts agents on the mesh (`rank.agent.DebugAgent`). Ranks that are dead, stopped, or hold the interpreter
-lock are reported apart from those that have answered, and do not delay them.
+The first query spawns agents on the mesh (`rank.agent.DebugAgent`). Ranks that are dead, stopped, or hold the
+interpreter lock are reported separately from those that have answered, and do not delay them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from monarch_kernel.introspection import Whole, whole_of
 
 @dataclass(slots=True)
 class Answers:
-    """The answers to a query; ranks are numbered as in the mesh that was asked.
+    """The answers to a query; ranks are numbered as in the queried mesh.
 
     Attributes:
         values: what `function` returned.
         errors: what it raised, as a traceback of the rank or a sentence.
-        late: the ranks that have not answered in time.
+        late: the ranks that did not answer in time.
         dead: the ranks that are dead, and why.
     """
 
@@ -36,7 +36,7 @@ class Answers:
     dead: dict[int, str] = field(default_factory=dict[int, str])
 
     def error_of(self, rank: int) -> str:
-        """What a rank has raised, in one line; "" if nothing."""
+        """What a rank raised, in one line; "" if nothing."""
         fault = self.errors.get(rank, "")
         return fault if isinstance(fault, str) else fault.summary
 
@@ -48,17 +48,17 @@ def ask(
     ranks: Iterable[int] | None = None,
     timeout: float = 1.0,
 ) -> Answers:
-    """Call ``function(*args)`` in each rank, on a thread of its debug agent, and gather what comes back in time.
+    """Call ``function(*args)`` in each rank, on a thread of its debug agent, and gather the answers that come in time.
 
     Args:
         mesh: a proc mesh or an actor mesh, or a slice of one.
-        function: of a module that ranks can import, or anything else that pickles.
-        ranks: of ``mesh``; all by default.
-        timeout: seconds, for all ranks together.
+        function: a function of a module that ranks can import, or any callable that pickles.
+        ranks: the ranks of ``mesh`` to query; all by default.
+        timeout: the time for all ranks together (seconds).
 
     Raises:
         ValueError: ``mesh`` has no such rank.
-        TypeError: ``mesh`` is no mesh, or an argument does not pickle.
+        TypeError: ``mesh`` is not a mesh, or an argument does not pickle.
         RuntimeError: the mesh was stopped.
     """
     deadline = time.monotonic() + timeout
@@ -75,11 +75,11 @@ def ask_agents(
     ranks: Iterable[int] | None = None,
     timeout: float = 1.0,
 ) -> Answers:
-    """The same, for a mesh whose agents are known (`registry.WatchedMesh`).
+    """`ask`, for a mesh whose agents are known (`registry.WatchedMesh`).
 
     Args:
-        agents: of all its ranks.
-        whole: the mesh, and which of its ranks `ranks` are numbered in.
+        agents: the agents of all its ranks.
+        whole: the mesh, and the subset of its ranks in which `ranks` are numbered.
     """
     deadline = time.monotonic() + timeout
     chosen = chosen_ranks(ranks, len(whole.ranks))
@@ -105,7 +105,7 @@ def ask_agents(
                     waiting.discard(rank)
                     answers.errors[back[rank]] = failure.fault or str(error)
             except TimeoutError:
-                break  # answers come in the order of completion, so there are no others
+                break  # answers come in completion order, so there are no others
             else:
                 waiting.discard(rank)
                 answers.values[back[rank]] = value
@@ -114,7 +114,7 @@ def ask_agents(
 
 
 def chosen_ranks(ranks: Iterable[int] | None, size: int) -> list[int]:
-    """These ranks of a mesh of that size, sorted (None: all). Raises ValueError if there is no such rank."""
+    """These ranks (None: all) of a mesh of that size, sorted. Raises ValueError if there is no such rank."""
     if ranks is None:
         return list(range(size))
     chosen = sorted(set(ranks))

@@ -1,4 +1,4 @@
-"""What the debugger knows of its meshes: which ranks are stopped, and which are dead. Viewers subscribe here."""
+"""What the debugger knows about its meshes: which ranks are stopped, and which are dead. Viewers subscribe here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from monarch_kernel.subscriptions import Subscribers, Subscription
 
 log = logging.getLogger(__name__)
 
-#: How many stops of each rank are remembered after they are over.
+#: How many finished stops of each rank are remembered.
 MEMORY = 64
 
 
@@ -29,11 +29,11 @@ class WatchedMesh:
     """A mesh with agents.
 
     Attributes:
-        whole: all of it.
-        name: its name for viewers; unique among the meshes that are watched.
-        stops: by rank and id.
-        over: the ids of each rank's last stops that are over.
-        dead: the ranks that are dead.
+        whole: the whole mesh.
+        name: its name for viewers; unique among the watched meshes.
+        stops: the stops, by rank and id.
+        over: the ids of each rank's last finished stops.
+        dead: the dead ranks.
     """
 
     whole: Whole
@@ -45,15 +45,15 @@ class WatchedMesh:
 
     @property
     def size(self) -> int:
-        """How many ranks it has."""
+        """The number of ranks."""
         return len(self.whole.procs)
 
 
 class StopListener(Protocol):
-    """What hears of processes and stops before the viewers do: `breakpoints.Breakpoints`."""
+    """A listener that is notified of processes and stops before the viewers: `breakpoints.Breakpoints`."""
 
     def on_agent(self, watched: WatchedMesh, rank: int) -> None:
-        """A process has an agent, and no breakpoint yet."""
+        """A process has an agent, but no breakpoints yet."""
         ...
 
     def on_process_ended(self, watched: WatchedMesh, rank: int) -> None:
@@ -74,7 +74,7 @@ class StopListener(Protocol):
 
 
 class StopRegistry:
-    """The meshes with agents, and the state of their ranks. Any thread may use it."""
+    """The meshes with agents, and the state of their ranks. Thread-safe."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -94,12 +94,12 @@ class StopRegistry:
             with self.lock:
                 if self._hub is None:
                     self._hub = hub
-                    # The callback runs on a thread that polls and must not block: the actor's thread does the work.
+                    # The callback runs on a thread that polls and must not block, so the actor's thread does the work.
                     self._unsubscribe = on_change(lambda: hub.changed.broadcast())
         return self._hub
 
     def close(self) -> None:
-        """The runtime ends: forget all meshes."""
+        """Forget all meshes, when the runtime ends."""
         if self._unsubscribe is not None:
             self._unsubscribe()
         with self.lock:
@@ -107,12 +107,12 @@ class StopRegistry:
         self.tell()
 
     def watch(self, mesh: Any) -> WatchedMesh:
-        """Put agents on a mesh, if it has none; does not wait for them."""
+        """Spawn agents on a mesh, if it has none, without waiting for them."""
         return self.watch_whole(whole_of(mesh))
 
     def watch_whole(self, whole: Whole) -> WatchedMesh:
-        """The same, for the mesh of a `Whole`."""
-        hub = self.actor()  # spawning it takes time: not under the lock
+        """`watch`, for the mesh of a `Whole`."""
+        hub = self.actor()  # not under the lock, since spawning it takes time
         with self.lock:  # events of the new agents are handled once they are registered here
             watched = self._watched.get(whole.uid)
             if watched is None:
@@ -126,17 +126,17 @@ class StopRegistry:
             return watched
 
     def watch_all(self) -> None:
-        """Put agents on all meshes of this controller."""
+        """Spawn agents on all meshes of this controller."""
         for mesh in list_proc_meshes():
             self.watch(mesh)
 
     def by_uid(self, uid: str) -> WatchedMesh | None:
-        """A mesh that is watched; None if it is not."""
+        """The watched mesh with that uid; None if it is not watched."""
         with self.lock:
             return self._watched.get(uid)
 
     def all(self) -> list[WatchedMesh]:
-        """All meshes that are watched."""
+        """All watched meshes."""
         with self.lock:
             return list(self._watched.values())
 
@@ -156,7 +156,7 @@ class StopRegistry:
         raise ValueError(f"there is no mesh {name!r}; there are {known}")
 
     def find(self, mesh: Any) -> WatchedMesh:
-        """A mesh, given as such or by its name. Raises ValueError if there is none of that name."""
+        """Watch a mesh, given itself or by name. Raises ValueError if there is no mesh of that name."""
         return self.named(mesh) if isinstance(mesh, str) else self.watch(mesh)
 
     # -- stops -----------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class StopRegistry:
         raise LookupError(f"rank {key[1]} of mesh {key[0]} is not stopped there any more")
 
     def wait(self, predicate: Callable[[], bool], timeout: float | None) -> None:
-        """Wait until the predicate holds, or the timeout (seconds) is over; it is checked after each change."""
+        """Wait until the predicate, checked after each change, holds or the timeout (seconds) expires."""
         with self._changed:
             self._changed.wait_for(predicate, timeout)
 
@@ -188,7 +188,7 @@ class StopRegistry:
         return self._subscribers.subscribe(callback)
 
     def tell(self, *events: Event) -> None:
-        """Tell all viewers."""
+        """Notify all viewers."""
         with self.lock:
             self._changed.notify_all()
         for event in events:
@@ -197,21 +197,21 @@ class StopRegistry:
     # -- events of ranks (on the thread of the hub actor) ------------------------------------------
 
     def on_joined(self, uid: str, rank: int, pid: int, stops: Sequence[Stop]) -> None:
-        """An agent has begun in a rank (again, where the rank was replaced)."""
+        """Handle that an agent has begun in a rank (again, if the rank was replaced)."""
         with self.lock:
             watched = self._watched.get(uid)
             if watched is None:
                 return
             watched.dead.discard(rank)
             if self.listener is not None:
-                self.listener.on_process_ended(watched, rank)  # of the process that this one replaces
+                self.listener.on_process_ended(watched, rank)  # the process that this one replaces
         for stop in stops:
             self.on_stopped(uid, rank, pid, stop)
         if self.listener is not None:
             self.listener.on_agent(watched, rank)
 
     def on_stopped(self, uid: str, rank: int, pid: int, stop: Stop) -> None:
-        """A rank has stopped."""
+        """Handle that a rank has stopped."""
         with self.lock:
             watched = self._watched.get(uid)
             if watched is None or stop.id in watched.over.get(rank, ()):
@@ -224,7 +224,7 @@ class StopRegistry:
             self.tell(RankStopped(at))
 
     def on_resumed(self, uid: str, rank: int, stop: int, how: str) -> None:
-        """A rank has continued."""
+        """Handle that a rank has continued."""
         event: Event | None = None
         with self.lock:
             watched = self._watched.get(uid)
@@ -243,7 +243,7 @@ class StopRegistry:
             self.tell(event)
 
     def on_meshes_changed(self) -> None:
-        """Meshes were made or stopped, or ranks have died or were replaced."""
+        """Handle that meshes were created or stopped, or that ranks died or were replaced."""
         events: list[Event] = []
         with self.lock:
             live = {whole_of(mesh).uid: mesh for mesh in list_proc_meshes()}
@@ -263,7 +263,7 @@ class StopRegistry:
             self.listener.on_new_meshes(new)
 
     def _ended(self, watched: WatchedMesh, rank: int, cause: str) -> list[Event]:
-        """A rank has died, and its stops with it; the lock is held. Returns the events for viewers."""
+        """Handle the death of a rank, which ends its stops; the lock is held. Returns the events for viewers."""
         watched.dead.add(rank)
         watched.over.pop(rank, None)
         if self.listener is not None:

@@ -17,8 +17,8 @@ from monarch_kernel.meshes import format_ranks
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.view import DebuggerView
 
-#: How long a step may take before the set is shown without the ranks that still run (seconds): they may wait for ranks
-#: outside of the set.
+#: How long a step may take before the set is shown without the ranks that still run (seconds). These may wait for ranks
+#: outside the set.
 PATIENCE = 2.0
 
 
@@ -57,7 +57,7 @@ class Moved:
         groups: which ranks are stopped where now, the largest group first.
         running: mesh and rank of those that run: their step has not ended yet, or user code has returned.
         ended: mesh and rank of those that died.
-        diverged: the ranks were together before the step, and no longer are.
+        diverged: whether the ranks were together before the step, and no longer are.
     """
 
     groups: tuple[StopGroup, ...]
@@ -74,9 +74,9 @@ class Moved:
 
 
 class StopSet:
-    """Stopped ranks; made by `MeshDebugger.select`.
+    """Stopped ranks; created by `MeshDebugger.select`.
 
-    After a step, it holds the new stops of the same ranks. Frames are counted from the innermost frame of user code,
+    After a step, it contains the new stops of the same ranks. Frames are counted from the innermost frame of user code,
     which is shown first.
     """
 
@@ -117,11 +117,11 @@ class StopSet:
     # -- frames ------------------------------------------------------------------------------------
 
     def up(self, count: int = 1) -> int:
-        """Show the caller of the frame that is shown; returns how far up that is."""
+        """Move to the caller of the shown frame; returns how far up the new frame is."""
         return self._move(self.depth + count)
 
     def down(self, count: int = 1) -> int:
-        """Show the frame that the one that is shown has called; returns how far up that is."""
+        """Move to the frame that the shown frame called; returns how far up the new frame is."""
         return self._move(self.depth - count)
 
     def _move(self, depth: int) -> int:
@@ -130,7 +130,7 @@ class StopSet:
         return self.depth
 
     def _by_frame(self) -> dict[int, list[RankStop]]:
-        """The stops by the index of the frame that is shown."""
+        """The stops, by the index of the shown frame."""
         found: dict[int, list[RankStop]] = {}
         for at in self.stops:
             frame = shown_frame(at.stop.frames, self.depth)
@@ -156,19 +156,19 @@ class StopSet:
     # -- stepping ------------------------------------------------------------------------------------
 
     def next(self, patience: float = PATIENCE) -> Moved:
-        """Run all to their next line, over calls."""
+        """Run all ranks to their next line, over calls."""
         return self._go("next", patience)
 
     def step(self, patience: float = PATIENCE) -> Moved:
-        """Run all to the next line, into calls."""
+        """Run all ranks to the next line, into calls."""
         return self._go("step", patience)
 
     def out(self, patience: float = PATIENCE) -> Moved:
-        """Run all until their function has returned."""
+        """Run all ranks until their function has returned."""
         return self._go("out", patience)
 
     def until(self, line: int = 0, patience: float = PATIENCE) -> Moved:
-        """Run all past this line of the same function, or to ``line``."""
+        """Run all ranks past this line of the same function, or to ``line``."""
         return self._go("until", patience, line)
 
     def cont(self) -> None:

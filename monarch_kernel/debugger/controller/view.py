@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DebuggerView(Protocol):
-    """A debugger of stopped ranks; `hub.MeshDebugger` is that of a controller, and documents the methods."""
+    """A debugger of stopped ranks; `hub.MeshDebugger` implements it in a controller, and documents the methods."""
 
     viewers: Viewers
 

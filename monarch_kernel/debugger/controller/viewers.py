@@ -1,7 +1,7 @@
 """The viewers of stopped ranks, and which of them controls the debugger.
 
-Any number of viewers may watch. One has control: the first that asks for it, until it closes, detaches, or another
-viewer takes over by force. When a viewer is lost (a browser is reloaded, a terminal is closed), the code that serves it
+Any number of viewers may watch. One has control: the first that requests it, until it closes, detaches, or another
+takes control by force. When a viewer is lost (a browser is reloaded, a terminal is closed), the code that serves it
 closes it; stopped ranks stay stopped, and any viewer may take control.
 """
 
@@ -15,7 +15,7 @@ class DriverError(RuntimeError):
 
 
 class Viewer:
-    """A viewer of a debugger; made by `MeshDebugger.viewer`. As a context manager, it closes at the end."""
+    """A viewer of a debugger; created by `MeshDebugger.viewer`. As a context manager, it closes at the end."""
 
     def __init__(self, viewers: Viewers, name: str) -> None:
         self._viewers = viewers
@@ -35,7 +35,7 @@ class Viewer:
         self._viewers.take(self, force)
 
     def close(self) -> None:
-        """Stop watching, and give up control. Stopped ranks stay stopped."""
+        """Stop watching, and release control. Stopped ranks stay stopped."""
         self._viewers.close(self)
 
     def __enter__(self) -> Viewer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-#: How many rounds of each breakpoint are kept, for ranks that come after the others.
+#: How many rounds of each breakpoint are kept, for ranks that arrive after the others.
 MEMORY = 64
 
 
@@ -25,14 +25,14 @@ class _Round:
 class Differs:
     """Stops all ranks at their n-th pass over a line, if they disagree there.
 
-    The decision falls when all ranks have come, or when `decide` ends the wait; later ranks are compared with it.
+    The decision is made when all ranks have arrived, or when `decide` ends the wait; later ranks are compared with it.
     """
 
     def __init__(self) -> None:
         self._rounds: dict[int, _Round] = {}
 
     def vote(self, rank: int, hit: int, value: str, voters: Collection[int]) -> dict[int, bool]:
-        """A rank has come for the `hit`-th time; `voters` are all ranks that may come.
+        """Record that a rank has arrived for the `hit`-th time; `voters` are all ranks that may arrive.
 
         Returns:
             For each rank whose wait is over, whether it stops.
@@ -49,7 +49,7 @@ class Differs:
         return self.decide(hit) if set(voters) <= set(one.values) else {}
 
     def decide(self, hit: int) -> dict[int, bool]:
-        """Decide a round by the votes that are there."""
+        """Decide a round by the votes so far."""
         one = self._rounds.get(hit)
         if one is None or not one.waiting:
             return {}
@@ -62,7 +62,7 @@ class Differs:
 
 
 class First:
-    """Stops the first rank that comes, and no other until that one has continued."""
+    """Stops the first rank that arrives, and no other until that rank has continued."""
 
     def __init__(self) -> None:
         self.holder: int | None = None
@@ -75,6 +75,6 @@ class First:
         return False
 
     def released(self, rank: int) -> None:
-        """That rank has continued, or is dead."""
+        """Release the vote, if that rank holds it: it has continued, or is dead."""
         if self.holder == rank:
             self.holder = None
