@@ -1,8 +1,9 @@
-"""The Debug Adapter Protocol spoken for ranks.
+"""The Debug Adapter Protocol for ranks.
 
 `rank_session` answers a front end's requests with the mesh debugger, without any transport: `messages` and `translate`
-know the protocol's JSON, `stop_table` what is stopped, `id_table` the numbers that name it, `stop_queue` which thread
-is shown. `gateway` is another way in: it carries an IDE's bytes, cut by `framing`, to debugpy in a rank.
+handle the protocol's JSON, `stop_table` tracks what is stopped, `id_table` assigns the ids, and `stop_queue` selects
+the thread that is shown. `gateway` is a separate entry point: it forwards an IDE's bytes, split by `framing`, to
+debugpy in a rank.
 """
 
 from monarch_kernel.debugger.dap.messages import RequestError, refusal, response

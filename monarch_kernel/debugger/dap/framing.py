@@ -9,13 +9,13 @@ _END = b"\r\n\r\n"
 
 
 def frame(message: dict[str, Any]) -> bytes:
-    """A message as it is sent."""
+    """The bytes of a message."""
     body = json.dumps(message).encode()
     return b"Content-Length: %d%s%s" % (len(body), _END, body)
 
 
 class Frames:
-    """Cuts a stream of bytes into messages."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -29,7 +29,7 @@ class Frames:
         """The messages that are complete now, each with its header.
 
         Raises:
-            ValueError: it is not this protocol.
+            ValueError: the data is not this protocol.
         """
         self._held += data
         found: list[bytes] = []

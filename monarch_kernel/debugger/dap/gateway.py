@@ -1,11 +1,11 @@
 """Access to debugpy in a rank for any IDE: a port of this machine's loopback interface, open to this user only.
 
-DAP is the right to run code, and has no passwords. A port of the loopback interface is open to every user of the
-machine, and the owner of a connection cannot be established for sure. So a client has to know a token: it is in the
-launch configuration that is printed, and IDEs send that as arguments of the request ``attach``. Until a client has
-given it, nothing that it sends reaches the rank; ``initialize``, which comes first, is answered here. Besides,
-connections of other users, as the operating system knows them, are closed at once. A session is not affected by other
-connections. From here on everything goes through the actor runtime, to ranks of this and of any other host.
+DAP grants the right to run code, and has no passwords. A port of the loopback interface is open to every user of the
+machine, and the owner of a connection cannot be determined reliably. So a client must send a token: the printed launch
+configuration contains it, and IDEs send the configuration as arguments of the request ``attach``. Until then, nothing
+that the client sends reaches the rank; the gateway itself answers ``initialize``, which comes first. In addition, the
+gateway immediately closes connections of other users, as reported by the operating system. Other connections do not
+affect a session. From the gateway on, everything goes through the actor runtime, to ranks of any host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHUNK = 65536
 _LOOPBACK = "127.0.0.1"
 #: How long the rank may take for one step of a connection (seconds).
 TIMEOUT = 5.0
-#: How long a client may take to give the token (seconds), how many clients may be without it at a time, and how many
+#: How long a client may take to send the token (seconds), how many clients may be without it at a time, and how many
 #: bytes each may send before it.
 TOKEN_TIMEOUT = 20.0
 MOST_UNKNOWN = 8
@@ -39,9 +39,9 @@ HANDOVER = 5.0
 ACCEPT_PAUSE = 0.1
 #: The property of a launch configuration that holds the token.
 TOKEN = "token"
-# The number of the request that repeats to debugpy what the client has sent us; no IDE uses it.
+# The number of the request that repeats the client's own to debugpy; no IDE uses it.
 _REPLAYED = 2**30
-# All connections of this machine with their owners: see proc(5).
+# All connections of this machine, with their owners; see proc(5).
 _TCP = "/proc/net/tcp"
 _ESTABLISHED = "01"
 
@@ -54,13 +54,13 @@ class Gateway:
         rank: the rank in it.
 
     Raises:
-        RuntimeError: debugpy cannot run there now; the sentence says why.
+        RuntimeError: debugpy cannot run there now; the message says why.
     """
 
     def __init__(self, mesh: ProcMesh, rank: int) -> None:
         self.mesh = mesh.name
         self.rank = rank
-        #: What a client must give as ``token`` of its request ``attach``.
+        #: The value that a client must send as ``token`` in its request ``attach``.
         self.token = secrets.token_urlsafe(16)
         where = mesh.slice(**mesh.extent.point(rank))
         self._tunnel: ActorMesh[DebugpyTunnel] = where.spawn("debugpy", DebugpyTunnel)
@@ -78,8 +78,8 @@ class Gateway:
                 f"rank {rank} of mesh {mesh.name} is stopped in the mesh debugger: continue it, then start debugpy"
             )
         self._lock = threading.Lock()
-        self._session = threading.Lock()  # held for the client whose bytes are carried
-        self._unknown: list[socket.socket] = []  # the clients that have not given the token yet, oldest first
+        self._session = threading.Lock()  # held for the client whose bytes are forwarded
+        self._unknown: list[socket.socket] = []  # the clients that have not sent the token yet, oldest first
         self._threads: set[threading.Thread] = set()
         self._listener = socket.create_server((_LOOPBACK, 0), backlog=128)
         self._over, self._wake = os.pipe()
@@ -89,7 +89,7 @@ class Gateway:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where an IDE connects."""
+        """The address to which an IDE connects."""
         host, port = self._listener.getsockname()
         return host, port
 
@@ -110,14 +110,14 @@ class Gateway:
             self._wake = -1
 
     def _end(self) -> None:
-        """Have the threads end; also called when the rank is gone."""
+        """Make the threads end; also called when the rank is gone."""
         with self._lock:
             if self._wake >= 0:
                 os.write(self._wake, b"x")
 
     @property
     def is_open(self) -> bool:
-        """Whether it still serves; that ends with the rank."""
+        """Whether the gateway still serves; it ends with the rank."""
         return self._thread.is_alive()
 
     def _serve(self) -> None:
@@ -126,7 +126,7 @@ class Gateway:
                 return
             try:
                 client, peer = self._listener.accept()
-            except OSError:  # it has hung up already, or this process has too many files open
+            except OSError:  # the client has disconnected already, or this process has too many open files
                 if self._over in _readable(self._over, timeout=ACCEPT_PAUSE):
                     return
                 continue
@@ -143,7 +143,7 @@ class Gateway:
             thread.start()
 
     def _handle(self, client: socket.socket) -> None:
-        """One client, from its first byte to its end."""
+        """Serve one client, from its first byte to its end."""
         try:
             with client:
                 greeted = _Handshake(client, self._over, self.token, self.begun.capabilities).run()
@@ -166,7 +166,7 @@ class Gateway:
                 self._threads.discard(threading.current_thread())
 
     def _carry(self, client: socket.socket, greeted: _Handshake) -> None:
-        """Carry one client's bytes until either side ends, or the gateway is closed."""
+        """Forward one client's bytes until either side ends, or the gateway is closed."""
         port, receiver = Channel[bytes].open()
         self._tunnel.connect.call_one(port).get(TIMEOUT)
         ended, end = os.pipe()
@@ -197,20 +197,20 @@ class Gateway:
         try:
             self._tunnel.hang_up.call_one().get(TIMEOUT)
         finally:
-            port.send(b"")  # the rank, if it is alive, has said this already
+            port.send(b"")  # the rank, if it is alive, has already sent this
             thread.join(TIMEOUT)
             os.close(ended)
             os.close(end)
 
 
 class _Handshake:
-    """The exchange with a client until it has given the token.
+    """The exchange with a client until it has sent the token.
 
     Args:
         client: the connection.
         over: a descriptor that becomes readable when the gateway ends.
-        token: what the client must give.
-        capabilities: what debugpy answers to ``initialize``.
+        token: the token that the client must send.
+        capabilities: debugpy's answer to ``initialize``.
     """
 
     def __init__(self, client: socket.socket, over: int, token: str, capabilities: dict[str, Any]) -> None:
@@ -219,11 +219,11 @@ class _Handshake:
         self._token = token
         self._capabilities = capabilities
         self._attach: dict[str, Any] = {}
-        #: The requests of the client that debugpy gets now, without the token.
+        #: The client's requests to forward to debugpy now, without the token.
         self.requests = b""
 
     def run(self) -> _Handshake | None:
-        """Talk until the client has given the token: this; None if it did not give it, or is gone."""
+        """Exchange messages until the client has sent the token; None if it did not send it, or is gone."""
         try:
             return self if self._run() else None
         except (OSError, ValueError, TypeError, RecursionError):
@@ -246,13 +246,13 @@ class _Handshake:
                 if not self._take(content(message)):
                     return False
                 if self._attach:
-                    # No client sends anything before this request is answered; if one does, that comes after it.
+                    # No client sends anything before this request is answered; if one does, that data follows it.
                     self.requests += b"".join(messages[number + 1 :]) + frames.rest
                     return True
         return False
 
     def _take(self, request: dict[str, Any]) -> bool:
-        """Take one request; whether the client may go on."""
+        """Handle one request; returns whether the client may continue."""
         arguments = request.get("arguments")
         arguments = dict(arguments) if isinstance(arguments, dict) else {}
         command = request.get("command")
@@ -284,12 +284,12 @@ class _Handshake:
             pass  # it is gone, as the next read will show
 
     def is_replay(self, message: bytes) -> bool:
-        """Whether this is debugpy's answer to a request that was answered here."""
+        """Whether this is debugpy's answer to a request that the gateway has already answered."""
         return b'"initialize"' in message and content(message).get("request_seq") == _REPLAYED
 
 
 def _readable(*fds: int, timeout: float | None = None) -> list[int]:
-    """Wait until some of these can be read; ``select`` would not take those over 1,023."""
+    """Wait until some of these descriptors are readable; ``select`` does not accept those above 1,023."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -297,9 +297,9 @@ def _readable(*fds: int, timeout: float | None = None) -> list[int]:
 
 
 def belongs_to(peer: tuple[str, int], here: tuple[str, int], users: set[int]) -> bool:
-    """Whether the process at the other end of a connection of the loopback interface runs as one of these users.
+    """Whether the process at the other end of a loopback connection runs as one of these users.
 
-    Only an established connection that belongs to a process has an owner: the others are listed with uid 0.
+    Only an established connection that belongs to a process has an owner; the others are listed with uid 0.
     """
     wanted = [_hex(peer), _hex(here)]
     try:

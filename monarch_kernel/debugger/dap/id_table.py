@@ -1,8 +1,8 @@
-"""The numbers by which a front end names what belongs to ranks: threads, frames, and values that have children.
+"""The ids by which a front end refers to objects of ranks: threads, frames, and values that have children.
 
-All are counted together, from `BASE` on, so that none is ever taken for one of the kernel's own debugger, which begins
-at 1 and counts slowly. No number is used twice: a front end may ask for something that is long over, and must not be
-given something else.
+They share one counter that begins at `BASE`, so none collides with an id of the kernel's own debugger, which begins at
+1 and counts slowly. No id is used twice: a front end may request an object that is long gone, and must not receive
+another one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BASE = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class RankThread:
-    """A thread of a rank; `seat` 0 is the first that ever stopped, and stands for the rank while none is stopped."""
+    """A thread of a rank; `seat` 0 is the first that ever stopped, and represents the rank while none is stopped."""
 
     mesh: str
     rank: int
@@ -40,7 +40,7 @@ class ValueOf:
         key: the stop.
         ref: the rank's own number for it (`Variable.ref`).
         indexed: how many of its children have an index; they come first.
-        scope: it is a scope, so its children are variables.
+        scope: whether it is a scope, whose children are variables.
     """
 
     key: Key
@@ -50,11 +50,11 @@ class ValueOf:
 
 
 Named = RankThread | FrameOf | ValueOf
-"""What a number may stand for."""
+"""The objects that an id may refer to."""
 
 
 class IdTable:
-    """All these numbers. Not thread-safe: `StopTable` holds its lock."""
+    """All ids. Not thread-safe: `StopTable` holds its lock."""
 
     def __init__(self) -> None:
         self._count = itertools.count(BASE)
@@ -68,9 +68,9 @@ class IdTable:
         """The id of a thread; it stays the same from stop to stop.
 
         Args:
-            mesh: its mesh.
-            rank: its rank there.
-            ident: what tells it from other threads of the rank; None for the rank as a whole.
+            mesh: the mesh of the thread.
+            rank: the rank of the thread.
+            ident: distinguishes it from other threads of the rank; None for the rank as a whole.
         """
         seat = 0
         if ident is not None:
@@ -85,22 +85,22 @@ class IdTable:
         return self._frame_ids.get(frame) or self._frame_ids.setdefault(frame, self._new(frame))
 
     def value(self, key: Key, ref: int, indexed: int = 0, scope: bool = False) -> int:
-        """The id of a value's children; 0 where it has none."""
+        """The id of a value's children; 0 if it has none."""
         if not ref:
             return 0
         value = ValueOf(key, ref, indexed, scope)
         return self._value_ids.get(value) or self._value_ids.setdefault(value, self._new(value))
 
     def named(self, number: object) -> Named | None:
-        """What a number stands for; None if that is over, or the number was never given out."""
+        """The object of an id; None if it is gone, or the id was never assigned."""
         return self._named.get(number) if isinstance(number, int) else None
 
     def renew_frames(self, key: Key) -> None:
-        """Give the frames of a stop new ids when they are next asked for; the old ids stay valid."""
+        """Assign new ids to the frames of a stop when they are next requested; the old ids stay valid."""
         self._frame_ids = {frame: number for frame, number in self._frame_ids.items() if frame.key != key}
 
     def forget_stop(self, key: Key) -> None:
-        """The stop is over: so are its frames and values."""
+        """Forget the frames and values of a stop that is over."""
         self.renew_frames(key)
         self._value_ids = {value: number for value, number in self._value_ids.items() if value.key != key}
         self._named = {
@@ -108,7 +108,7 @@ class IdTable:
         }
 
     def forget_rank(self, mesh: str, rank: int) -> list[int]:
-        """The rank has ended: the ids of its threads, which are gone now."""
+        """Forget the threads of a rank that has ended; returns their ids."""
         gone = [number for thread, number in self._threads.items() if (thread.mesh, thread.rank) == (mesh, rank)]
         self._threads = {thread: number for thread, number in self._threads.items() if number not in gone}
         self._seats.pop((mesh, rank), None)

@@ -1,4 +1,4 @@
-"""Messages of the Debug Adapter Protocol as JSON has them, and the replies that every request can have."""
+"""Messages of the Debug Adapter Protocol as JSON objects, and the replies that every request can have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Response = dict[str, Any]
 Event = dict[str, Any]
 """An event: `event` and `body`."""
 
-#: What a front end is given where a request fails: it reads the body without looking whether there is one.
+#: The bodies of replies to failed requests: front ends read the body without checking whether there is one.
 _EMPTY: dict[str, Body] = {
     "threads": {"threads": []},
     "stackTrace": {"stackFrames": [], "totalFrames": 0},
@@ -35,11 +35,11 @@ _EMPTY: dict[str, Body] = {
 
 
 class RequestError(Exception):
-    """A request cannot be answered; the sentence says why."""
+    """A request cannot be answered; the message says why."""
 
 
 def arguments_of(request: Request) -> Arguments:
-    """The arguments of a request; none where it has none."""
+    """The arguments of a request; empty if it has none."""
     return request.get("arguments") or {}
 
 

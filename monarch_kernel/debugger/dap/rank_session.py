@@ -1,8 +1,8 @@
 """One front end's debugging session, as far as it concerns ranks: DAP requests in, replies and events out.
 
-`RankSession` does not know what carries the messages. Requests are answered on the thread that calls `answer`, which
-may take as long as the mesh debugger does (it has deadlines); events of the mesh debugger and of the kernel's own
-debugger come in at any time, and go out through `publish` in an order that makes sense to the front end.
+`RankSession` is independent of the transport. Requests are answered on the thread that calls `answer`, which may take
+as long as the mesh debugger does (it has deadlines). Events of the mesh debugger and of the kernel's own debugger
+arrive at any time, and are sent through `publish` in an order that the front end can handle.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 #: The owner of the breakpoints that front ends set.
 OWNER = "dap"
-#: The exception filter that ranks know.
+#: The exception filter for ranks.
 ERROR_FILTER = "mesh"
 ERROR_FILTERS = [
     {
@@ -56,9 +56,9 @@ ERROR_FILTERS = [
         "default": False,
     }
 ]
-#: Front ends that show one thread, and have no list of them.
+#: Front ends that show one thread, and have no list of threads.
 _ONE_THREAD = ("", "jupyterlab")
-#: As many children of a value are given at once to a front end that does not ask for a part of them.
+#: How many children of a value are returned to a front end that does not request a range of them.
 MOST_CHILDREN = 500
 
 # Requests by the argument that names their subject.
@@ -75,12 +75,12 @@ class RankSession:
     """A front end's session with all ranks.
 
     Args:
-        debugger: of this controller.
-        publish: takes an event; called on any thread, one at a time, and must not block.
-        later: calls a function after so many seconds.
-        meshes: the proc meshes there are.
-        waited: the ranks that the kernel's main thread waits for now, by mesh.
-        bundle: makes of a value, on a rank, what `richInspectVariables` shows: data and metadata by MIME type.
+        debugger: the debugger of this controller.
+        publish: sends an event; called on any thread, one at a time, and must not block.
+        later: calls a function after a delay in seconds.
+        meshes: returns the existing proc meshes.
+        waited: returns the ranks that the kernel's main thread waits for now, by mesh.
+        bundle: converts a value, on a rank, to what `richInspectVariables` shows: data and metadata by MIME type.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class RankSession:
     # -- beginning and end -----------------------------------------------------------------------
 
     def initialize(self, arguments: Arguments) -> None:
-        """The front end introduces itself; another one may do so later."""
+        """Handle `initialize` from a front end; another front end may send it later."""
         client = str(arguments.get("clientID") or "")
         self._table.lists_threads = client.lower() not in _ONE_THREAD
         self._viewer.name = str(arguments.get("clientName") or client or "a Jupyter front end")
@@ -132,7 +132,7 @@ class RankSession:
         return self._table.lists_threads
 
     def attach(self) -> None:
-        """Begin to tell of stops, first of those that there are. May be called again."""
+        """Begin to report stops, starting with the existing ones. May be called again."""
         if self._unsubscribe is None:
             self._unsubscribe = self._debugger.subscribe(self.on_event)
             for at in self._debugger.stops():
@@ -141,8 +141,8 @@ class RankSession:
             self._table.show_again()
 
     def close(self) -> None:
-        """The front end has turned the debugger off: its breakpoints go, and stopped ranks run again, unless another
-        viewer has control of them."""
+        """End the session, as the front end has turned the debugger off: clear its breakpoints, and resume stopped
+        ranks unless another viewer controls them."""
         if self._unsubscribe is not None:
             self._unsubscribe()
         self._debugger.clear(owner=OWNER)
@@ -154,7 +154,7 @@ class RankSession:
     # -- events ----------------------------------------------------------------------------------
 
     def on_event(self, event: MeshEvent) -> None:
-        """An event of the mesh debugger."""
+        """Handle an event of the mesh debugger."""
         if isinstance(event, RankStopped):
             self._table.stopped(event.at)
         elif isinstance(event, RankResumed):
@@ -167,27 +167,27 @@ class RankSession:
             assert isinstance(event, BreakpointsChanged)
 
     def kernel_event(self, event: Event) -> None:
-        """An event of the kernel's own debugger, on its way to the front end."""
+        """Handle an event of the kernel's own debugger that is meant for the front end."""
         self._table.kernel_event(event)
 
     def kernel_moves(self, command: str) -> None:
-        """The kernel's own debugger is about to be asked for one of `MOVES`."""
+        """Record that one of `MOVES` is about to be requested from the kernel's own debugger."""
         if command in MOVES and command != "continue":
             self._table.kernel_steps()
 
     # -- which requests are about ranks ------------------------------------------------------------
 
     def owns(self, request: Request) -> bool:
-        """Whether a request is about a rank: such are for `answer`, others for the kernel's own debugger."""
+        """Whether a request concerns a rank, and so is for `answer` instead of the kernel's own debugger."""
         command = str(request.get("command"))
         arguments = arguments_of(request)
         if command in _OURS:
             return True
         number = next((arguments.get(name) for name in _NUMBERS if name in arguments), None)
         if isinstance(number, int) and number >= BASE:
-            return command in _BY_NUMBER  # it may be over, and then `answer` says so
+            return command in _BY_NUMBER  # it may be gone, and then `answer` reports that
         if command == "pause":
-            # JupyterLab's button says pause until it has heard of a stop; and what runs may well be the ranks.
+            # JupyterLab's button means pause until it receives a stop, and the running code may well be on ranks.
             return not self._table.lists_threads and (self._table.shows_stop or bool(self._waited()))
         if command in _BY_THREAD:
             return self._table.names_stop(arguments)
@@ -196,7 +196,7 @@ class RankSession:
     # -- replies -----------------------------------------------------------------------------------
 
     def answer(self, request: Request) -> Response:
-        """The reply to a request that `owns` says is about a rank; never raises."""
+        """The reply to a request that `owns` assigns to ranks; never raises."""
         try:
             body = self._answers[str(request.get("command"))](arguments_of(request))
         except (RequestError, DriverError, LookupError, ValueError, TypeError, RuntimeError, TimeoutError) as error:
@@ -257,7 +257,7 @@ class RankSession:
         if found.error:
             raise RequestError(found.error)
         if arguments.get("context") == "repl" and not self._table.lists_threads:
-            # JupyterLab asks for the frames after this, to show what has changed.
+            # JupyterLab then requests the frames, to show what has changed.
             self._table.renew_frames(frame.key)
         return evaluation_reply(found, self._table.value_id(frame.key, found.ref, found.indexed))
 
@@ -309,14 +309,14 @@ class RankSession:
         return {"data": data, "metadata": metadata}
 
     def _call(self, frame: FrameOf, function: Callable[[FrameType], _T]) -> _T:
-        """What a function makes of a frame, in the rank, on the stopped thread."""
+        """Call a function with a frame, in the rank, on the stopped thread."""
         at = self._table.stop_of(frame.key)
         found = self._debugger.call([at], function, frame.index)[at.key]
         if isinstance(found, Exception):
             raise RequestError(str(found))
         return found
 
-    # -- going on ------------------------------------------------------------------------------------
+    # -- resuming and pausing ------------------------------------------------------------------------
 
     def _move(self, how: str, arguments: Arguments) -> Body:
         stops = self._table.begin_move(arguments, how)
@@ -351,7 +351,7 @@ class RankSession:
     # -- all ranks ---------------------------------------------------------------------------------
 
     def focus(self, rank: int, mesh: str | None = None) -> str:
-        """Have the front end show a stopped rank; returns its name. See `StopTable.focus`."""
+        """Make the front end show a stopped rank; returns its name. See `StopTable.focus`."""
         return self._table.focus(rank, mesh)
 
     def state(self) -> DebugState:
@@ -359,12 +359,12 @@ class RankSession:
         return self._table.state()
 
     def threads(self) -> list[Body]:
-        """The ranks as threads: those that are stopped, by where they are, and the others."""
+        """The ranks as threads: the stopped ones, by location, and the others."""
         return self._table.threads()
 
     @property
     def stopped_threads(self) -> list[int]:
-        """For `debugInfo`: what a front end that comes now is to show."""
+        """For `debugInfo`: the threads that a newly connected front end shows."""
         return self._table.stopped_threads
 
     def _focus(self, arguments: Arguments) -> Body:
@@ -373,19 +373,19 @@ class RankSession:
     def _state(self, _arguments: Arguments) -> Body:
         return {**self.state(), "driving": self._viewer.is_driver}
 
-    # -- what ranks and the kernel have in common ------------------------------------------------------
+    # -- shared by ranks and the kernel ----------------------------------------------------------------
 
     def set_breakpoints(self, arguments: Arguments, kernel: Iterable[Body] | None) -> list[Body]:
-        """Have ranks stop at these lines of a file, and no others; returns what became of each.
+        """Make ranks stop at these lines of a file, and no others; returns the result for each.
 
         Args:
-            arguments: those of `setBreakpoints`.
+            arguments: the arguments of `setBreakpoints`.
             kernel: the replies of the kernel's own debugger; None if it could not set them.
         """
         path = str((arguments.get("source") or {}).get("path") or "")
         asked: list[Arguments] = list(arguments.get("breakpoints") or ())
         wanted: list[BreakpointLine] = []
-        made: list[int | str] = []  # for each that was asked for: its place among those wanted, or why it has none
+        made: list[int | str] = []  # for each requested breakpoint: its index in `wanted`, or why it has none
         for each in asked:
             try:
                 wanted.append(breakpoint_of(each))
@@ -406,19 +406,19 @@ class RankSession:
         ]
 
     def set_exception_filters(self, filters: Iterable[str]) -> list[str]:
-        """Have ranks stop at failures, or no more; returns the filters that are left for the kernel's own debugger."""
+        """Make ranks stop at failures, or no longer; returns the remaining filters for the kernel's own debugger."""
         filters = list(filters)
         wanted = ERROR_FILTER in filters
         if wanted and self._error_breakpoint is None:
             self._error_breakpoint = self._debugger.break_on_error(owner=OWNER).id
         elif not wanted and self._error_breakpoint is not None:
             number, self._error_breakpoint = self._error_breakpoint, None
-            if any(each.id == number for each in self._debugger.breakpoints()):  # a person may have cleared it
+            if any(each.id == number for each in self._debugger.breakpoints()):  # the user may have cleared it
                 self._debugger.clear(number)
         return [each for each in filters if each != ERROR_FILTER]
 
     def source(self, path: str) -> str:
-        """The text of a file as a stopped rank knows it; "" if none does."""
+        """The text of a file, from a stopped rank that has it; "" if none does."""
         at = self._table.stop_with_file(path)
         found = self._debugger.call([at], partial(read_source, path))[at.key] if at is not None else ""
         return found if isinstance(found, str) else ""

@@ -1,9 +1,9 @@
-"""Which stopped thread a front end shows, and which wait for their turn.
+"""Selects the stopped thread that a front end shows; the others wait in a queue.
 
-JupyterLab shows one thread, the one that the last `stopped` event named; it has no list of threads, and takes a
-`continued` event of any thread for the end of the one it shows. So it is told of one stop at a time, and the others
-wait here. A front end with a list of threads (VS Code) is told of every stop at once, and keeps its focus unless it is
-told otherwise.
+JupyterLab shows one thread, the one in the last `stopped` event. It has no list of threads, and takes a `continued`
+event of any thread for the end of the stop that it shows. So it is notified of one stop at a time, and the others wait
+here. A front end with a list of threads (VS Code) is notified of every stop immediately, and keeps its focus unless an
+event changes it.
 
 The kernel's own threads and those of ranks share one queue. Pure: events in, events out.
 """
@@ -16,10 +16,10 @@ from monarch_kernel.debugger.dap.messages import Body, Event
 
 
 class StopQueue:
-    """The stopped threads by their ids: the one that is shown, and those that wait for their turn.
+    """The stopped threads by their ids: the one that is shown, and those that wait.
 
     Args:
-        lists_threads: the front end has a list of threads.
+        lists_threads: whether the front end has a list of threads.
     """
 
     def __init__(self, lists_threads: bool = False) -> None:
@@ -27,7 +27,7 @@ class StopQueue:
         self.shown: int | None = None
         """The thread shown, which is stopped."""
         self.moving: int | None = None
-        """The thread that was shown and makes a step now; it will be shown again."""
+        """The thread that was shown and is now stepping; it will be shown again."""
         self._stopped: dict[int, Body] = {}
 
     def __contains__(self, thread: int) -> bool:
@@ -39,7 +39,7 @@ class StopQueue:
         return sorted(self._stopped, key=lambda thread: thread != self.shown)
 
     def stopped(self, thread: int, body: Body) -> list[Event]:
-        """A thread has stopped; `body` is that of its `stopped` event."""
+        """Handle that a thread has stopped; `body` is the body of its `stopped` event."""
         self._stopped[thread] = {**body, "threadId": thread, "allThreadsStopped": False}
         returns = self.moving == thread
         if returns or (self.shown in (None, thread) and self.moving is None):
@@ -50,7 +50,7 @@ class StopQueue:
         return []
 
     def resumed(self, thread: int) -> list[Event]:
-        """A thread runs again."""
+        """Handle that a thread runs again."""
         if self._stopped.pop(thread, None) is None:
             return []
         if self.shown != thread:
@@ -62,13 +62,13 @@ class StopQueue:
         return [_continued(thread), *self._next()]
 
     def withdraw(self, threads: Iterable[int]) -> None:
-        """These threads are about to run together with the one that is shown: none of them gets its turn."""
+        """Remove threads that are about to run together with the shown one, so that none of them is shown."""
         for thread in threads:
             if thread != self.shown:
                 self._stopped.pop(thread, None)
 
     def gone(self, thread: int) -> list[Event]:
-        """A thread has ended, stopped or not."""
+        """Handle that a thread has ended, stopped or not."""
         events = self.resumed(thread)
         if self.moving == thread:
             events += self.overdue()
@@ -77,16 +77,16 @@ class StopQueue:
         return events
 
     def step(self, thread: int) -> None:
-        """The thread is about to step; it keeps the focus if it has it."""
+        """Record that the thread is about to step; it keeps the focus if it has it."""
         if self.shown == thread:
             self.moving = thread
 
     def hold(self) -> None:
-        """The step was refused."""
+        """Record that the step was rejected."""
         self.moving = None
 
     def overdue(self) -> list[Event]:
-        """The step takes long (in a collective that waits for other ranks, say): show another thread meanwhile."""
+        """Show another thread, since the step takes long (in a collective that waits for other ranks, for example)."""
         thread, self.moving = self.moving, None
         if thread is None or thread in self._stopped:
             return []
@@ -98,7 +98,7 @@ class StopQueue:
         return self._show(thread)
 
     def show_again(self) -> list[Event]:
-        """Tell a front end that has just connected of all stops."""
+        """Report all stops to a front end that has just connected."""
         events: list[Event] = []
         if self.shown is not None:
             events += self._show(self.shown)

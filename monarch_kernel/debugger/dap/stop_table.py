@@ -1,4 +1,4 @@
-"""The stopped ranks as a front end knows them: by which numbers it names them, and which one it is shown."""
+"""The stopped ranks as a front end sees them: their ids, and the one that is shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch_kernel.debugger.dap.translate import stopped_body
 from monarch_kernel.debugger.events import Key, RankStop
 from monarch_kernel.debugger.frames import frames_of_an_ide
 
-#: Meshes of more ranks than this are listed with their stopped ranks only.
+#: Meshes with more ranks than this are listed with their stopped ranks only.
 MOST_THREADS = 64
 #: How long a step may take before another stopped thread is shown (seconds).
 STEP_PATIENCE = 1.0
@@ -23,7 +23,7 @@ _OVER = "that rank is not stopped there any more"
 
 
 class DebuggedMesh(Protocol):
-    """What is asked of a proc mesh."""
+    """The interface that is required of a proc mesh."""
 
     @property
     def name(self) -> str: ...
@@ -67,18 +67,18 @@ class MeshState(TypedDict):
 
 
 class DebugState(TypedDict):
-    """What all ranks are doing, as the request `mesh/state` is answered."""
+    """What all ranks are doing: the answer to the request `mesh/state`."""
 
     meshes: list[MeshState]
 
 
 class StopTable:
-    """The stops of all ranks, and the threads of the kernel itself that are stopped. Any thread may use it.
+    """The stops of all ranks, and the stopped threads of the kernel itself. Thread-safe.
 
     Args:
-        publish: takes an event; called on any thread, one at a time, and must not block.
-        later: calls a function after so many seconds.
-        meshes: the proc meshes there are.
+        publish: sends an event; called on any thread, one at a time, and must not block.
+        later: calls a function after a delay in seconds.
+        meshes: returns the existing proc meshes.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class StopTable:
         self._thread_of: dict[Key, int] = {}
         self._kernel_threads: set[int] = set()
         self._steps = 0
-        self._step_from: Key | None = None  # of a rank: where the last step began
+        self._step_from: Key | None = None  # the stop of a rank at which the last step began
 
     def _send(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -116,18 +116,18 @@ class StopTable:
     # -- events ------------------------------------------------------------------------------------
 
     def stopped(self, at: RankStop) -> None:
-        """A rank has stopped."""
+        """Handle that a rank has stopped."""
         with self._lock:
             if at.key in self._at:
                 return
-            ident = at.stop.thread or -at.stop.id  # a post mortem has no thread; its number tells it from others
+            ident = at.stop.thread or -at.stop.id  # a post mortem has no thread; its id distinguishes it from others
             thread = self._ids.thread(at.mesh, at.rank, ident)
             self._at[at.key] = at
             self._thread_of[at.key] = thread
             self._send(self._queue.stopped(thread, stopped_body(at)))
 
     def resumed(self, key: Key) -> None:
-        """A stop is over."""
+        """Handle that a stop is over."""
         with self._lock:
             thread = self._thread_of.pop(key, None)
             if thread is None:
@@ -138,13 +138,13 @@ class StopTable:
                 self._send(self._queue.resumed(thread))
 
     def ran_off(self, key: Key) -> None:
-        """A step that began at this stop has ended without another stop: its thread gives up its turn."""
+        """Handle that a step from this stop has ended without another stop: another thread may be shown."""
         with self._lock:
             if key == self._step_from:
                 self._send(self._queue.overdue())
 
     def rank_gone(self, mesh: str, rank: int) -> None:
-        """A rank has died."""
+        """Handle that a rank has died."""
         with self._lock:
             for key in [key for key in self._at if key[:2] == (mesh, rank)]:
                 self.resumed(key)
@@ -152,7 +152,7 @@ class StopTable:
                 self._send(self._queue.gone(thread))
 
     def kernel_event(self, event: Event) -> None:
-        """An event of the kernel's own debugger, on its way to the front end."""
+        """Handle an event of the kernel's own debugger that is meant for the front end."""
         body: Body = event.get("body") or {}
         with self._lock:
             if event.get("event") == "stopped" and "threadId" in body:
@@ -168,18 +168,18 @@ class StopTable:
                 self._publish(event)
 
     def kernel_steps(self) -> None:
-        """The kernel's own debugger is about to make a step."""
+        """Record that the kernel's own debugger is about to step."""
         with self._lock:
             if self._queue.shown in self._kernel_threads:
                 self._begin_step(self._queue.shown)
 
     def show_again(self) -> bool:
-        """Tell the front end again of the stops there are; whether one of them is shown."""
+        """Report the current stops to the front end again; returns whether one of them is shown."""
         with self._lock:
             self._send(self._queue.show_again())
             return self._queue.shown is not None
 
-    # -- what a request is about -------------------------------------------------------------------
+    # -- the subject of a request ------------------------------------------------------------------
 
     def names_stop(self, arguments: Arguments) -> bool:
         """Whether the `threadId` of a request names a stopped rank."""
@@ -192,7 +192,7 @@ class StopTable:
             return self._frame_of(arguments) is not None
 
     def stop_at(self, arguments: Arguments) -> RankStop:
-        """The stop that a request with a `threadId` is about. Raises RequestError if it is over."""
+        """The stop that a request with a `threadId` refers to. Raises RequestError if it is over."""
         with self._lock:
             at = self._at.get(key) if (key := self._key_of(arguments)) is not None else None
         if at is None:
@@ -208,13 +208,13 @@ class StopTable:
         return at
 
     def thread_named(self, number: object) -> RankThread | None:
-        """The thread of a rank that a number names, stopped or not."""
+        """The thread of a rank with this id, stopped or not."""
         with self._lock:
             named = self._ids.named(number)
         return named if isinstance(named, RankThread) else None
 
     def frame_at(self, arguments: Arguments) -> FrameOf:
-        """The frame that a request with a `frameId` is about. Raises RequestError if its stop is over."""
+        """The frame that a request with a `frameId` refers to. Raises RequestError if its stop is over."""
         with self._lock:
             frame = self._frame_of(arguments)
         if frame is None:
@@ -222,7 +222,7 @@ class StopTable:
         return frame
 
     def value_at(self, arguments: Arguments) -> ValueOf:
-        """The value that a request with a `variablesReference` is about. Raises RequestError if its stop is over."""
+        """The value that a request with a `variablesReference` names. Raises RequestError if its stop is over."""
         with self._lock:
             value = self._ids.named(arguments.get("variablesReference"))
         if not isinstance(value, ValueOf):
@@ -236,7 +236,7 @@ class StopTable:
 
     @property
     def shows_stop(self) -> bool:
-        """Whether the front end is shown a stopped thread."""
+        """Whether the front end shows a stopped thread."""
         return self._queue.shown is not None
 
     def _key_of(self, arguments: Arguments) -> Key | None:
@@ -247,7 +247,7 @@ class StopTable:
         elif self._queue.lists_threads:
             return None
         else:
-            # JupyterLab says 1 where it means what it shows: up to 4.4.4 always, from 4.6.1 on to continue.
+            # JupyterLab sends 1 for the thread that it shows: up to 4.4.4 always, from 4.6.1 on to continue.
             thread = self._queue.shown
         return next((key for key, number in self._thread_of.items() if number == thread), None)
 
@@ -262,7 +262,7 @@ class StopTable:
     def _shown_key(self) -> Key | None:
         return next((key for key, number in self._thread_of.items() if number == self._queue.shown), None)
 
-    # -- numbers -----------------------------------------------------------------------------------
+    # -- ids ---------------------------------------------------------------------------------------
 
     def frame_ids(self, at: RankStop, indices: Sequence[int]) -> list[int]:
         """The ids of frames of a stop."""
@@ -270,23 +270,23 @@ class StopTable:
             return [self._ids.frame(at.key, index) for index in indices]
 
     def value_id(self, key: Key, ref: int, indexed: int = 0, scope: bool = False) -> int:
-        """The id of a value of a stop; 0 where it has no children."""
+        """The id of a value of a stop; 0 if it has no children."""
         with self._lock:
             return self._ids.value(key, ref, indexed, scope)
 
     def renew_frames(self, key: Key) -> None:
-        """Give the frames of a stop new ids: JupyterLab only looks into frames that it has not seen before."""
+        """Assign new ids to the frames of a stop: JupyterLab only inspects frames that it has not seen before."""
         with self._lock:
             self._ids.renew_frames(key)
 
-    # -- going on ----------------------------------------------------------------------------------
+    # -- resuming ----------------------------------------------------------------------------------
 
     def begin_move(self, arguments: Arguments, how: str) -> list[RankStop]:
-        """The stops that go on with a request; they keep or give up their turn as it says.
+        """The stops that a request resumes; the request decides whether the shown one is shown again.
 
         Args:
-            arguments: those of the request.
-            how: as `MeshDebugger.resume` has it.
+            arguments: the arguments of the request.
+            how: as in `MeshDebugger.resume`.
 
         Raises:
             RequestError: the stop is over, or cannot be stepped.
@@ -305,7 +305,7 @@ class StopTable:
         return stops
 
     def move_refused(self, stops: Iterable[RankStop]) -> None:
-        """The debugger has not let them go on: show those again that are still stopped."""
+        """Handle that the debugger has rejected the move: queue the stops again that are not over."""
         with self._lock:
             self._queue.hold()
             for at in stops:
@@ -313,14 +313,14 @@ class StopTable:
                     self._send(self._queue.stopped(self._thread_of[at.key], stopped_body(at)))
 
     def keep_turn(self, stops: Iterable[RankStop]) -> None:
-        """These stops are about to make a step: the one that is shown, if it is among them, keeps its turn."""
+        """Record that these stops are about to step: the shown one, if it is among them, keeps the focus."""
         with self._lock:
             shown = self._shown_key()
             if self._queue.shown is not None and any(at.key == shown for at in stops):
                 self._begin_step(self._queue.shown)
 
     def _together(self, at: RankStop) -> list[RankStop]:
-        """The stops that Continue means: where one thread is shown, those of all ranks of its mesh."""
+        """The stops that Continue resumes: if the front end shows one thread, those of all ranks of its mesh."""
         if self._queue.lists_threads or not at.stop.thread:
             return [at]
         return [each for each in self._at.values() if each.mesh == at.mesh and each.stop.thread]
@@ -339,17 +339,17 @@ class StopTable:
 
         self._later(STEP_PATIENCE, overdue)
 
-    # -- which rank is shown -----------------------------------------------------------------------
+    # -- the shown rank ----------------------------------------------------------------------------
 
     def focus(self, rank: int, mesh: str | None = None) -> str:
-        """Have the front end show a stopped rank; returns its name.
+        """Make the front end show a stopped rank; returns its name.
 
         Args:
-            rank: the rank; of several threads of it, the next after the one that is shown.
-            mesh: the name of its mesh; None where one mesh alone has such a rank stopped.
+            rank: the rank; if several of its threads are stopped, the one after the shown thread.
+            mesh: the name of its mesh; may be None if the rank is stopped in one mesh only.
 
         Raises:
-            RequestError: it is not stopped, or there are several.
+            RequestError: it is not stopped, or it is ambiguous.
         """
         with self._lock:
             stopped = [at for at in self._at.values() if mesh in (None, at.mesh)]
@@ -411,7 +411,7 @@ class StopTable:
         }
 
     def threads(self) -> list[Body]:
-        """The ranks as threads: those that are stopped, by where they are, and the others."""
+        """The ranks as threads: the stopped ones, by location, and the others."""
         with self._lock:
             found: dict[int, str] = {}
             for mesh in self._meshes():
@@ -429,13 +429,13 @@ class StopTable:
 
     @property
     def stopped_threads(self) -> list[int]:
-        """For `debugInfo`: what a front end that comes now is to show."""
+        """For `debugInfo`: the threads that a newly connected front end shows."""
         with self._lock:
             threads = self._queue.threads
             return threads if self._queue.lists_threads else threads[:1]
 
     def frame_prefix(self, at: RankStop) -> str:
-        """What comes before the names of a stop's frames: its rank, where the front end has no list of threads."""
+        """The prefix of the names of a stop's frames: its rank, if the front end has no list of threads."""
         return "" if self._queue.lists_threads else f"[{self._rank_name(at.mesh, at.rank)}] "
 
     def _thread_name(self, mesh: str, rank: int, point: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Between the terms of the Debug Adapter Protocol and those of the mesh debugger. Pure functions."""
+"""Translates between the Debug Adapter Protocol and the mesh debugger. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from monarch_kernel.debugger.events import MeshBreakpoint, RankStop
 from monarch_kernel.debugger.model.stops import Evaluation, StopFrame, Variable
 from monarch_kernel.debugger.source_locations import LIBRARY, kind_of
 
-#: `Stop.reason` as the `stopped` event has it.
+#: The reason in the `stopped` event for a `Stop.reason`.
 REASONS = {"breakpoint()": "breakpoint", "post mortem": "exception"}
-#: The requests by which a stopped thread goes on, as `MeshDebugger.resume` has them.
+#: The requests that resume a stopped thread, and the `how` of `MeshDebugger.resume` for each.
 MOVES = {"continue": "continue", "next": "next", "stepIn": "step", "stepOut": "out"}
 
 # Names that every module has, and those that a debugger or a shell leaves there.
@@ -23,7 +23,7 @@ _HITS = re.compile(r"\s*(?P<op>==?|>=?)?\s*(?P<count>\d+)\s*")
 
 
 class BreakpointLine(TypedDict):
-    """A breakpoint as `MeshDebugger.replace` takes it."""
+    """A breakpoint in the form that `MeshDebugger.replace` accepts."""
 
     line: int
     condition: NotRequired[str]
@@ -32,7 +32,7 @@ class BreakpointLine(TypedDict):
 
 
 def breakpoint_of(asked: Arguments) -> BreakpointLine:
-    """One of `setBreakpoints`' as `MeshDebugger.replace` takes it; `hitCondition` is a number, `>= N` or `> N`.
+    """Convert a breakpoint of `setBreakpoints` for `MeshDebugger.replace`; `hitCondition` is `N`, `>= N` or `> N`.
 
     Raises:
         RequestError: the hit condition is something else.
@@ -51,12 +51,12 @@ def breakpoint_of(asked: Arguments) -> BreakpointLine:
 
 
 def breakpoint_reply(kernel: Mapping[str, object] | None, ranks: MeshBreakpoint | str, asked: Arguments) -> Body:
-    """What became of a breakpoint, in the kernel and on ranks.
+    """The state of a breakpoint, in the kernel and on ranks.
 
     Args:
         kernel: the reply of the kernel's own debugger.
         ranks: the breakpoint of the mesh debugger, or why there is none.
-        asked: what was asked for.
+        asked: the requested breakpoint.
     """
     reply = dict(kernel) if kernel is not None else {"verified": False, "line": asked["line"]}
     if isinstance(ranks, str):
