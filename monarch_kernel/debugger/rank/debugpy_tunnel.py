@@ -1,9 +1,9 @@
-"""debugpy in one rank, reached through the actor runtime and in no other way.
+"""debugpy in one rank, reachable only through the actor runtime.
 
-`DebugpyTunnel` is an actor of the rank, and debugpy runs in the rank's process (there is no adapter process). It does
-not listen at a port, where any user of the host could connect and thereby end the current session: what it takes for
-its listening socket gives it one end of a socket pair for each connection, and the tunnel carries bytes between the
-other end and the caller of `connect`.
+`DebugpyTunnel` is an actor of the rank, and debugpy runs in the rank's process (there is no adapter process). debugpy
+does not listen on a port, where any user of the host could connect and thereby end the current session. Instead, its
+listening socket is an object that returns one end of a socket pair for each connection, and the tunnel forwards bytes
+between the other end and the caller of `connect`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class DebugpyTunnel(Actor):
 
     @endpoint(explicit_response_port=True)
     def hold(self, port: Port[None]) -> None:
-        """Never answered: its failure tells the caller that this rank has ended."""
+        """Never answer: the failure of the call notifies the caller that this rank has ended."""
         self._held = port
 
     @endpoint
@@ -191,7 +191,7 @@ _hooks = _Hooks()
 
 
 class _Listener:
-    """What debugpy takes for its listening socket: all connections come from this process."""
+    """The object that debugpy uses as its listening socket; all connections come from this process."""
 
     def __init__(self) -> None:
         self._offered: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
@@ -259,7 +259,7 @@ def _folder_of(package: ModuleType) -> str:
 
 
 def spare_runtime() -> None:
-    """Have debugpy leave the runtime's threads alone: if they were stopped, this process could not be reached."""
+    """Exclude the runtime's threads from debugpy: if they were stopped, this process could not be reached."""
     for thread in threading.enumerate():
         if thread.name.startswith("monarch-") and thread.name != "monarch-actor-driver":
             _spare(thread)

@@ -1,6 +1,6 @@
 """The debugger of one process: its stop engine, and the hub in the controller that receives its stops.
 
-Loaded by the debug agent or by the first `breakpoint()`; a rank loads nothing of it before.
+The debug agent or the first `breakpoint()` loads it; a rank loads none of it before.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RankDebugger:
 
     @property
     def engine(self) -> StopEngine:
-        """The engine; made when first needed."""
+        """The engine; created when first needed."""
         with self._lock:
             if self._engine is None:
                 from monarch_kernel.debugger.rank.stopping.engine import StopEngine
@@ -109,7 +109,7 @@ class RankDebugger:
             self.hub.resumed.broadcast(self.uid, self.point.rank, event.stop, event.how)
 
     def _hold(self) -> None:
-        """Notice the end of the hub's process: it never answers this call, which fails then."""
+        """Detect the end of the hub's process: it never answers this call, which fails when the process ends."""
         with self._lock:
             if self._held is None or self._held.done():
                 self._held = self.hub.hold.call_one()
@@ -157,7 +157,7 @@ class RankDebugger:
         return issued * MOST_PASSAGES + min(again, MOST_PASSAGES - 1)
 
     def failed(self, error: BaseException) -> None:
-        """An endpoint or a cell has failed: stop there if a breakpoint asks for it."""
+        """Handle a failure of an endpoint or a cell: stop there if a breakpoint requests it."""
         if self._engine is not None:
             self._engine.failed_here(error)
 
@@ -217,7 +217,7 @@ def _ids(ids: Ids) -> list[int]:
 
 
 def resume(ids: Ids, how: str, line: int) -> list[int]:
-    """Let these stops continue; returns those that were there."""
+    """Resume these stops; returns those that existed."""
     done: list[int] = []
     for stop in _ids(ids):
         try:
@@ -248,7 +248,7 @@ def _or_error(stop: int, frame: int, source: str, timeout: float) -> Evaluation:
 
 
 def call(ids: Ids, frame: int, function: Any, timeout: float) -> dict[int, Any]:
-    """Call ``function(frame)`` in each of these stops; what it raises stands in place of a value."""
+    """Call ``function(frame)`` in each of these stops; an exception that it raises replaces the value."""
     found: dict[int, Any] = {}
     for stop in _ids(ids):
         try:

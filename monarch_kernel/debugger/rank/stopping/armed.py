@@ -1,4 +1,4 @@
-"""The armed breakpoints: the lines of code that they stand for, and the decision to stop when one is reached."""
+"""The armed breakpoints: the lines of code that they apply to, and the decision to stop when one is reached."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class ArmedBreakpoint:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision to stop at this breakpoint; `text` is what to tell a person besides."""
+    """The decision to stop at this breakpoint; `text` is an additional message for the user."""
 
     breakpoint: Breakpoint
     text: str
 
 
 class ArmedBreakpoints:
-    """A set of armed breakpoints. Breakpoints that are in `previous`, too, keep their counts of hits."""
+    """A set of armed breakpoints. Breakpoints that are also in `previous` keep their hit counts."""
 
     def __init__(self, breakpoints: Iterable[Breakpoint], previous: ArmedBreakpoints | None = None) -> None:
         kept = {armed.spec: armed.hits for armed in previous.armed} if previous is not None else {}
@@ -97,7 +97,7 @@ class ArmedBreakpoints:
         waits = f"no code at line {spec.line} of {spec.file} is loaded; it takes hold when such code runs"
         return Bound(spec.id, False, spec.line, f"{waits}. {note}" if note else waits)
 
-    # -- hits, in the thread that has come to one ----------------------------------------------------
+    # -- hits, on the thread that has reached a breakpoint -------------------------------------------
 
     def reached(self, frame: FrameType, here: tuple[ArmedBreakpoint, ...], ask: Ask) -> Decision | None:
         """The decision to stop a frame at a line with breakpoints; None to continue. Log points print."""
@@ -110,7 +110,7 @@ class ArmedBreakpoints:
         return decision
 
     def failed(self, frame: FrameType, error: BaseException, ask: Ask) -> Decision | None:
-        """The same for an error that has ended an endpoint or a cell."""
+        """The decision to stop for an error that has ended an endpoint or a cell."""
         decision: Decision | None = None
         for armed in self._errors:
             if _is_called(armed.spec.error, error):

@@ -1,4 +1,4 @@
-"""The stop engine of one process: it stops threads, answers questions about them, and lets them continue."""
+"""The stop engine of one process: it stops threads, answers queries about them, and resumes them."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ Label = Callable[[], tuple[str, str, str]]
 class StopEngine:
     """Breakpoints, stops and steps of this process. All methods may be called from any thread.
 
-    A thread that stops blocks inside the event that stopped it, without the interpreter lock, so other threads run.
-    Threads of the debugger never stop, nor does code of the runtime; when a step leaves user code, the thread runs.
-    In a child made by `os.fork`, nothing is armed.
+    A stopped thread blocks inside the event that stopped it, without the interpreter lock, so other threads run.
+    Threads of the debugger and code of the runtime never stop. When a step leaves user code, the thread runs. In a
+    child process created by `os.fork`, nothing is armed.
 
     Args:
-        on_event: called with each stop, and with its end, on the thread that it is about; must not block.
+        on_event: called with each stop, and with its end, on the thread that it concerns; must not block.
         ask: (breakpoint, number of the hit, value of `differs`) -> whether to stop. Called for breakpoints with
             `first` or `differs`, in the thread that has hit one; may block.
         label: (actor, endpoint, cell) of the calling thread.
@@ -84,7 +84,7 @@ class StopEngine:
         else:
             from monarch_kernel.debugger.rank.stopping.tracing import Tracing as Source
         self._source: EventSource = Source(self, self._lock)
-        # These cannot be taken back: they must not keep the engine.
+        # These callbacks cannot be unregistered, so they must not keep the engine alive.
         before, after, child = map(weakref.WeakMethod, (self._before_fork, self._after_fork, self._in_child))
         os.register_at_fork(
             before=lambda: (before() or _nothing)(),
@@ -131,7 +131,7 @@ class StopEngine:
             self._stop(_stack(frame), reason, text)
 
     def failed_here(self, error: BaseException) -> None:
-        """An endpoint or cell has failed: stop the calling thread with its frames, if a breakpoint asks for it."""
+        """Stop the calling thread with the frames of a failed endpoint or cell, if a breakpoint requests it."""
         book = self._book
         frames = _frames_of(error.__traceback__)
         users = [frame for frame, _ in frames if is_user_frame(frame)]
@@ -165,7 +165,7 @@ class StopEngine:
     # -- stops -------------------------------------------------------------------------------------
 
     def stops(self) -> list[Stop]:
-        """The stops there are, in the order in which they began."""
+        """The current stops, in the order in which they began."""
         with self._lock:
             return [parked.stop for parked in self._parked.values()]
 
@@ -180,7 +180,7 @@ class StopEngine:
         Raises:
             KeyError: the stop does not exist, or is over.
             NotSteppable: the frames of an error cannot step; only "continue" ends such a stop.
-            ValueError: `how` is none of these.
+            ValueError: `how` is not one of these.
         """
         if how not in _HOWS:
             raise ValueError(f"a stop continues by one of {', '.join(_HOWS)}, not by {how!r}")
@@ -247,7 +247,7 @@ class StopEngine:
         """Run an expression or statements in a frame, in the stopped thread.
 
         Args:
-            stop_id, frame: where.
+            stop_id, frame: the stop, and the frame in it.
             source: Python; assignments change the function's variables, new names last as long as the stop.
             timeout: seconds; then the evaluation is interrupted, unless it is in C.
 
@@ -450,7 +450,7 @@ class StopEngine:
         self._lock.release()
 
     def _in_child(self) -> None:
-        """No viewer could resume a stop in a child."""
+        """Close the engine in a forked child, where no viewer could resume a stop."""
         self._closed = True
         self._plans.clear()
         self._pausing.clear()

@@ -35,7 +35,7 @@ class EventSource(Protocol):
     """Delivers events: `monitoring.Monitoring` or `tracing.Tracing`. Called with the engine's lock held.
 
     Attributes:
-        note: what to tell a person who sets a breakpoint; "" if nothing.
+        note: a message for a user who sets a breakpoint; "" for none.
     """
 
     note: str

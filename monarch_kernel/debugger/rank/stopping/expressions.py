@@ -1,4 +1,4 @@
-"""Source that runs in a frame: conditions, what a person types at a stop, assignments to its variables."""
+"""Source that runs in a frame: conditions, what the user types at a stop, assignments to its variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loaded files that a breakpoint's file stands for in this process."""
+"""The loaded files that match a breakpoint's file in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handles: the numbers by which viewers name the values of a stop, as long as the stop lasts."""
+"""Handles: the numbers by which viewers refer to the values of a stop, as long as the stop lasts."""
 
 from __future__ import annotations
 

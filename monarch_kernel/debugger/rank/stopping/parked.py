@@ -1,6 +1,6 @@
-"""A stopped thread: it waits, runs jobs for viewers, and continues when it is told to.
+"""A stopped thread: it waits, runs jobs for viewers, and continues on request.
 
-It waits without the interpreter lock, and wakes often enough for an exception to arrive that is raised into it.
+It waits without the interpreter lock, and wakes often enough to receive an exception that is raised into it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GRACE = 0.5
 
 
 class _Abandoned(BaseException):
-    """Raised into an evaluation whose time is up."""
+    """Raised into an evaluation whose timeout has expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Parked:
             with job.lock:
                 job.running = False
             if job.abandoned and not isinstance(job.error, _Abandoned):
-                # The exception is still to come (or was swallowed), and must not hit other code.
+                # The exception has not arrived yet (or was swallowed), and must not hit other code.
                 threading.Event().wait(_TICK)
         except _Abandoned as error:
             job.running = False

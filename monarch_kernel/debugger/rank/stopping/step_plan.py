@@ -1,4 +1,4 @@
-"""The end of a step: a plan follows one thread, or one coroutine, from event to event. Knows nothing of tracing.
+"""The end of a step: a plan follows one thread, or one coroutine, from event to event. Independent of tracing.
 
 A step belongs to a *flow*: a thread's stack down to where user code begins, or a task's coroutines down to the event
 loop. Other tasks of the thread do not end it. When the flow leaves user code, the step is over, and the thread runs.

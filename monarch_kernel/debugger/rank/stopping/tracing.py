@@ -208,7 +208,7 @@ class Tracing:
             set_tracers(changed)
 
     def _go_over(self, thread: int) -> None:
-        """The calling thread has another trace function now: put ours back, which calls that one from now on."""
+        """Restore our trace function in the calling thread, where another replaced it; ours then calls the other."""
         self._before.pop(thread, None)
         tracer = sys.gettrace()
         if tracer not in self._tracers:
@@ -292,7 +292,7 @@ def _yields(frame: FrameType) -> bool:
 
 
 class _Both:
-    """The trace function of a frame that another tracer traces, too."""
+    """The trace function of a frame that another tracer also traces."""
 
     def __init__(self, ours: _Local, theirs: Any) -> None:
         self.ours = ours

@@ -1,7 +1,7 @@
-"""Values that this rank keeps while the controller asks about them, each under a token.
+"""Values that this rank keeps while the controller queries them, each under a token.
 
-So an expression is evaluated once however much is asked about its value. `release` drops a value; so does a timer,
-`KEEP` seconds after it was evaluated, in case the controller is gone.
+So an expression is evaluated once, however many queries concern its value. `release` drops a value; so does a timer,
+`KEEP` seconds after the evaluation, in case the controller is gone.
 """
 
 from __future__ import annotations

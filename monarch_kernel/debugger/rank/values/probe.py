@@ -24,7 +24,7 @@ from monarch_kernel.debugger.source_locations import place_of
 
 
 def ping() -> None:
-    """Do nothing: a rank that answers this can be asked more."""
+    """Do nothing: a rank that answers this can answer further queries."""
 
 
 # -- evaluating and reading --------------------------------------------------------------------
