@@ -1,10 +1,10 @@
-"""The mesh debugger: stop, see and compare every rank. ``monarch_kernel.debug`` has its public names.
+"""The mesh debugger: stop, inspect and compare every rank. ``monarch_kernel.debug`` has its public names.
 
-* ``rank``: what runs in ranks, from the debug agent to the stop engine. A rank loads nothing of it before a query or a
-  ``breakpoint()``, and then only the parts that it needs.
-* ``controller``: what runs in the controller: breakpoints, stops and viewers, queries, and what is made of answers.
-* ``commands``: what a prompt, magics and a terminal share. ``terminal`` and ``dap`` serve terminals and IDEs.
-* ``model``, ``events``, ``frames``, ``source_locations``: what both sides know.
+* ``rank``: the code that runs in ranks, from the debug agent to the stop engine. A rank loads none of it before a query
+  or a ``breakpoint()``, and then only the parts that it needs.
+* ``controller``: the code that runs in the controller: breakpoints, stops, viewers, queries, and reports on answers.
+* ``commands``: shared by the prompt, the magics and the terminal. ``terminal`` and ``dap`` serve terminals and IDEs.
+* ``model``, ``events``, ``frames``, ``source_locations``: shared by both sides.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from monarch_kernel.subscriptions import Subscribers
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hub import MeshDebugger
 
-#: Notified with the debugger of this process when it has been made, on the thread that has made it.
+#: Notified with the debugger of this process when it has been created, on the thread that created it.
 on_made: Subscribers[[MeshDebugger]] = Subscribers("a callback of debugger.on_made")
 
 
 def get_debugger() -> MeshDebugger:
-    """The debugger of this controller; made by the first call."""
+    """The debugger of this controller; created by the first call."""
     from monarch_kernel.debugger.controller import hub
 
     return hub.get_debugger()
@@ -35,5 +35,5 @@ def existing_debugger() -> MeshDebugger | None:
 
 
 def select(mesh: Any = None, ranks: Any = None) -> Any:
-    """The stopped ranks of a mesh (None: of all), as a set that is stepped together (`sets.StopSet`)."""
+    """The stopped ranks of a mesh (None: of all meshes), as a set that is stepped together (`sets.StopSet`)."""
     return get_debugger().select(mesh, ranks)

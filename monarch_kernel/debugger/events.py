@@ -32,7 +32,7 @@ class RankStop:
 
     @property
     def key(self) -> Key:
-        """Names this stop among all."""
+        """Identifies this stop among all stops."""
         return self.mesh, self.rank, self.stop.id
 
 
@@ -45,7 +45,7 @@ class RankStopped:
 
 @dataclass(frozen=True, slots=True)
 class RankResumed:
-    """A stop is over; ``how`` as in `model.stops.Resumed`, or "gone" where the rank died."""
+    """A stop is over; ``how`` as in `model.stops.Resumed`, or "gone" if the rank died."""
 
     key: Key
     how: str = "continue"
@@ -60,7 +60,7 @@ class RankRanOff:
 
 @dataclass(frozen=True, slots=True)
 class RankGone:
-    """A rank of a mesh that is watched has died."""
+    """A rank of a watched mesh has died."""
 
     mesh: str
     rank: int
@@ -77,15 +77,15 @@ Event = RankStopped | RankResumed | RankRanOff | RankGone | BreakpointsChanged
 
 @dataclass(slots=True)
 class MeshBreakpoint:
-    """A breakpoint and where it holds.
+    """A breakpoint, and the ranks that it applies to.
 
     Attributes:
-        id: names it among all of this controller.
-        mesh: the name of the mesh; None: all meshes, later ones too.
-        ranks: which of them; None: all.
-        spec: where, and when.
-        owner: the viewer that has set it; "" for a person.
-        bound: its state in ranks, by mesh and rank, as far as ranks have answered.
+        id: its id, unique in this controller.
+        mesh: the name of the mesh; None for all meshes, including later ones.
+        ranks: the ranks; None for all.
+        spec: where and when to stop.
+        owner: the viewer that set it; "" for the user.
+        bound: its state in ranks that have answered, by mesh and rank.
     """
 
     id: int
@@ -96,5 +96,5 @@ class MeshBreakpoint:
     bound: dict[tuple[str, int], Bound] = field(default_factory=dict[tuple[str, int], Bound])
 
     def holds_on(self, mesh: str, rank: int) -> bool:
-        """Whether it holds on that rank."""
+        """Whether it applies to that rank."""
         return self.mesh in (None, mesh) and (self.ranks is None or rank in self.ranks)

@@ -1,7 +1,7 @@
-"""Which frames of a stop are shown, and which stops belong together, at a prompt, in a `StopSet` and in an IDE.
+"""Which frames of a stop are shown, and which stops are grouped, at a prompt, in a `StopSet` and in an IDE.
 
-A stop is shown at its innermost frame of user code. Stops are together if they are shown at the same place and, where
-they come from errors, if these say the same.
+A stop is shown at its innermost frame of user code. Stops belong to one group if they are shown at the same place and,
+for errors, if their messages are equal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FrameKey = tuple[str, int, str]
 
 
 def user_frames(frames: Sequence[StopFrame]) -> list[StopFrame]:
-    """The frames of user code, innermost first: those that `up` and `down` go through. All frames if there are none."""
+    """The frames of user code, innermost first, which `up` and `down` traverse. All frames if there are none."""
     return [frame for frame in frames if frame.user] or list(frames)
 
 
@@ -25,22 +25,22 @@ def shown_frame(frames: Sequence[StopFrame], up: int = 0) -> StopFrame | None:
     """The frame at which a stop is shown; None if it has no frames.
 
     Args:
-        frames: of the stop, innermost first.
-        up: how many frames of user code further out; the outermost one at most.
+        frames: the frames of the stop, innermost first.
+        up: how many frames of user code further out; limited to the outermost one.
     """
     found = user_frames(frames)
     return found[min(up, len(found) - 1)] if found else None
 
 
 def frames_of_a_stack(frames: Sequence[StopFrame]) -> list[StopFrame]:
-    """What a stack in text shows: where the thread stands, and its user code. All frames if there is no user code."""
+    """The frames that a text stack shows: the innermost frame, and user code. All frames if there is no user code."""
     found = [frame for frame in frames if frame.user or frame.index == 0]
     return found if any(frame.user for frame in found) else list(frames)
 
 
 def frames_of_an_ide(frames: Sequence[StopFrame]) -> list[StopFrame]:
-    """What an IDE shows: also the libraries in between, which it dims, but neither our own frames nor those further out
-    than the outermost user code. All frames if there is no user code."""
+    """The frames that an IDE shows: including the libraries in between, which it dims, but neither our own frames nor
+    those outside the outermost user code. All frames if there is no user code."""
     outermost = max((at for at, frame in enumerate(frames) if frame.user), default=-1)
     found = [frame for frame in frames[: outermost + 1] if kind_of(frame.file) != RUNTIME]
     return found or list(frames)
@@ -52,16 +52,16 @@ def frame_key(frame: StopFrame | None) -> FrameKey:
 
 
 def group_key(at: RankStop) -> Hashable:
-    """Equal for stops that can go on together.
+    """Equal for stops that can continue together.
 
-    What a step says, such as what a function has returned, is each rank's own; what an error says is not.
+    The text of a step, such as a function's return value, may differ between ranks; the text of an error may not.
     """
     error = "" if at.stop.steppable else at.stop.text
     return at.mesh, frame_key(shown_frame(at.stop.frames)), error
 
 
 def grouped(stops: Iterable[RankStop], key: Callable[[RankStop], Hashable] = group_key) -> list[list[RankStop]]:
-    """Stops with the same key together: the largest group first, then the one with the lowest rank."""
+    """Stops grouped by key: the largest group first; among equal sizes, the one with the lowest rank."""
     groups: dict[Hashable, list[RankStop]] = {}
     for at in sorted(stops, key=lambda at: at.key):
         groups.setdefault(key(at), []).append(at)

@@ -1,7 +1,7 @@
-"""What is known of the program that drives the meshes: the names of its cells, the mesh in use.
+"""What is known about the program that controls the meshes: the names of its cells, the mesh in use.
 
-A process has one front end: that of a script, or the one that a notebook kernel has set by `use_frontend`. Tracebacks,
-stacks and consoles name files as it does, also those of a terminal that is connected to a kernel.
+A process has one front end: that of a script, or the one that a notebook kernel sets with `use_frontend`. Tracebacks,
+stacks and consoles, including those of a terminal that is connected to a kernel, label files with it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from monarch_kernel.debugger.commands.grammar import CommandError, Spot
 
 
 class Frontend:
-    """The front end of a script. A subclass overrides what it knows better."""
+    """The front end of a script. Subclasses override methods for which they have better information."""
 
     def label(self, file: str) -> str | None:
-        """What to call a file, or a cell by its identity, such as `Cell In[3]`; None for the base name of the file."""
+        """The label of a file, or of a cell given its key, such as `Cell In[3]`; None means the file's base name."""
         return None
 
     def mesh(self) -> str | None:
@@ -28,10 +28,10 @@ class Frontend:
         return names.pop() if len(names) == 1 else None
 
     def cell(self, number: int) -> tuple[str, str]:
-        """The file name and the text of the cell with that execution number; 0: the last `%%mesh` cell.
+        """The file name and the text of the cell with that execution number; 0 means the last `%%mesh` cell.
 
         Raises:
-            CommandError: there is none.
+            CommandError: there is no such cell.
         """
         raise CommandError("this program has no cells; give the path of a file")
 
@@ -56,9 +56,9 @@ class Frontend:
         """The file and line of a place.
 
         Args:
-            spot: the place as a person has written it.
-            shown: the file of a line without a file.
-            command: how errors call the command.
+            spot: the place as the user wrote it.
+            shown: the file for a line without a file.
+            command: the name of the command in error messages.
 
         Raises:
             CommandError: there is no such cell or line.
@@ -88,9 +88,9 @@ _current = Frontend()
 
 
 def use_frontend(frontend: Frontend | None) -> None:
-    """Set the front end of this process; None for that of a script."""
+    """Set the front end of this process; None means that of a script."""
     global _current
-    from monarch_kernel import errors  # not at the top: ranks have this module, too
+    from monarch_kernel import errors  # not at the top: ranks import this module too
 
     _current = frontend or Frontend()
     errors.label_files(None if frontend is None else frontend.label)

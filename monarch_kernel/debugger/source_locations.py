@@ -1,8 +1,8 @@
-"""Places in code, and whose code it is: the user's, a library's, or our own.
+"""Places in code, and their kind: user code, library code, or our own.
 
-User code is what neither belongs to our packages nor lies where Python and its packages are installed: cells, scripts,
-projects that are used from their folder. The path alone decides, so that frames of another host, and frames that
-another program has read, are classified alike. Standard library only.
+User code is all code outside our packages and outside the folders where Python and its packages are installed: cells,
+scripts, projects that are used from their folder. The path alone decides, so frames of another host, and frames that
+another program has read, are classified in the same way. Standard library only.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What crosses between ranks and the controller: stops, stacks, evidence and readings, as plain values that pickle."""
+"""The data that ranks and the controller exchange: stops, stacks, evidence and readings, as plain picklable values."""
