@@ -39,7 +39,7 @@ def attach(session: MeshSession, name: str, force: bool = False) -> KeptHost:
     try:
         host = meshes.attach(name, force)
     except (KeptError, ValueError) as error:
-        raise UsageError(f"%mesh attach: {error}{'' if force else _hint(str(error))}") from None
+        raise UsageError(f"%mesh attach: {error}{_force_hint(error, force)}") from None
     for procs in host.proc_meshes:
         managed = recall(procs)
         if managed is not None:
@@ -83,8 +83,8 @@ def end_elsewhere(name: str, force: bool) -> str:
     return f"mesh {name}: {count} rank{'s' * (count != 1)} stopped; it was not attached to this notebook"
 
 
-def _hint(error: str) -> str:
-    return " (--force)" if "by force" in error else ""
+def _force_hint(error: Exception, forced: bool) -> str:
+    return " (--force)" if isinstance(error, KeptError) and error.held and not forced else ""
 
 
 def _hours(idle: float) -> str:

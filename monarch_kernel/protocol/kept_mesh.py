@@ -76,6 +76,7 @@ class Held(msgspec.Struct, array_like=True):
         deaths: the deaths of procs that are gone.
         pids: the pids of living procs.
         idle: seconds without a holder after which the keeper ends.
+        held: whether it is refused because another controller holds the mesh.
     """
 
     refused: str = ""
@@ -83,6 +84,7 @@ class Held(msgspec.Struct, array_like=True):
     deaths: dict[str, Death] = {}
     pids: dict[str, int] = {}
     idle: Seconds = 0.0
+    held: bool = False
 
 
 class KeptMesh(msgspec.Struct):

@@ -268,14 +268,14 @@ def test_a_process_group_outlives_its_kernel(start_kernel: Callable[..., Kernel]
     kernel.ok("%mesh down m")
 
 
-def test_options_that_cannot_be_meant(start_kernel: Callable[..., Kernel]) -> None:
+def test_invalid_options(start_kernel: Callable[..., Kernel]) -> None:
     kernel = start_kernel()
-    assert "give --keep" in kernel.run("%mesh up --procs 1 --idle 2").evalue
+    assert "add --keep" in kernel.run("%mesh up --procs 1 --idle 2").evalue
     assert "above 0" in kernel.run("%mesh up --procs 1 --keep --idle 0").evalue
     assert "no kept mesh 'x'" in kernel.run("%mesh attach x").evalue
     assert "no mesh" in kernel.run("%mesh detach").evalue
     kernel.ok("%mesh up --procs 1")
-    assert "only what %mesh up --keep has started" in kernel.run("%mesh detach m").evalue
+    assert "started with %mesh up --keep can be detached" in kernel.run("%mesh detach m").evalue
 
 
 def test_no_stop_touches_what_another_kernel_left_running(

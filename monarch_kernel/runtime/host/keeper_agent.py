@@ -123,7 +123,8 @@ class KeeperAgent(WorkerAgent):
             return
         if holder is not None and holder.id != link.peer and not message.force:
             pid = self._node.pids.get(holder.id, 0)
-            _reply(link, message.call, msgspec.msgpack.encode(Held(f"process {pid} on {holder.host} holds it")))
+            refusal = Held(f"process {pid} on {holder.host} holds it", held=True)
+            _reply(link, message.call, msgspec.msgpack.encode(refusal))
             return
         if holder is not None and holder.id != link.peer:
             self._tell(holder.id, Taken(link.pid, self._node.refs[link.peer].host))

@@ -283,7 +283,7 @@ class TransferEngine:
 
     def execute(self, op: Op, deadline: float | None) -> None:
         """Run one transfer with the best backend that can; blocks."""
-        unfit: list[str] = []
+        unfit: dict[str, str] = {}  # backend: why it did not fit
         try:
             for backend in self.candidates(op.handle):
                 if backend.name == "tcp":
@@ -295,14 +295,15 @@ class TransferEngine:
                         backend.move(op, deadline)
                     return
                 except Unfit as e:
-                    unfit.append(f"{backend.name}: {e}")
-            raise RDMAError(f"{op} failed: no backend is left for it ({'; '.join(unfit)})", op.handle.owner.id)
+                    unfit[backend.name] = str(e)
+            reasons = "; ".join(f"{name}: {why}" for name, why in unfit.items())
+            raise RDMAError(f"{op} failed: no backend is left for it ({reasons})", op.handle.owner.id)
         except Gone:
             with self._guard:
                 self._peers.pop((op.handle.pid, op.handle.started), None)
             raise self.died(op.handle, str(op)) from None
 
-    def _warn_of_tcp(self, handle: Handle, unfit: list[str]) -> None:
+    def _warn_of_tcp(self, handle: Handle, unfit: dict[str, str]) -> None:
         if (
             self._warned
             or backend_settings.forced()
@@ -311,14 +312,12 @@ class TransferEngine:
         ):
             return
         self._warned = True
-        why = next((reason for reason in unfit if reason.startswith("ibverbs: ")), "")
         verbs = next((backend for backend in self.backends if backend.name == "ibverbs"), None)
-        if not why:
-            why = f"ibverbs: {verbs.bars(handle) if verbs is not None else why_no_verbs()}"
+        why = unfit.get("ibverbs") or (verbs.bars(handle) if verbs is not None else why_no_verbs())
         warnings.warn(
-            f"RDMA buffers of {handle.owner.host} are moved by TCP: nothing faster is available ({why}). Accept that "
-            "with configure(allow_tcp_fallback=True), or forbid it with configure(allow_tcp_fallback=False); "
-            "docs/rdma.md says how to get ibverbs",
+            f"RDMA buffers of {handle.owner.host} are moved by TCP: nothing faster is available (ibverbs: {why}). "
+            "Accept that with configure(allow_tcp_fallback=True), or forbid it with "
+            "configure(allow_tcp_fallback=False); docs/rdma.md says how to get ibverbs",
             backend_settings.RDMATcpFallbackWarning,
             stacklevel=1,
         )

@@ -60,7 +60,15 @@ FORMER = "former:"
 
 
 class KeptError(RuntimeError):
-    """A kept mesh is not available: it does not exist, or another controller holds it."""
+    """A kept mesh is not available: it does not exist, or another controller holds it.
+
+    Attributes:
+        held: whether another controller holds it, so that it can be taken over by force.
+    """
+
+    def __init__(self, message: str, held: bool = False) -> None:
+        super().__init__(message)
+        self.held = held
 
 
 class KeptHost:
@@ -238,7 +246,8 @@ class KeptHost:
         if held.refused:
             raise KeptError(
                 f"mesh {self.name!r} cannot be attached to: {held.refused}"
-                + ("; detach there, or take it over by force" if "holds" in held.refused else "")
+                + ("; detach there, or take it over by force" if held.held else ""),
+                held.held,
             )
         self.idle = held.idle
         system.node.handlers[Taken] = _on_taken

@@ -6,6 +6,7 @@ has a lock, held for a few records at a time.
 
 from __future__ import annotations
 
+import enum
 import os
 import socket
 import ssl
@@ -233,22 +234,28 @@ def speaks(first: bytes) -> str:
     return "ZeroMQ" if first.startswith(_ZMTP) else ""
 
 
-def judge(error: OSError) -> str:
-    """Classify a failed handshake.
+class HandshakeFailure(enum.Enum):
+    """Why a TLS handshake failed."""
 
-    Returns:
-        "their key" (this side does not trust it), "no key" (the other side has shown none), "our key" (the other side
-        does not trust it), "version" (no TLS 1.3), "hung up", or "" for a protocol error.
-    """
+    THEIR_KEY = enum.auto()  # the peer's key is not trusted here
+    NO_KEY = enum.auto()  # the peer showed none
+    OUR_KEY = enum.auto()  # the peer does not trust ours
+    VERSION = enum.auto()  # the peer does not speak TLS 1.3
+    HUNG_UP = enum.auto()  # the peer closed the connection
+    BROKEN = enum.auto()  # the peer did not follow the protocol
+
+
+def handshake_failure(error: OSError) -> HandshakeFailure:
+    """Classify the error of a failed handshake."""
     if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return "hung up"
+        return HandshakeFailure.HUNG_UP
     reason = error.reason or ""
     for reasons, meaning in (
-        (_THEIR_KEY, "their key"),
-        (_NO_KEY, "no key"),
-        (_OUR_KEY, "our key"),
-        (_VERSION, "version"),
+        (_THEIR_KEY, HandshakeFailure.THEIR_KEY),
+        (_NO_KEY, HandshakeFailure.NO_KEY),
+        (_OUR_KEY, HandshakeFailure.OUR_KEY),
+        (_VERSION, HandshakeFailure.VERSION),
     ):
         if reason.endswith(reasons):
             return meaning
-    return "hung up" if "UNEXPECTED_EOF" in reason else ""
+    return HandshakeFailure.HUNG_UP if "UNEXPECTED_EOF" in reason else HandshakeFailure.BROKEN

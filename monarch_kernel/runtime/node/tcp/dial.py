@@ -14,7 +14,14 @@ from monarch_kernel.runtime.node.link import OnClose, OnMessage
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller, Timer
 from monarch_kernel.runtime.node.tcp import greeting
 from monarch_kernel.runtime.node.tcp.addresses import join, resolve, split
-from monarch_kernel.runtime.node.tcp.channel import TlsChannel, hold, judge, let_go, speaks
+from monarch_kernel.runtime.node.tcp.channel import (
+    HandshakeFailure,
+    TlsChannel,
+    handshake_failure,
+    hold,
+    let_go,
+    speaks,
+)
 from monarch_kernel.runtime.node.tcp.heartbeat import silence_timeout
 from monarch_kernel.runtime.node.tcp.link import TcpLink
 
@@ -299,15 +306,15 @@ class _Attempt:
     def _explain(self, error: OSError) -> None:
         if isinstance(error, BlockingIOError):
             return
-        meaning = judge(error)
+        failure = handshake_failure(error)
         hint = f": {self._keys.refusal_hint(self._dial.link.where.rpartition(':')[0])}"
-        if meaning == "their key":
+        if failure is HandshakeFailure.THEIR_KEY:
             self._refused(THEIR_KEY + hint)
-        elif meaning in ("our key", "no key"):
+        elif failure in (HandshakeFailure.OUR_KEY, HandshakeFailure.NO_KEY):
             self._refused(OUR_KEY + hint)
-        elif meaning == "version":
+        elif failure is HandshakeFailure.VERSION:
             self._refused(OTHER_TLS)
-        elif meaning == "hung up":
+        elif failure is HandshakeFailure.HUNG_UP:
             self._hung_up()
         else:
             self._refused(f"{NO_GREETING} ({getattr(error, 'reason', '') or error})")

@@ -18,7 +18,14 @@ from monarch_kernel.runtime.node.link import OnClose, OnMessage
 from monarch_kernel.runtime.node.poller import EPOLLIN, Poller
 from monarch_kernel.runtime.node.tcp import greeting
 from monarch_kernel.runtime.node.tcp.addresses import join, origin, resolve, split
-from monarch_kernel.runtime.node.tcp.channel import TlsChannel, hold, judge, let_go, speaks
+from monarch_kernel.runtime.node.tcp.channel import (
+    HandshakeFailure,
+    TlsChannel,
+    handshake_failure,
+    hold,
+    let_go,
+    speaks,
+)
 from monarch_kernel.runtime.node.tcp.heartbeat import silence_timeout
 from monarch_kernel.runtime.node.tcp.link import TcpLink
 from monarch_kernel.runtime.node.tcp.pending import PendingConnections, room
@@ -303,15 +310,15 @@ class _Stranger:
             self.refused(f"it did not prove its key within {HANDSHAKE_TIME:g} s")
 
     def _explain(self, error: OSError) -> None:
-        meaning = judge(error)
         reasons = {
-            "their key": THEIR_KEY,
-            "no key": NO_KEY,
-            "our key": OUR_KEY,
-            "version": OTHER_TLS,
-            "hung up": HUNG_UP,
+            HandshakeFailure.THEIR_KEY: THEIR_KEY,
+            HandshakeFailure.NO_KEY: NO_KEY,
+            HandshakeFailure.OUR_KEY: OUR_KEY,
+            HandshakeFailure.VERSION: OTHER_TLS,
+            HandshakeFailure.HUNG_UP: HUNG_UP,
+            HandshakeFailure.BROKEN: BROKEN,
         }
-        self.refused(reasons.get(meaning, BROKEN))
+        self.refused(reasons[handshake_failure(error)])
 
     def refused(self, why: str) -> None:
         """Refuse the connection; over TLS, say so and leave the client a moment to read it."""
