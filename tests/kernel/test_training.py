@@ -121,7 +121,7 @@ def test_a_rank_that_raises_in_ddp_releases_the_others(trainers: Kernel, loader:
         trainers.ok(IMPORTS)
     said = told(trainers.run(TRAINING.format(loader=loader, workers=workers)), 1, "ValueError")
     assert "raise ValueError('no sample')" in said
-    assert "there is a new one" in said
+    assert "replaced by a new one" in said
     assert text(trainers.ok(f"%%mesh\n{ALL_MEET}")) == "[0-2] 3.0"
     if workers:
         trainers.ok("%mesh down loading")

@@ -143,7 +143,7 @@ def test_cuda_ipc_is_for_gpu_memory(pretender: Any, forced: Callable[[str], None
     with pytest.raises(RDMAError, match="cuda_ipc: it is not GPU memory"):
         buffer.read_into(bytearray(240)).get()
     if not torch.cuda.is_available():
-        with pytest.raises(RDMAError, match="cuda_ipc: this process has not imported torch, or finds no CUDA device"):
+        with pytest.raises(RDMAError, match="cuda_ipc: this process has not imported torch, or has no CUDA device"):
             pretender.register.call_one("bytes").get().read_into(bytearray(240)).get()
 
 
