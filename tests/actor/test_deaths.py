@@ -50,7 +50,7 @@ def check(error: SupervisionError, death: Death, rank: int, of: int, pid: int) -
     if death.of_process:
         assert "Other ranks still work" in text
     else:
-        assert "Its process lives on" in text
+        assert "Its process is alive" in text
 
 
 def test_calls_that_wait_for_a_dead_rank_fail(mortals: Any, death: Death) -> None:
