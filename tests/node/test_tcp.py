@@ -104,7 +104,7 @@ def test_what_was_sent_before_anybody_listened_arrives_in_order(sides: Callable[
     for k in range(20):
         link.send(header(str(k)), b"x" * 100_000 * (k % 3))
     assert link.queued and not link.attached
-    wait_until(lambda: "nobody" in link.ended, "one attempt has failed")
+    wait_until(lambda: "no process listens" in link.ended, "one attempt has failed")
     theirs.listen(url)
     link.send(header("20"))
     theirs.wait(lambda: len(theirs.got) == 21, "messages")
