@@ -36,7 +36,7 @@ class Keeper(Actor):
         """The addresses at which this process listens."""
         from tests.transfer.backends import tcp
 
-        return [door._acceptor._sock.getsockname()[0] for door in tcp()._doors.values()]
+        return [port._acceptor._sock.getsockname()[0] for port in tcp()._data_ports.values()]
 
 
 def spawn(hosts: HostMesh) -> Any:
