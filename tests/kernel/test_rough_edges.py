@@ -74,7 +74,7 @@ def test_a_stop_shows_the_users_lines_alone(mesh: Kernel, bell: Bell) -> None:
 
 
 def test_pdb_points_to_breakpoint(mesh: Kernel) -> None:
-    assert "write breakpoint() instead" in plain(mesh.run("%%mesh -r 0\nimport pdb\npdb.set_trace()"))
+    assert "use breakpoint()" in plain(mesh.run("%%mesh -r 0\nimport pdb\npdb.set_trace()"))
 
 
 def test_spawned_processes_know_the_classes_of_cells(mesh: Kernel) -> None:
