@@ -1,4 +1,4 @@
-"""The home of workspace sync: content-addressed sync of code and environments to every host.
+"""Workspace sync: what a person has edited and installed, on every host a second later, verified, or not at all.
 
-Usable without the kernel.  Nothing is here yet; it comes with its own issue.
+Usable without the kernel (``python -m workspace_sync``). ``docs/sync.md`` has what it promises and how it works.
 """

@@ -1,0 +1,331 @@
+"""Manifests: the content of a tree, as a Merkle tree of its folders.
+
+A manifest lists every folder, file and symbolic link of a tree with its mode and the digest of its content. The digest
+of a folder covers its entries, and thereby everything below it, so equal digests mean equal trees, and two manifests
+are compared without visiting what they share. Times are not part of any digest: content decides.
+
+Names and paths are bytes, as the file system has them: they may hold everything but ``/`` and NUL. A path is relative
+to the root of its tree, and the root is ``b""``.
+
+Source: R. C. Merkle, "A Digital Signature Based on a Conventional Encryption Function", CRYPTO '87; BLAKE3
+specification, https://github.com/BLAKE3-team/BLAKE3-specs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+from blake3 import blake3
+
+#: The length of every digest (bytes).
+DIGEST_SIZE = 32
+#: The bits of a mode that a tree keeps: those that ``chmod`` sets, without set-uid, set-gid and sticky.
+MODE_BITS = 0o777
+
+
+def digest_of(data: bytes | bytearray | memoryview) -> bytes:
+    """The BLAKE3 digest of some bytes."""
+    return blake3(data).digest()
+
+
+class Rewrite(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How a file of an environment names the environment's prefix, so that a host can put its own in its place.
+
+    Attributes:
+        kind: "text" (also RECORD and shebangs), "binary" (NUL-padded strings) or "pyc".
+        prefix: the prefix that the file has at the client.
+        space: the bytes that a padded binary has for it.
+    """
+
+    kind: str
+    prefix: bytes
+    space: int = 0
+
+
+class FileEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A regular file.
+
+    Attributes:
+        size: bytes.
+        mode: its permissions, ``MODE_BITS`` of them.
+        digest: BLAKE3 of its content at the client.
+        mtime: its modification time (ns since the epoch), given to the copies; part of no digest.
+        chunks: the digests of its chunks in their order, if it is larger than one chunk; otherwise empty.
+        sizes: the sizes of its chunks (bytes); empty if ``chunks`` is.
+        rewrite: for a file of an environment that names its prefix.
+    """
+
+    size: int
+    mode: int
+    digest: bytes
+    mtime: int = 0
+    chunks: tuple[bytes, ...] = ()
+    sizes: tuple[int, ...] = ()
+    rewrite: Rewrite | None = None
+
+    def pieces(self) -> Iterator[tuple[bytes, int, int]]:
+        """The (digest, offset, size) of each chunk; a file of one chunk has itself, and an empty file none."""
+        if not self.chunks:
+            if self.size:
+                yield self.digest, 0, self.size
+            return
+        offset = 0
+        for digest, size in zip(self.chunks, self.sizes, strict=True):
+            yield digest, offset, size
+            offset += size
+
+
+class Folder(msgspec.Struct, array_like=True, gc=False):
+    """A folder and its entries; its subfolders' own entries stand under their paths in the manifest.
+
+    Attributes:
+        mode: its permissions.
+        files: its regular files by name.
+        links: the targets of its symbolic links by name.
+        folders: the digests of its subfolders by name.
+        digest: covers all of the above, except times.
+    """
+
+    mode: int
+    files: dict[bytes, FileEntry]
+    links: dict[bytes, bytes]
+    folders: dict[bytes, bytes]
+    digest: bytes = b""
+
+
+def folder_digest(folder: Folder) -> bytes:
+    """The digest of a folder; those of its subfolders must be current."""
+    h = blake3(b"monarch folder 1\0")
+    parts: list[bytes] = [folder.mode.to_bytes(2, "big")]
+    for name in sorted(folder.files):
+        entry = folder.files[name]
+        how = b"" if entry.rewrite is None else msgspec.msgpack.encode(entry.rewrite)
+        parts += (b"f", _framed(name), entry.mode.to_bytes(2, "big"), entry.digest, _framed(how))
+    for name in sorted(folder.links):
+        parts += (b"l", _framed(name), _framed(folder.links[name]))
+    for name in sorted(folder.folders):
+        parts += (b"d", _framed(name), folder.folders[name])
+    h.update(b"".join(parts))
+    return h.digest()
+
+
+def _framed(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+class Manifest(msgspec.Struct, gc=False):
+    """The content of a tree: its folders by path; the root's is ``b""``."""
+
+    folders: dict[bytes, Folder]
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of the whole tree."""
+        return self.folders[b""].digest
+
+    def files(self) -> Iterator[tuple[bytes, FileEntry]]:
+        """All files with their paths."""
+        for path, folder in self.folders.items():
+            prefix = path + b"/" if path else b""
+            for name, entry in folder.files.items():
+                yield prefix + name, entry
+
+    def file(self, path: bytes) -> FileEntry | None:
+        """The file of a path, if there is one."""
+        parent, _, name = path.rpartition(b"/")
+        folder = self.folders.get(parent)
+        return None if folder is None else folder.files.get(name)
+
+    def count(self) -> tuple[int, int]:
+        """The number of files, and their bytes."""
+        files = size = 0
+        for folder in self.folders.values():
+            files += len(folder.files)
+            size += sum(entry.size for entry in folder.files.values())
+        return files, size
+
+
+def seal(folders: dict[bytes, Folder], changed: Iterable[bytes] | None = None) -> Manifest:
+    """Compute the digests of folders, deepest first, and enter each in its parent.
+
+    Args:
+        folders: all folders by path. A folder whose parent is absent is an error of the caller.
+        changed: the paths whose entries are new; their ancestors are computed, too. None: all of them.
+    """
+    if changed is None:
+        paths = set(folders)
+    else:
+        paths = set[bytes]()
+        for path in changed:
+            while path not in paths:
+                paths.add(path)
+                if not path:
+                    break
+                path = path.rpartition(b"/")[0]
+    for path in sorted((p for p in paths if p in folders), key=lambda p: -p.count(b"/") if p else 1):
+        folder = folders[path]
+        folder.digest = folder_digest(folder)
+        if path:
+            parent, _, name = path.rpartition(b"/")
+            folders[parent].folders[name] = folder.digest
+    return Manifest(folders)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One path that differs between two manifests.
+
+    Attributes:
+        path: relative to the root.
+        old: its file entry, link target or folder mode before; None: it did not exist.
+        new: the same, after; None: it is deleted.
+    """
+
+    path: bytes
+    old: FileEntry | bytes | int | None
+    new: FileEntry | bytes | int | None
+
+
+def changes(old: Manifest | None, new: Manifest) -> Iterator[Change]:
+    """What differs, folder by folder; folders of equal digests are not visited.
+
+    A parent comes before its entries if it is new, and a folder that is gone is reported once, as itself.
+    """
+    before: dict[bytes, Folder] = {} if old is None else old.folders
+    todo = [b""]
+    while todo:
+        path = todo.pop()
+        a, b = before.get(path), new.folders[path]
+        if a is not None and a.digest == b.digest:
+            continue
+        prefix = path + b"/" if path else b""
+        if a is None or a.mode != b.mode:
+            yield Change(path, None if a is None else a.mode, b.mode)
+        was = _entries(a)
+        now = _entries(b)
+        for name in was.keys() - now.keys():
+            yield Change(prefix + name, was[name], None)
+        for name, entry in now.items():
+            if isinstance(entry, int):
+                earlier = was.get(name)
+                if earlier is not None and not isinstance(earlier, int):
+                    yield Change(prefix + name, earlier, None)  # a file or link in the way of a folder
+                todo.append(prefix + name)
+            elif not _same(was.get(name), entry):
+                yield Change(prefix + name, was.get(name), entry)
+
+
+def _entries(folder: Folder | None) -> dict[bytes, FileEntry | bytes | int]:
+    if folder is None:
+        return {}
+    return {**folder.files, **folder.links, **dict.fromkeys(folder.folders, 0)}
+
+
+def _same(old: FileEntry | bytes | int | None, new: FileEntry | bytes) -> bool:
+    if isinstance(old, FileEntry) and isinstance(new, FileEntry):
+        return (old.digest, old.mode, old.rewrite) == (new.digest, new.mode, new.rewrite)
+    return type(old) is type(new) and old == new
+
+
+class ManifestDelta(msgspec.Struct, array_like=True):
+    """What turns one manifest into another: the folders that changed, whole.
+
+    Attributes:
+        base: the digest of the manifest that it applies to; empty: it is complete.
+        digest: of the result.
+        folders: new and changed folders by path.
+        gone: the paths of deleted folders; everything below them is deleted, too.
+    """
+
+    base: bytes
+    digest: bytes
+    folders: dict[bytes, Folder]
+    gone: list[bytes]
+
+
+def delta(old: Manifest | None, new: Manifest) -> ManifestDelta:
+    """The difference of two manifests; None as ``old`` gives a complete one."""
+    if old is None:
+        return ManifestDelta(b"", new.digest, new.folders, [])
+    folders: dict[bytes, Folder] = {}
+    gone: list[bytes] = []
+    todo = [b""]
+    while todo:
+        path = todo.pop()
+        a, b = old.folders.get(path), new.folders[path]
+        if a is not None and a.digest == b.digest:
+            continue
+        folders[path] = b
+        prefix = path + b"/" if path else b""
+        todo += (prefix + name for name in b.folders)
+        if a is not None:
+            gone += (prefix + name for name in a.folders.keys() - b.folders.keys())
+    return ManifestDelta(old.digest, new.digest, folders, gone)
+
+
+class ManifestError(ValueError):
+    """A manifest or its delta is not valid: it does not fit its base, its digests do not hold, or a name is unsafe."""
+
+
+def patched(base: Manifest | None, change: ManifestDelta) -> Manifest:
+    """Apply a delta, and check every digest that it brings.
+
+    Raises:
+        ManifestError: it is not for this base, a name could leave the tree, or a digest does not hold.
+    """
+    have = base.digest if base is not None else b""
+    if change.base and change.base != have:
+        raise ManifestError(f"the changes are for tree {change.base.hex()[:12]}, and this host has {have.hex()[:12]}")
+    folders = dict(base.folders) if change.base and base is not None else {}
+    for path in change.gone:
+        inside = path + b"/"
+        for each in [p for p in folders if p == path or p.startswith(inside)]:
+            del folders[each]
+    folders.update(change.folders)
+    if b"" not in folders:
+        raise ManifestError("the manifest has no root folder")
+    for path, folder in change.folders.items():
+        _check_names(path, folder)
+        for name, digest in folder.folders.items():
+            below = folders.get(path + b"/" + name if path else name)
+            if below is None or below.digest != digest:
+                raise ManifestError(
+                    f"folder {printable(path)!r} lists a subfolder {printable(name)!r} that it does not have"
+                )
+        if folder_digest(folder) != folder.digest:
+            raise ManifestError(f"the digest of folder {printable(path)!r} does not hold")
+    result = Manifest(folders)
+    if result.digest != change.digest:
+        raise ManifestError(f"the tree is {result.digest.hex()[:12]} and not {change.digest.hex()[:12]} as announced")
+    return result
+
+
+def _check_names(path: bytes, folder: Folder) -> None:
+    for names in (folder.files, folder.links, folder.folders):
+        for name in names:
+            if not name or name in (b".", b"..") or b"/" in name or b"\0" in name:
+                raise ManifestError(f"{printable(name)!r} in folder {printable(path)!r} is no name of a file")
+
+
+def printable(path: bytes) -> str:
+    """A path for messages: as text, undecodable bytes as ``\\xNN``."""
+    return path.decode("utf-8", "backslashreplace")
+
+
+def encode_delta(change: ManifestDelta) -> bytes:
+    """The bytes of a delta (MessagePack)."""
+    return msgspec.msgpack.encode(change)
+
+
+def decode_delta(data: bytes | memoryview) -> ManifestDelta:
+    """Decode a delta.
+
+    Raises:
+        ManifestError: the bytes are none.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=ManifestDelta)
+    except msgspec.DecodeError as e:
+        raise ManifestError(f"what arrived is no manifest: {e}") from None

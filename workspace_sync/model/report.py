@@ -1,0 +1,90 @@
+"""The receipt of a sync, as plain data; the terminal and the kernel render it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Phases(msgspec.Struct, array_like=True):
+    """Seconds by phase: reading the folder, agreeing on what lacks, moving bytes, making trees, switching."""
+
+    scan: float = 0.0
+    plan: float = 0.0
+    send: float = 0.0
+    stage: float = 0.0
+    switch: float = 0.0
+
+
+class HostReport(msgspec.Struct, array_like=True):
+    """What a sync did on one host.
+
+    Attributes:
+        host: its name.
+        digest: of its tree now (hex); empty if it has none.
+        switched: whether it has a new tree.
+        files: files that were made.
+        received: bytes that arrived.
+        reused: bytes that the host had.
+        moved: paths that ranks had made, and that moved along.
+        error: why it stays on the old tree; empty if all went well.
+        seconds: from the first request until it had switched.
+    """
+
+    host: str
+    digest: str = ""
+    switched: bool = False
+    files: int = 0
+    received: int = 0
+    reused: int = 0
+    moved: list[str] = []
+    error: str = ""
+    seconds: float = 0.0
+
+
+class StaleModule(msgspec.Struct, array_like=True):
+    """A module that ranks have imported in an older version.
+
+    Attributes:
+        name: of the module.
+        ranks: which ranks, in the notation of rank sets.
+        state: "stale", "reloaded", or why it cannot be reloaded.
+    """
+
+    name: str
+    ranks: str
+    state: str = "stale"
+
+
+class SyncReport(msgspec.Struct):
+    """The receipt of one sync.
+
+    Attributes:
+        workspace: its id.
+        digest: of the tree at the client (hex).
+        files: files at the client.
+        bytes: their bytes.
+        hashed: bytes that had to be read and hashed.
+        sent: bytes that the client sent.
+        hosts: one entry a host.
+        stale: modules that ranks have imported in an older version.
+        phases: seconds by phase.
+        seconds: of everything.
+        dry_run: nothing was changed.
+    """
+
+    workspace: str
+    digest: str = ""
+    files: int = 0
+    bytes: int = 0
+    hashed: int = 0
+    sent: int = 0
+    hosts: list[HostReport] = []
+    stale: list[StaleModule] = []
+    phases: Phases = msgspec.field(default_factory=Phases)
+    seconds: float = 0.0
+    dry_run: bool = False
+
+    @property
+    def failed(self) -> list[HostReport]:
+        """The hosts that stay on their old tree."""
+        return [host for host in self.hosts if host.error]
