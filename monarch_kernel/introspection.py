@@ -2,6 +2,7 @@
 
 * Meshes: ``whole_of`` finds the proc mesh behind a mesh of procs or actors, ``hosts_of`` the hosts of its ranks, and
   ``home`` the mesh of the calling actor.
+* Tools: ``each_host`` lists the hosts of any mesh, and ``spawn_tool`` starts a process for a tool's actors on one.
 * This process: ``endpoints_here`` and ``actors_here`` list its running endpoints and its actors, ``running_here`` is
   the endpoint that the caller runs for, and ``awaited_here`` lists the calls that the process waits for.
   ``call_in_wait`` runs a function in such a wait, and ``after_import`` runs one after the import of a module.
@@ -26,6 +27,7 @@ from monarch_kernel.runtime.actor.inspection.console_endpoint import Controller,
 from monarch_kernel.runtime.actor.inspection.external_stacks import stacks_from_outside
 from monarch_kernel.runtime.actor.inspection.failures import failures, keep_failure, on_failure
 from monarch_kernel.runtime.actor.inspection.mesh_lookup import Whole, home, hosts_of, whole_of
+from monarch_kernel.runtime.actor.inspection.tool_hosts import ToolHost, each_host, spawn_tool
 from monarch_kernel.runtime.actor.inspection.wait_errands import call_in_wait
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "Failure",
     "Running",
     "StackRead",
+    "ToolHost",
     "Whole",
     "actors_here",
     "after_import",
@@ -44,6 +47,7 @@ __all__ = [
     "call_in_wait",
     "called_method",
     "controllers",
+    "each_host",
     "endpoints_here",
     "failed_by_peer",
     "failures",
@@ -54,6 +58,7 @@ __all__ = [
     "proc_here",
     "running_here",
     "said_first",
+    "spawn_tool",
     "stacks_from_outside",
     "whole_of",
 ]

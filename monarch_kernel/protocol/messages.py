@@ -269,6 +269,7 @@ class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
     per_proc: list[Launch] = []  # one for each proc, or nothing
     cpus: list[str] = []  # the processors on which each proc may run, or nothing
     start_limit: float = 0.0  # how long each may take to come up (seconds); 0: the agent's own limit
+    tool: bool = False  # procs of a tool: they end with the controller, also on a host whose meshes are kept
 
 
 class ProcStarted(msgspec.Struct, array_like=True, tag=31):

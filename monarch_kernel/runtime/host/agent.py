@@ -202,6 +202,7 @@ class Agent:
         for index, spec in enumerate(message.procs):
             proc = Proc(spec, message.mesh, message.owner.id, message.root.id, self._logs)
             proc.start_limit = limit
+            proc.tool = message.tool
             proc.watchers |= self._early_watchers.pop(spec.id, set())
             self._procs[spec.id] = proc
             ref = self._ref_of(spec.id, spec.address, message)

@@ -161,6 +161,8 @@ class KeeperAgent(WorkerAgent):
         assert holder is not None
         self._holder, self._hears = None, False
         for proc in self._procs.values():
+            if proc.tool:
+                continue  # it ends when the holder does
             if proc.root == holder.id:
                 proc.root = ""
             if proc.owner == holder.id:
@@ -194,7 +196,7 @@ class KeeperAgent(WorkerAgent):
     # -- ranks --------------------------------------------------------------------------------------
 
     def _keeps(self, message: SpawnProcs) -> bool:
-        return message.root.id in self._holders
+        return message.root.id in self._holders and not message.tool
 
     def _is_late(self, message: SpawnProcs) -> bool:
         if not self._keeps(message):
@@ -207,7 +209,7 @@ class KeeperAgent(WorkerAgent):
         self._sizes[message.mesh] = dict(zip(message.labels, message.sizes, strict=True))
         for spec in message.procs:
             proc = self._procs.get(spec.id)
-            if proc is not None and proc.root in self._holders:
+            if proc is not None and proc.root in self._holders and not proc.tool:
                 proc.root = holder
         self._describe()
 

@@ -105,6 +105,7 @@ class Proc:
         self.mesh = mesh
         self.owner = owner
         self.root = root
+        self.tool = False  # a tool's: it ends with the controller on every host
         self.watchers: set[str] = set()
         self.pid = 0
         self.state = "starting"

@@ -23,7 +23,8 @@ class OwnedMesh:
         owner: id of the actor that spawned it.
         extent: its shape as spawned; ranks here are ranks in it.
         procs: the proc of each rank.
-        tool: an internal mesh: its deaths are reported as deaths of its procs.
+        tool: an internal mesh: deaths of its actors are reported as deaths of their procs, and deaths of its own procs
+            to nobody but the pending calls.
         cls: the class of its actors, for messages; "" for procs.
         dead: ranks whose death was already reported.
     """
@@ -131,7 +132,7 @@ class Tree:
         return [
             Notice(mesh, ranks, death, proc)
             for mesh in on_it or self._of_proc.get(proc, [])
-            if (ranks := _newly_dead(mesh, proc))
+            if not mesh.tool and (ranks := _newly_dead(mesh, proc))
         ]
 
 

@@ -190,8 +190,9 @@ class HostMesh(MeshTrait):
         per_proc: list[Launch],
         cpus: list[str],
         preload: Sequence[str],
-        policy: RestartPolicy,
+        policy: RestartPolicy | None,
     ) -> ProcMesh:
+        """Start procs; without a policy they are a tool's."""
         system = self._system
         node = system.node
         uid = unique(name or "procs")
@@ -204,10 +205,12 @@ class HostMesh(MeshTrait):
                 refs.append(host.agent.beside(proc, os.path.join(folder, proc + ".sock")))
                 if host.agent.site == node.ref.site:
                     node.expect(refs[-1])
+        tool = policy is None
         here = current.get()
-        owner = here.actor_instance if here is not None else system.client
-        # This process uses these modules, so the ranks probably will: the agent imports them once, before forking.
-        modules = [*preload, *(m for m in ("torch", "numpy") if m in sys.modules and m not in preload)]
+        owner = here.actor_instance if here is not None and not tool else system.client
+        modules = list(preload)
+        if not tool:  # this process uses these, so the ranks probably will: the agent imports them once, before forking
+            modules += (m for m in ("torch", "numpy") if m in sys.modules and m not in preload)
         call = ManyCall(node, f"{name}.setup", Target(name, uid, extent, tuple(refs), system.reported))
         mesh = ProcMesh(
             system,
@@ -220,11 +223,12 @@ class HostMesh(MeshTrait):
             call.then(true),
         )
         mesh._shared["hosts"] = self._use
+        mesh._shared["tool"] = tool
         system.proc_meshes[uid] = mesh
         if self._use is not None:
             self._use.spawned &= system.proc_meshes.keys()
             self._use.spawned.add(uid)
-        system.tree.spawned_procs(OwnedMesh(uid, name, owner.mesh_id, extent, tuple(refs)))
+        system.tree.spawned_procs(OwnedMesh(uid, name, owner.mesh_id, extent, tuple(refs), tool))
         owner.owned.append(mesh)
         messages: list[SpawnProcs] = []
         for at, host in enumerate(hosts):
@@ -236,14 +240,15 @@ class HostMesh(MeshTrait):
                 owner=node.ref,
                 root=system.root,
                 env=_inherited_env(system, host) | env,
-                cwd=os.getcwd(),
-                sys_path=[entry for entry in sys.path if isinstance(entry, str)],  # as the import system does
+                cwd="/" if tool else os.getcwd(),
+                sys_path=_tool_path(system, host) if tool else [e for e in sys.path if isinstance(e, str)],
                 labels=extent.names,
                 sizes=extent.shape,
                 preload=modules,
                 per_proc=per_proc[at * count : (at + 1) * count],
                 cpus=cpus,
                 start_limit=START_LIMIT,
+                tool=tool,
             )
             messages.append(message)
             if not node.send(host.agent.id, message):
@@ -253,7 +258,8 @@ class HostMesh(MeshTrait):
             elif host.agent.site != node.ref.site:
                 for ref in chosen:
                     node.expect(ref)  # not earlier: its agent must know the proc first
-        system.healer.spawned(mesh, messages, bootstrap, policy)
+        if policy is not None:
+            system.healer.spawned(mesh, messages, bootstrap, policy)
         body, buffers = bootstrap
         for rank, ref in enumerate(refs):
             link = node.link_to(ref.id)
@@ -261,6 +267,11 @@ class HostMesh(MeshTrait):
                 link.send(encode_header(Bootstrap(call._number, rank, extent.names, extent.shape, buffers)), body)
         system.changed()
         return mesh
+
+    def _spawn_tool(self, name: str) -> ProcMesh:
+        """Start one process on every host for a tool (``introspection.spawn_tool``)."""
+        hosts, extent = self._selected(), self._shape.extent
+        return self._spawn(name, hosts, 1, extent, {}, (b"", ()), [], [], (), None)
 
     def _per_proc(
         self, command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent
@@ -405,6 +416,13 @@ def _inherited_env(system: System, host: HostRef) -> dict[str, str | None]:
     if own:
         changed.update((key, None) for key in known if key not in os.environ)
     return changed
+
+
+def _tool_path(system: System, host: HostRef) -> list[str]:
+    """The import path of a tool's procs: another site's own, and this process's without its working directory."""
+    if host.agent.site != system.node.ref.site:
+        return []
+    return [entry for entry in sys.path if isinstance(entry, str) and entry]
 
 
 def _environment_at_start() -> dict[str, str]:

@@ -110,7 +110,8 @@ class KeptHost:
     @property
     def proc_meshes(self) -> list[ProcMesh]:
         """The proc meshes on it, oldest first."""
-        return [mesh for mesh in self._system.proc_meshes.values() if self._holds(mesh._procs)]
+        known = self._system.proc_meshes.values()
+        return [mesh for mesh in known if not mesh._tool and self._holds(mesh._procs)]
 
     @property
     def actor_meshes(self) -> list[ActorMesh[Any]]:

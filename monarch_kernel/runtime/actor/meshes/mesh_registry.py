@@ -27,10 +27,10 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
 
 
 def list_proc_meshes() -> list[ProcMesh]:
-    """The proc meshes that this controller has spawned and not stopped, newest last."""
+    """The proc meshes that this controller has spawned and not stopped, newest last; those of tools are left out."""
     if not started():
         return []
-    return [mesh for mesh in get_system().proc_meshes.values() if not mesh._stopped]
+    return [mesh for mesh in get_system().proc_meshes.values() if not mesh._stopped and not mesh._tool]
 
 
 def on_change(callback: Callable[[], None]) -> Subscription:

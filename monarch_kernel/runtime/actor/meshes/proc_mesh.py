@@ -28,7 +28,7 @@ from monarch_kernel.runtime.actor.meshes.actor_mesh import RESERVED, ActorMesh, 
 from monarch_kernel.runtime.actor.meshes.debugger_methods import DebuggerMethods
 from monarch_kernel.runtime.actor.meshes.pool_methods import PoolMethods
 from monarch_kernel.runtime.actor.names import unique
-from monarch_kernel.runtime.actor.ports.holders import pickled
+from monarch_kernel.runtime.actor.ports.holders import give, pickled
 from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, MeshTrait, Region, shrunk
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
@@ -69,7 +69,8 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
         self._owner = owner
         self._ready = ready
         # Shared by the mesh and all its slices. "hosts": the state that the spawning host mesh shares with its views.
-        self._shared: dict[str, Any] = {"stopped": False, "hosts": None}
+        # "tool": the procs are a tool's, and users do not see them.
+        self._shared: dict[str, Any] = {"stopped": False, "hosts": None, "tool": False}
         self._part = False  # whether this is only a part of the spawned mesh, although its region is whole
         self._cached: Target | None = None
         self._cached_at = 0  # the node's generation at that time
@@ -102,6 +103,10 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
     @_stopped.setter
     def _stopped(self, value: bool) -> None:
         self._shared["stopped"] = value
+
+    @property
+    def _tool(self) -> bool:
+        return bool(self._shared["tool"])
 
     def _target(self) -> Target:
         node = self._system.node
@@ -153,7 +158,10 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, MeshTrait):
             OwnedMesh(actor, name, owner.mesh_id, extent, target.procs, spec.tool, class_label(spec.cls))
         )
         owner.owned.append(mesh)
-        system.healer.born(mesh, owner.mesh_id, body, buffers, ports)
+        if self._tool:
+            give(ports, target)
+        else:
+            system.healer.born(mesh, owner.mesh_id, body, buffers, ports)
         message = Create(
             actor,
             name,
