@@ -1,7 +1,7 @@
 """The activity of meshes and the reasons why they wait, for tools that inspect them: a debugger, a profiler.
 
-* Meshes: ``whole_of`` finds the proc mesh behind a mesh of procs or actors, ``hosts_of`` the hosts of its ranks, and
-  ``home`` the mesh of the calling actor.
+* Meshes: ``whole_of`` finds the proc mesh behind a mesh of procs or actors, ``hosts_of`` the hosts of its ranks,
+  ``deaths_of`` the deaths of those that are gone, and ``home`` the mesh of the calling actor.
 * Tools: ``each_host`` lists the hosts of any mesh, and ``spawn_tool`` starts a process for a tool's actors on one.
 * This process: ``endpoints_here`` and ``actors_here`` list its running endpoints and its actors, ``running_here`` is
   the endpoint that the caller runs for, and ``awaited_here`` lists the calls that the process waits for.
@@ -26,7 +26,7 @@ from monarch_kernel.runtime.actor.inspection.awaited_calls import Awaited, await
 from monarch_kernel.runtime.actor.inspection.console_endpoint import Controller, ask_console, controllers
 from monarch_kernel.runtime.actor.inspection.external_stacks import stacks_from_outside
 from monarch_kernel.runtime.actor.inspection.failures import failures, keep_failure, on_failure
-from monarch_kernel.runtime.actor.inspection.mesh_lookup import Whole, home, hosts_of, whole_of
+from monarch_kernel.runtime.actor.inspection.mesh_lookup import Whole, deaths_of, home, hosts_of, whole_of
 from monarch_kernel.runtime.actor.inspection.tool_hosts import ToolHost, each_host, spawn_tool
 from monarch_kernel.runtime.actor.inspection.wait_errands import call_in_wait
 
@@ -47,6 +47,7 @@ __all__ = [
     "call_in_wait",
     "called_method",
     "controllers",
+    "deaths_of",
     "each_host",
     "endpoints_here",
     "failed_by_peer",

@@ -296,7 +296,7 @@ class ProcExited(msgspec.Struct, array_like=True, tag=32):
             kind = DeathKind.STOPPED
         else:
             kind = self.kind if self.kind is not DeathKind.UNKNOWN else DeathKind.EXITED
-        return Death.of(kind, self.cause, self.proc, self.host, self.pid)
+        return Death.of(kind, self.cause, self.proc, self.host, self.pid, signal=max(0, -self.status))
 
 
 class OutputChunk(msgspec.Struct, array_like=True, tag=33):

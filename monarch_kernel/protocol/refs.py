@@ -114,6 +114,7 @@ class Death(msgspec.Struct, array_like=True, frozen=True):
     pid: int = 0
     detail: str = ""  # a traceback, the last lines of stderr
     kind: DeathKind = DeathKind.UNKNOWN
+    signal: int = 0  # that ended the process, if one did and its host agent has seen it
 
     def __post_init__(self) -> None:
         if self.kind is DeathKind.UNKNOWN:
@@ -125,9 +126,18 @@ class Death(msgspec.Struct, array_like=True, frozen=True):
         return self.kind in (DeathKind.ACTOR_FAILED, DeathKind.NO_ACTOR)
 
     @classmethod
-    def of(cls, kind: DeathKind, cause: str, proc: str = "", host: str = "", pid: int = 0, detail: str = "") -> Death:
+    def of(
+        cls,
+        kind: DeathKind,
+        cause: str,
+        proc: str = "",
+        host: str = "",
+        pid: int = 0,
+        detail: str = "",
+        signal: int = 0,
+    ) -> Death:
         """A death of this kind."""
-        return cls(cause, kind.what, proc, host, pid, detail, kind)
+        return cls(cause, kind.what, proc, host, pid, detail, kind, signal)
 
 
 def lost_with(gone: Death | None, proc: str, host: str, pid: int = 0) -> Death:

@@ -140,6 +140,7 @@ class Evidence:
         counts: how many operations each group has counted, `send` and `recv` included; for backends without a record.
         answered: the rank itself has reported this.
         proc: the id of its proc.
+        signal: that ended it, if one did.
     """
 
     rank: int
@@ -159,6 +160,7 @@ class Evidence:
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     answered: bool = True
     proc: str = ""
+    signal: int = 0
 
     def last(self, group: str) -> int:
         """The number of the last collective of a group that it has entered; 0 for none."""

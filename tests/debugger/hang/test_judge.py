@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -291,7 +292,7 @@ def test_an_exception_of_another_cell_is_no_reason() -> None:
 
 def test_gloo_ends_the_rank_that_receives_too_much_not_the_one_that_sends_it() -> None:
     ranks = simulate([Rank(program(10)) for _ in range(4)])
-    aborted = Evidence(1, DEAD, "aborted (SIGABRT)", answered=False)
+    aborted = Evidence(1, DEAD, "aborted (SIGABRT)", answered=False, signal=signal.SIGABRT)
     failure = UserException("RuntimeError: Connection closed by peer", at(10), of_peer=True)
 
     def failed(rank: int, size: int) -> Evidence:
@@ -302,10 +303,10 @@ def test_gloo_ends_the_rank_that_receives_too_much_not_the_one_that_sends_it() -
     assert (found.kind, found.ranks, found.likely) == ("shape", (2,), True)
     found = judge({0: failed(0, 4), 1: aborted, 2: failed(2, 4), 3: failed(3, 4)})
     assert (found.kind, found.ranks) == ("dead", (1,))
-    segfault = Evidence(2, DEAD, "segmentation fault (SIGSEGV)", answered=False)
+    segfault = Evidence(2, DEAD, "segmentation fault (SIGSEGV)", answered=False, signal=signal.SIGSEGV)
     found = judge({0: failed(0, 4), 1: aborted, 2: segfault, 3: failed(3, 4)})
     assert (found.kind, found.ranks) == (verdict.UNDECIDED, (1, 2))
-    killed = Evidence(1, DEAD, "killed by SIGKILL", answered=False)
+    killed = Evidence(1, DEAD, "killed by SIGKILL", answered=False, signal=signal.SIGKILL)
     found = judge({0: failed(0, 4), 1: killed, 2: segfault, 3: failed(3, 4)})
     assert (found.kind, found.ranks) == ("dead", (1,))
     two = {0: replace(failed(0, 4), groups={"0": ProcessGroup("0", "", (0, 1))}), 1: aborted}

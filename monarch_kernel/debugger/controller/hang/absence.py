@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 
 from monarch_kernel.debugger.controller.hang import history, phrases, verdict
@@ -101,7 +102,7 @@ def gone(now: Situation, state: str, ranks: Sequence[int]) -> Verdict:
 
 
 def _has_crashed(each: Evidence) -> bool:
-    return each.state == DEAD and any(signal in each.why for signal in ("SIGABRT", "SIGSEGV", "SIGBUS"))
+    return each.state == DEAD and each.signal in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 
 
 def _crashed(now: Situation, crashed: Sequence[int], others: Sequence[int]) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -187,7 +188,7 @@ def last_mismatch(now: Situation) -> Verdict | None:
 
 def has_aborted(each: Evidence) -> bool:
     """Whether a rank has died the way gloo aborts a process that receives more than it has room for."""
-    return each.state == DEAD and "SIGABRT" in each.why
+    return each.state == DEAD and each.signal == signal.SIGABRT
 
 
 def _size(call: Operation) -> object:

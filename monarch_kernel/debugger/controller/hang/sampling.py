@@ -17,7 +17,7 @@ from monarch_kernel.debugger.model.evidence import DEAD, LATE, SILENT, STANDS, U
 from monarch_kernel.debugger.rank.hang.collect import collect
 from monarch_kernel.debugger.rank.hang.flight import C10D
 from monarch_kernel.debugger.source_locations import Place, is_user, kind_of
-from monarch_kernel.introspection import StackRead, stacks_from_outside, whole_of
+from monarch_kernel.introspection import StackRead, deaths_of, stacks_from_outside, whole_of
 
 #: The time between the two samples (seconds).
 APART = 0.4
@@ -57,7 +57,7 @@ def _sample(
         for rank, each in answers.values.items():
             found[rank] = replace(each, rank=rank)  # its rank in the mesh that was asked, which may be a slice
         for rank, why in answers.dead.items():
-            found[rank] = Evidence(rank, DEAD, why, answered=False)
+            found[rank] = Evidence(rank, DEAD, why, answered=False, signal=_signal_of(mesh, rank))
         for rank in answers.errors:
             error = answers.error_of(rank).strip()
             found[rank] = Evidence(rank, LATE, f"its debugger failed: {error}", answered=False)
@@ -67,6 +67,13 @@ def _sample(
         found.update({rank: outside[rank] for rank in answers.late})
         if not missing or time.monotonic() >= deadline:
             return found
+
+
+def _signal_of(mesh: ProcMesh | ActorMesh[Any], rank: int) -> int:
+    """The signal that ended a rank; 0 if none is known to have."""
+    whole = whole_of(mesh)
+    death = deaths_of(whole.procs).get(whole.ranks[rank])
+    return 0 if death is None else death.signal
 
 
 def _from_outside(mesh: ProcMesh | ActorMesh[Any], ranks: Sequence[int]) -> dict[int, Evidence]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_kernel.protocol.refs import Death
 from monarch_kernel.runtime.actor.context import current
 from monarch_kernel.runtime.actor.process import get_system
 
@@ -52,6 +53,12 @@ def whole_of(mesh: Any) -> Whole:
         raise TypeError(f"a mesh of procs or actors is needed, not {mesh!r}")
     places = {ref.id: rank for rank, ref in enumerate(procs._target().procs)}
     return Whole(procs, tuple(places[ref.id] for ref in mesh._target().procs), procs._uid)
+
+
+def deaths_of(procs: Any) -> dict[int, Death]:
+    """The deaths of a proc mesh's ranks, as far as this process knows them."""
+    known = procs._system.node.deaths
+    return {rank: known[ref.id] for rank, ref in enumerate(procs._target().procs) if ref.id in known}
 
 
 def hosts_of(procs: Any) -> list[str]:
