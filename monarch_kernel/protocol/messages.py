@@ -18,10 +18,11 @@ import msgspec
 
 from monarch_kernel.protocol.casts import Cast, CastDrop, CastGroup, CastLost, CastReplies, CastsOver
 from monarch_kernel.protocol.kept_mesh import Adopt, Hear, Keep, LetGo, Taken, TakeOver
+from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef, Seconds, SegmentRef
 
 #: Incremented whenever a header changes its shape; two sides must have the same version, and report it otherwise.
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 
 PREFIX = struct.Struct("<IQ")
 
@@ -270,6 +271,16 @@ class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
     cpus: list[str] = []  # the processors on which each proc may run, or nothing
     start_limit: float = 0.0  # how long each may take to come up (seconds); 0: the agent's own limit
     tool: bool = False  # procs of a tool: they end with the controller, also on a host whose meshes are kept
+
+
+class PlaceRanks(msgspec.Struct, array_like=True, tag=55):
+    """From a controller to a host agent: how the controller's ranks start there from now on. Answered with a Reply.
+
+    It holds for all procs of that controller, whichever of its processes asks for them.
+    """
+
+    call: int
+    placement: Placement
 
 
 class ProcStarted(msgspec.Struct, array_like=True, tag=31):
@@ -554,6 +565,7 @@ Message = (
     | PortGiven
     | PortLeft
     | SpawnProcs
+    | PlaceRanks
     | ProcStarted
     | ProcExited
     | ProcEnding
@@ -619,3 +631,4 @@ class RankConfig(msgspec.Struct, array_like=True, frozen=True):
     kept: bool = False  # it outlives its controller
     launch: Launch | None = None  # how it was started; procs that it spawns start the same way
     cpus: str = ""  # the processors on which it may run; "": all
+    placement: Placement | None = None  # of its host, for procs that it starts

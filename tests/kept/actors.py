@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from monarch_kernel.actor import Actor, this_host
@@ -30,6 +31,10 @@ class Counter(Actor):
     @endpoint
     def pid(self) -> int:
         return os.getpid()
+
+    @endpoint
+    def path(self) -> list[str]:
+        return list(sys.path)
 
     @endpoint
     def fail(self) -> None:

@@ -16,6 +16,7 @@ import pytest
 from monarch_kernel.actor import SupervisionError
 from monarch_kernel.meshes import KeptError, attach, end_kept, held, keep, kept
 from monarch_kernel.output import subscribe
+from monarch_kernel.workers import client_path
 from tests.actor.actors import hook
 from tests.conftest import alive, wait_until
 from tests.kept.actors import Boss, Counter
@@ -292,3 +293,39 @@ def test_the_one_that_was_taken_from_is_told() -> None:
     again = attach("t", force=True)
     assert again.actors("boss").add.call_one().get() == 103  # type: ignore[attr-defined]
     again.down()
+
+
+def test_placed_ranks_stay_placed(tmp_path: Path, kept_folder: str) -> None:
+    """The next program's ranks start in the same folders, as do those that ranks start while there is none."""
+    for version in ("client", "first", "second"):
+        (tmp_path / version).mkdir()
+    (tmp_path / "current").symlink_to("first")
+    place = f"""
+from monarch_kernel.workers import Placement, place_ranks
+host = keep("t")
+place_ranks(host.hosts, Placement({{"{tmp_path}/client": "{tmp_path}/current"}})).get()
+sys.path.append("{tmp_path}/client")
+mesh = host.hosts.spawn_procs(name="t")
+mesh.spawn("counters", Counter).add.call().get()
+"""
+    script(place + KILL, -9)
+    (tmp_path / "current").unlink()
+    (tmp_path / "current").symlink_to("second")
+    host = attach("t")
+    mesh = host.proc_meshes[0]
+    os.kill(mesh.pids().item(), signal.SIGKILL)
+    wait_until(lambda: bool(mesh.dead()), "the rank is dead")
+    mesh.heal().get()
+    assert host.actors("counters").path.call_one().get().count(f"{tmp_path}/current") == 1
+    sys.path.append(f"{tmp_path}/client")
+    try:
+        fresh = host.hosts.spawn_procs().spawn("fresh", Counter)
+    finally:
+        sys.path.remove(f"{tmp_path}/client")
+    assert f"{tmp_path}/current" in fresh.path.call_one().get()
+    assert client_path(f"{tmp_path}/current/a.py") == f"{tmp_path}/client/a.py"
+    os.kill(kept()[0].pid, signal.SIGKILL)  # another host agent takes its place
+    wait_until(lambda: not host.is_kept, "its host agent is dead")
+    mesh.heal().get()
+    assert host.actors("counters").path.call_one().get().count(f"{tmp_path}/current") == 1
+    host.down()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.calls.target import ReportedDeaths, Target
     from monarch_kernel.runtime.actor.errors import MeshFailure
     from monarch_kernel.runtime.actor.healing.report import Healed
+    from monarch_kernel.runtime.actor.hosts.placing import Placements
     from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink
     from monarch_kernel.runtime.mesh.shape import Point
     from monarch_kernel.runtime.node.future import Future
@@ -175,6 +176,7 @@ class System(Protocol):
     agent_answers: Future[bool] | None
     agent_env: dict[str, str]
     workers: dict[str, ProcRef]
+    placements: Placements
     output_sinks: list[Callable[[str, int, bytes | None], None]]
     tree: Tree
     proc_meshes: dict[str, Any]

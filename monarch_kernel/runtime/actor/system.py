@@ -61,6 +61,7 @@ from monarch_kernel.runtime.actor.execution.local_link import LocalLink
 from monarch_kernel.runtime.actor.healing.healer import Healer
 from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
 from monarch_kernel.runtime.actor.hosts.host_mesh import host_mesh_of_this_host
+from monarch_kernel.runtime.actor.hosts.placing import Placements
 from monarch_kernel.runtime.actor.inspection import console_endpoint
 from monarch_kernel.runtime.actor.meshes.proc_mesh import proc_mesh_of_this_process
 from monarch_kernel.runtime.actor.meshes.singletons import start_directory
@@ -109,6 +110,7 @@ class ActorSystem:
         self.agent_answers: Future[bool] | None = None  # done when other processes can reach the agent, too
         self.agent_env: dict[str, str] = {}  # this process's environment when it started the agent
         self.workers: dict[str, ProcRef] = {}  # the agents of other hosts that this controller is attached to
+        self.placements = Placements()
         #: In a rank: marks the end of the output before an answer; takes the receiving process and the cell.
         self.mark_output: Callable[[str, str], int] | None = None
         self.output_sinks: list[Callable[[str, int, bytes | None], None]] = []
@@ -454,6 +456,7 @@ class ActorSystem:
             self.agent_env = dict(os.environ)
             self.agent_process = launch_local_agent(self.node)
             agent = self.agent = self.agent_process.ref
+            self.placements.renew(self, list(self.own_agents), agent)
             self.own_agents.add(agent.id)
             self.agent_answers = Future(self.node.poller, "the host agent")
         return agent

@@ -39,6 +39,7 @@ from monarch_kernel.protocol.messages import (
     Message,
     OutputChunk,
     OutputEnd,
+    PlaceRanks,
     ProcEnding,
     ProcExited,
     ProcRef,
@@ -51,10 +52,11 @@ from monarch_kernel.protocol.messages import (
     Watch,
     encode,
 )
+from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.private_files import remove_socket
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.host import cleanup, forkserver
-from monarch_kernel.runtime.host.fork_requests import fork_request, load_env
+from monarch_kernel.runtime.host.fork_requests import fork_request, is_placed, load_env, placed
 from monarch_kernel.runtime.host.procs import ForkClient, OomWatch, Proc, describe_exit
 from monarch_kernel.runtime.host.responsiveness import ResponsivenessMonitor
 from monarch_kernel.runtime.host.stack_reader import PySpy, StackReader
@@ -108,6 +110,8 @@ class Agent:
         self._base = ForkClient(server, self._poller, self._on_fork_event)
         self._base_pid = server_pid
         self._templates: dict[Hashable, tuple[str, ForkClient]] = {}
+        self._passing: set[Hashable] = set()  # the keys of templates that have loaded modules of a placement's folders
+        self._placements: dict[str, Placement] = {}  # by controller
         self._made = 0
         self._procs: dict[str, Proc] = {}
         self._early_watchers: dict[str, set[str]] = {}
@@ -122,6 +126,7 @@ class Agent:
         self._code = 0
         self._reap_wanted = False
         self._node.handle(SpawnProcs, self._on_spawn)
+        self._node.handle(PlaceRanks, self._on_place)
         self._node.handle(KillProcs, self._on_kill)
         self._node.handle(StopProcs, self._on_stop)
         self._node.handle(Watch, self._on_watch)
@@ -197,7 +202,12 @@ class Agent:
             return
         node.learn(message.owner)
         node.learn(message.root)
+        scope = self._template_scope(message)
+        placement = self._placement_of(message)
+        if placement is not None:
+            message = placed(message, placement)
         cwd, sys_path = self._place(message)
+        passing = placement is not None and is_placed(message.preload, sys_path, placement)
         limit = message.start_limit if 0 < message.start_limit < math.inf else environment.START_LIMIT.get()
         for index, spec in enumerate(message.procs):
             proc = Proc(spec, message.mesh, message.owner.id, message.root.id, self._logs)
@@ -208,14 +218,15 @@ class Agent:
             ref = self._ref_of(spec.id, spec.address, message)
             node.expect(ref)
             try:
-                proc.request = fork_request(message, index, ref, node.run_dir, cwd, sys_path, self._keeps(message))
+                kept = self._keeps(message)
+                proc.request = fork_request(message, index, ref, node.run_dir, cwd, sys_path, kept, placement)
                 if not os.path.isdir(cwd):
                     raise OSError(f"its working directory {cwd} is gone")
                 proc.open_pipes()
                 for stream in proc.pipes:
                     self._listen(proc, stream)
                 preload = [] if proc.request.argv else message.preload
-                self._start(proc, self._server_for(preload, proc.request.env, sys_path))
+                self._start(proc, self._server_for(preload, proc.request.env, sys_path, scope, passing))
             except Exception as e:  # report any failure, or the owner would wait forever
                 reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e) or type(e).__name__
                 self._exited(proc, 127, f"could not be started: {reason}", DeathKind.NOT_STARTED)
@@ -225,6 +236,16 @@ class Agent:
     def _is_late(self, message: SpawnProcs) -> bool:
         """Whether the owner or the controller of the requested procs is already gone."""
         return message.owner.id in self._node.deaths or message.root.id in self._node.deaths
+
+    def _on_place(self, link: PeerLink, message: PlaceRanks, _body: Body) -> None:
+        self._placements[link.peer] = message.placement
+        for key in self._passing & self._templates.keys():
+            self._retire(key)
+        _reply(link, message.call)
+
+    def _placement_of(self, message: SpawnProcs) -> Placement | None:
+        """How the ranks of this request's controller start here; None: as the request says."""
+        return None if message.tool else self._placements.get(message.root.id)
 
     def _keeps(self, message: SpawnProcs) -> bool:
         """Whether these procs outlive their controller."""
@@ -243,12 +264,20 @@ class Agent:
         proc.server = server
         server.send(proc.request, proc.far_ends)
 
-    def _server_for(self, preload: list[str], env: dict[str, str | None], sys_path: list[str]) -> ForkClient:
-        """The fork server, or a template that has loaded these modules with the variables that they read."""
+    def _server_for(
+        self, preload: list[str], env: dict[str, str | None], sys_path: list[str], scope: Hashable, passing: bool
+    ) -> ForkClient:
+        """The fork server, or a template that has loaded these modules with the variables that they read.
+
+        Args:
+            sys_path: where the template finds them.
+            scope: what else ranks must have in common to be forked from one template.
+            passing: some of the modules may be others after the next placement.
+        """
         if not preload:
             return self._base
         load_time = load_env(env)
-        key = self._template_key(preload, load_time, sys_path)
+        key = (tuple(preload), tuple(sorted(load_time.items())), tuple(sys_path) if passing else scope)
         if key in self._templates:
             return self._templates[key][1]
         self._retire_templates(MAX_TEMPLATES - 1)
@@ -259,17 +288,23 @@ class Agent:
         self._base.send(request, [theirs.detach()], close=True)
         client = ForkClient(ours, self._poller, self._on_fork_event)
         self._templates[key] = (name, client)
+        if passing:
+            self._passing.add(key)
         return client
 
-    def _template_key(self, preload: list[str], load_time: dict[str, str | None], sys_path: list[str]) -> Hashable:
-        """What ranks must have in common to be forked from one template."""
-        return (tuple(preload), tuple(sorted(load_time.items())))
+    def _template_scope(self, message: SpawnProcs) -> Hashable:
+        """What ranks must have in common, beside their modules, to be forked from one template."""
+        return ()
 
     def _retire_templates(self, keep: int) -> None:
         """Keep at most ``keep`` templates, the most recently used; the others exit after their last ranks."""
         while len(self._templates) > keep:
-            oldest = min(self._templates, key=lambda k: self._templates[k][1].last_used)
-            self._templates.pop(oldest)[1].send(forkserver.Retire(), [])
+            self._retire(min(self._templates, key=lambda k: self._templates[k][1].last_used))
+
+    def _retire(self, key: Hashable) -> None:
+        """Have a template exit after its last rank."""
+        self._passing.discard(key)
+        self._templates.pop(key)[1].send(forkserver.Retire(), [])
 
     # -- events of fork servers ---------------------------------------------------------------
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.machinery import all_suffixes
 
 import msgspec
 
 import monarch_kernel
 from monarch_kernel.protocol.messages import ProcRef, ProcSpec, RankConfig, SpawnProcs
+from monarch_kernel.protocol.placement import Placement, is_below
 from monarch_kernel.runtime.host import forkserver
 
 #: The entry point of a forked rank; named, not imported: the host package does not depend on ranks.
@@ -25,19 +27,56 @@ _LOAD_TIME = (
 _EXEC_TIME = ("LD_", "PYTHON", "MALLOC_", "GLIBC_", "ASAN_", "LC_")
 
 
+def placed(message: SpawnProcs, placement: Placement) -> SpawnProcs:
+    """A request to start procs with this host's folders in place of the controller's.
+
+    Folders that a placement has, but this host does not (the controller's virtual environment, for example), stay as
+    they are. Of a missing working directory, the nearest parent counts.
+    """
+
+    def on_host(path: str) -> str:
+        there = placement.on_host(path)
+        return there if there is not None and os.path.exists(there) else path
+
+    here = message.cwd
+    while (cwd := placement.on_host(here)) is not None and not os.path.isdir(cwd) and here != "/":
+        here = os.path.dirname(here)
+    return msgspec.structs.replace(
+        message,
+        cwd=cwd or message.cwd,
+        sys_path=[entry and on_host(entry) for entry in message.sys_path],
+        env={**message.env, **placement.env},
+    )
+
+
+def is_placed(modules: list[str], sys_path: list[str], placement: Placement) -> bool:
+    """Whether one of these modules is in a folder of the placement, whose content may change."""
+    folders = [entry for entry in sys_path if any(is_below(entry, f) for f in placement.folders.values())]
+    paths = [os.path.join(folder, name.partition(".")[0]) for folder in folders for name in modules]
+    return any(os.path.exists(path + suffix) for path in paths for suffix in ("", *all_suffixes()))
+
+
 def fork_request(
-    message: SpawnProcs, index: int, ref: ProcRef, run_dir: str, cwd: str, sys_path: list[str], kept: bool = False
+    message: SpawnProcs,
+    index: int,
+    ref: ProcRef,
+    run_dir: str,
+    cwd: str,
+    sys_path: list[str],
+    kept: bool = False,
+    placement: Placement | None = None,
 ) -> forkserver.Fork:
     """The fork server's request to start one of the procs.
 
     Args:
         kept: the proc outlives its controller.
+        placement: how the controller's ranks start here.
     """
     spec: ProcSpec = message.procs[index]
     launch = message.per_proc[index] if message.per_proc else None
     inherit = launch is None or launch.inherit_env
     env = message.env if launch is None else {**message.env, **launch.env}
-    argv = _argv(launch and launch.argv, env, inherit)
+    argv = _argv(_command(launch and launch.argv, placement), env, inherit)
     if argv is not None:
         env = _with_package(env, inherit)
     config = RankConfig(
@@ -54,6 +93,7 @@ def fork_request(
         kept=kept,
         launch=launch,
         cpus=message.cpus[index] if message.cpus else "",
+        placement=placement,
     )
     return forkserver.Fork(
         proc=spec.id,
@@ -69,6 +109,16 @@ def fork_request(
 def load_env(env: dict[str, str | None]) -> dict[str, str | None]:
     """The variables of an environment that libraries read at load time."""
     return {key: value for key, value in env.items() if key.startswith(_LOAD_TIME)}
+
+
+def _command(command: list[str] | None, placement: Placement | None) -> list[str] | None:
+    """The command of another interpreter, as it is on this host; None if the program and the placement name none."""
+    if placement is None:
+        return command
+    if command is None:
+        return [placement.python] if placement.python else None
+    there = placement.on_host(command[0])
+    return [there, *command[1:]] if there is not None and os.path.exists(there) else command
 
 
 def _argv(command: list[str] | None, env: dict[str, str | None], inherit: bool) -> list[str] | None:

@@ -37,12 +37,14 @@ from monarch_kernel.protocol.messages import (
     DeathKind,
     OutputChunk,
     OutputEnd,
+    PlaceRanks,
     ProcRef,
     Shutdown,
     SpawnProcs,
     encode,
 )
 from monarch_kernel.protocol.output_records import MARKER
+from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.private_files import PrivateFolder
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.host import cleanup, forkserver
@@ -73,6 +75,7 @@ class KeeperAgent(WorkerAgent):
         self._record: dict[str, bytes] = {}
         self._holder: ProcRef | None = None
         self._holders: set[str] = set()  # all holders so far
+        self._placement: Placement | None = None  # the last holder's, also while there is none
         self._hears = False
         self._backlog: dict[tuple[str, int], int] = {}  # undelivered bytes, by proc and stream
         self._sizes: dict[str, dict[str, int]] = {}
@@ -194,6 +197,14 @@ class KeeperAgent(WorkerAgent):
             self._record.pop(message.key, None)
 
     # -- ranks --------------------------------------------------------------------------------------
+
+    def _on_place(self, link: PeerLink, message: PlaceRanks, body: Body) -> None:
+        if self._holder is not None and link.peer == self._holder.id:
+            self._placement = message.placement
+        super()._on_place(link, message, body)
+
+    def _placement_of(self, message: SpawnProcs) -> Placement | None:
+        return self._placement if self._keeps(message) else super()._placement_of(message)
 
     def _keeps(self, message: SpawnProcs) -> bool:
         return message.root.id in self._holders and not message.tool

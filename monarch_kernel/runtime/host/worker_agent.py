@@ -192,9 +192,8 @@ class WorkerAgent(Agent):
         """Mark the processes of these procs with their controller."""
         message.env[cleanup.ROOT_MARKER] = message.root.id
 
-    def _template_key(self, preload: list[str], load_time: dict[str, str | None], sys_path: list[str]) -> Hashable:
-        # Each controller has its own import path.
-        return (super()._template_key(preload, load_time, sys_path), tuple(sys_path))
+    def _template_scope(self, message: SpawnProcs) -> Hashable:
+        return tuple(message.sys_path)  # each controller has its own
 
     def _place(self, message: SpawnProcs) -> tuple[str, list[str]]:
         """The controller's folders that exist here, followed by this worker's own."""
@@ -214,6 +213,7 @@ class WorkerAgent(Agent):
 
     def _on_peer_dead(self, peer: str, death: Death) -> None:
         super()._on_peer_dead(peer, death)
+        self._placements.pop(peer, None)
         if peer in self._users:
             self._users.discard(peer)
             self._note_use()

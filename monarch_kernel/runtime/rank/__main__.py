@@ -8,6 +8,7 @@ import sys
 import msgspec
 
 from monarch_kernel.protocol.messages import RankConfig
+from monarch_kernel.protocol.placement import Placement, is_below
 from monarch_kernel.runtime.rank.main import main
 
 
@@ -16,17 +17,28 @@ def _read(fd: int) -> bytes:
         return source.read()
 
 
-def _find_user_modules(config: bytes) -> None:
+def _find_user_modules(config: RankConfig) -> None:
     """Put the controller's folders of scripts and notebooks on the import path, as in a forked rank.
 
     Folders of installed packages are left out: they may belong to another interpreter.
     """
-    for entry in msgspec.msgpack.decode(config, type=RankConfig).sys_path:
+    if config.placement is not None and sys.path and sys.path[0] == os.getcwd():
+        sys.path[0] = _current(sys.path[0], config.placement)
+    for entry in config.sys_path:
         if entry not in sys.path and "-packages" not in entry and f"{os.sep}python3" not in entry:
             sys.path.append(entry)
 
 
+def _current(cwd: str, placement: Placement) -> str:
+    """The name of the working directory that stays valid when a folder of a placement is switched."""
+    for there in placement.folders.values():
+        real = os.path.realpath(there)
+        if is_below(cwd, real):
+            return there + cwd[len(real) :]
+    return cwd
+
+
 if __name__ == "__main__":
     given = _read(int(sys.argv[1]))
-    _find_user_modules(given)
+    _find_user_modules(msgspec.msgpack.decode(given, type=RankConfig))
     main(given)

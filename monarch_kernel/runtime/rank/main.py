@@ -58,6 +58,8 @@ class Rank:
         self.system = ActorSystem(self.node, config.root, config.mesh)
         self.system.agent = config.agent
         self.system.launch = config.launch
+        if config.placement is not None:
+            self.system.placements.adopt(config.agent.id, config.placement)
         self.system.main_driver = self._take_main
         self.system.on_end_proc = self._end
         if config.owner.id == config.root.id:  # then its output goes to the controller

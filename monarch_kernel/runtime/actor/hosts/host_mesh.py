@@ -230,6 +230,9 @@ class HostMesh(MeshTrait):
             self._use.spawned.add(uid)
         system.tree.spawned_procs(OwnedMesh(uid, name, owner.mesh_id, extent, tuple(refs), tool))
         owner.owned.append(mesh)
+        # In a rank, these are folders of its host; and the import system ignores entries that are no strings.
+        cwd = system.placements.at_controller(os.getcwd())
+        sys_path = [system.placements.at_controller(entry) for entry in sys.path if isinstance(entry, str)]
         messages: list[SpawnProcs] = []
         for at, host in enumerate(hosts):
             node.learn(host.agent)
@@ -240,8 +243,8 @@ class HostMesh(MeshTrait):
                 owner=node.ref,
                 root=system.root,
                 env=_inherited_env(system, host) | env,
-                cwd="/" if tool else os.getcwd(),
-                sys_path=_tool_path(system, host) if tool else [e for e in sys.path if isinstance(e, str)],
+                cwd="/" if tool else cwd,
+                sys_path=_tool_path(system, host) if tool else sys_path,
                 labels=extent.names,
                 sizes=extent.shape,
                 preload=modules,

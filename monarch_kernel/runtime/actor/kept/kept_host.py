@@ -31,6 +31,7 @@ from monarch_kernel.protocol.kept_mesh import (
     TakeOver,
 )
 from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef
+from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
 from monarch_kernel.protocol.serialize import dumps_flat, loads
 from monarch_kernel.runtime.actor.calls.requests import ask_agent
@@ -57,6 +58,8 @@ IDLE = 12 * 3600.0
 
 #: The key of the part of the record that lists former host agents, which have died.
 FORMER = "former:"
+#: The key of the part that says how ranks start.
+PLACEMENT = "placement:"
 
 
 class KeptError(RuntimeError):
@@ -207,6 +210,11 @@ class KeptHost:
     def _send(self, key: str, part: bytes) -> None:
         self._system.node.send(self._agent.id, Keep(key), part)
 
+    def _on_placed(self, agent: str) -> None:
+        placement = self._system.placements.by_agent.get(agent)
+        if agent == self._agent.id and placement is not None and not self.lost:
+            self._send(PLACEMENT, msgspec.msgpack.encode(placement))
+
     # -- when the host agent dies ---------------------------------------------------------------------
 
     def _renew(self, agent: str) -> ProcRef | None:
@@ -221,6 +229,7 @@ class KeptHost:
                     raise HealError(
                         f"{self.name} cannot be healed: its host agent died, and no other started: {e}"
                     ) from e
+                self._system.placements.renew(self._system, list(self._agents), self._agent)
                 self._agents.add(self._agent.id)
                 self.hosts = self._hosts_of(self._agent)
                 answer = ask_agent(self._system.node, self._agent, f"attach {self.name}", TakeOver, False).get(TIMEOUT)
@@ -231,6 +240,7 @@ class KeptHost:
                     self._send(f"note:{key}", pickled)
                 for mesh_id in list(self._known):
                     self._on_change(mesh_id)
+                self._on_placed(self._agent.id)
             return self._agent
 
     # -- taking over ----------------------------------------------------------------------------------
@@ -253,6 +263,7 @@ class KeptHost:
         self.idle = held.idle
         system.node.handlers[Taken] = _on_taken
         self._subscription = system.healer.records_changed.subscribe(self._on_change)
+        self._placed = system.placements.changed.subscribe(self._on_placed)
         system.healer.renewers.append(self._renew)
         _hosts.append(self)
         _taken_over.pop(self.name, None)
@@ -273,7 +284,10 @@ class KeptHost:
 
     def _rebuild(self, held: Held) -> None:
         node = self._system.node
-        parts = {key: loads(part) for key, part in held.record.items() if not key.startswith("note:")}
+        parts = {key: loads(part) for key, part in held.record.items() if not key.startswith(("note:", PLACEMENT))}
+        if PLACEMENT in held.record:
+            placement = msgspec.msgpack.decode(held.record[PLACEMENT], type=Placement)
+            self._system.placements.place(self._system, self._agent, placement)
         refs: dict[str, ProcRef] = {}
         self._agents |= parts.pop(FORMER, set())
         for key, part in parts.items():
@@ -408,6 +422,7 @@ class KeptHost:
         if self in _hosts:
             _hosts.remove(self)
             self._subscription.close()
+            self._placed.close()
             self._system.healer.renewers.remove(self._renew)
 
     def _forget(self, why: str) -> list[ProcRef]:

@@ -1,0 +1,47 @@
+"""Where the folders of a controller are on one host, and how ranks start there. Values only: nothing is looked up.
+
+Paths are absolute and compared as text. A controller sends paths as it has them; the host agent that starts a rank
+turns them into the host's own. So a message that starts procs is the same for every host, and stays valid when the
+placement changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+class Placement(msgspec.Struct, array_like=True, frozen=True):
+    """How the ranks of one controller start on one host.
+
+    Attributes:
+        folders: the host's folder for each folder of the controller. A host's folder may be a symbolic link that is
+            switched later: ranks that start afterwards run in the folder that it then leads to.
+        env: environment variables to set in the ranks; None removes one.
+        python: the interpreter of ranks for which the program names none; "": the host agent's own.
+    """
+
+    folders: dict[str, str] = {}
+    env: dict[str, str | None] = {}
+    python: str = ""
+
+    def on_host(self, path: str) -> str | None:
+        """The host's path for a path of the controller; None if it is in none of the folders."""
+        return moved(path, self.folders)
+
+    def updated(self, newer: Placement) -> Placement:
+        """This placement with everything that another one says; folders inside its folders are its own, too."""
+        kept = {here: there for here, there in self.folders.items() if moved(here, newer.folders) is None}
+        return Placement({**kept, **newer.folders}, {**self.env, **newer.env}, newer.python or self.python)
+
+
+def moved(path: str, folders: Mapping[str, str]) -> str | None:
+    """A path below one of the keys, below the value of the longest such key instead; None if it is below none."""
+    found = max((folder for folder in folders if is_below(path, folder)), key=len, default=None)
+    return None if found is None else folders[found].rstrip("/") + path[len(found.rstrip("/")) :]
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether an absolute path is a folder or lies in it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

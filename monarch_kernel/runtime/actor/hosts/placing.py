@@ -1,0 +1,142 @@
+"""Where ranks start: the folders of this controller on each of its hosts, as a sync has put them there.
+
+The host agent applies a placement (``protocol.placement``) to every rank that it starts for this controller, whichever
+process asks for it, healing included. The controller keeps what it has placed, to translate paths back, and to place it
+again on an agent that takes the place of a dead one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from monarch_kernel.protocol.messages import PlaceRanks, ProcRef
+from monarch_kernel.protocol.placement import Placement, is_below, moved
+from monarch_kernel.runtime.actor.calls.requests import ask_agent
+from monarch_kernel.runtime.actor.meshes.actor_mesh import settled
+from monarch_kernel.runtime.actor.process import System, get_system
+from monarch_kernel.runtime.node.future import Future, gathered, nothing
+from monarch_kernel.subscriptions import Subscribers
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
+
+
+class Placements:
+    """What this process knows of placements: a controller, those of its hosts; a rank, that of its own host.
+
+    Attributes:
+        by_agent: by the id of the host's agent.
+        changed: notified with that id.
+    """
+
+    def __init__(self) -> None:
+        self.by_agent: dict[str, Placement] = {}
+        self.changed: Subscribers[[str]] = Subscribers("a record of placements")
+        self._back: dict[str, str] = {}  # the controller's folder of each folder of any host
+        self._folders: set[str] = set()  # the controller's folders
+
+    def place(self, system: System, agent: ProcRef, placement: Placement) -> Future[Any]:
+        """Add a placement to that of a host; done when the host's agent applies it, or is dead."""
+        known = self.by_agent.get(agent.id)
+        whole = placement if known is None else known.updated(placement)
+        self._record(agent.id, whole)
+        self.changed.notify(agent.id)
+        return settled(ask_agent(system.node, agent, f"place ranks on {agent.host}", PlaceRanks, whole))
+
+    def renew(self, system: System, dead: Sequence[str], agent: ProcRef) -> None:
+        """Place what dead agents of a host had on their successor."""
+        for name in dead:
+            placement = self.by_agent.pop(name, None)
+            if placement is not None:
+                self.place(system, agent, placement)
+
+    def adopt(self, agent: str, placement: Placement) -> None:
+        """In a rank: record the placement of its host, under which it was started."""
+        self._record(agent, placement)
+        # The kernel resolves symbolic links in a working directory, and they may lead elsewhere later.
+        self._back.update({os.path.realpath(there): here for here, there in placement.folders.items()})
+
+    def _record(self, agent: str, placement: Placement) -> None:
+        self.by_agent[agent] = placement
+        self._back.update({there: here for here, there in placement.folders.items()})
+        self._folders.update(placement.folders)
+
+    def at_controller(self, path: str) -> str:
+        """A folder of this process as its controller names it, spelled as in a placement if it is in one."""
+        if not self._folders or not os.path.isabs(path):
+            return path
+        there = self.client_path(path)
+        if there is not None:
+            return there
+        real = os.path.realpath(path)
+        return real if self._has(real) and not self._has(path) else path
+
+    def _has(self, path: str) -> bool:
+        return any(is_below(path, folder) for folder in self._folders)
+
+    def client_path(self, path: str) -> str | None:
+        """The controller's path for a path of a placed folder on any host; None if it is in none."""
+        return moved(path, self._back)
+
+
+def place_ranks(hosts: HostMesh | ProcMesh, placements: Placement | Sequence[Placement]) -> Future[None]:
+    """Have the ranks of this controller start in other folders of hosts from now on.
+
+    A rank starts in the host's folder for this process's working directory, and imports from the host's folders for
+    those of ``sys.path``, if they exist there. This holds for all meshes that are spawned on these hosts from now on,
+    through any handle and also by actors, and for healed ranks. Ranks that run already are not affected. A further
+    placement adds to the earlier ones; where folders overlap, the newer one counts.
+
+    Place again after the content of a folder has changed: host agents then load preloaded modules anew.
+
+    Args:
+        hosts: all, or a slice of them; a proc mesh stands for its hosts.
+        placements: one for all hosts, or one for each in the order of the mesh.
+
+    Returns:
+        A future, done when all host agents apply it. Dead hosts are left out.
+
+    Raises:
+        RuntimeError: this is not the controller.
+        ValueError: the number of placements is not that of the hosts, or a folder is no absolute path.
+    """
+    system = get_system()
+    if not system.is_root:
+        raise RuntimeError("place_ranks() is for the controller: ranks start where it has placed them")
+    agents = _agents_of(hosts)
+    each = [placements] * len(agents) if isinstance(placements, Placement) else list(placements)
+    if len(each) != len(agents):
+        raise ValueError(f"place_ranks() got {len(each)} placements for {len(agents)} hosts")
+    pairs = zip(agents, map(_spelled, each), strict=True)
+    asked = [system.placements.place(system, agent, placement) for agent, placement in pairs]
+    return gathered(system.node.poller, asked, "place_ranks").then(nothing)
+
+
+def _agents_of(hosts: HostMesh | ProcMesh) -> list[ProcRef]:
+    mesh: Any = getattr(hosts, "host_mesh", hosts)
+    return [host.agent for host in mesh._selected()]
+
+
+def _spelled(placement: Placement) -> Placement:
+    """The placement with both names of a folder that is reached through symbolic links."""
+    for path in (*placement.folders, *placement.folders.values()):
+        if not os.path.isabs(path):
+            raise ValueError(f"place_ranks(): {path!r} is not an absolute path")
+    real = {os.path.realpath(here): there for here, there in placement.folders.items()}
+    return msgspec.structs.replace(placement, folders={**real, **placement.folders})
+
+
+def placement_of(hosts: HostMesh | ProcMesh) -> list[Placement | None]:
+    """How ranks of this controller start on each of these hosts; None: nothing was placed there."""
+    known = get_system().placements.by_agent
+    return [known.get(agent.id) for agent in _agents_of(hosts)]
+
+
+def client_path(path: str) -> str | None:
+    """This controller's path of a file in a placed folder of any host, for sources; None if it is in none."""
+    return get_system().placements.client_path(path)
