@@ -10,6 +10,8 @@
   their frames; ``on_failure`` reports new ones.
 * Collectives: ``failed_by_peer`` tells whether another rank caused the error of a process group, and ``said_first``
   extracts its message.
+* Changes of code: ``between_messages`` runs a function while the actors of this process are idle, and
+  ``actor_class_changed`` makes the runtime follow a class that was changed in place.
 * Other processes: ``stacks_from_outside`` lets host agents read the stacks of ranks that cannot answer.
   ``controllers`` lists the controllers of this user on this machine, and ``ask_console`` connects to the debugger's
   console in one of them.
@@ -19,10 +21,12 @@ This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
 
 from monarch_kernel.protocol.messages import StackRead
 from monarch_kernel.runtime.actor.execution.collectives import WAITING, called_method, failed_by_peer, said_first
+from monarch_kernel.runtime.actor.execution.message_gate import StillBusy
 from monarch_kernel.runtime.actor.execution.postmortem import Failure
 from monarch_kernel.runtime.actor.import_hooks import after_import
 from monarch_kernel.runtime.actor.inspection.activity import Running, actors_here, endpoints_here, running_here
 from monarch_kernel.runtime.actor.inspection.awaited_calls import Awaited, awaited_by, awaited_here, proc_here
+from monarch_kernel.runtime.actor.inspection.code_change import actor_class_changed, between_messages
 from monarch_kernel.runtime.actor.inspection.console_endpoint import Controller, ask_console, controllers
 from monarch_kernel.runtime.actor.inspection.external_stacks import stacks_from_outside
 from monarch_kernel.runtime.actor.inspection.failures import failures, keep_failure, on_failure
@@ -37,13 +41,16 @@ __all__ = [
     "Failure",
     "Running",
     "StackRead",
+    "StillBusy",
     "ToolHost",
     "Whole",
+    "actor_class_changed",
     "actors_here",
     "after_import",
     "ask_console",
     "awaited_by",
     "awaited_here",
+    "between_messages",
     "call_in_wait",
     "called_method",
     "controllers",

@@ -1,7 +1,8 @@
 """The meshes of this controller: ``list_proc_meshes``, ``get_mesh``, and notification of changes: ``on_change``.
 
 Meshes that outlive it: ``keep`` starts a host for them, ``kept`` lists them, ``attach`` takes them over, ``end_kept``
-ends them. The notation of rank sets: ``format_ranks``, ``format_points``, ``parse_ranks``.
+ends them. ``respawn_actors`` creates the actors of live processes again. The notation of rank sets: ``format_ranks``,
+``format_points``, ``parse_ranks``.
 
 This module holds names only; ``monarch_kernel.runtime`` has the code. ``listens``, ``start_daemon``,
 ``make_job_folder`` and ``remove_job_folder`` now belong to ``monarch_kernel.private_files`` and
@@ -10,6 +11,7 @@ This module holds names only; ``monarch_kernel.runtime`` has the code. ``listens
 
 from monarch_kernel.private_files import listens
 from monarch_kernel.protocol.kept_mesh import KeptInfo, KeptMesh
+from monarch_kernel.runtime.actor.healing.respawn import actor_meshes_on, respawn_actors
 from monarch_kernel.runtime.actor.kept.kept_host import (
     KeptError,
     KeptHost,
@@ -30,6 +32,7 @@ __all__ = [
     "KeptHost",
     "KeptInfo",
     "KeptMesh",
+    "actor_meshes_on",
     "attach",
     "end_kept",
     "format_points",
@@ -45,6 +48,7 @@ __all__ = [
     "on_change",
     "parse_ranks",
     "remove_job_folder",
+    "respawn_actors",
     "start_daemon",
     "taken_over",
 ]

@@ -26,6 +26,7 @@ INTERNAL = {
     "NobodyLeft": "a port's receiver turns it into its own error",
     "NoGreeting": "ends a connection before it is a link",
     "RequestError": "becomes an answer of the Debug Adapter Protocol",
+    "StillBusy": "a reload says which actors were busy",
     "TimeLimitError": "a rank answers that the time was up",
     "Unfit": "the data plane tries the next backend",
     "WorkFailure": "a transfer over RDMA cards turns it into RDMAError",

@@ -184,6 +184,10 @@ class EndpointSpec:
 
     def __init__(self, name: str, prop: EndpointProperty) -> None:
         self.name = name
+        self.describe(prop)
+
+    def describe(self, prop: EndpointProperty) -> None:
+        """Take over the description of a method; handles that callers have follow it."""
         self.function = prop.function
         self.explicit_port = prop.explicit_response_port
         self.concurrent = prop.concurrent
@@ -218,6 +222,28 @@ class ActorSpec:
 
     def __init__(self, cls: type, reserved: frozenset[str]) -> None:
         self.cls = cls
+        self._read(reserved)
+
+    def reread(self) -> None:
+        """Describe the class again, as its definition has changed in place. Specs of endpoints that it keeps stay.
+
+        Raises:
+            ValueError: the class is not valid any more, or has become async or sync; nothing has changed here then.
+        """
+        new = ActorSpec(self.cls, frozenset())
+        if new.is_async != self.is_async and self.endpoints:
+            kinds = ("async", "sync") if self.is_async else ("sync", "async")
+            raise ValueError(f"the endpoints of {self.cls.__name__} were {kinds[0]} and are {kinds[1]} now")
+        for name in list(new.endpoints):
+            old = self.endpoints.get(name)
+            if old is not None:
+                old.describe(inspect.getattr_static(self.cls, name))
+                new.endpoints[name] = old
+        self.is_async, self.tool, self.background = new.is_async, new.tool, new.background
+        self.endpoints = new.endpoints
+
+    def _read(self, reserved: frozenset[str]) -> None:
+        cls = self.cls
         self.endpoints: dict[str, EndpointSpec] = {}
         kinds: dict[bool, list[str]] = {True: [], False: []}
         for name in dir(cls):
@@ -272,6 +298,11 @@ def spec_of(cls: Any, reserved: frozenset[str]) -> ActorSpec:
         spec = ActorSpec(cls, reserved)
         _specs[cls] = spec
     return spec
+
+
+def known_specs(cls: type) -> list[ActorSpec]:
+    """The descriptions that this process has of an actor class and of classes derived from it."""
+    return [spec for each, spec in list(_specs.items()) if issubclass(each, cls)]
 
 
 def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -58,6 +58,7 @@ from monarch_kernel.runtime.actor.execution.bootstrap_hold import BootstrapHold,
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Client, Instance, on_peers_failed
 from monarch_kernel.runtime.actor.execution.local_link import LocalLink
+from monarch_kernel.runtime.actor.execution.message_gate import MessageGate
 from monarch_kernel.runtime.actor.healing.healer import Healer
 from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
 from monarch_kernel.runtime.actor.hosts.host_mesh import host_mesh_of_this_host
@@ -115,6 +116,7 @@ class ActorSystem:
         self.mark_output: Callable[[str, str], int] | None = None
         self.output_sinks: list[Callable[[str, int, bytes | None], None]] = []
         self.held_calls = HeldCalls()
+        self.gate = MessageGate()
         self.tree = Tree()
         self.proc_meshes: dict[str, Any] = {}  # by unique id, oldest first
         self.kept_from: set[str] = set()  # controllers whose end this rank, with their actors on it, survives

@@ -19,6 +19,7 @@ from monarch_kernel.runtime.actor.context import Context, current, origin, share
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution.instance import CLEANUP_TIMEOUT, FAILURE, ActorInstance, CalledEndpoint
 from monarch_kernel.runtime.actor.execution.interruptible import InterruptibleSteps
+from monarch_kernel.runtime.actor.execution.message_gate import GATE_PERIOD
 from monarch_kernel.runtime.actor.ports.holders import pickled
 from monarch_kernel.runtime.actor.wire_types import Body, MessageLink
 from monarch_kernel.runtime.node.event_loop import new_loop
@@ -87,6 +88,7 @@ class AsyncActorInstance(ActorInstance):
                 error = await self._take_messages_async(loop, fatal)
                 break
             except KeyboardInterrupt:  # meant for a step that has just ended
+                self.handling = len(self._tasks)
                 continue
         return await self._end(error or self._fatal)
 
@@ -106,6 +108,11 @@ class AsyncActorInstance(ActorInstance):
             if self._stopping is not None:
                 return None
             link, message, body = queue.popleft()
+            self.handling += 1
+            while self._system.gate.closed:  # tasks that run already may end meanwhile
+                self.handling -= 1
+                await asyncio.sleep(GATE_PERIOD)
+                self.handling += 1
             if type(message) is Call:
                 endpoint = self._spec.endpoints.get(message.endpoint)
                 task = loop.create_task(self._handle_async(link, message, body))
@@ -120,12 +127,15 @@ class AsyncActorInstance(ActorInstance):
                         error = await task
                     finally:
                         self._running_task = None
+                        self.handling -= 1
                     if error is not None:
                         return error
-            elif type(message) is StopActor:
-                self._note_stop(link, message)
-            elif message is FAILURE:
-                self._start_hook(loop, self._failures.popleft())
+            else:
+                self.handling -= 1
+                if type(message) is StopActor:
+                    self._note_stop(link, message)
+                elif message is FAILURE:
+                    self._start_hook(loop, self._failures.popleft())
             handled += 1
             if handled % 64 == 0:
                 await asyncio.sleep(0)
@@ -183,6 +193,7 @@ class AsyncActorInstance(ActorInstance):
         task: asyncio.Task[BaseException | None],
     ) -> None:
         """Record the end of a concurrent endpoint."""
+        self.handling -= 1
         self._tasks.pop(task, None)
         self._cells.pop(task, None)
         if task.cancelled():  # it ended before its first step, so it has not answered

@@ -190,6 +190,7 @@ class ActorInstance(Instance):
         self.running_for = create.cell  # the cell that it runs for
         self.answering: Call | None = None  # the call that it answers
         self._warned = False  # whether it warned about a checkpoint that is too large
+        self.handling = 0  # messages that it handles now; see `message_gate`
         self._interruptible = False
         self._woken: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None  # set while that loop runs
 
@@ -284,6 +285,7 @@ class ActorInstance(Instance):
         return error
 
     def _construct(self) -> BaseException | None:
+        self._enter()
         self.running = "__init__"
         self._interruptible = True
         try:
@@ -294,10 +296,31 @@ class ActorInstance(Instance):
         finally:
             self._interruptible = False
             self.running = None
-        for name, endpoint in self._spec.endpoints.items():
-            self._functions[name] = endpoint.function.__get__(self._object)
+            self.handling = 0
+        self.bind_endpoints()
         self._answer_create(OK, dumps(None)[0])
         return None
+
+    def bind_endpoints(self) -> None:
+        """Look up the methods of all endpoints: after ``__init__``, and when the class was changed in place."""
+        if self._object is not None:
+            self._functions = {
+                name: endpoint.function.__get__(self._object) for name, endpoint in self._spec.endpoints.items()
+            }
+
+    @property
+    def spec(self) -> ActorSpec:
+        """The description of its class."""
+        return self._spec
+
+    def _enter(self) -> None:
+        """Begin to handle a message, as soon as no tool holds messages."""
+        self.handling = 1
+        gate = self._system.gate
+        while gate.closed:
+            self.handling = 0
+            gate.wait()
+            self.handling = 1
 
     def _answer_create(self, status: int, body: Body) -> None:
         link, call, rank = self._create
@@ -309,6 +332,7 @@ class ActorInstance(Instance):
         queue = self._queue
         while True:
             while not queue:
+                self.handling = 0
                 self._done = False
                 if queue:
                     break
@@ -319,6 +343,7 @@ class ActorInstance(Instance):
                 else:
                     self._wait_in(self.background)
             link, message, body = queue.popleft()
+            self._enter()
             if type(message) is Call:
                 error = self._handle(link, message, body)
                 if error is not None:

@@ -39,6 +39,7 @@ from monarch_kernel.protocol.messages import (
     ProcSpec,
     Replaced,
     SpawnProcs,
+    StopActor,
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, loads
@@ -155,6 +156,67 @@ class Healer:
 
         threading.Thread(target=work, name="monarch-heal", daemon=True).start()
         return future
+
+    def respawn(self, mesh: ProcMesh, timeout: float) -> Future[Healed]:
+        """Stop the actors that this process spawned on a mesh (or slice), tools excepted, and create them again.
+
+        Their processes stay. Each gets its original arguments and its last checkpoint. Calls of this process that are
+        made meanwhile wait. The work runs on a separate thread.
+        """
+        future: Future[Healed] = Future(self._system.node.poller, f"{mesh.name}.respawn")
+        waiting = self._system.held_calls
+        procs = {ref.id for ref in mesh._target().procs} - self._system.node.deaths.keys()
+        waiting.begin(procs)
+
+        def work() -> None:
+            try:
+                healed = self._respawn(mesh, procs, time.monotonic() + timeout)
+            except BaseException as e:
+                waiting.end(procs)
+                future._reject(e)
+            else:
+                waiting.end(procs)
+                future._resolve(healed)
+
+        threading.Thread(target=work, name="monarch-heal", daemon=True).start()
+        return future
+
+    def _respawn(self, mesh: ProcMesh, procs: set[str], deadline: float) -> Healed:
+        began = time.monotonic()
+        node = self._system.node
+        healed = Healed(mesh.name)
+        chosen: list[tuple[SpawnedActors, int, ProcRef]] = []
+        stops: list[OneCall] = []
+        for actors_record in list(self.spawned_actors.values()):
+            on = actors_record.mesh
+            if on._spec.tool:
+                continue
+            target = on._target()
+            for rank, ref in enumerate(target.procs):
+                if ref.id in procs:
+                    chosen.append((actors_record, rank, ref))
+                    call = OneCall(node, f"{on._name}.stop", target, rank)
+                    stops.append(call)
+                    if not node.send(ref.id, StopActor(on._actor, call._number, rank, "it is created again")):
+                        call.on_peer_dead(ref.id, node.deaths[ref.id])
+        for call in stops:
+            call.get(max(0.0, deadline - time.monotonic()))
+        names: dict[str, None] = {}
+        restored: dict[str, None] = {}
+        created = [(record, rank, ref, self._create(record, rank, ref)) for record, rank, ref in chosen]
+        for record, rank, ref, call in created:
+            self._finish([(record, rank, call)], ref, names, restored, deadline)
+        places = {ref.id: rank for rank, ref in zip(mesh._shape.ranks(), mesh._target().procs, strict=True)}
+        whole = mesh._whole()
+        for proc in dict.fromkeys(ref.id for _, _, ref in chosen):
+            rank, pid = places[proc], node.pids.get(proc, 0)
+            host = node.refs[proc].host
+            coords = dict(whole.extent.point(rank))
+            healed.replaced.append(Replacement(rank, coords, "actor", "created again", host, pid, host, pid))
+        healed.respawned, healed.restored = list(names), list(restored)
+        healed.seconds = time.monotonic() - began
+        self._system.changed()
+        return healed
 
     def _broken(self, mesh: ProcMesh) -> set[str]:
         """The procs of a mesh that are dead, or that hold a dead actor."""
