@@ -229,18 +229,18 @@ class KeptHost:
                     raise HealError(
                         f"{self.name} cannot be healed: its host agent died, and no other started: {e}"
                     ) from e
-                self._system.placements.renew(self._system, list(self._agents), self._agent)
+                former = list(self._agents)
                 self._agents.add(self._agent.id)
                 self.hosts = self._hosts_of(self._agent)
                 answer = ask_agent(self._system.node, self._agent, f"attach {self.name}", TakeOver, False).get(TIMEOUT)
                 msgspec.msgpack.decode(answer, type=Held)
+                self._system.placements.renew(self._system, former, self._agent)
                 ask_agent(self._system.node, self._agent, f"attach {self.name}", Hear).get(TIMEOUT)
                 self._send(FORMER, dumps_flat(self._agents))
                 for key, pickled in self._notes.items():
                     self._send(f"note:{key}", pickled)
                 for mesh_id in list(self._known):
                     self._on_change(mesh_id)
-                self._on_placed(self._agent.id)
             return self._agent
 
     # -- taking over ----------------------------------------------------------------------------------
