@@ -246,6 +246,26 @@ BACKLOG = EnvironmentVariable(
     "worker of a kept mesh",
 )
 
+# -- workspace sync ------------------------------------------------------------------------------
+
+SYNC_FOLDER = EnvironmentVariable(
+    "SYNC_FOLDER",
+    _text,
+    "",
+    "the path of a folder",
+    "where a host keeps the workspaces and environments that are synced to it",
+    "agents of workspace sync, ranks",
+    shown_default="`~/.cache/monarch_kernel/sync`",
+)
+SYNC_KEEP = EnvironmentVariable(
+    "SYNC_KEEP",
+    _whole(0),
+    "10737418240",
+    "a whole number of bytes, 0 or more",
+    "how much content that no tree holds any more a host keeps for rollback and reuse; beyond that, the oldest goes",
+    "agents of workspace sync",
+)
+
 # -- calls ---------------------------------------------------------------------------------------
 
 CAST_FANOUT = EnvironmentVariable(

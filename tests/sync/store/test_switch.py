@@ -1,0 +1,105 @@
+"""Trees are made beside the current one and switched to at once; what a host has is not sent again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.sync.store.trees import Content, Link, expected, file, on_disk, sync
+from workspace_sync.store import Store, WorkspaceFolder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(str(tmp_path / "store")) as made:
+        yield made
+
+
+@pytest.fixture
+def folder(store: Store) -> WorkspaceFolder:
+    return store.workspace("w-1")
+
+
+def tree(folder: WorkspaceFolder, part: str = "tree") -> str:
+    return f"{folder.path}/current/{part}"
+
+
+FIRST = {
+    b"a.py": b"a = 1\n",
+    b"empty": b"",
+    b"run.sh": file(b"#!/bin/sh\n", 0o755),
+    b"pkg/b.py": b"b = 1\n",
+    b"pkg/deep/er/c.py": b"c = 1\n",
+    b"hollow/": 0o700,
+    b"link": Link(b"pkg/b.py"),
+    b"out": Link(b"/etc"),
+    b"odd \xff\n\t\xe2\x82\xac": b"odd\n",
+    b"large": os.urandom(5000),
+}
+
+
+def test_a_first_sync_makes_the_whole_tree(folder: WorkspaceFolder) -> None:
+    content = Content(FIRST, chunk=1000)
+    staging, generation = sync(folder, content)
+    assert on_disk(tree(folder)) == expected(content)
+    assert generation.number == 1 and generation.digests == {"tree": content.manifest.digest}
+    assert staging.reused == 0 and staging.files == 7
+    assert os.stat(f"{tree(folder)}/a.py").st_mtime_ns == 1_700_000_000_123_456_789
+    assert folder.state().digests == {"tree": content.manifest.digest} and not folder.state().repair
+
+
+def test_changes_of_all_kinds(folder: WorkspaceFolder) -> None:
+    sync(folder, Content(FIRST, chunk=1000))
+    second = dict(FIRST)
+    del second[b"a.py"], second[b"pkg/deep/er/c.py"], second[b"link"]
+    second |= {
+        b"a.py/now/a/folder": b"x",  # a file that becomes a folder
+        b"pkg/deep": b"now a file",  # a folder that becomes a file
+        b"link": b"now a file",
+        b"out": Link(b"elsewhere"),
+        b"run.sh": file(b"#!/bin/sh\n", 0o700),
+        b"hollow/": 0o555,
+        b"large": FIRST[b"large"][:2000] + b"new" * 300 + FIRST[b"large"][2900:],  # type: ignore[operator]
+    }
+    content = Content(second, chunk=1000)
+    for _ in range(2):  # each slot once
+        for each in (content, Content(FIRST, chunk=1000)):
+            sync(folder, each)
+            assert on_disk(tree(folder)) == expected(each)
+            assert folder.verify() == []
+
+
+def test_only_what_is_missing_is_asked_for(folder: WorkspaceFolder) -> None:
+    sync(folder, Content(FIRST, chunk=1000))
+    second = dict(FIRST)
+    second[b"moved/large"] = second.pop(b"large")
+    second[b"pkg/again.py"] = FIRST[b"a.py"]
+    second[b"new.py"] = b"new = 1\n"
+    content = Content(second, chunk=1000)
+    with folder.lock("the test", 5):
+        staging = folder.stage({"tree": content.manifest})
+        assert [content.pieces[digest] for digest, _ in staging.missing] == [b"new = 1\n"]
+        staging.abort()
+
+
+def test_a_rollback_needs_nobody(folder: WorkspaceFolder) -> None:
+    contents = [Content({b"f": b"%d" % n, b"same": b"same", b"dir%d/x" % n: b"x" * n}) for n in range(4)]
+    for content in contents:
+        sync(folder, content)
+        folder.follow()
+    for content in reversed(contents[:-1]):
+        with folder.lock("the test", 5):
+            staging = folder.rollback()
+            staging.finish()
+            staging.commit()
+        assert on_disk(tree(folder)) == expected(content)
+
+
+def test_nothing_changes_nothing(folder: WorkspaceFolder) -> None:
+    content = Content(FIRST)
+    _, first = sync(folder, content)
+    staging, again = sync(folder, content)
+    assert again.number == first.number and staging.files == 0

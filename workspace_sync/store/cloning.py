@@ -1,0 +1,135 @@
+"""How a file gets the content of another one, and what a file system offers for that: reflinks, hard links, names."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from workspace_sync.store.objects import write_all
+
+_FICLONE = 0x40049409
+_PIECE = 1 << 20
+_CAP_DAC_OVERRIDE = 1
+#: How much of a large file is read at once, and hashed by several threads (bytes).
+_LARGE = 4 << 20
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the file system of a store offers.
+
+    Attributes:
+        free: bytes that this user may still write.
+        reflink: files can share their bytes until one of them is written to.
+        hard_links: files without write permission cannot be written to by processes of this user, so two trees may
+            share one.
+        case_insensitive: names that differ only in case are one name.
+        longest: the longest name (bytes).
+    """
+
+    free: int
+    reflink: bool
+    hard_links: bool
+    case_insensitive: bool
+    longest: int
+
+
+_probes = threading.Lock()
+
+
+def probe(folder: int) -> Facts:
+    """Find out what the file system of a folder offers.
+
+    Args:
+        folder: a descriptor of a folder in which files may be created.
+    """
+    about = os.fstatvfs(folder)
+    with _probes:
+        name = f"probe-{os.getpid()}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        a = os.open(name, flags, 0o600, dir_fd=folder)
+        try:
+            os.pwrite(a, b"x", 0)
+            case = _exists(name.upper(), folder)
+            b = os.open(f"{name}-b", flags, 0o600, dir_fd=folder)
+            try:
+                shares = reflink(a, b)
+            finally:
+                os.close(b)
+                os.unlink(f"{name}-b", dir_fd=folder)
+        finally:
+            os.close(a)
+            os.unlink(name, dir_fd=folder)
+    return Facts(about.f_bavail * about.f_frsize, shares, not overrides_modes(), case, about.f_namemax)
+
+
+def _exists(name: str, folder: int) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def overrides_modes() -> bool:
+    """Whether processes of this user write to files whose mode forbids it, as root does."""
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("CapEff:"):
+                return bool(int(line.split()[1], 16) >> _CAP_DAC_OVERRIDE & 1)
+    return True
+
+
+def reflink(source: int, target: int) -> bool:
+    """Let a file share all bytes of another one; returns whether the file system can."""
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
+            raise
+        return False
+    return True
+
+
+def digest_of_file(fd: int) -> bytes:
+    """The digest of a file's content. (Read, not mapped: a rank may cut the file off meanwhile.)"""
+    first = os.pread(fd, _PIECE, 0)
+    if len(first) < _PIECE:
+        return blake3(first).digest()
+    h = blake3(first, max_threads=blake3.AUTO)
+    buffer = memoryview(bytearray(_LARGE))
+    offset = len(first)
+    while count := os.preadv(fd, [buffer], offset):
+        h.update(buffer[:count])
+        offset += count
+    return h.digest()
+
+
+def copy(source: int, target: int, size: int, *, shares: bool) -> bytes:
+    """Give a new file the content of another one.
+
+    Args:
+        source: a descriptor to read from.
+        target: a descriptor of an empty file.
+        size: the size that the content should have; nothing beyond it is read, but one byte.
+        shares: whether to try a reflink.
+
+    Returns:
+        The digest of what was written.
+    """
+    if shares and size and reflink(source, target):
+        return digest_of_file(target)
+    h = blake3()
+    offset = 0
+    while data := os.pread(source, _PIECE, offset):
+        if offset > size:
+            break  # it is not what it should be
+        h.update(data)
+        write_all(target, data, offset)
+        offset += len(data)
+    return h.digest()

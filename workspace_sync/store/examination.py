@@ -1,0 +1,220 @@
+"""What a tree really holds: each file is hashed and compared with manifests that it may follow."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, Manifest, printable, seal
+from workspace_sync.store.cloning import digest_of_file
+from workspace_sync.store.tree import Tree, join
+
+
+@dataclass
+class Held:
+    """A manifest as a host holds it.
+
+    Attributes:
+        manifest: what the client has sent.
+        rewritten: the (digest, size) that rewritten files have on this host, by path.
+        read_only: files lack the right to write, so that several trees can share them.
+    """
+
+    manifest: Manifest
+    rewritten: dict[bytes, tuple[bytes, int]] = field(default_factory=dict[bytes, tuple[bytes, int]])
+    read_only: bool = False
+
+    def mode(self, entry: FileEntry) -> int:
+        """The mode that a file has here."""
+        return entry.mode & ~0o222 if self.read_only else entry.mode
+
+    def content(self, path: bytes, entry: FileEntry) -> tuple[bytes, int] | None:
+        """The (digest, size) that a file has here; None: a rewritten one, of which it is not known."""
+        if entry.rewrite is None:
+            return entry.digest, entry.size
+        return self.rewritten.get(path)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is not as it should be.
+
+    Attributes:
+        path: the whole path.
+        what: what is wrong.
+    """
+
+    path: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}"
+
+
+def empty(mode: int = 0o700) -> Manifest:
+    """The manifest of an empty tree."""
+    return seal({b"": Folder(mode, {}, {}, {})})
+
+
+def compared(tree: Tree, held: Held) -> Iterator[Problem]:
+    """Compare a tree with its manifest: content, links and modes. What the manifest does not name is ignored."""
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
+        for path, folder in held.manifest.folders.items():
+            yield from _folder_problems(tree, held, path, folder, pool)
+
+
+def _folder_problems(
+    tree: Tree, held: Held, path: bytes, folder: Folder, pool: ThreadPoolExecutor
+) -> Iterator[Problem]:
+    def problem(name: bytes, what: str) -> Problem:
+        return Problem(f"{tree.path}/{printable(join(path, name))}", what)
+
+    try:
+        fd = tree.folder(path)
+    except OSError as e:
+        yield problem(b"", f"the folder is missing or replaced ({e.strerror})")
+        return
+    if stat.S_IMODE(os.fstat(fd).st_mode) != folder.mode:
+        yield problem(b"", f"the folder's mode is {stat.S_IMODE(os.fstat(fd).st_mode):o}, not {folder.mode:o}")
+    for name, target in folder.links.items():
+        try:
+            found = os.fsencode(os.readlink(name, dir_fd=fd))
+        except OSError:
+            found = None
+        if found != target:
+            yield problem(name, "the link is missing or changed")
+    names = list(folder.files)
+
+    def check(name: bytes) -> str:
+        entry = folder.files[name]
+        return _file_problem(fd, name, held.mode(entry), held.content(join(path, name), entry))
+
+    for name, what in zip(names, pool.map(check, names) if len(names) > 8 else map(check, names)):
+        if what:
+            yield problem(name, what)
+
+
+def _file_problem(folder: int, name: bytes, mode: int, content: tuple[bytes, int] | None) -> str:
+    """What is wrong with a file; empty: nothing."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError as e:
+        return f"the file cannot be opened ({e.strerror})"
+    try:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode):
+            return "it is no regular file any more"
+        if about.st_mode & MODE_BITS != mode:
+            return f"its mode is {about.st_mode & MODE_BITS:o}, not {mode:o}"
+        if content is None:
+            return "it is not known what it should be on this host"
+        if about.st_size != content[1] or digest_of_file(fd) != content[0]:
+            return "its content was changed"
+    except OSError as e:
+        return f"the file cannot be read ({e.strerror})"
+    finally:
+        os.close(fd)
+    return ""
+
+
+def examined(
+    tree: Tree, candidates: Sequence[Held], aside: Callable[[bytes], None], *, unfinished: bool
+) -> tuple[Held, list[Problem]]:
+    """Find out what a tree holds, of what some manifests name, and put aside what is neither.
+
+    Args:
+        candidates: what it may hold, the likeliest first.
+        aside: moves a path that a rank may have made out of the way.
+        unfinished: files whose content is wrong are our own, half written, and are removed; otherwise put aside.
+
+    Returns:
+        A manifest of what is there, and what was wrong.
+    """
+    problems: list[Problem] = []
+    folders: dict[bytes, Folder] = {}
+    rewritten: dict[bytes, tuple[bytes, int]] = {}
+    todo = [b""]
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
+        while todo:
+            path = todo.pop()
+            fd = tree.folder(path)
+            here = [(held, held.manifest.folders[path]) for held in candidates if path in held.manifest.folders]
+            folder = folders[path] = Folder(stat.S_IMODE(os.fstat(fd).st_mode), {}, {}, {})
+            files: list[bytes] = []
+            for name in tree.names(path):
+                whole = join(path, name)
+                about = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if stat.S_ISDIR(about.st_mode):
+                    if any(name in each.folders for _, each in here):
+                        folder.folders[name] = b""
+                        todo.append(whole)
+                    elif any(name in each.files or name in each.links for _, each in here):
+                        aside(whole)
+                elif stat.S_ISLNK(about.st_mode):
+                    target = os.fsencode(os.readlink(name, dir_fd=fd))
+                    if any(each.links.get(name) == target for _, each in here):
+                        folder.links[name] = target
+                    elif _named(name, here):
+                        aside(whole)
+                elif stat.S_ISREG(about.st_mode) and any(name in each.files for _, each in here):
+                    files.append(name)
+                elif _named(name, here):
+                    aside(whole)
+
+            def match(name: bytes, path: bytes = path, fd: int = fd, here: Sequence[tuple[Held, Folder]] = here):
+                return _match(fd, name, join(path, name), here)
+
+            for name, found in zip(files, pool.map(match, files) if len(files) > 8 else map(match, files)):
+                whole = join(path, name)
+                if found is not None:
+                    entry, content = found
+                    folder.files[name] = entry
+                    if entry.rewrite is not None:
+                        rewritten[whole] = content
+                elif unfinished:
+                    tree.unlink(whole)
+                else:
+                    problems.append(Problem(f"{tree.path}/{printable(whole)}", "its content was changed"))
+                    aside(whole)
+    return Held(seal(folders), rewritten, candidates[0].read_only if candidates else False), problems
+
+
+def _named(name: bytes, here: Sequence[tuple[Held, Folder]]) -> bool:
+    return any(name in each.files or name in each.links or name in each.folders for _, each in here)
+
+
+def _match(
+    fd: int, name: bytes, path: bytes, here: Sequence[tuple[Held, Folder]]
+) -> tuple[FileEntry, tuple[bytes, int]] | None:
+    """The entry that a file fits, and its content here."""
+    found: tuple[bytes, int] | None = None
+    for held, folder in here:
+        entry = folder.files.get(name)
+        if entry is None:
+            continue
+        content = held.content(path, entry)
+        if content is None:
+            continue
+        try:
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+        except OSError:
+            return None
+        try:
+            about = os.fstat(file)
+            if about.st_size != content[1]:
+                continue
+            if found is None:
+                found = digest_of_file(file), about.st_size
+            if found != content:
+                continue
+            if about.st_mode & MODE_BITS != held.mode(entry):
+                os.fchmod(file, held.mode(entry))
+            if about.st_mtime_ns != entry.mtime:
+                os.utime(file, ns=(entry.mtime, entry.mtime))
+            return entry, content
+        finally:
+            os.close(file)
+    return None

@@ -1,0 +1,181 @@
+"""Content that no tree holds any more, by digest: files that have left a tree, and replaced pieces of large ones."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections.abc import Iterator
+
+from monarch_kernel.private_files import PrivateFolder
+from workspace_sync.model.manifest import DIGEST_SIZE
+
+_NEW = ".new"
+
+
+class Objects:
+    """The folder ``objects`` of a store. Several processes use it at once: objects come and go by renaming.
+
+    An object is named by the digest that its content should have. Whatever uses one hashes it.
+    """
+
+    def __init__(self, folder: PrivateFolder) -> None:
+        self._folder = folder
+        self._count = 0
+        self._lock = threading.Lock()
+
+    @property
+    def path(self) -> str:
+        """Its path, for messages."""
+        return self._folder.path
+
+    def close(self) -> None:
+        """Close its descriptor."""
+        self._folder.close()
+
+    def open(self, digest: bytes) -> int | None:
+        """Open an object for reading; None: there is none."""
+        try:
+            return os.open(_name(digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder.fd)
+        except OSError as e:
+            if e.errno in (errno.ENOENT, errno.ELOOP):
+                return None
+            raise
+
+    def take_in(self, digest: bytes, folder: int, name: bytes) -> None:
+        """Move a file into the objects; if there is one already, the file is removed.
+
+        Args:
+            digest: of its content, as far as is known.
+            folder: a descriptor of the folder that it is in.
+            name: its name there.
+        """
+        target = _name(digest)
+        try:
+            os.stat(target, dir_fd=self._folder.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            pass
+        else:
+            os.unlink(name, dir_fd=folder)
+            return
+        try:
+            os.rename(name, target, src_dir_fd=folder, dst_dir_fd=self._folder.fd)
+        except FileNotFoundError:
+            self._make(target)
+            os.rename(name, target, src_dir_fd=folder, dst_dir_fd=self._folder.fd)
+
+    def give_back(self, digest: bytes, folder: int, name: bytes) -> None:
+        """Move an object into a folder."""
+        os.rename(_name(digest), name, src_dir_fd=self._folder.fd, dst_dir_fd=folder)
+
+    def write(self, digest: bytes, data: memoryview | bytes) -> None:
+        """Store some content, unless it is there."""
+        target = _name(digest)
+        try:
+            os.stat(target, dir_fd=self._folder.fd, follow_symlinks=False)
+            return
+        except FileNotFoundError:
+            pass
+        with self._lock:
+            self._count += 1
+            new = f"{target[:2]}/{os.getpid()}-{self._count}{_NEW}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(new, flags, 0o600, dir_fd=self._folder.fd)
+        except FileNotFoundError:
+            self._make(target)
+            fd = os.open(new, flags, 0o600, dir_fd=self._folder.fd)
+        try:
+            with os.fdopen(fd, "wb", buffering=0) as file:
+                write_all(file.fileno(), data, 0)
+            os.rename(new, target, src_dir_fd=self._folder.fd, dst_dir_fd=self._folder.fd)
+        except BaseException:
+            os.unlink(new, dir_fd=self._folder.fd)
+            raise
+
+    def remove(self, digest: bytes) -> None:
+        """Remove an object, if it is there."""
+        try:
+            os.unlink(_name(digest), dir_fd=self._folder.fd)
+        except FileNotFoundError:
+            pass
+
+    def names(self) -> set[bytes]:
+        """The digests of all objects."""
+        found: set[bytes] = set()
+        for inside in self._folder.names():
+            try:
+                names = os.listdir(f"{self._folder.path}/{inside}")
+            except OSError:
+                continue
+            found.update(digest for name in names if (digest := _digest(inside + name)) is not None)
+        return found
+
+    def all(self) -> Iterator[tuple[bytes, os.stat_result]]:
+        """The digest and state of each object."""
+        for inside, name, about in self._entries():
+            digest = _digest(inside + name)
+            if digest is not None and stat.S_ISREG(about.st_mode):
+                yield digest, about
+
+    def remove_unfinished(self, before: float) -> None:
+        """Remove what processes that were killed have left half written.
+
+        Args:
+            before: only what has not been touched since then (seconds since the epoch).
+        """
+        for inside, name, about in self._entries():
+            if name.endswith(_NEW) and stat.S_ISREG(about.st_mode) and about.st_ctime < before:
+                try:
+                    os.unlink(f"{inside}/{name}", dir_fd=self._folder.fd)
+                except FileNotFoundError:
+                    pass
+
+    def _entries(self) -> Iterator[tuple[str, str, os.stat_result]]:
+        for inside in self._folder.names():
+            if len(inside) != 2:
+                continue
+            try:
+                fd = os.open(
+                    inside, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder.fd
+                )
+            except OSError:
+                continue
+            try:
+                for name in os.listdir(fd):
+                    try:
+                        about = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    yield inside, name, about
+            finally:
+                os.close(fd)
+
+    def _make(self, target: str) -> None:
+        try:
+            os.mkdir(target[:2], 0o700, dir_fd=self._folder.fd)
+        except FileExistsError:
+            pass
+
+
+def _name(digest: bytes) -> str:
+    text = digest.hex()
+    return f"{text[:2]}/{text[2:]}"
+
+
+def _digest(text: str) -> bytes | None:
+    try:
+        digest = bytes.fromhex(text)
+    except ValueError:
+        return None
+    return digest if len(digest) == DIGEST_SIZE else None
+
+
+def write_all(fd: int, data: memoryview | bytes, offset: int) -> None:
+    """Write some bytes at an offset of a file."""
+    left = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
+    while left:
+        done = os.pwrite(fd, left, offset)
+        left = left[done:]
+        offset += done

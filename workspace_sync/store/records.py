@@ -1,0 +1,130 @@
+"""The small files in which a store notes what it holds: checked by digest, replaced atomically, with a version.
+
+A record is never trusted without its digest: one that is truncated or changed is reported, and never guessed at. They
+are not flushed to disk one by one: after a power failure trees are verified before they are used again, and a
+record that was lost with the power costs a verification.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+import msgspec
+
+from monarch_kernel.private_files import PrivateFolder
+from workspace_sync.model.errors import StoreError, TamperedError
+from workspace_sync.model.manifest import DIGEST_SIZE, ManifestDelta, digest_of
+from workspace_sync.store.failures import explain
+
+R = TypeVar("R")
+
+#: The version of what a store has on disk. It rises when an older program could not read it.
+FORMAT = 1
+_MAGIC = b"monarch sync "
+_HEAD = len(_MAGIC) + 5 + DIGEST_SIZE
+
+
+class SlotRecord(msgspec.Struct, array_like=True):
+    """What a slot holds.
+
+    Attributes:
+        part: the part of a workspace that it is for ("tree", "env").
+        digest: of the manifest that it holds; empty: nothing.
+        target: while it is being changed, the digest of the manifest that it shall hold; otherwise empty.
+        boot: the boot of the machine in which that was known; after another one the slot is verified first.
+        suspect: content of it was found to be damaged.
+    """
+
+    part: str
+    digest: bytes = b""
+    target: bytes = b""
+    boot: str = ""
+    suspect: bool = False
+
+
+class Generation(msgspec.Struct, array_like=True):
+    """A pair of trees (folders, environment) that a host has switched to.
+
+    Attributes:
+        number: it rises with each switch.
+        parts: (slot, digest of the manifest) by part; the slot may hold another tree by now.
+        previous: the generation that a rollback from here goes to; 0: there is none.
+        time: when it was switched to (seconds since the epoch).
+        moved: paths that ranks had made, and that moved along ("part/path").
+        kept: what ranks had made where the new tree has something else, and where it is now ("part/path: place").
+    """
+
+    number: int
+    parts: dict[str, tuple[str, bytes]]
+    previous: int = 0
+    time: float = 0.0
+    moved: list[str] = []
+    kept: list[str] = []
+
+    @property
+    def digests(self) -> dict[str, bytes]:
+        """The digests of its trees by part."""
+        return {part: digest for part, (_, digest) in self.parts.items()}
+
+
+class ManifestRecord(msgspec.Struct, array_like=True):
+    """A manifest, and what its rewritten files are on this host: (digest, size) by path."""
+
+    manifest: ManifestDelta
+    rewritten: dict[bytes, tuple[bytes, int]] = {}
+
+
+def write_record(folder: PrivateFolder, name: str, record: object) -> None:
+    """Write a record atomically.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    data = msgspec.msgpack.encode(record)
+    with explain(os.path.join(folder.path, name)):
+        folder.replace(name, b"".join((_MAGIC, b"%04d\n" % FORMAT, digest_of(data), data)))
+
+
+def read_record(folder: PrivateFolder, name: str, kind: type[R]) -> R:
+    """Read a record.
+
+    Raises:
+        FileNotFoundError: there is none.
+        TamperedError: it was changed or cut off.
+        StoreError: a newer version has written it, or it cannot be read.
+    """
+    path = os.path.join(folder.path, name)
+    data = _read(folder, name, path)
+    head, content = data[:_HEAD], memoryview(data)[_HEAD:]
+    version = head[len(_MAGIC) : len(_MAGIC) + 4]
+    if head.startswith(_MAGIC) and version.isdigit() and int(version) > FORMAT:
+        raise StoreError(
+            f"{path} was written by a newer version (format {int(version)}, this one knows {FORMAT}): update this "
+            "host, or name another folder in MONARCH_KERNEL_SYNC_FOLDER"
+        )
+    if len(head) < _HEAD or not head.startswith(_MAGIC) or digest_of(content) != head[-DIGEST_SIZE:]:
+        raise TamperedError(
+            f"{path} is damaged: its digest does not hold; what it described is verified or sent again by a repair "
+            "(--verify), and files of ranks are kept"
+        )
+    try:
+        return msgspec.msgpack.decode(content, type=kind)
+    except msgspec.DecodeError as e:
+        raise TamperedError(f"{path} is damaged: {e}") from None
+
+
+def _read(folder: PrivateFolder, name: str, path: str) -> bytes:
+    try:
+        with os.fdopen(folder.open_file(name, os.O_RDONLY), "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        raise
+    except OSError as e:
+        raise StoreError(f"{path} cannot be read: {e.strerror or e}") from None
+
+
+def boot_id() -> str:
+    """The identity of this boot of the machine."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()

@@ -1,0 +1,97 @@
+"""The next trees of a workspace on one host, made beside the current ones, and the switch to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from workspace_sync.model.errors import StoreError
+from workspace_sync.store.examination import Problem
+from workspace_sync.store.records import Generation
+from workspace_sync.store.slot_change import SlotChange, verified
+
+
+class Staging:
+    """Trees that are being made; ``WorkspaceFolder.stage`` gives one. The workspace's lock is held all the time.
+
+    Attributes:
+        digest: of the tree (part "tree"); empty if there is none.
+        changes: the slots that are being changed.
+    """
+
+    def __init__(
+        self,
+        digest: bytes,
+        changes: list[SlotChange],
+        commit: Callable[[], Generation],
+        abort: Callable[[], None],
+    ) -> None:
+        self.digest = digest
+        self.changes = changes
+        self._commit = commit
+        self._abort = abort
+        self._state = "staging"
+
+    @property
+    def missing(self) -> list[tuple[bytes, int]]:
+        """(digest, size) of the pieces that this host does not have."""
+        found: dict[bytes, int] = {}
+        for change in self.changes:
+            found.update(change.missing())
+        return list(found.items())
+
+    @property
+    def files(self) -> int:
+        """How many files were made so far."""
+        return sum(change.files for change in self.changes)
+
+    @property
+    def reused(self) -> int:
+        """How many bytes this host had."""
+        return sum(change.reused for change in self.changes)
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Content that was found to be damaged when it was to be used; it is missing instead."""
+        return [problem for change in self.changes for problem in change.problems]
+
+    def put(self, digest: bytes, data: memoryview) -> None:
+        """Take a piece that was missing: it is verified and written straight into its place. Any order, any thread.
+
+        Raises:
+            TamperedError: it is not what its digest says.
+            StoreError: it cannot be written.
+        """
+        verified(digest, data)
+        for change in self.changes:
+            change.put(digest, data)
+
+    def finish(self) -> bytes:
+        """Complete the trees; returns the digest of the tree.
+
+        Raises:
+            StoreError: pieces are missing, or something cannot be written.
+        """
+        if self._state != "staging":
+            raise StoreError(f"this staging is {self._state}: stage again")
+        for change in self.changes:
+            change.finish()
+        self._state = "finished"
+        return self.digest
+
+    def commit(self) -> Generation:
+        """Switch to the trees; returns the new generation, or the current one if nothing changes.
+
+        Raises:
+            StoreError: the staging is not finished, or the switch cannot be made.
+        """
+        if self._state != "finished":
+            raise StoreError(f"only a finished staging is switched to, and this one is {self._state}: finish it first")
+        generation = self._commit()
+        self._state = "committed"
+        return generation
+
+    def abort(self) -> None:
+        """Drop the trees: files that were made are removed again."""
+        if self._state in ("staging", "finished"):
+            self._state = "aborted"
+            self._abort()
