@@ -26,9 +26,36 @@ machine() { # what it boots is built once, and kept
   rdma_guest/run.sh --build
 }
 
+installed() { # PACKAGE PROGRAM...: installs the Debian package that has the programs, where they lack
+  local package=$1 program
+  shift
+  for program; do
+    command -v "$program" && continue
+    [[ $(id -u) == 0 ]] && command -v apt-get || { echo "$program of $package is not installed, and only root can do that"; return 1; }
+    apt-get install -y -qq --no-install-recommends "$package" \
+      || { apt-get update -qq && apt-get install -y -qq --no-install-recommends "$package"; } || return 1
+    command -v "$program" || { echo "$package has no $program"; return 1; }
+  done
+}
+
+loop_mounts() { # PACKAGE PROGRAM: a file system of its own in a file
+  [[ $(id -u) == 0 ]] || { echo "only root can mount file systems"; return 1; }
+  [[ -e /dev/loop-control ]] || { echo "this kernel offers no loop devices"; return 1; }
+  installed "$@"
+}
+
+fuse() {
+  [[ -w /dev/fuse ]] || { echo "/dev/fuse may not be used here"; return 1; }
+  installed fuse3 fusermount3
+}
+
 another_user() { [[ $(id -u) == 0 ]] || { echo "only root can become another user"; return 1; }; }
 
 ensure "tests over several hosts" namespaces
 ensure "tests of RDMA cards, in a virtual machine that has one" machine
 ensure "tests in a browser" browser/chromium.sh
 ensure "tests against other users of this machine" another_user
+ensure "tests of syncs on btrfs" loop_mounts btrfs-progs mkfs.btrfs
+ensure "tests of syncs on XFS" loop_mounts xfsprogs mkfs.xfs
+ensure "tests of mounts of other hosts' folders" fuse
+ensure "the comparison of syncs with rsync" installed rsync rsync

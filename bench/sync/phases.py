@@ -1,0 +1,255 @@
+"""The measurements: peers take turns in every round, and each proves that the hosts have what the client has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.environments import EnvironmentFailed
+from bench.report import Result
+from bench.sync.hosts import PeakMemory, Place, place
+from bench.sync.peers import HOSTS_ALLOW, Ours, SyncPeer, monarch_peer, needs_names, our_peer, rsync_peer
+from bench.sync.rows import MONARCH, OURS
+from bench.sync.service import PeerFailedError
+from bench.sync.trees import BenchTree, TreeSpec
+
+
+@dataclass
+class Bench:
+    """One run.
+
+    Attributes:
+        folder: on the disk that is measured.
+        rounds: of each measurement.
+        quick: with smaller trees and fewer hosts.
+        peers: that take part.
+        results: what was found.
+    """
+
+    folder: Path
+    rounds: int
+    quick: bool
+    peers: list[str]
+    results: list[Result] = field(default_factory=list[Result])
+
+    def __post_init__(self) -> None:
+        scale = 50 if self.quick else 1
+        trees = self.folder / "trees"
+        trees.mkdir(parents=True, exist_ok=True, mode=0o700)
+        size = 5_000_000_000
+        self.large = BenchTree(TreeSpec(f"large{100_000 // scale}", 100_000 // scale, size // scale), trees)
+        self.some = BenchTree(TreeSpec(f"some{20_000 // scale}", 20_000 // scale, size // 5 // scale), trees)
+        self.big = BenchTree(TreeSpec(f"big{1_000 // scale}", 1, (1 << 30) // scale), trees)
+        self.several, self.many = (2, 4) if self.quick else (8, 64)
+        self.key = self.folder / "key"
+        if not self.key.exists():
+            command = [sys.executable, "-m", "monarch_kernel", "keys", str(self.key)]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        self._names: bool | None = None
+        self._turn = 0
+
+    def record(self, peer: str, metric: str, value: float | None, **extra: object) -> None:
+        """One figure, or none and why."""
+        self.results.append({"peer": peer, "metric": metric, "value": value, **extra})
+
+    @contextmanager
+    def scratch(self, name: str) -> Generator[Path]:
+        """A folder that is gone afterwards."""
+        path = self.folder / "scratch" / name
+        shutil.rmtree(path, ignore_errors=True)
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    # -- peers and rounds -------------------------------------------------------------------------
+
+    @contextmanager
+    def against(self, tree: BenchTree, count: int) -> Generator[list[SyncPeer]]:
+        """All peers with so many empty hosts each; one that cannot run is a note."""
+        with ExitStack() as opened:
+            found: list[SyncPeer] = []
+            for peer in self.peers:
+                folder = opened.enter_context(self.scratch(peer))
+                try:
+                    if peer == MONARCH:
+                        found.append(opened.enter_context(self._monarch(tree, count, folder)))
+                    else:
+                        where = opened.enter_context(place(count, folder))
+                        made = self.ours(where, tree) if peer == OURS else rsync_peer(where, tree)
+                        found.append(opened.enter_context(made))
+                except (EnvironmentFailed, PeerFailedError) as error:
+                    self.record(peer, "group:start", None, note=str(error)[-300:])
+            yield found
+
+    @contextmanager
+    def _monarch(self, tree: BenchTree, count: int, folder: Path) -> Generator[SyncPeer]:
+        if self._names is None:
+            with self.scratch("names") as tried:
+                self._names = needs_names(tried, BenchTree(TreeSpec("tiny", 20, 20_000), self.large.path.parent).make())
+                if self._names:
+                    self.record(MONARCH, "group:sync_workspace", None, note=HOSTS_ALLOW)
+        with monarch_peer(count, folder, tree, self._names) as peer:
+            yield peer
+
+    def ours(self, where: Place, tree: BenchTree) -> AbstractContextManager[Ours]:
+        """This project with a store on each host."""
+        return our_peer(where, tree, [where.disk(host) / "store" for host in range(where.count)], self.key)
+
+    def each(self, peers: Sequence[SyncPeer], metric: str, work: Callable[[SyncPeer], float | None]) -> None:
+        """One measurement of every peer, in turns; a failure is a note."""
+        self._turn += 1
+        for n in range(len(peers)):
+            peer = peers[(n + self._turn) % len(peers)]
+            peer.rest()
+            load = os.getloadavg()[0]
+            try:
+                value = work(peer)
+            except PeerFailedError as error:
+                self.record(peer.name, metric, None, note=str(error)[-300:])
+                continue
+            if value is not None:
+                self.record(peer.name, metric, value, load=round(load, 2))
+                say(f"{metric} of {peer.name}: {value:.3f}")
+
+    # -- what is measured -------------------------------------------------------------------------
+
+    def whole(self) -> None:
+        """The large tree on two hosts: first, then nothing changed, one file, a thousand files."""
+        tree = self.large.make()
+        tree.warm()
+        with self.against(tree, 2) as peers:
+            self.each(peers, "whole2_s", self._with_memory)
+            for peer in peers:
+                peer.prove(tree.sample())
+                if isinstance(peer, Ours):
+                    peer.spawn()
+            for _ in range(self.rounds):
+                self.each(peers, "none_s", lambda peer: peer.sync()["seconds"])
+                value = tree.edit()
+                self.each(peers, "edit2_s", lambda peer, value=value: peer.edited(value))
+                names = tree.change_small(1000)
+                self.each(peers, "small2_s", lambda peer, names=names: proven(peer, names)["seconds"])
+            self.each(peers, "none_memory", self._with_memory)
+
+    def _with_memory(self, peer: SyncPeer) -> float:
+        """A sync whose memory is watched, which may slow it a little."""
+        hosts = [program.pid for program in peer.programs]
+        with PeakMemory(*hosts) as far, PeakMemory(peer.client.program.pid) as near:
+            seconds = peer.sync()["seconds"]
+        self.record(peer.name, "client_mb", near.most)
+        self.record(peer.name, "host_mb", far.most)
+        return seconds
+
+    def inside(self) -> None:
+        """4 KB somewhere in one large file, on one host."""
+        tree = self.big.make()
+        tree.warm()
+        with self.against(tree, 1) as peers:
+            for peer in peers:
+                peer.sync()
+            for _ in range(self.rounds):
+                names = [tree.change_inside(4096)]
+                self.each(peers, "inside_s", lambda peer, names=names: self._inside(peer, names))
+
+    def _inside(self, peer: SyncPeer, names: list[str]) -> float:
+        result = proven(peer, names)
+        if "sent" in result:
+            self.record(peer.name, "inside_bytes", result["sent"])
+        if "chunks" in result:
+            self.record(peer.name, "inside_chunks", result["chunks"])
+        return result["seconds"]
+
+    def first(self, count: int) -> None:
+        """A tree on hosts that have nothing, and a client that has never read it."""
+        tree = self.some.make()
+        tree.warm()
+        for _ in range(self.rounds):
+            with self.against(tree, count) as peers:
+                self.each(peers, f"first{count}_s", self._first)
+
+    def _first(self, peer: SyncPeer) -> float:
+        result = proven(peer, peer.tree.sample())
+        if "sent" in result and len(peer.copies()) > 1:
+            self.record(peer.name, f"first{len(peer.copies())}_egress", result["sent"] / peer.tree.size)
+        return result["seconds"]
+
+    def more(self) -> None:
+        """Ranks of more hosts import an edited module: namespaces, then workers that share one store."""
+        some, large = self.some.make(), self.large.make()
+        with self.scratch("several") as folder, place(self.several, folder) as where, self.ours(where, some) as peer:
+            self._edits(peer, "edit8_s")
+        with self.scratch("many") as folder, place(1, folder, namespaces=False) as where:
+            stores = [where.disk(0) / "store"] * self.many
+            with our_peer(where, large, stores, self.key) as peer:
+                self._edits(peer, "edit64_s")
+
+    def _edits(self, peer: Ours, metric: str) -> None:
+        peer.sync()
+        peer.spawn()
+        for _ in range(self.rounds):
+            value = peer.tree.edit()
+            self.each([peer], metric, lambda each, value=value: each.edited(value))
+
+    def environment(self) -> None:
+        """An environment: the first host has it, and then the second gets it."""
+        prefix = Path(sys.prefix)
+        sizes = [file.lstat().st_size for file in prefix.rglob("*") if file.is_file() and not file.is_symlink()]
+        say(f"the environment has {len(sizes):,} files, {sum(sizes) / 1e9:.1f} GB")
+        for _ in range(self.rounds):
+            with self.scratch("environment") as folder, place(2, folder) as where:
+                began = time.perf_counter()
+                subprocess.run(["cp", "-a", str(prefix), str(where.disk(0) / "copy")], check=True)
+                copy = time.perf_counter() - began
+                disk = sum(sizes) / written_per_second(where.disk(0) / "row", min(sum(sizes), 2 << 30))
+                shutil.rmtree(where.disk(0) / "copy")
+                with self.ours(where, self.some.make()) as peer:
+                    peer.environment(prefix, 1)
+                    peer.rest()
+                    seconds = peer.environment(prefix, 2)["seconds"]
+                self.record(OURS, "env_s", seconds)
+                self.record(OURS, "env_of_copy", copy / seconds)
+                self.record(OURS, "env_of_disk", disk / seconds)
+
+    def kills(self) -> None:
+        """``kill -9`` at random: see ``tests/sync/chaos``."""
+        from tests.sync.chaos.engine import chaos
+
+        with self.scratch("kills") as folder:
+            report = chaos(seed=int(time.time()), kills=5 if self.quick else 50, folder=folder)
+        say(str(report))
+        self.record(OURS, "kills_mixed", len(report.violations), kills=report.kills)
+
+
+def proven(peer: SyncPeer, names: Sequence[str]) -> dict[str, Any]:
+    """A sync, after which the hosts have these files as the client does; what it says."""
+    result = peer.sync()
+    peer.prove(names)
+    return result
+
+
+def written_per_second(file: Path, size: int) -> float:
+    """Bytes that the disk takes, one after the other."""
+    piece = os.urandom(16 << 20)
+    began = time.perf_counter()
+    with file.open("wb", buffering=0) as out:
+        for _ in range(0, size, len(piece)):
+            out.write(piece)
+        os.fsync(out)
+    seconds = time.perf_counter() - began
+    file.unlink()
+    return size / seconds
+
+
+def say(text: str) -> None:
+    """A line about how far it is."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,64 @@
+"""What is measured, and what must be reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OURS, RSYNC, MONARCH = "ours", "rsync", "torchmonarch"
+
+
+@dataclass(frozen=True)
+class SyncRow:
+    """One line of the table.
+
+    Attributes:
+        metric: its key in the results.
+        label: as shown.
+        most: ours must be at most this.
+        of_rsync: ours must be at most this part of rsync's.
+    """
+
+    metric: str
+    label: str
+    most: float | None = None
+    of_rsync: float | None = None
+
+    def verdict(self, ours: float | None, rsync: float | None) -> str:
+        """The bars, and whether they are met: "<= 0.5 ok", "<= 0.5 x rsync MISS"; "?": not measured."""
+        said: list[str] = []
+        if self.most is not None:
+            said.append(f"<= {self.most:g} {_mark(ours, self.most)}")
+        if self.of_rsync is not None:
+            limit = None if rsync is None else self.of_rsync * rsync
+            said.append(f"<= {self.of_rsync:g} x rsync {_mark(ours, limit)}")
+        return ", ".join(said)
+
+
+def _mark(value: float | None, most: float | None) -> str:
+    if value is None or most is None:
+        return "?"
+    return "ok" if value <= most else "MISS"
+
+
+ROWS = [
+    SyncRow("none_s", "{files:,} files, {gb:.1f} GB on 2 hosts, nothing changed (s)", most=0.5, of_rsync=0.5),
+    SyncRow("edit2_s", "one file edited, until ranks on 2 hosts import it (s)", most=1.0),
+    SyncRow("small2_s", "1,000 small files changed, 2 hosts (s)", most=3.0),
+    SyncRow("whole2_s", "first sync of it, 2 hosts (s)"),
+    SyncRow("client_mb", "  peak memory of the client (MB)", most=300),
+    SyncRow("host_mb", "  peak memory of a host's largest process (MB)", most=300),
+    SyncRow("edit8_s", "{some:,} files, one edited, until ranks on {several} hosts import it (s)"),
+    SyncRow(
+        "edit64_s", "{files:,} files, one edited, until ranks on 64 hosts that share a store import it (s)", most=2
+    ),
+    SyncRow("inside_s", "4 KB changed in a file of {big:,.0f} MB (s)"),
+    SyncRow("inside_bytes", "  bytes sent"),
+    SyncRow("inside_chunks", "  chunks sent", most=2),
+    SyncRow("first1_s", "first sync of {some:,} files, 1 host (s)", of_rsync=1.0),
+    SyncRow("first4_s", "  4 hosts (s)", of_rsync=0.5),
+    SyncRow("first4_egress", "  bytes that the client sends / bytes of the tree", most=1.2),
+    SyncRow("env_s", "environment, second host after the first (s)"),
+    SyncRow("env_of_copy", "  of the speed of `cp -a` on its disk"),
+    SyncRow("env_of_disk", "  of the disk's speed in a row"),
+    SyncRow("kills_mixed", "{kills} random kill -9: neither old nor new tree", most=0),
+]
