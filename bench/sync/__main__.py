@@ -24,7 +24,7 @@ from bench.sync.phases import Bench
 from bench.sync.rows import MONARCH, OURS, ROWS, RSYNC
 
 PEERS = [OURS, RSYNC, MONARCH]
-PHASES = ("whole", "inside", "first1", "first4", "more", "environment", "kills")
+PHASES = ("whole", "some", "inside", "first1", "first4", "more", "environment", "kills")
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -63,6 +63,7 @@ def shown(bench: Bench) -> Table:
         "files": bench.large.spec.files,
         "gb": bench.large.spec.size / 1e9,
         "some": bench.some.spec.files,
+        "some_gb": bench.some.spec.size / 1e9,
         "big": bench.big.spec.size / 1e6,
         "several": bench.several,
         "many": bench.many,
@@ -92,7 +93,8 @@ def main(argv: list[str] | None = None) -> int:
     about = machine()
     bench = Bench(args.folder.resolve(), args.rounds, args.quick, args.peers)
     run = {
-        "whole": bench.whole,
+        "whole": lambda: bench.whole(bench.large, ""),
+        "some": lambda: bench.whole(bench.some, "some_"),
         "inside": bench.inside,
         "first1": lambda: bench.first(1),
         "first4": lambda: bench.first(4),

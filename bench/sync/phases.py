@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -53,6 +55,8 @@ class Bench:
         if not self.key.exists():
             command = [sys.executable, "-m", "monarch_kernel", "keys", str(self.key)]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        #: MB by peer and metric.
+        self.peaks: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._names: bool | None = None
         self._turn = 0
 
@@ -105,8 +109,8 @@ class Bench:
         """This project with a store on each host."""
         return our_peer(where, tree, [where.disk(host) / "store" for host in range(where.count)], self.key)
 
-    def each(self, peers: Sequence[SyncPeer], metric: str, work: Callable[[SyncPeer], float | None]) -> None:
-        """One measurement of every peer, in turns; a failure is a note."""
+    def each(self, peers: list[SyncPeer], metric: str, work: Callable[[SyncPeer], float]) -> None:
+        """One measurement of every peer, in turns; one that fails is left out from then on, with a note."""
         self._turn += 1
         for n in range(len(peers)):
             peer = peers[(n + self._turn) % len(peers)]
@@ -116,38 +120,44 @@ class Bench:
                 value = work(peer)
             except PeerFailedError as error:
                 self.record(peer.name, metric, None, note=str(error)[-300:])
+                say(f"{metric} of {peer.name}: {error}")
+                peer.client.program.signal(signal.SIGKILL)
                 continue
-            if value is not None:
-                self.record(peer.name, metric, value, load=round(load, 2))
-                say(f"{metric} of {peer.name}: {value:.3f}")
+            self.record(peer.name, metric, value, load=round(load, 2))
+            say(f"{metric} of {peer.name}: {value:.3f}")
+        failed = {r["peer"] for r in self.results if r["metric"] == metric and r["value"] is None}
+        peers[:] = [peer for peer in peers if peer.name not in failed]
 
     # -- what is measured -------------------------------------------------------------------------
 
-    def whole(self) -> None:
-        """The large tree on two hosts: first, then nothing changed, one file, a thousand files."""
-        tree = self.large.make()
-        tree.warm()
+    def whole(self, tree: BenchTree, prefix: str) -> None:
+        """A tree on two hosts: first, then nothing changed, one file, a thousand files."""
+        tree.make().warm()
         with self.against(tree, 2) as peers:
-            self.each(peers, "whole2_s", self._with_memory)
+            self.each(peers, f"{prefix}whole2_s", lambda peer: self._with_memory(peer, prefix))
             for peer in peers:
                 peer.prove(tree.sample())
                 if isinstance(peer, Ours):
                     peer.spawn()
             for _ in range(self.rounds):
-                self.each(peers, "none_s", lambda peer: peer.sync()["seconds"])
+                self.each(peers, f"{prefix}none_s", lambda peer: peer.sync()["seconds"])
                 value = tree.edit()
-                self.each(peers, "edit2_s", lambda peer, value=value: peer.edited(value))
+                self.each(peers, f"{prefix}edit2_s", lambda peer, value=value: peer.edited(value))
                 names = tree.change_small(1000)
-                self.each(peers, "small2_s", lambda peer, names=names: proven(peer, names)["seconds"])
-            self.each(peers, "none_memory", self._with_memory)
+                self.each(peers, f"{prefix}small2_s", lambda peer, names=names: proven(peer, names)["seconds"])
+            for peer in peers:
+                self._with_memory(peer, prefix)
+        for (name, metric), most in self.peaks.items():
+            self.record(name, metric, most)
+        self.peaks.clear()
 
-    def _with_memory(self, peer: SyncPeer) -> float:
+    def _with_memory(self, peer: SyncPeer, prefix: str) -> float:
         """A sync whose memory is watched, which may slow it a little."""
         hosts = [program.pid for program in peer.programs]
         with PeakMemory(*hosts) as far, PeakMemory(peer.client.program.pid) as near:
             seconds = peer.sync()["seconds"]
-        self.record(peer.name, "client_mb", near.most)
-        self.record(peer.name, "host_mb", far.most)
+        self.peaks[peer.name, f"{prefix}client_mb"] = max(near.most, self.peaks[peer.name, f"{prefix}client_mb"])
+        self.peaks[peer.name, f"{prefix}host_mb"] = max(far.most, self.peaks[peer.name, f"{prefix}host_mb"])
         return seconds
 
     def inside(self) -> None:

@@ -42,11 +42,17 @@ def _mark(value: float | None, most: float | None) -> str:
 
 ROWS = [
     SyncRow("none_s", "{files:,} files, {gb:.1f} GB on 2 hosts, nothing changed (s)", most=0.5, of_rsync=0.5),
-    SyncRow("edit2_s", "one file edited, until ranks on 2 hosts import it (s)", most=1.0),
-    SyncRow("small2_s", "1,000 small files changed, 2 hosts (s)", most=3.0),
-    SyncRow("whole2_s", "first sync of it, 2 hosts (s)"),
+    SyncRow("edit2_s", "  one file edited, until ranks on 2 hosts import it (s)", most=1.0),
+    SyncRow("small2_s", "  1,000 small files changed (s)", most=3.0),
+    SyncRow("whole2_s", "  first sync of it (s)"),
     SyncRow("client_mb", "  peak memory of the client (MB)", most=300),
     SyncRow("host_mb", "  peak memory of a host's largest process (MB)", most=300),
+    SyncRow("some_none_s", "{some:,} files, {some_gb:.2f} GB on 2 hosts, nothing changed (s)"),
+    SyncRow("some_edit2_s", "  one file edited, until ranks on 2 hosts import it (s)"),
+    SyncRow("some_small2_s", "  1,000 small files changed (s)"),
+    SyncRow("some_whole2_s", "  first sync of it (s)"),
+    SyncRow("some_client_mb", "  peak memory of the client (MB)"),
+    SyncRow("some_host_mb", "  peak memory of a host's largest process (MB)"),
     SyncRow("edit8_s", "{some:,} files, one edited, until ranks on {several} hosts import it (s)"),
     SyncRow(
         "edit64_s", "{files:,} files, one edited, until ranks on 64 hosts that share a store import it (s)", most=2

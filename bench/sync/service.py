@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bench.sync.hosts import Program
 
 #: A request that takes longer has failed (seconds).
-DEADLINE = 900.0
+DEADLINE = 180.0
 
 
 class PeerFailedError(Exception):

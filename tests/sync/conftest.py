@@ -1,0 +1,81 @@
+"""Fixtures for tests of syncs: hosts with stores of their own, trees, and file systems with a peculiarity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.sync.disks import CannotMountError, case_insensitive, left_below, limited, reflinks
+from tests.sync.hosts import StoreHosts
+from tests.sync.trees import make_tree
+from tests.workers import team
+
+
+@pytest.fixture(autouse=True)
+def nothing_mounted(tmp_path: Path) -> Iterator[None]:
+    """A test that leaves a mount or a loop device in its folder fails."""
+    yield
+    left = left_below(tmp_path)
+    assert not left, f"the test left behind: {', '.join(left)}"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A tree with everything that a folder can hold."""
+    return make_tree(tmp_path / "source")
+
+
+@pytest.fixture
+def store_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., StoreHosts]]:
+    """``store_hosts(2)``: workers over TCP, each with an empty store of its own; this process has one, too.
+
+    ``store_hosts(folder, folder)`` gives them these stores.
+    """
+    monkeypatch.setenv("MONARCH_KERNEL_SYNC_FOLDER", str(tmp_path / "client"))
+    with team("tcp") as members:
+
+        def start(*stores: int | Path) -> StoreHosts:
+            if isinstance(stores[0], int):
+                folders = [tmp_path / f"host{n}" for n in range(stores[0])]
+            else:
+                folders = [Path(str(store)) for store in stores]
+            for folder in folders:
+                members.start(env={"MONARCH_KERNEL_SYNC_FOLDER": str(folder)})
+            return StoreHosts(members, folders)
+
+        yield start
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> Iterator[Callable[[AbstractContextManager[Path]], Path]]:
+    """Mounts a file system for one test, which is skipped where it cannot be made."""
+    with ExitStack() as opened:
+
+        def mount(made: AbstractContextManager[Path]) -> Path:
+            try:
+                return opened.enter_context(made)
+            except CannotMountError as why:
+                pytest.skip(str(why))
+
+        yield mount
+
+
+@pytest.fixture
+def limited_disk(tmp_path: Path, disks: Callable[..., Path]) -> Callable[[int], Path]:
+    """``limited_disk(1 << 20)``: a file system that holds so many bytes."""
+    return lambda size: disks(limited(tmp_path, size))
+
+
+@pytest.fixture(params=["btrfs", "xfs"])
+def reflink_disk(request: pytest.FixtureRequest, tmp_path: Path, disks: Callable[..., Path]) -> Path:
+    """File systems on which files can share their bytes."""
+    return disks(reflinks(tmp_path, request.param))
+
+
+@pytest.fixture
+def case_insensitive_disk(tmp_path: Path, disks: Callable[..., Path]) -> Path:
+    """A file system that takes ``A`` for ``a``."""
+    return disks(case_insensitive(tmp_path))
