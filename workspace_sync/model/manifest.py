@@ -34,14 +34,18 @@ class Rewrite(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """How a file of an environment names the environment's prefix, so that a host can put its own in its place.
 
     Attributes:
-        kind: "text" (also RECORD and shebangs), "binary" (NUL-padded strings) or "pyc".
+        kind: "text", "script" (of pip and uv), "env" (a script of conda that ``/usr/bin/env`` starts), "binary"
+            (NUL-padded strings), "pyc", or an index of other files' hashes: "record" (RECORD), "conda" and "rattler"
+            (their ``conda-meta``).
         prefix: the prefix that the file has at the client.
         space: the bytes that a padded binary has for it.
+        files: the paths of the files whose hashes an index has, and which name the prefix, too; made before it.
     """
 
     kind: str
     prefix: bytes
     space: int = 0
+    files: tuple[bytes, ...] = ()
 
 
 class FileEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):

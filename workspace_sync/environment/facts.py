@@ -1,0 +1,202 @@
+"""What a machine offers to an environment, and whether an environment of the client can run on a host."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+
+import msgspec
+
+from workspace_sync.model.errors import IncompatibleError
+from workspace_sync.model.manifest import digest_of
+
+
+class MachineFacts(msgspec.Struct, array_like=True):
+    """What decides whether an environment runs; collected at the client and on each host.
+
+    Attributes:
+        host: the machine's name, for messages.
+        system: "Linux" …
+        machine: "x86_64", "aarch64" …
+        libc: "glibc" or "musl".
+        libc_version: as (2, 36); empty if it is not known.
+        python: the version of the interpreter of this process.
+        driver: the version of NVIDIA's driver; empty if there is none.
+        bases: for each prefix of a Python that was asked about: what identifies it, or "" if there is none.
+    """
+
+    host: str
+    system: str
+    machine: str
+    libc: str
+    libc_version: tuple[int, ...] = ()
+    python: str = ""
+    driver: str = ""
+    bases: dict[str, str] = {}
+
+
+class Needs(msgspec.Struct, array_like=True):
+    """What an environment needs of a host.
+
+    Attributes:
+        prefix: of the environment at the client, for messages.
+        native: whether it has compiled code; without any, the platform does not count.
+        glibc: the newest version of glibc that its files ask for, as far as it is known; empty if it is not.
+        base: the prefix of the Python that it was made from, if that must be on the host; otherwise empty.
+        base_id: what identifies that Python.
+        version: of its Python.
+    """
+
+    prefix: str
+    native: bool = True
+    glibc: tuple[int, ...] = ()
+    base: str = ""
+    base_id: str = ""
+    version: str = ""
+
+
+def facts(bases: list[str] | None = None) -> MachineFacts:
+    """The facts of this machine.
+
+    Args:
+        bases: prefixes of Pythons that venvs need.
+    """
+    kind, version = _libc()
+    return MachineFacts(
+        platform.node(),
+        platform.system(),
+        platform.machine(),
+        kind,
+        version,
+        platform.python_version(),
+        _driver(),
+        {base: python_id(base) for base in bases or ()},
+    )
+
+
+def check_compatible(client: MachineFacts, host: MachineFacts, needs: Needs) -> list[str]:
+    """Check that an environment of the client can run on a host, before anything is sent.
+
+    Returns:
+        What is worth a note, and no reason to refuse.
+
+    Raises:
+        IncompatibleError: it cannot; the message names the host and both sides.
+    """
+    where = f"the environment {needs.prefix} cannot run on host {host.host}"
+    keep = "it keeps what it has; give that host an environment of its own, or leave it out of the sync"
+    if needs.native and (client.system, client.machine) != (host.system, host.machine):
+        raise IncompatibleError(
+            f"{where}: it is for {client.system} on {client.machine}, and the host has {host.system} on "
+            f"{host.machine}; {keep}"
+        )
+    if needs.native and client.libc != host.libc:
+        raise IncompatibleError(f"{where}: it is for {_libc_name(client)}, and the host has {_libc_name(host)}; {keep}")
+    floor = needs.glibc
+    if needs.native and floor and host.libc_version and host.libc_version < floor:
+        raise IncompatibleError(
+            f"{where}: its files need glibc {_dotted(floor)} (the client has {_dotted(client.libc_version)}), and the "
+            f"host has {_dotted(host.libc_version)}; {keep}"
+        )
+    if needs.base and host.bases.get(needs.base, "") != needs.base_id:
+        there = host.bases.get(needs.base, "")
+        has = f"the host has another Python there ({there})" if there else "the host has none there"
+        raise IncompatibleError(
+            f"{where}: it is a venv of the Python at {needs.base} ({needs.base_id}), and {has}; have that Python sent "
+            "along, or install it there"
+        )
+    notes: list[str] = []
+    if client.driver != host.driver and (client.driver or host.driver):
+        notes.append(
+            f"NVIDIA's driver is {client.driver or 'absent'} at the client and {host.driver or 'absent'} on {host.host}"
+        )
+    if needs.native and not floor and host.libc_version and host.libc_version < client.libc_version:
+        notes.append(
+            f"{host.host} has glibc {_dotted(host.libc_version)}, older than the client's "
+            f"{_dotted(client.libc_version)}: code that was compiled at the client may not load there"
+        )
+    return notes
+
+
+def python_id(base: str) -> str:
+    """What identifies the Python at a prefix, as "3.11.7 cpython-311-x86_64-linux-gnu 9f86d081"; "" if there is none.
+
+    The version and the ABI come from its build's data, and the digest is that of its executable, so two Pythons are
+    equal if they are the same build.
+    """
+    for name in ("python3", "python"):
+        path = os.path.realpath(os.path.join(base, "bin", name))
+        try:
+            stat = os.stat(path)
+        except OSError:
+            continue
+        return _python_id(path, stat.st_mtime_ns, stat.st_size)
+    return ""
+
+
+@functools.lru_cache(maxsize=32)
+def _python_id(path: str, mtime: int, size: int) -> str:
+    del mtime, size  # part of the key: an upgrade in place is another Python
+    with open(path, "rb") as file:
+        digest = digest_of(file.read()).hex()[:12]
+    if os.path.realpath(sys.executable) == path:
+        return f"{platform.python_version()} {sysconfig.get_config_var('SOABI')} {digest}"
+    code = "import platform, sysconfig; print(platform.python_version(), sysconfig.get_config_var('SOABI'))"
+    try:
+        done = subprocess.run(
+            [path, "-I", "-S", "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return f"{done.stdout.strip()} {digest}"
+
+
+@functools.cache
+def _libc() -> tuple[str, tuple[int, ...]]:
+    name, version = platform.libc_ver()
+    if not name and glob.glob("/lib/ld-musl-*"):
+        name = "musl"
+    try:
+        # confstr() asks the C library that runs; libc_ver() reads what the executable was linked with.
+        said = os.confstr("CS_GNU_LIBC_VERSION") or ""
+        if said:
+            name, _, version = said.partition(" ")
+    except (ValueError, OSError):
+        pass
+    return name, parse_version(version)
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """The numbers of a version, up to the first part that is none."""
+    numbers: list[int] = []
+    for part in text.split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def _driver() -> str:
+    try:
+        with open("/sys/module/nvidia/version", encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version)) or "unknown"
+
+
+def _libc_name(side: MachineFacts) -> str:
+    return f"{side.libc or 'an unknown C library'} {_dotted(side.libc_version)}"

@@ -1,0 +1,88 @@
+"""Files of an environment as its installer would have made them at the prefix of a host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from workspace_sync.environment import binary, compiled, records, text
+from workspace_sync.model.errors import IncompatibleError
+from workspace_sync.model.manifest import FileEntry, Rewrite, printable
+
+_WHAT_TO_DO = (
+    "set MONARCH_KERNEL_SYNC_FOLDER on that host to a shorter path, or reinstall the package that has the file into an "
+    "environment with a longer path"
+)
+
+
+class Rewriter:
+    """Puts the prefix of a host into files that name the client's. Its users are the store, and ``unpack``.
+
+    It knows no file system: content comes in and goes out as bytes. The digest of a file at the client and that of the
+    file on the host stay apart, as the first stands in the manifest and the second follows from the result.
+
+    Args:
+        target: the prefix on this host, absolute.
+    """
+
+    def __init__(self, target: str | bytes) -> None:
+        self.target = os.fsencode(target)
+        if not self.target.startswith(b"/") or b"\0" in self.target or b"\n" in self.target:
+            raise ValueError(
+                f"{printable(self.target)!r} is no absolute path that an environment can have as its prefix"
+            )
+
+    def __call__(
+        self,
+        entry: FileEntry,
+        data: bytes,
+        *,
+        path: bytes = b"",
+        read: Callable[[bytes], bytes] | None = None,
+    ) -> bytes:
+        """The content of a file on this host.
+
+        Args:
+            entry: of the file; it has a ``rewrite``, or its content is returned as it is.
+            data: its content at the client.
+            path: in the tree; RECORD names files by their way from there.
+            read: gives the content on this host of another file of the tree by its path. It is called for
+                ``entry.rewrite.files`` only, so those are to be made before. Without it, an index keeps its hashes.
+
+        Raises:
+            IncompatibleError: a binary has no space for the prefix of this host.
+        """
+        how = entry.rewrite
+        if how is None or how.prefix == self.target:
+            return data
+        try:
+            return self._rewritten(how, data, path, read)
+        except binary.PrefixTooLongError as e:
+            raise IncompatibleError(
+                f"{printable(path)} has the environment's prefix {printable(how.prefix)} compiled into it, with space "
+                f"for {e.space} bytes; the prefix on this host, {printable(self.target)}, has {len(self.target)}: "
+                f"{_WHAT_TO_DO}"
+            ) from None
+        except compiled.CompiledError as e:
+            raise IncompatibleError(
+                f"{printable(path)} cannot be moved to another prefix: {e}; remove it, and sync again"
+            ) from None
+
+    def _rewritten(self, how: Rewrite, data: bytes, path: bytes, read: Callable[[bytes], bytes] | None) -> bytes:
+        kind, prefix = how.kind, how.prefix
+        if kind == "binary":
+            return binary.replace_padded(data, prefix, self.target, how.space)
+        if kind == "pyc":
+            return compiled.replace_compiled(data, prefix, self.target)
+        if kind == "script":
+            return text.replace_pip(data, prefix, self.target)
+        if kind == "env":
+            return text.replace_conda_env(data, prefix, self.target)
+        if kind == "text":
+            return text.replace_conda(data, prefix, self.target)
+        if kind in ("record", "conda", "rattler"):
+            made = {} if read is None else {each: read(each) for each in how.files}
+            if kind == "record":
+                return records.replace_record(data, path, prefix, self.target, made)
+            return records.replace_conda_record(data, prefix, self.target, made, sizes=kind == "rattler")
+        raise ValueError(f"{printable(path)} is to be rewritten as {kind!r}, which is unknown here")
