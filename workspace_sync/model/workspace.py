@@ -1,0 +1,204 @@
+"""What is synced: folders of the client, and perhaps an environment. Names and arguments are those of
+``monarch.tools.config`` (https://meta-pytorch.org/monarch/)."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from workspace_sync.model.manifest import digest_of
+
+#: What becomes of symbolic links that lead out of the workspace; see ``Workspace``.
+Links = Literal["refuse", "follow", "keep"]
+
+
+class CondaEnvironment:
+    """An environment: of conda, or made by ``venv`` or uv.
+
+    Args:
+        conda_prefix: its folder. None: that of this interpreter; if this interpreter is in none, the active one.
+    """
+
+    def __init__(self, conda_prefix: str | os.PathLike[str] | None = None) -> None:
+        if conda_prefix is not None:
+            _check_folder(conda_prefix)
+        self._conda_prefix = None if conda_prefix is None else os.fspath(conda_prefix)
+
+    @property
+    def conda_prefix(self) -> str:
+        """The folder of the environment, absolute.
+
+        Raises:
+            ValueError: none was named, and none is active.
+        """
+        if self._conda_prefix is not None:
+            return os.path.abspath(os.path.expanduser(self._conda_prefix))
+        if is_environment(sys.prefix):
+            return os.path.abspath(sys.prefix)
+        for variable in ("CONDA_PREFIX", "VIRTUAL_ENV"):
+            if prefix := os.environ.get(variable):
+                return os.path.abspath(prefix)
+        raise ValueError(
+            "no environment is active: activate one before this process starts, or name its folder as conda_prefix"
+        )
+
+    def __repr__(self) -> str:
+        return f"CondaEnvironment({'' if self._conda_prefix is None else repr(self._conda_prefix)})"
+
+
+def is_environment(folder: str | bytes) -> bool:
+    """Whether a folder is the prefix of an environment: of conda, or of ``venv``."""
+    name = os.fsencode(folder)
+    return os.path.isdir(name + b"/conda-meta") or os.path.isfile(name + b"/pyvenv.cfg")
+
+
+class Workspace:
+    """Folders of the client that are synced together, and perhaps an environment.
+
+    Args:
+        dirs: the folders. A list gives each the place of its own name in the tree, and the current folder (``"."``),
+            if it is the only one, the root, as in Monarch. A mapping gives each the place that it names; ``""`` is the
+            root.
+        env: the environment that belongs to them.
+        links: symbolic links that lead out of the workspace: "refuse" (an error that names them), "follow" (what they
+            lead to is copied in their place) or "keep" (as they are: for hosts that have what they lead to, such as a
+            shared file system). Links within the workspace are always kept.
+
+    Raises:
+        FileNotFoundError: a folder does not exist.
+        NotADirectoryError: it is a file.
+        ValueError: two folders have one place, a place is outside the tree, or a folder or place is within another.
+    """
+
+    def __init__(
+        self,
+        dirs: Iterable[str | os.PathLike[str]] | Mapping[str | os.PathLike[str], str] | None = None,
+        env: CondaEnvironment | None = None,
+        *,
+        links: Links = "refuse",
+    ) -> None:
+        if isinstance(dirs, str | bytes | os.PathLike):
+            raise TypeError(f"dirs is a list of folders, or a mapping to places: write dirs=[{os.fspath(dirs)!r}]")
+        if links not in ("refuse", "follow", "keep"):
+            raise ValueError(f'links is "refuse", "follow" or "keep", and not {links!r}')
+        self.env = env
+        self.links: Links = links
+        named: list[tuple[str | os.PathLike[str], str]]
+        if dirs is None:
+            named = []
+        elif isinstance(dirs, Mapping):
+            named = list(dirs.items())
+        else:
+            listed = list(dirs)
+            named = [(source, _own_place(source, alone=len(listed) == 1)) for source in listed]
+        #: The folders as they were named, and their places in the tree.
+        self.dirs: dict[Path, str] = {}
+        self._roots: dict[str, str] = {}
+        for source, place in named:
+            folder = _check_folder(source)
+            clean = _clean(source, place)
+            if folder in self._roots:
+                raise ValueError(f"{os.fspath(source)} is named twice: as {self._roots[folder]!r} and {clean!r}")
+            self.dirs[Path(source)] = clean
+            self._roots[folder] = clean
+        _check_apart(self._roots)
+
+    @classmethod
+    def null(cls) -> Workspace:
+        """A workspace without folders and environment."""
+        return cls()
+
+    def roots(self) -> dict[str, str]:
+        """The folders (absolute, links resolved) and their places in the tree (``a/b``, or ``""`` for the root)."""
+        return dict(self._roots)
+
+    @property
+    def id(self) -> str:
+        """16 hexadecimal digits that follow from this machine, the user, the folders and their places.
+
+        The environment counts only for a workspace that has no folders.
+        """
+        parts = [_machine(), str(os.geteuid())]
+        parts += (f"{folder}\0{place}" for folder, place in sorted(self._roots.items()))
+        if not self._roots and self.env is not None:
+            parts.append(os.path.realpath(self.env.conda_prefix))
+        return digest_of("\0\0".join(parts).encode("utf-8", "surrogateescape")).hex()[:16]
+
+    @property
+    def name(self) -> str:
+        """What people call it: the name of its first folder, as a name that every file system takes."""
+        first = next(iter(self._roots), "")
+        if not first and self.env is not None:
+            first = self.env.conda_prefix
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(first)).strip("-.")
+        return plain[:40] or "workspace"
+
+    def __repr__(self) -> str:
+        return f"Workspace(dirs={self._roots!r}, env={self.env!r}, links={self.links!r})"
+
+
+def _own_place(source: str | os.PathLike[str], *, alone: bool) -> str:
+    path = os.fspath(source)
+    if alone and os.path.normpath(path) == ".":
+        return ""
+    return os.path.basename(os.path.abspath(os.path.expanduser(path)))
+
+
+def _check_folder(source: str | os.PathLike[str]) -> str:
+    """The folder, absolute and with its links resolved."""
+    path = os.path.abspath(os.path.expanduser(os.fspath(source)))
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"there is no folder {path}") from None
+    if not stat.S_ISDIR(mode):
+        raise NotADirectoryError(f"{path} is a file: name its folder, {os.path.dirname(path)}")
+    return os.path.realpath(path)
+
+
+def _clean(source: str | os.PathLike[str], place: str) -> str:
+    # An absolute place would be outside, and so would one that goes up: both are mistakes that must not be guessed at.
+    parts = [part for part in place.split("/") if part not in ("", ".")]
+    if place.startswith("/") or ".." in parts or "\0" in place:
+        raise ValueError(f"the place {place!r} of {os.fspath(source)} is outside the tree: write a relative path")
+    return "/".join(parts)
+
+
+def _check_apart(roots: dict[str, str]) -> None:
+    """Raise if a folder or a place is another one or within another one."""
+    items = list(roots.items())
+    for i, (folder, place) in enumerate(items):
+        for other, others_place in items[i + 1 :]:
+            if place == others_place:
+                raise ValueError(
+                    f"{folder} and {other} have one place in the tree, {place!r}: give each its own, as in "
+                    f"dirs={{{folder!r}: {place or 'a'!r}, {other!r}: {(place or 'a') + '2'!r}}}"
+                )
+            for inner, outer in ((folder, other), (other, folder)):
+                if inner.startswith(outer.rstrip("/") + "/"):
+                    raise ValueError(f"{inner} is within {outer}, which is synced with all that is in it: name one")
+            for inner, outer in ((place, others_place), (others_place, place)):
+                if not outer or inner.startswith(outer + "/"):
+                    raise ValueError(
+                        f"the places {inner!r} and {outer!r} of {folder} and {other} are within each other: "
+                        "give each a place of its own"
+                    )
+
+
+def _machine() -> str:
+    """What tells this machine from others; a container image without a machine id is told by its host name."""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            with open(path, encoding="ascii", errors="replace") as file:
+                text = file.read(64).strip()
+        except OSError:
+            continue
+        if re.fullmatch(r"[0-9a-f]{32}", text):
+            return text
+    return socket.gethostname()

@@ -1,0 +1,202 @@
+"""Files as digests: read once, in pieces, on several threads.
+
+Files are read and not mapped: one that is truncated while it is mapped would end the process (SIGBUS).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+from blake3 import blake3
+
+from workspace_sync.model.errors import ScanError
+from workspace_sync.model.manifest import digest_of
+from workspace_sync.scanning.chunking import CHUNK
+
+#: Threads that read and hash; more of them only wait for the disk.
+THREADS = min(8, os.cpu_count() or 1)
+#: Small files that one task reads, so that handing them out costs little.
+_BATCH = 64
+#: How often a file that changes while it is read is read again.
+_TRIES = 4
+#: How much of a large file is read at once (bytes); a multiple of the chunk.
+_BLOCK = 8 * CHUNK
+
+
+@dataclass(slots=True)
+class Hashed:
+    """A file as it was read.
+
+    Attributes:
+        about: its size, times, mode, inode and device.
+        digest: of its content.
+        chunks: the digests of its chunks, if there are several.
+        sizes: the sizes of its chunks (bytes).
+    """
+
+    about: os.stat_result
+    digest: bytes
+    chunks: tuple[bytes, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+
+#: What becomes of a file that is hashed; "unsteady": it changes whenever it is read; None: it is gone.
+Outcome = Hashed | OSError | Literal["unsteady"] | None
+
+
+def hash_files(
+    paths: list[tuple[bytes, int]], report: Callable[[int], None], cancelled: Callable[[], bool] | None = None
+) -> list[Outcome]:
+    """Hash files.
+
+    Args:
+        paths: where they are, and about how large they are (bytes).
+        report: is called with bytes that were read since the last call, on any thread.
+        cancelled: whether to stop.
+
+    Returns:
+        What became of each, in the same order.
+
+    Raises:
+        ScanError: it was cancelled.
+    """
+    outcomes: list[Outcome] = [None] * len(paths)
+    small = [i for i, (_, size) in enumerate(paths) if size <= CHUNK]
+    large = sorted((i for i, (_, size) in enumerate(paths) if size > CHUNK), key=lambda i: -paths[i][1])
+    stopped = threading.Event()
+
+    def some(numbers: list[int]) -> None:
+        if stopped.is_set():
+            return
+        if cancelled is not None and cancelled():
+            stopped.set()
+        read = 0
+        for i in numbers:
+            outcomes[i] = outcome = _attempt(paths[i][0], report, stopped, None)
+            if isinstance(outcome, Hashed) and not outcome.chunks:
+                read += outcome.about.st_size
+        report(read)
+
+    batches = [small[i : i + _BATCH] for i in range(0, len(small), _BATCH)]
+    if len(batches) + len(large) <= 1 and not large:
+        for batch in batches:
+            some(batch)
+    else:
+        with ThreadPoolExecutor(THREADS, "hash") as pool:
+            tasks: list[Future[None]] = []
+            if len(large) < THREADS:
+                tasks += [pool.submit(some, batch) for batch in batches]
+                with ThreadPoolExecutor(THREADS, "chunks") as helpers:
+                    for i in large:
+                        outcomes[i] = _attempt(paths[i][0], report, stopped, helpers)
+                        if cancelled is not None and cancelled():
+                            stopped.set()
+            else:
+                tasks += [pool.submit(some, [i]) for i in large]
+                tasks += [pool.submit(some, batch) for batch in batches]
+            for task in tasks:
+                task.result()
+    if stopped.is_set():
+        raise ScanError("the scan was cancelled")
+    return outcomes
+
+
+def _attempt(
+    path: bytes, report: Callable[[int], None], stopped: threading.Event, helpers: ThreadPoolExecutor | None
+) -> Outcome:
+    for _ in range(_TRIES):
+        if stopped.is_set():
+            return None
+        try:
+            found = _hash_once(path, report, stopped, helpers)
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            return e
+        if found is not None:
+            return found
+    return "unsteady"
+
+
+def _hash_once(
+    path: bytes, report: Callable[[int], None], stopped: threading.Event, helpers: ThreadPoolExecutor | None
+) -> Hashed | None:
+    """Hash a file; None if it changed meanwhile."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        before = os.fstat(fd)
+        if not stat.S_ISREG(before.st_mode):
+            return None
+        size = before.st_size
+        if size <= CHUNK:
+            data = os.read(fd, size + 1)
+            while 0 < len(data) < size and (more := os.read(fd, size + 1 - len(data))):
+                data += more
+            if len(data) != size:
+                return None
+            found = Hashed(before, digest_of(data))
+        else:
+            large = _hash_large(fd, size, report, stopped, helpers)
+            if large is None:
+                return None
+            found = Hashed(before, *large)
+        after = os.fstat(fd)
+    finally:
+        os.close(fd)
+    if (after.st_size, after.st_mtime_ns, after.st_ctime_ns) != (size, before.st_mtime_ns, before.st_ctime_ns):
+        return None
+    return found
+
+
+def _hash_large(
+    fd: int, size: int, report: Callable[[int], None], stopped: threading.Event, helpers: ThreadPoolExecutor | None
+) -> tuple[bytes, tuple[bytes, ...], tuple[int, ...]] | None:
+    whole = blake3()
+    digests: list[bytes] = []
+    pending: list[Future[list[bytes]] | None] = [None, None]
+    blocks = [bytearray(_BLOCK) for _ in pending]
+    done = turn = 0
+    while done < size:
+        if stopped.is_set():
+            return None
+        # One block is read while the chunks of the other are hashed.
+        if (task := pending[turn]) is not None:
+            digests += task.result()
+            pending[turn] = None
+        view = memoryview(blocks[turn])[: min(_BLOCK, size - done)]
+        if not read_fully(fd, view, done):
+            return None
+        if helpers is None:
+            digests += _chunk_digests(view)
+        else:
+            pending[turn] = helpers.submit(_chunk_digests, view)
+        whole.update(view)
+        done += len(view)
+        report(len(view))
+        turn = 1 - turn
+    for task in (pending[turn], pending[1 - turn]):
+        if task is not None:
+            digests += task.result()
+    last = size % CHUNK
+    return whole.digest(), tuple(digests), (CHUNK,) * (size // CHUNK) + ((last,) if last else ())
+
+
+def _chunk_digests(view: memoryview) -> list[bytes]:
+    return [digest_of(view[i : i + CHUNK]) for i in range(0, len(view), CHUNK)]
+
+
+def read_fully(fd: int, into: memoryview, offset: int) -> bool:
+    """Fill a buffer from a file; False if the file ends before."""
+    while into:
+        got = os.preadv(fd, [into], offset)
+        if not got:
+            return False
+        into = into[got:]
+        offset += got
+    return True

@@ -1,0 +1,227 @@
+"""What a client remembers of a workspace between runs, so that an unchanged file is not read again.
+
+The index holds a record of each folder: what ``scandir`` and ``lstat`` last said of its entries (the *hints*), and the
+entries' place in the manifest. It is only a memory: without it, or with a damaged one, everything is hashed again. A
+file is trusted by its size, mtime, ctime, inode and device, as in git, and distrusted if its times are as recent as
+the scan that read it, since a later change in the same tick of the clock would not show
+(https://git-scm.com/docs/racy-git).
+
+It also keeps the manifests that were synced last, by their digests, so that a host gets only what differs from its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from monarch_kernel.environment import SYNC_FOLDER
+from monarch_kernel.private_files import PrivateFolder
+from workspace_sync.model.manifest import (
+    Folder,
+    Manifest,
+    ManifestError,
+    decode_delta,
+    delta,
+    digest_of,
+    encode_delta,
+    patched,
+)
+
+_T = TypeVar("_T")
+_MAGIC = b"monarch index 1\n"
+_DIGEST = 32
+#: How many manifests are kept, the youngest, and their total size (bytes).
+_MANIFESTS = 8
+_MANIFEST_BYTES = 64 << 20
+#: No index is larger: 10 million files (bytes).
+_LARGEST = 2 << 30
+
+
+class Ignored(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """An entry of a folder that is left out.
+
+    Attributes:
+        reason: which line of which file says so: a number in ``Index.reasons``.
+        size: bytes, if it is a file.
+        folder: whether it is a folder, whose content is unknown, as it is not entered.
+    """
+
+    reason: int
+    size: int = 0
+    folder: bool = False
+
+
+class Record(msgspec.Struct, array_like=True, gc=False):
+    """A folder as it was found.
+
+    Attributes:
+        hints: what was found of its entries (see ``walk``); empty: nothing is to be trusted.
+        outer: the digest of the ignore rules that hold for the folder itself.
+        inner: ... and of those for its entries, with the folder's own.
+        ignored: the entries that are left out, by name.
+        subfolders: the names of the folders that are entered.
+        folder: its entry in the manifest.
+    """
+
+    hints: bytes
+    outer: bytes
+    inner: bytes
+    ignored: dict[bytes, Ignored]
+    subfolders: list[bytes]
+    folder: Folder
+
+
+class _Saved(msgspec.Struct, array_like=True):
+    roots: dict[str, str]
+    links: str
+    reasons: list[str]
+    records: dict[bytes, Record]
+
+
+class Index:
+    """The memory of one workspace. One scan at a time may use it.
+
+    Args:
+        workspace: the id of the workspace.
+        root: where it is kept. None: ``MONARCH_KERNEL_SYNC_FOLDER``, or ``~/.cache/monarch_kernel/sync``.
+    """
+
+    def __init__(self, workspace: str, root: str | None = None) -> None:
+        root = root or SYNC_FOLDER.get() or os.path.join(os.path.expanduser("~"), ".cache", "monarch_kernel", "sync")
+        #: Its folder.
+        self.path = os.path.join(os.path.abspath(os.path.expanduser(root)), "client", workspace)
+        #: The folders of the workspace by their paths in the tree.
+        self.records: dict[bytes, Record] = {}
+        #: Why entries are left out, as ``file:line: pattern``.
+        self.reasons: list[str] = []
+        #: The tree as of the last scan in this process.
+        self.manifest: Manifest | None = None
+        self._about: tuple[dict[str, str], str] = ({}, "")
+        self._loaded = False
+        self._changed = False
+
+    # -- the records ---------------------------------------------------------------------------------
+
+    def load(self, roots: dict[str, str], links: str) -> None:
+        """Read the index from disk, once. One that is damaged, or of other folders, counts as none."""
+        if self._loaded and self._about == (roots, links):
+            return
+        first = not self._loaded
+        self._loaded, self._about = True, (roots, links)
+        self.records, self.reasons, self.manifest = {}, [], None
+        data = self._read("index") if first else None
+        if data is None or data[: len(_MAGIC)] != _MAGIC:
+            return
+        body = memoryview(data)[len(_MAGIC) + _DIGEST :]
+        if digest_of(body) != data[len(_MAGIC) : len(_MAGIC) + _DIGEST]:
+            return
+        try:
+            saved = msgspec.msgpack.decode(body, type=_Saved)
+        except msgspec.MsgspecError:
+            return
+        if (saved.roots, saved.links) == self._about:
+            self.records, self.reasons = saved.records, saved.reasons
+
+    def replace(self, records: dict[bytes, Record], reasons: list[str], manifest: Manifest, *, changed: bool) -> None:
+        """Enter what a scan has found; ``save`` writes it."""
+        self.records, self.reasons, self.manifest = records, reasons, manifest
+        self._changed |= changed
+
+    def save(self) -> None:
+        """Write the index atomically, if it has changed. A disk that takes nothing is no error: it is only a memory."""
+        if not self._changed:
+            return
+        body = msgspec.msgpack.encode(_Saved(*self._about, self.reasons, self.records))
+        if self._write("index", _MAGIC + digest_of(body) + body):
+            self._changed = False
+
+    # -- manifests -----------------------------------------------------------------------------------
+
+    def remember(self, manifest: Manifest) -> None:
+        """Keep a manifest that was synced, beside the last few."""
+        name = f"{manifest.digest.hex()}.manifest"
+        data = encode_delta(delta(None, manifest))
+        if self._write(name, data):
+            self._forget(name)
+
+    def remembered(self, digest: bytes) -> Manifest | None:
+        """A manifest that was kept; None if it is not known any more, or damaged."""
+        if self.manifest is not None and self.manifest.digest == digest:
+            return self.manifest
+        data = self._read(f"{digest.hex()}.manifest")
+        if data is None:
+            return None
+        try:
+            return patched(None, decode_delta(data))
+        except ManifestError:
+            return None
+
+    def _forget(self, newest: str) -> None:
+        def clear(folder: PrivateFolder) -> None:
+            kept: list[tuple[float, int, str]] = []
+            for name in folder.names():
+                if name.endswith(".manifest") and name != newest:
+                    about = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+                    kept.append((about.st_mtime, about.st_size, name))
+            room = _MANIFEST_BYTES
+            for i, (_, size, name) in enumerate(sorted(kept, reverse=True)):
+                room -= size
+                if room < 0 or i + 1 >= _MANIFESTS:
+                    os.unlink(name, dir_fd=folder.fd)
+
+        self._within(clear)
+
+    # -- files ---------------------------------------------------------------------------------------
+
+    def _read(self, name: str) -> bytes | None:
+        def read(folder: PrivateFolder) -> bytes:
+            with os.fdopen(folder.open_file(name, os.O_RDONLY), "rb") as file:
+                return file.read(_LARGEST)
+
+        return self._within(read)
+
+    def _write(self, name: str, data: bytes) -> bool:
+        def write(folder: PrivateFolder) -> bool:
+            # One name and a lock, and not a random name: a client that is killed leaves one file, and the next uses it.
+            fd = folder.open_file(f"{name}.new", os.O_WRONLY | os.O_CREAT)
+            with os.fdopen(fd, "wb", buffering=0) as file:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False  # another client of the workspace writes its own, which is as good
+                about = os.stat(f"{name}.new", dir_fd=folder.fd, follow_symlinks=False)
+                if about.st_ino != os.fstat(fd).st_ino:
+                    return False
+                file.truncate(0)
+                left = memoryview(data)
+                while left:
+                    left = left[file.write(left) or 0 :]
+                os.rename(f"{name}.new", name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+            return True
+
+        return self._within(write, make=True) or False
+
+    def _within(self, work: Callable[[PrivateFolder], _T], *, make: bool = False) -> _T | None:
+        try:
+            with _own_folder(self.path) if make else PrivateFolder.open(self.path) as folder:
+                return work(folder)
+        except OSError:
+            return None
+
+
+def _own_folder(path: str) -> PrivateFolder:
+    """Open a folder of mode 0700, and make it and its parents where they do not exist."""
+    try:
+        return PrivateFolder.open(path)
+    except FileNotFoundError:
+        parent = os.path.dirname(path)
+        if not os.path.isdir(parent):
+            _own_folder(parent).close()
+        try:
+            return PrivateFolder.make(path)
+        except FileExistsError:
+            return PrivateFolder.open(path)

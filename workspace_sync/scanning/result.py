@@ -1,0 +1,105 @@
+"""A scanned workspace: its manifest, and the content that belongs to it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+
+from workspace_sync.model.errors import ScanError
+from workspace_sync.model.manifest import Manifest, digest_of, printable
+from workspace_sync.model.workspace import Workspace
+from workspace_sync.scanning.hashing import read_fully
+from workspace_sync.scanning.index import Record
+
+
+class Scan:
+    """What a workspace held when it was scanned. Its methods may be called on any thread.
+
+    Attributes:
+        workspace: its folders.
+        manifest: its content.
+        hashed: bytes that had to be read.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        manifest: Manifest,
+        roots: dict[bytes, bytes],
+        records: dict[bytes, Record],
+        reasons: list[str],
+        hashed: int,
+    ) -> None:
+        self.workspace = workspace
+        self.manifest = manifest
+        self.hashed = hashed
+        self._roots = {place: folder for folder, place in roots.items()}
+        self._records = records
+        self._reasons = reasons
+        self._lock = threading.Lock()
+        self._places: dict[bytes, list[tuple[bytes, bytes, int, int]]] | None = None
+
+    def read(self, digest: bytes, into: memoryview) -> None:
+        """Read one piece: a file, or a chunk of one.
+
+        Args:
+            digest: of the piece.
+            into: takes it; of its size.
+
+        Raises:
+            KeyError: the workspace has no such piece.
+            ScanError: the file has changed since the scan.
+        """
+        pieces = self._pieces()[digest]
+        for folder, name, offset, size in pieces:
+            if size == len(into) and self._read(self.path_of(folder, name), offset, into) and digest_of(into) == digest:
+                return
+        folder, name, _, _ = pieces[0]
+        raise ScanError(
+            f"{printable(self.path_of(folder, name))} changed while it was read for the sync. Hosts keep the tree that "
+            "they have; sync again when what writes it is done, or leave it out with a line in a .meshignore file."
+        )
+
+    def read_many(self, wanted: Iterable[tuple[bytes, memoryview]]) -> None:
+        """Read several pieces, as ``read`` does.
+
+        Raises:
+            KeyError: the workspace has no such piece.
+            ScanError: a file has changed since the scan.
+        """
+        for digest, into in wanted:
+            self.read(digest, into)
+
+    def path_of(self, place: bytes, name: bytes = b"") -> bytes:
+        """Where a folder of the tree, or a file in it, is at the client."""
+        top = place
+        while top not in self._roots:
+            top = top.rpartition(b"/")[0]
+        path = self._roots[top] + (b"/" + place[len(top) :].strip(b"/") if len(place) > len(top) else b"")
+        return path + b"/" + name if name else path
+
+    @staticmethod
+    def _read(path: bytes, offset: int, into: memoryview) -> bool:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError:
+            return False
+        try:
+            return read_fully(fd, into, offset)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+
+    def _pieces(self) -> dict[bytes, list[tuple[bytes, bytes, int, int]]]:
+        """Where each piece is: (folder in the tree, name, offset, size), of all copies."""
+        with self._lock:
+            if self._places is None:
+                places: dict[bytes, list[tuple[bytes, bytes, int, int]]] = {}
+                for place, folder in self.manifest.folders.items():
+                    for name, entry in folder.files.items():
+                        for digest, offset, size in entry.pieces():
+                            places.setdefault(digest, []).append((place, name, offset, size))
+                self._places = places
+            return self._places

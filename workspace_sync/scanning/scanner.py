@@ -1,0 +1,151 @@
+"""The content of a workspace now, as a manifest, with as little reading as possible."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from threading import Lock
+
+import msgspec
+
+from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, Manifest, seal
+from workspace_sync.model.workspace import Workspace
+from workspace_sync.scanning.hashing import Hashed, Outcome, hash_files
+from workspace_sync.scanning.index import Index
+from workspace_sync.scanning.problems import Problems
+from workspace_sync.scanning.result import Scan
+from workspace_sync.scanning.walk import Item, Walk, Walker
+
+#: A file that changed so shortly before the scan may change again without new times (ns): file systems keep times in
+#: steps of up to 2 s.
+RECENT = 2_000_000_000
+#: Folders on the way to a place in the tree that no folder of the client stands for.
+_PLAIN = 0o755
+
+_encode = msgspec.msgpack.encode
+
+
+def scan(
+    workspace: Workspace,
+    index: Index,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> Scan:
+    """Find out what a workspace holds now.
+
+    Args:
+        workspace: its folders.
+        index: what is known from earlier scans; it is brought up to date and saved.
+        progress: is called with the bytes that were read, and all that must be, on any thread.
+        cancelled: whether to stop; asked often.
+
+    Raises:
+        ScanError: a folder is gone, paths cannot be read or change without pause, links lead out of the workspace, or
+            it was cancelled. The message names them, and nothing is remembered.
+    """
+    started = time.time_ns()
+    named = workspace.roots()
+    roots = {os.fsencode(folder): os.fsencode(place) for folder, place in named.items()}
+    index.load(named, workspace.links)
+    walk = Walker(roots, index, workspace.links, cancelled).run()
+    hashed = _read(walk, progress, cancelled)
+    manifest = _assembled(walk, roots)
+    for found in walk.found.values():
+        mode = found.record.folder.mode if found.trusted else -1
+        found.record.hints = _encode([mode, [_distrusted(item, started) for item in found.items]])
+    index.replace(
+        walk.records, walk.reasons, manifest, changed=bool(walk.found) or len(walk.records) != len(index.records)
+    )
+    index.save()
+    return Scan(workspace, manifest, roots, walk.records, walk.reasons, hashed)
+
+
+def _read(walk: Walk, progress: Callable[[int, int], None] | None, cancelled: Callable[[], bool] | None) -> int:
+    """Hash the files that must be, and enter them; returns the bytes that were read."""
+    total = sum(each.size for each in walk.to_hash)
+    done = 0
+    lock = Lock()
+
+    def report(size: int) -> None:
+        nonlocal done
+        with lock:
+            done += size
+            if progress is not None:
+                progress(done, max(total, done))
+
+    outcomes = hash_files([(each.path, each.size) for each in walk.to_hash], report, cancelled)
+    problems = Problems()
+    for each, outcome in zip(walk.to_hash, outcomes, strict=True):
+        found = walk.found[each.folder]
+        name = found.items[each.item][0]
+        if isinstance(outcome, Hashed):
+            about = outcome.about
+            entry = FileEntry(
+                about.st_size,
+                about.st_mode & MODE_BITS,
+                outcome.digest,
+                about.st_mtime_ns,
+                outcome.chunks,
+                outcome.sizes,
+            )
+            found.record.folder.files[name] = entry
+            found.items[each.item] = (name, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about[:3])
+        else:
+            _enter_problem(problems, each.path, outcome)
+            found.trusted = False  # it is gone, although it was listed
+    problems.check()
+    return done
+
+
+def _enter_problem(problems: Problems, path: bytes, outcome: Outcome) -> None:
+    if isinstance(outcome, PermissionError):
+        problems.unreadable.append(path)
+    elif isinstance(outcome, OSError):
+        problems.failed.append((path, outcome.strerror or str(outcome)))
+    elif outcome == "unsteady":
+        problems.unsteady.append(path)
+
+
+def _assembled(walk: Walk, roots: dict[bytes, bytes]) -> Manifest:
+    """The manifest. Folders of earlier manifests are shared and not changed."""
+    folders = {place: record.folder for place, record in walk.records.items()}
+    changed = set(walk.found)
+    for root_place in roots.values():
+        place = root_place
+        parent, _, name = place.rpartition(b"/")
+        while name:
+            folders.setdefault(parent, Folder(_PLAIN, {}, {}, {})).folders[name] = folders[place].digest
+            changed.add(parent)
+            place = parent
+            parent, _, name = parent.rpartition(b"/")
+    if b"" not in folders:
+        folders[b""] = Folder(_PLAIN, {}, {}, {})
+        changed.add(b"")
+    for place in list(walk.found):
+        while place:
+            place = place.rpartition(b"/")[0]
+            if place in changed:
+                continue
+            record = walk.records[place]
+            old = record.folder
+            folders[place] = Folder(old.mode, old.files, old.links, dict(old.folders))
+            walk.records[place] = msgspec.structs.replace(record, folder=folders[place])
+            changed.add(place)
+    for place, found in walk.found.items():
+        prefix = place + b"/" if place else b""
+        folder = found.record.folder
+        for name in found.record.subfolders:
+            folder.folders[name] = folders[prefix + name].digest
+    return seal(folders, changed)
+
+
+def _distrusted(item: Item, started: int) -> Item:
+    """The item of a listing as it is kept; one that is as recent as the scan equals none that is found later."""
+    if len(item) != 5:
+        return item
+    name, size, mtime, ctime, rest = item
+    if ctime > started - RECENT or started - RECENT < mtime <= time.time_ns():
+        return (name, size, -1, ctime, rest)
+    return item

@@ -1,0 +1,368 @@
+"""The walk over the folders of a workspace: which entries there are, and which files must be hashed.
+
+A folder whose listing is what it was is taken over from the index as it is, without a look at its entries one by one.
+This is what makes an unchanged tree cheap: one ``scandir``, one ``lstat`` for each entry, and one comparison of bytes
+for each folder.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from workspace_sync.model.errors import ScanError
+from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, printable
+from workspace_sync.model.workspace import Links, is_environment
+from workspace_sync.scanning.ignore import Scope, rules_around
+from workspace_sync.scanning.index import Ignored, Index, Record
+from workspace_sync.scanning.links import inner_target
+from workspace_sync.scanning.problems import Problems
+from workspace_sync.scanning.rules import GITIGNORE, MESHIGNORE
+
+_encode = msgspec.msgpack.encode
+_ENVIRONMENT = "default: a Python environment"
+_KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
+_NONE_IGNORED: dict[bytes, Ignored] = {}
+
+#: An entry of a listing: (name,) of a folder that is entered; (name, whether it is a folder) of what is left out; else
+#: (name, size, mtime, ctime, (mode, inode, device)).
+Item = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class ToHash:
+    """A file that must be read.
+
+    Attributes:
+        folder: the path of its folder in the tree.
+        item: the number of its item in the listing.
+        path: where it is at the client.
+        size: as listed (bytes).
+        entry: what is known of it from the last scan.
+    """
+
+    folder: bytes
+    item: int
+    path: bytes
+    size: int
+    entry: FileEntry | None
+
+
+@dataclass(slots=True)
+class Found:
+    """A folder that is not as it was.
+
+    Attributes:
+        record: its new record; the entries of files in ``Walk.to_hash`` are still missing.
+        items: its listing.
+        trusted: whether the next scan may compare with this listing.
+    """
+
+    record: Record
+    items: list[Item]
+    trusted: bool = True
+
+
+@dataclass(slots=True)
+class Walk:
+    """What a walk has found.
+
+    Attributes:
+        records: of all folders by their paths in the tree, those that are unchanged and those that are not.
+        found: folders that are not as they were.
+        to_hash: files whose content must be read.
+        reasons: why entries are left out; see ``Index.reasons``.
+    """
+
+    reasons: list[str]
+    records: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
+    found: dict[bytes, Found] = field(default_factory=dict[bytes, Found])
+    to_hash: list[ToHash] = field(default_factory=list[ToHash])
+
+
+@dataclass(slots=True)
+class _Folder:
+    """A folder to be visited.
+
+    Attributes:
+        path: where it is at the client.
+        place: its path in the tree.
+        around: the rules for its siblings.
+        base: the root, or the followed link, that it was reached from.
+        chain: the real paths of the followed folders on the way, and of the root.
+    """
+
+    path: bytes
+    place: bytes
+    around: Scope
+    base: bytes
+    chain: tuple[bytes, ...]
+
+
+class Walker:
+    """One walk.
+
+    Args:
+        roots: the folders (absolute, links resolved) and their places in the tree.
+        index: what the last scan found; it is only read.
+        links: what becomes of links that lead out of the workspace.
+        cancelled: whether to stop; asked once a folder.
+    """
+
+    def __init__(
+        self, roots: dict[bytes, bytes], index: Index, links: Links, cancelled: Callable[[], bool] | None = None
+    ) -> None:
+        self._roots = roots
+        self._old = index.records
+        self._links: Links = links
+        self._cancelled = cancelled
+        self._problems = Problems()
+        self._walk = Walk(list(index.reasons))
+        self._numbers = {reason: i for i, reason in enumerate(self._walk.reasons)}
+        self._todo: list[_Folder] = []
+
+    def run(self) -> Walk:
+        """Walk over all folders.
+
+        Raises:
+            ScanError: folders cannot be read, or links lead out of the workspace; the message names them.
+        """
+        for root, place in self._roots.items():
+            self._todo.append(_Folder(root, place, Scope(rules_around(root)), root, (root,)))
+            while self._todo:
+                if self._cancelled is not None and self._cancelled():
+                    raise ScanError("the scan was cancelled")
+                self._visit(self._todo.pop())
+        self._problems.check()
+        return self._walk
+
+    def _visit(self, folder: _Folder) -> None:
+        path, place = folder.path, folder.place
+        old = self._old.get(place)
+        ignored = _NONE_IGNORED if old is None else old.ignored
+        if ignored and (GITIGNORE in ignored or MESHIGNORE in ignored):
+            # Files of rules count even where a rule leaves them out, so their hints do, too.
+            ignored = {name: why for name, why in ignored.items() if name not in (GITIGNORE, MESHIGNORE)}
+        items: list[Item] = []
+        add = items.append
+        subfolders: list[bytes] = []
+        follow = self._links == "follow"
+        try:
+            mode = os.stat(path).st_mode & MODE_BITS
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    name = entry.name
+                    if name in ignored:
+                        add((name, entry.is_dir(follow_symlinks=False)))
+                    elif entry.is_dir(follow_symlinks=False):
+                        subfolders.append(name)
+                        add((name,))
+                    else:
+                        try:
+                            about = entry.stat(follow_symlinks=False)
+                        except FileNotFoundError:
+                            continue  # gone since it was listed
+                        if follow and stat.S_ISLNK(about.st_mode) and (target := self._followed(folder, name)):
+                            if stat.S_ISDIR(target.st_mode):
+                                subfolders.append(name)
+                                add((name,))
+                                continue
+                            about = target
+                        add((name, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about[:3]))
+        except (FileNotFoundError, NotADirectoryError):
+            self._gone(folder)
+            return
+        except PermissionError:
+            self._problems.unreadable.append(path)
+            return
+        if old is not None and old.outer == folder.around.digest:
+            # Rules of a repository of its own may change without a trace in the listing.
+            expected = None if b".git" in ignored else old.inner
+            within = folder.around
+            if expected is None or expected != old.outer:
+                within = Scope(folder.around, path, expected)
+            if within.digest == old.inner and old.hints == _encode([mode, items]):
+                self._walk.records[place] = old
+                self._enter(folder, within, old.subfolders)
+                return
+        self._compare(folder, old, mode, items, set(subfolders))
+
+    def _enter(self, folder: _Folder, within: Scope, names: list[bytes]) -> None:
+        for name in names:
+            path = folder.path + b"/" + name
+            base, chain = folder.base, folder.chain
+            if self._links == "follow" and os.path.islink(path):
+                base = path
+                chain = (*chain, os.path.realpath(path))
+            self._todo.append(_Folder(path, _joined(folder.place, name), within, base, chain))
+
+    def _gone(self, folder: _Folder) -> None:
+        """A folder vanished after its parent was listed."""
+        if folder.path in self._roots:
+            raise ScanError(f"{printable(folder.path)} is gone: it is a folder of the workspace")
+        parent, _, name = folder.place.rpartition(b"/")
+        found = self._reopened(parent)
+        found.record.subfolders.remove(name)
+
+    def _reopened(self, place: bytes) -> Found:
+        """A folder that was visited, to be changed, and not to be trusted by the next scan."""
+        found = self._walk.found.get(place)
+        if found is None:
+            record = self._walk.records[place]
+            folder = record.folder
+            record = Record(
+                record.hints,
+                record.outer,
+                record.inner,
+                dict(record.ignored),
+                list(record.subfolders),
+                Folder(folder.mode, folder.files, folder.links, {}),
+            )
+            found = Found(record, list(map(tuple, msgspec.msgpack.decode(record.hints)[1])))
+            self._walk.records[place] = record
+            self._walk.found[place] = found
+        found.trusted = False
+        return found
+
+    # -- a folder that is not as it was -----------------------------------------------------------------
+
+    def _compare(
+        self, folder: _Folder, old: Record | None, mode: int, items: list[Item], subfolders: set[bytes]
+    ) -> None:
+        path, place = folder.path, folder.place
+        names = {item[0] for item in items}
+        within = folder.around
+        if GITIGNORE in names or MESHIGNORE in names or b".git" in names:
+            within = Scope(folder.around, path)
+        if (b"pyvenv.cfg" in names or b"conda-meta" in names) and self._is_left_out_environment(folder):
+            found = self._reopened(place.rpartition(b"/")[0])
+            name = os.path.basename(path)
+            found.record.subfolders.remove(name)
+            found.record.ignored[name] = Ignored(self._reason(_ENVIRONMENT), folder=True)
+            return
+        hints: dict[bytes, list[Any]] = {}
+        judged = False  # whether earlier verdicts still hold
+        if old is not None:
+            judged = old.outer == folder.around.digest and old.inner == within.digest
+            if old.hints:
+                _, listed = msgspec.msgpack.decode(old.hints)
+                hints = {item[0]: item for item in listed if len(item) == 5}
+        record = Record(b"", folder.around.digest, within.digest, {}, [], Folder(mode, {}, {}, {}))
+        found = Found(record, [])
+        before = old.folder if old is not None else record.folder
+        for listed in items:
+            item = listed
+            name = item[0]
+            if len(item) == 2:
+                assert old is not None  # only a record says what is left out
+                known = old.ignored[name]
+                if judged and known.folder == item[1]:
+                    record.ignored[name] = known
+                    found.items.append(item)
+                    continue
+                item = _looked_at(path + b"/" + name, name)
+                if item is None:
+                    continue
+            is_folder = len(item) == 1
+            kept = judged and (name in old.subfolders if is_folder else name in hints)  # type: ignore[union-attr]
+            if judged and old is not None and name in old.ignored:
+                kept = False
+            if not kept and (why := self._why_left_out(within, name, path + b"/" + name, is_folder)) is not None:
+                record.ignored[name] = Ignored(self._reason(why), 0 if is_folder else item[1], is_folder)
+                found.items.append(item if name in (GITIGNORE, MESHIGNORE) else (name, is_folder))
+            elif is_folder:
+                record.subfolders.append(name)
+                found.items.append(item)
+            else:
+                self._file(folder, found, before, hints.get(name), item)
+        self._walk.records[place] = record
+        self._walk.found[place] = found
+        self._enter(folder, within, record.subfolders)
+
+    def _file(self, folder: _Folder, found: Found, before: Folder, hint: list[Any] | None, item: Item) -> None:
+        """An entry that is not a folder, and not left out by a rule."""
+        name, size, mtime, ctime, (mode, inode, device) = item
+        path = folder.path + b"/" + name
+        kind = stat.S_IFMT(mode)
+        if kind == stat.S_IFREG:
+            entry = before.files.get(name)
+            found.items.append(item)
+            if entry is not None and hint is not None and hint[1:] == [size, mtime, ctime, [mode, inode, device]]:
+                found.record.folder.files[name] = entry
+            else:
+                self._walk.to_hash.append(ToHash(folder.place, len(found.items) - 1, path, size, entry))
+        elif kind == stat.S_IFLNK:
+            try:
+                target = os.readlink(path)
+            except OSError:
+                found.trusted = False
+                return
+            inner = inner_target(target, folder.path, folder.place, folder.base, self._roots)
+            if inner is None and self._links == "keep":
+                inner = target
+            if inner is None:
+                self._problems.outside.append((path, target))
+            else:
+                found.record.folder.links[name] = inner
+            found.items.append(item)
+        else:
+            found.record.ignored[name] = Ignored(self._reason(f"cannot be synced: {_KINDS.get(kind, 'special file')}"))
+            found.items.append((name, False))
+
+    def _why_left_out(self, within: Scope, name: bytes, path: bytes, is_folder: bool) -> str | None:
+        line = within.rules.verdict(name, path, is_folder)
+        if line is not None:
+            return None if line.brings_back else line.source
+        return _ENVIRONMENT if is_folder and is_environment(path) else None
+
+    def _is_left_out_environment(self, folder: _Folder) -> bool:
+        if folder.path in self._roots or not is_environment(folder.path):
+            return False
+        line = folder.around.rules.verdict(os.path.basename(folder.path), folder.path, True)
+        return line is None or not line.brings_back
+
+    def _reason(self, text: str) -> int:
+        number = self._numbers.setdefault(text, len(self._walk.reasons))
+        if number == len(self._walk.reasons):
+            self._walk.reasons.append(text)
+        return number
+
+    def _followed(self, folder: _Folder, name: bytes) -> os.stat_result | None:
+        """What a link leads to, if it leads out of the workspace and is to be followed."""
+        path = folder.path + b"/" + name
+        try:
+            target = os.readlink(path)
+            if inner_target(target, folder.path, folder.place, folder.base, self._roots) is not None:
+                return None
+            about = os.stat(path)
+        except OSError:
+            return None  # it leads nowhere, and is reported as a link to outside
+        real = os.path.realpath(path)
+        if stat.S_ISDIR(about.st_mode) and any(_holds(real, each) for each in folder.chain):
+            self._problems.loops.append((path, real))
+            return None
+        return about
+
+
+def _looked_at(path: bytes, name: bytes) -> Item | None:
+    """The item of an entry that was left out until now; None if it is gone."""
+    try:
+        about = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(about.st_mode):
+        return (name,)
+    return (name, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about[:3])
+
+
+def _joined(place: bytes, name: bytes) -> bytes:
+    return place + b"/" + name if place else name
+
+
+def _holds(outer: bytes, inner: bytes) -> bool:
+    return outer == inner or inner.startswith(outer.rstrip(b"/") + b"/")
