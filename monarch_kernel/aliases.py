@@ -20,8 +20,6 @@ VARIABLE = environment.IMPORTS
 
 _ALIAS = "monarch"
 _OURS = "monarch_kernel"
-#: Modules that Monarch also has, with other contents.
-_MONARCHS_OWN = frozenset({"tools"})
 
 
 class _Finder:
@@ -32,11 +30,6 @@ class _Finder:
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != _ALIAS and not fullname.startswith(_ALIAS + "."):
             return None
-        if fullname.partition(".")[2].partition(".")[0] in _MONARCHS_OWN:
-            # Otherwise the import system would find our module with that name in the package's folder.
-            raise ModuleNotFoundError(
-                f"No module named {fullname!r}: monarch is monarch_kernel here, which has no such module", name=fullname
-            )
         ours = _OURS + fullname[len(_ALIAS) :]
         try:
             if importlib.util.find_spec(ours) is None:

@@ -40,6 +40,7 @@ LAUNCH = f"{RUNTIME}.host.launch"
 COMMON = {f"monarch_kernel.{name}" for name in ("_version", "aliases", "display", "environment", "subscriptions")}
 DEBUGGER, POOL, LAUNCHERS, KERNEL = (f"monarch_kernel.{tool}" for tool in ("debugger", "pool", "launchers", "kernel"))
 DEBUG = "monarch_kernel.debug"  # the façade of the debugger
+SYNC = "workspace_sync"  # a package of its own
 
 # package -> which of our packages it may import, beside itself. The most exact entry counts.
 ALLOWED: dict[str, set[str]] = {
@@ -75,13 +76,15 @@ ALLOWED: dict[str, set[str]] = {
     "monarch_kernel.job": {LAUNCHERS},
     # A former place of names, for programs: nothing of ours may import it.
     "monarch_kernel.tools": FACADES,
+    # Monarch's modules of these names.
+    **{f"monarch_kernel.{name}": {SYNC} for name in ("tools.config", "remotemount", "gather_mount")},
     DEBUG: {DEBUGGER},
     # Tools build on the façades. The debugger, the pool and the launchers know no other tool; the kernel shows the
     # debugger and the pool; views show what the watch and the debugger know.
     DEBUGGER: FACADES,
     POOL: FACADES,
     LAUNCHERS: FACADES,
-    KERNEL: {*FACADES, DEBUG, DEBUGGER, POOL},
+    KERNEL: {*FACADES, DEBUG, DEBUGGER, POOL, SYNC},
     "monarch_kernel.watch": FACADES,
     "monarch_kernel.widgets": {*FACADES, DEBUG, DEBUGGER, "monarch_kernel.watch"},
     "monarch_kernel.server": {*FACADES, DEBUG, DEBUGGER, "monarch_kernel.watch"},
@@ -98,14 +101,14 @@ ALLOWED: dict[str, set[str]] = {
     "monarch_kernel.__main__": {"monarch_kernel.cli", f"{KERNEL}.app"},
     # The package itself: what `import monarch_kernel` names, each loaded at first use.
     "monarch_kernel": {*FACADES, MESH, f"{KERNEL}.extension"},
-    "workspace_sync": FACADES,
+    SYNC: FACADES,
 }
 # What else one module may import, and why.
 EXCEPTIONS = {
     # Code of the kernel that runs in ranks reaches their streams through this one module.
     f"{KERNEL}.rank.cell_streams": {f"{RUNTIME}.rank.output_capture"},
     # The names of tools that the runtime loads, with what each must offer.
-    f"{RUNTIME}.actor.extensions": {DEBUG, DEBUGGER, POOL},
+    f"{RUNTIME}.actor.extensions": {DEBUG, DEBUGGER, POOL, SYNC},
     # The fork server starts ranks, and gets their entry point by name.
     f"{RUNTIME}.host.fork_requests": {f"{RUNTIME}.rank"},
     # Names only, of modules that are not loaded by them: a process that is started, the module that tracebacks show,

@@ -119,7 +119,10 @@ import importlib, monarch_kernel
 monarch_kernel.enable_monarch_imports()
 for name in ("monarch.config", "monarch.actor.config"):
     print(importlib.import_module("monarch.config").__name__)
-for name in ("monarch.tools", "monarch.tools.config", "monarch.x.y", "monarch.rdma.z"):
+from monarch.tools.config.workspace import Workspace
+from monarch.tools.config.environment import CondaEnvironment
+print(Workspace.__module__, CondaEnvironment.__module__)
+for name in ("monarch.tools.cli", "monarch.tools.config.defaults", "monarch.x.y", "monarch.rdma.z"):
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as e:
@@ -128,8 +131,9 @@ for name in ("monarch.tools", "monarch.tools.config", "monarch.x.y", "monarch.rd
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout.splitlines() == [
         *["monarch_kernel.config"] * 2,
-        "monarch.tools False",
-        "monarch.tools False",
+        "workspace_sync.model.workspace workspace_sync.model.workspace",
+        "monarch.tools.cli False",
+        "monarch.tools.config.defaults False",
         "monarch.x False",
         "monarch.rdma.z False",
     ]
