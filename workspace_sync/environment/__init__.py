@@ -6,14 +6,17 @@ hosts on which it cannot run, and ``Rewriter`` puts a host's prefix into its fil
 
 from workspace_sync.environment.facts import MachineFacts, Needs, check_compatible, facts
 from workspace_sync.environment.kinds import Environment, environment
+from workspace_sync.environment.manifests import EnvironmentScan, environment_manifest
 from workspace_sync.environment.rewriter import Rewriter
 
 __all__ = [
     "Environment",
+    "EnvironmentScan",
     "MachineFacts",
     "Needs",
     "Rewriter",
     "check_compatible",
     "environment",
+    "environment_manifest",
     "facts",
 ]

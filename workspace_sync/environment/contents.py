@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable
 from typing import TypeVar
@@ -18,8 +17,8 @@ from workspace_sync.model.manifest import FileEntry, printable
 _T = TypeVar("_T")
 
 _BLOCK = 4 << 20
-# Bytes that may name the prefix without being code: text in archives and databases must not be changed.
-_CODE = (b"\x7fELF", b"!<arch>\n", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+# Code beside ELF; in other data, such as archives and databases, nothing may be changed.
+_CODE = (b"!<arch>\n", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 
 
 class Content(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -108,35 +107,31 @@ class Contents:
         if not entry.size:
             return Content(0, "text")
         head = os.pread(fd, 16, 0)
-        is_elf = head.startswith(b"\x7fELF")
-        named = self._named(fd)
+        found, zeros = self._found(fd)
         if path.endswith(b".pyc"):
-            form = "pyc"
-        elif head.startswith(_CODE):
-            form = "code"
-        else:
-            form = "text"
-        if not named and not is_elf:
-            return Content(0, form, source_stamp(head) or () if form == "pyc" else ())
-        with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as data:
-            found = [match.start() for match in self._pattern.finditer(data)] if named else []
-            if form == "pyc":
-                return Content(len(found), form, source_stamp(head) or ())
-            if is_elf and (elf := read_elf(data)) is not None:
-                hidden = not any(start <= at < end for at in found for start, end in elf.loaded)
-                return Content(len(found), form, (), elf.machine, elf.glibc, bool(found) and hidden)
-            if form == "text" and data.find(b"\0") >= 0:
-                form = "data"
-            return Content(len(found), form)
+            return Content(len(found), "pyc", source_stamp(head) or ())
+        if (elf := read_elf(lambda size, at: os.pread(fd, size, at))) is not None:
+            hidden = bool(found) and not any(start <= at < end for at in found for start, end in elf.loaded)
+            return Content(len(found), "code", (), elf.machine, elf.glibc, hidden)
+        return Content(len(found), "code" if head.startswith(_CODE) else "data" if zeros else "text")
 
-    def _named(self, fd: int) -> bool:
-        """Whether the bytes of the prefix are anywhere in a file; its memory is that of a block."""
-        overlap = len(self.prefix) - 1
+    def _found(self, fd: int) -> tuple[list[int], bool]:
+        """Where a file names the prefix, and whether it has NULs; its memory is that of a block.
+
+        Files are read and not mapped: one that is truncated while it is mapped would end the process.
+        """
+        found: list[int] = []
+        zeros = False
+        keep = len(self.prefix) + 2  # what follows a mention decides whether it is one
         at = 0
-        tail = b""
-        while block := os.pread(fd, _BLOCK, at):
-            if self.prefix in block or (tail and self.prefix in tail + block[:overlap]):
-                return True
-            tail = block[-overlap:]
-            at += len(block)
-        return False
+        data = b""
+        while block := os.pread(fd, _BLOCK, at + len(data)):
+            zeros = zeros or b"\0" in block
+            data += block
+            if self.prefix in data:
+                end = len(data) - keep
+                found += (at + match.start() for match in self._pattern.finditer(data) if match.start() < end)
+            at += max(0, len(data) - keep)
+            data = data[-keep:]
+        found += (at + match.start() for match in self._pattern.finditer(data))
+        return found, zeros

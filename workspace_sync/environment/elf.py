@@ -5,10 +5,9 @@ Source: System V ABI, "Object Files"; LSB 5.0, "Symbol Versioning" (section ``.g
 
 from __future__ import annotations
 
-import mmap
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 _MACHINES = {3: "i386", 21: "ppc64", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
@@ -46,67 +45,93 @@ class _Section:
     info: int
 
 
-def read_elf(data: bytes | mmap.mmap) -> Elf | None:
-    """What an ELF file says, or None if the bytes are none, or damaged."""
-    if data[:4] != b"\x7fELF":
+class _Reader:
+    """Reads numbers of a file where they stand."""
+
+    def __init__(self, read: Callable[[int, int], bytes], wide: bool, little: bool) -> None:
+        self.read = read
+        self.wide = wide
+        self._order = "<" if little else ">"
+
+    def unpack(self, form: str, at: int) -> tuple[int, ...]:
+        """Numbers from an offset on."""
+        packed = struct.Struct(self._order + form)
+        return packed.unpack(self.read(at, packed.size))
+
+    def table(self, form: str, at: int, size: int) -> Iterator[tuple[int, ...]]:
+        """The rows of a table."""
+        packed = struct.Struct(self._order + form)
+        data = self.read(at, size)
+        return packed.iter_unpack(data[: len(data) // packed.size * packed.size])
+
+
+def read_elf(read: Callable[[int, int], bytes]) -> Elf | None:
+    """What an ELF file says, or None if it is none, or damaged.
+
+    Args:
+        read: gives bytes of the file from an offset on, as ``os.pread`` does: (size, offset).
+    """
+    head = read(16, 0)
+    if head[:4] != b"\x7fELF":
         return None
     try:
-        return _read(data)
+        return _read(_Reader(lambda at, size: _exactly(read(size, at), size), head[4] == 2, head[5] == 1))
     except (struct.error, IndexError, ValueError):
         return None
 
 
-def _read(data: bytes | mmap.mmap) -> Elf:
-    wide, order = data[4] == 2, "<" if data[5] == 1 else ">"
-    (machine,) = struct.unpack_from(order + "H", data, 18)
-    sections = list(_sections(data, wide, order))
+def _exactly(data: bytes, size: int) -> bytes:
+    if len(data) < size:
+        raise ValueError("the file is cut off")
+    return data
+
+
+def _read(file: _Reader) -> Elf:
+    (machine,) = file.unpack("H", 18)
+    sections = list(_sections(file))
     glibc: tuple[int, ...] = ()
     libraries: list[bytes] = []
     runpath: list[bytes] = []
     for section in sections:
         if section.kind == _VERNEED:
-            strings = sections[section.link]
-            glibc = max([glibc, *_glibc(data, order, section, strings)])
+            glibc = max([glibc, *_glibc(file, section, _strings(file, sections[section.link]))])
         elif section.kind == _DYNAMIC:
-            strings = sections[section.link]
-            entry = struct.Struct(order + ("qQ" if wide else "iI"))
-            for at in range(section.offset, section.offset + section.size, entry.size):
-                tag, value = entry.unpack_from(data, at)
+            strings = _strings(file, sections[section.link])
+            for tag, value in file.table("qQ" if file.wide else "iI", section.offset, section.size):
                 if tag == _NEEDED:
-                    libraries.append(_text(data, strings, value))
+                    libraries.append(_text(strings, value))
                 elif tag in (_RPATH, _RUNPATH):
-                    runpath += _text(data, strings, value).split(b":")
+                    runpath += _text(strings, value).split(b":")
     loaded = tuple((s.offset, s.offset + s.size) for s in sections if s.flags & _ALLOC and s.kind != _NOBITS)
     return Elf(_MACHINES.get(machine, str(machine)), glibc, tuple(libraries), tuple(runpath), loaded)
 
 
-def _sections(data: bytes | mmap.mmap, wide: bool, order: str) -> Iterator[_Section]:
-    if wide:
-        (start,) = struct.unpack_from(order + "Q", data, 40)
-        size, count = struct.unpack_from(order + "HH", data, 58)
-        form = struct.Struct(order + "IIQQQQIIQQ")
-    else:
-        (start,) = struct.unpack_from(order + "I", data, 32)
-        size, count = struct.unpack_from(order + "HH", data, 46)
-        form = struct.Struct(order + "IIIIIIIIII")
-    for i in range(count):
-        _, kind, flags, _, offset, length, link, info, _, _ = form.unpack_from(data, start + i * size)
+def _sections(file: _Reader) -> Iterator[_Section]:
+    (start,) = file.unpack("Q", 40) if file.wide else file.unpack("I", 32)
+    size, count = file.unpack("HH", 58 if file.wide else 46)
+    form = "IIQQQQIIQQ" if file.wide else "IIIIIIIIII"
+    if size != struct.calcsize("<" + form):
+        raise ValueError("the table of sections has another form")
+    for _, kind, flags, _, offset, length, link, info, _, _ in file.table(form, start, size * count):
         yield _Section(kind, flags, offset, length, link, info)
 
 
-def _glibc(data: bytes | mmap.mmap, order: str, section: _Section, strings: _Section) -> Iterator[tuple[int, ...]]:
+def _strings(file: _Reader, section: _Section) -> bytes:
+    return file.read(section.offset, section.size)
+
+
+def _glibc(file: _Reader, section: _Section, strings: bytes) -> Iterator[tuple[int, ...]]:
     at = section.offset
     for _ in range(section.info):
-        _, count, _, first, following = struct.unpack_from(order + "HHIII", data, at)
+        _, count, _, first, following = file.unpack("HHIII", at)
         aux = at + first
         for _ in range(count):
-            _, _, _, name, next_aux = struct.unpack_from(order + "IHHII", data, aux)
-            if found := re.fullmatch(rb"GLIBC_(\d+(?:\.\d+)+)", _text(data, strings, name)):
+            _, _, _, name, next_aux = file.unpack("IHHII", aux)
+            if found := re.fullmatch(rb"GLIBC_(\d+(?:\.\d+)+)", _text(strings, name)):
                 yield tuple(int(part) for part in found[1].split(b"."))
             aux += next_aux
         at += following
 
 
-def _text(data: bytes | mmap.mmap, strings: _Section, at: int) -> bytes:
-    start = strings.offset + at
-    return bytes(data[start : data.find(b"\0", start)])
+def _text(strings: bytes, at: int) -> bytes:
+    return strings[at : strings.index(b"\0", at)]

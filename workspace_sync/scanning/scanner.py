@@ -30,6 +30,7 @@ def scan(
     workspace: Workspace,
     index: Index,
     *,
+    rules: bytes | None = None,
     progress: Callable[[int, int], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Scan:
@@ -38,6 +39,8 @@ def scan(
     Args:
         workspace: its folders.
         index: what is known from earlier scans; it is brought up to date and saved.
+        rules: ignore rules that hold for each folder instead of those of git and around it, as in a ``.meshignore``;
+            ``!*`` takes everything.
         progress: is called with the bytes that were read, and all that must be, on any thread.
         cancelled: whether to stop; asked often.
 
@@ -49,7 +52,7 @@ def scan(
     named = workspace.roots()
     roots = {os.fsencode(folder): os.fsencode(place) for folder, place in named.items()}
     index.load(named, workspace.links)
-    walk = Walker(roots, index, workspace.links, cancelled).run()
+    walk = Walker(roots, index, workspace.links, cancelled, rules).run()
     hashed = _read(walk, progress, cancelled)
     manifest = _assembled(walk, roots)
     for found in walk.found.values():

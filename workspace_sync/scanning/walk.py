@@ -22,7 +22,7 @@ from workspace_sync.scanning.ignore import Scope, rules_around
 from workspace_sync.scanning.index import Ignored, Index, Record
 from workspace_sync.scanning.links import inner_target
 from workspace_sync.scanning.problems import Problems
-from workspace_sync.scanning.rules import GITIGNORE, MESHIGNORE
+from workspace_sync.scanning.rules import GITIGNORE, MESHIGNORE, RuleFile, Rules
 
 _encode = msgspec.msgpack.encode
 _ENVIRONMENT = "default: a Python environment"
@@ -112,15 +112,22 @@ class Walker:
         index: what the last scan found; it is only read.
         links: what becomes of links that lead out of the workspace.
         cancelled: whether to stop; asked once a folder.
+        rules: ignore rules that hold instead of those around each root.
     """
 
     def __init__(
-        self, roots: dict[bytes, bytes], index: Index, links: Links, cancelled: Callable[[], bool] | None = None
+        self,
+        roots: dict[bytes, bytes],
+        index: Index,
+        links: Links,
+        cancelled: Callable[[], bool] | None = None,
+        rules: bytes | None = None,
     ) -> None:
         self._roots = roots
         self._old = index.records
         self._links: Links = links
         self._cancelled = cancelled
+        self._given = rules
         self._problems = Problems()
         self._walk = Walk(list(index.reasons))
         self._numbers = {reason: i for i, reason in enumerate(self._walk.reasons)}
@@ -133,7 +140,11 @@ class Walker:
             ScanError: folders cannot be read, or links lead out of the workspace; the message names them.
         """
         for root, place in self._roots.items():
-            self._todo.append(_Folder(root, place, Scope(rules_around(root)), root, (root,)))
+            if self._given is None:
+                around = rules_around(root)
+            else:
+                around = Rules((), (RuleFile(self._given, root, "environment"),))
+            self._todo.append(_Folder(root, place, Scope(around), root, (root,)))
             while self._todo:
                 if self._cancelled is not None and self._cancelled():
                     raise ScanError("the scan was cancelled")
