@@ -1,0 +1,406 @@
+"""The kernel's FUSE protocol, as far as a read-only file system needs it: requests from ``/dev/fuse``, answers to it.
+
+Why not libfuse: the bindings that need no compiler (mfusepy, fusepy) have its high-level interface, in which a path has
+one inode, and an inode one page cache. So a reader of the old version of a file would get pages of the new one. Here
+a new version is a new inode. The protocol is a stable interface of the kernel, and needs no library at all.
+
+Source: ``linux/fuse.h``; https://docs.kernel.org/filesystems/fuse.html.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
+
+Buffer = bytes | bytearray | memoryview
+
+_IN = struct.Struct("=IIQQIIIHH")
+_OUT = struct.Struct("=IiQ")
+_ATTR = struct.Struct("=6Q10I")
+_ENTRY = struct.Struct("=4Q2I")
+_ATTR_OUT = struct.Struct("=QII")
+_INIT_IN = struct.Struct("=4I")
+_INIT_OUT = struct.Struct("=4I2H2I2HI28x")
+_OPEN_OUT = struct.Struct("=QII")
+_READ_IN = struct.Struct("=QQI")
+_U64 = struct.Struct("=Q")
+_FORGET_ONE = struct.Struct("=QQ")
+_DIRENT = struct.Struct("=QQII")
+_STATFS = struct.Struct("=5Q4I24x")
+_INVAL_INODE = struct.Struct("=Qqq")
+_INVAL_ENTRY = struct.Struct("=QII")
+
+_LOOKUP, _FORGET, _GETATTR, _READLINK = 1, 2, 3, 5
+_OPEN, _READ, _STATFS_OP, _RELEASE = 14, 15, 17, 18
+_INIT, _OPENDIR, _READDIR, _RELEASEDIR = 26, 27, 28, 29
+_INTERRUPT, _DESTROY, _BATCH_FORGET, _READDIRPLUS = 36, 38, 42, 44
+_NOTIFY_INODE, _NOTIFY_ENTRY = 2, 3
+
+_ASYNC_READ, _AUTO_INVAL_DATA, _DO_READDIRPLUS, _READDIRPLUS_AUTO = 1 << 0, 1 << 12, 1 << 13, 1 << 14
+_NO_OPEN_SUPPORT, _PARALLEL_DIROPS, _ABORT_ERROR, _MAX_PAGES = 1 << 17, 1 << 18, 1 << 21, 1 << 22
+_CACHE_SYMLINKS, _NO_OPENDIR_SUPPORT, _EXPLICIT_INVAL_DATA = 1 << 23, 1 << 24, 1 << 25
+
+_MAJOR, _MINOR = 7, 31
+#: The largest read of the kernel (pages).
+_PAGES = 256
+#: The kernel wants room for the largest write, even where there are none (bytes).
+_REQUEST_SIZE = 16384
+_FOREVER = 1 << 40
+
+ROOT = 1
+#: Keep what the page cache has of an inode over an ``open``.
+KEEP_CACHE = 1 << 1
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What ``stat`` shows of an inode. ``mode`` holds the kind, too; times are in ns."""
+
+    inode: int
+    mode: int
+    size: int = 0
+    mtime: int = 0
+    links: int = 1
+
+    def packed(self, uid: int, gid: int) -> bytes:
+        seconds, ns = divmod(self.mtime, 10**9)
+        seconds &= (1 << 64) - 1
+        blocks = (self.size + 511) // 512
+        times = (seconds, seconds, seconds, ns, ns, ns)
+        return _ATTR.pack(self.inode, self.size, blocks, *times, self.mode, self.links, uid, gid, 0, 4096, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer to a lookup. An inode of 0 says that there is nothing of that name.
+
+    Attributes:
+        node: names the inode to the kernel until it is forgotten.
+        attributes: of the inode.
+    """
+
+    node: int
+    attributes: Attributes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An entry of a folder: its name, the inode number and the mode that ``readdir`` shows."""
+
+    name: bytes
+    inode: int
+    mode: int
+
+
+class Filesystem(Protocol):
+    """What a session serves. Each request is answered by one call of a method of it, at once or from any thread later."""
+
+    def lookup(self, request: Request, parent: int, name: bytes) -> None: ...
+    def getattr(self, request: Request, node: int) -> None: ...
+    def readlink(self, request: Request, node: int) -> None: ...
+    def open(self, request: Request, node: int) -> None: ...
+    def release(self, handle: int) -> None: ...
+    def read(self, request: Request, node: int, handle: int, offset: int, size: int) -> None: ...
+    def opendir(self, request: Request, node: int) -> None: ...
+    def readdir(self, request: Request, node: int, handle: int, offset: int, size: int, plus: bool) -> None: ...
+    def releasedir(self, handle: int) -> None: ...
+    def statfs(self, request: Request) -> None: ...
+    def forget(self, node: int, count: int) -> None: ...
+
+
+class Request:
+    """One request of the kernel, to be answered once; later answers are ignored.
+
+    Attributes:
+        cancelled: called when the process that waits for it was interrupted, if set.
+    """
+
+    __slots__ = ("_session", "_unique", "began", "cancelled")
+
+    def __init__(self, session: FuseSession, unique: int) -> None:
+        self._session = session
+        self._unique = unique
+        self.began = time.monotonic()
+        self.cancelled: Callable[[], None] | None = None
+
+    def fail(self, number: int) -> None:
+        """Answer with an error."""
+        self._session._answer(self._unique, -number, ())
+
+    def data(self, *buffers: Buffer) -> None:
+        """Answer with bytes: of a file, or the target of a link."""
+        self._session._answer(self._unique, 0, buffers)
+
+    def found(self, found: Found) -> None:
+        """Answer a lookup."""
+        self.data(self._session._entry(found))
+
+    def attributes(self, attributes: Attributes) -> None:
+        """Answer ``getattr``."""
+        session = self._session
+        self.data(_ATTR_OUT.pack(*session._attr_valid, 0), attributes.packed(session._uid, session._gid))
+
+    def opened(self, handle: int, flags: int = 0) -> None:
+        """Answer ``open`` or ``opendir``."""
+        self.data(_OPEN_OUT.pack(handle, flags, 0))
+
+    def entries(self, entries: Sequence[Listed], offset: int, size: int) -> None:
+        """Answer ``readdir`` with as many entries from number ``offset`` on as fit into ``size`` bytes."""
+        out = bytearray()
+        for number in range(offset, len(entries)):
+            each = entries[number]
+            padding = -len(each.name) % 8
+            if len(out) + _DIRENT.size + len(each.name) + padding > size:
+                break
+            out += _DIRENT.pack(each.inode, number + 1, len(each.name), each.mode >> 12)
+            out += each.name + bytes(padding)
+        self.data(out)
+
+    def entries_plus(
+        self, entries: Sequence[Listed], offset: int, size: int, find: Callable[[Listed], Found]
+    ) -> None:
+        """The same, with what a lookup of each entry would give; ``find`` counts as a lookup."""
+        out = bytearray()
+        for number in range(offset, len(entries)):
+            each = entries[number]
+            padding = -len(each.name) % 8
+            if len(out) + _ENTRY.size + _ATTR.size + _DIRENT.size + len(each.name) + padding > size:
+                break
+            found = Found(0) if each.name in (b".", b"..") else find(each)
+            out += self._session._entry(found)
+            out += _DIRENT.pack(each.inode, number + 1, len(each.name), each.mode >> 12)
+            out += each.name + bytes(padding)
+        self.data(out)
+
+    def space(self, total: int, free: int, files: int, block: int = 4096) -> None:
+        """Answer ``statfs``: bytes in all and free, and the number of files."""
+        self.data(_STATFS.pack(total // block, free // block, free // block, files, 0, block, 255, block, 0))
+
+    def later(self) -> None:
+        """Announce that another thread answers: the request can then be interrupted, and has a deadline."""
+        self._session._wait_for(self)
+
+
+@dataclass
+class Caching:
+    """How long the kernel may trust what it knows.
+
+    Attributes:
+        names: for how long (seconds); None: until it is told otherwise.
+        contents: whether file and folder contents never change under an inode, so that not even ``open`` is asked.
+    """
+
+    names: float | None
+    contents: bool
+    _valid: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        seconds = self.names
+        self._valid = (_FOREVER, 0) if seconds is None else (int(seconds), int(seconds % 1 * 1e9))
+
+
+class FuseSession:
+    """Serves one mount, with some threads, until it is unmounted.
+
+    Args:
+        device: the descriptor of ``/dev/fuse`` that was mounted; the session closes it at the end.
+        filesystem: answers the requests.
+        caching: what the kernel may keep.
+        deadline: an answer that takes longer is EIO (seconds).
+        ended: called once, when the mount has ended.
+    """
+
+    def __init__(
+        self,
+        device: int,
+        filesystem: Filesystem,
+        caching: Caching,
+        deadline: float = 60.0,
+        threads: int = 4,
+        ended: Callable[[], None] | None = None,
+    ) -> None:
+        self._device = device
+        self._filesystem = filesystem
+        self._caching = caching
+        self._attr_valid = caching._valid
+        self._deadline = deadline
+        self._uid, self._gid = os.geteuid(), os.getegid()
+        self._waiting: dict[int, Request] = {}
+        self._ready = threading.Event()
+        self._over = threading.Event()
+        self._ended = ended
+        self._left = threads
+        self._lock = threading.Lock()
+        self._handlers: dict[int, Callable[[Request, int, memoryview], None]] = {
+            _LOOKUP: lambda r, node, body: filesystem.lookup(r, node, bytes(body[:-1])),
+            _GETATTR: lambda r, node, _: filesystem.getattr(r, node),
+            _READLINK: lambda r, node, _: filesystem.readlink(r, node),
+            _OPEN: lambda r, node, _: filesystem.open(r, node),
+            _READ: self._read,
+            _OPENDIR: lambda r, node, _: filesystem.opendir(r, node),
+            _READDIR: lambda r, node, body: self._readdir(r, node, body, False),
+            _READDIRPLUS: lambda r, node, body: self._readdir(r, node, body, True),
+            _STATFS_OP: lambda r, _node, _body: filesystem.statfs(r),
+            _RELEASE: lambda r, _, body: self._release(r, body, filesystem.release),
+            _RELEASEDIR: lambda r, _, body: self._release(r, body, filesystem.releasedir),
+        }
+        for number in range(threads):
+            threading.Thread(target=self._serve, name=f"fuse-{number}", daemon=True).start()
+        threading.Thread(target=self._watch, name="fuse-deadlines", daemon=True).start()
+
+    def wait_ready(self, timeout: float) -> bool:
+        """Wait until the kernel and this session have agreed on the protocol."""
+        return self._ready.wait(timeout)
+
+    @property
+    def over(self) -> bool:
+        """Whether the mount has ended."""
+        return self._over.is_set()
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        """Have the kernel forget what a name in a folder stands for. Not for threads of this session."""
+        self._notify(_NOTIFY_ENTRY, _INVAL_ENTRY.pack(parent, len(name), 0), name, b"\0")
+
+    def invalidate_node(self, node: int) -> None:
+        """Have the kernel forget the attributes and the content of an inode. Not for threads of this session."""
+        self._notify(_NOTIFY_INODE, _INVAL_INODE.pack(node, 0, 0))
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                data = os.read(self._device, _REQUEST_SIZE)
+            except OSError as e:
+                if e.errno in (errno.ENOENT, errno.EINTR, errno.EAGAIN):  # ENOENT: interrupted before it was read
+                    continue
+                if e.errno not in (errno.ENODEV, errno.ECONNABORTED, errno.EBADF):
+                    log.error("reading from /dev/fuse failed: %s", e)
+                break
+            if not data:
+                break
+            self._dispatch(memoryview(data))
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._over.set()
+            os.close(self._device)
+            if self._ended is not None:
+                self._ended()
+
+    def _dispatch(self, data: memoryview) -> None:
+        length, opcode, unique, node, *_ = _IN.unpack_from(data)
+        body = data[_IN.size : length]
+        if opcode == _FORGET:
+            self._filesystem.forget(node, _U64.unpack_from(body)[0])
+        elif opcode == _BATCH_FORGET:
+            for each, count in _FORGET_ONE.iter_unpack(body[8:]):
+                self._filesystem.forget(each, count)
+        elif opcode == _INTERRUPT:
+            self._interrupt(unique, _U64.unpack_from(body)[0])
+        elif opcode == _INIT:
+            self._init(unique, body)
+        else:
+            request = Request(self, unique)
+            handler = self._handlers.get(opcode)
+            if handler is None:
+                request.fail(0 if opcode == _DESTROY else errno.ENOSYS)
+                return
+            try:
+                handler(request, node, body)
+            except OSError as e:
+                request.fail(e.errno or errno.EIO)
+            except Exception:
+                log.exception("request %d for inode %d failed", opcode, node)
+                request.fail(errno.EIO)
+
+    def _init(self, unique: int, body: memoryview) -> None:
+        major, minor, readahead, offered = _INIT_IN.unpack_from(body)
+        if major != _MAJOR or minor < _MINOR:
+            log.error("the kernel speaks FUSE %d.%d, and %d.%d is needed", major, minor, _MAJOR, _MINOR)
+            self._answer(unique, -errno.EPROTO, ())
+            return
+        flags = _ASYNC_READ | _PARALLEL_DIROPS | _ABORT_ERROR | _MAX_PAGES | _DO_READDIRPLUS | _READDIRPLUS_AUTO
+        if self._caching.contents:
+            flags |= _NO_OPEN_SUPPORT | _NO_OPENDIR_SUPPORT | _EXPLICIT_INVAL_DATA | _CACHE_SYMLINKS
+        else:
+            flags |= _AUTO_INVAL_DATA
+        answer = _INIT_OUT.pack(_MAJOR, _MINOR, readahead, flags & offered, 64, 48, 4096, 1, _PAGES, 0, 0)
+        self._answer(unique, 0, (answer,))
+        self._ready.set()
+
+    def _read(self, request: Request, node: int, body: memoryview) -> None:
+        handle, offset, size = _READ_IN.unpack_from(body)
+        self._filesystem.read(request, node, handle, offset, size)
+
+    def _readdir(self, request: Request, node: int, body: memoryview, plus: bool) -> None:
+        handle, offset, size = _READ_IN.unpack_from(body)
+        self._filesystem.readdir(request, node, handle, offset, size, plus)
+
+    def _release(self, request: Request, body: memoryview, release: Callable[[int], None]) -> None:
+        release(_U64.unpack_from(body)[0])
+        request.data()
+
+    # -- answers ---------------------------------------------------------------------------------------
+
+    def _entry(self, found: Found) -> bytes:
+        about = found.attributes
+        packed = bytes(_ATTR.size) if about is None else about.packed(self._uid, self._gid)
+        seconds, ns = self._attr_valid
+        return _ENTRY.pack(found.node, 0, seconds, seconds, ns, ns) + packed
+
+    def _answer(self, unique: int, error: int, buffers: Iterable[Buffer]) -> None:
+        self._waiting.pop(unique, None)
+        parts = [memoryview(part).cast("B") for part in buffers if len(part)]
+        header = _OUT.pack(_OUT.size + sum(map(len, parts)), error, unique)
+        try:
+            os.writev(self._device, [header, *parts])
+        except OSError as e:
+            # ENOENT: the process that waited was killed, or another thread has answered; the others: unmounted.
+            if e.errno not in (errno.ENOENT, errno.ENODEV, errno.EBADF, errno.ECONNABORTED):
+                log.error("answering to /dev/fuse failed: %s", e)
+                if error == 0:
+                    self._answer(unique, -errno.EIO, ())
+
+    def _notify(self, code: int, *parts: bytes) -> None:
+        header = _OUT.pack(_OUT.size + sum(map(len, parts)), code, 0)
+        try:
+            os.writev(self._device, [header, *parts])
+        except OSError as e:
+            if e.errno not in (errno.ENOENT, errno.ENODEV, errno.EBADF, errno.ENOTDIR):  # not known to the kernel
+                raise
+
+    # -- answers that come later -----------------------------------------------------------------------
+
+    def _wait_for(self, request: Request) -> None:
+        self._waiting[request._unique] = request
+
+    def _interrupt(self, unique: int, of: int) -> None:
+        request = self._waiting.pop(of, None)
+        if request is None:
+            self._answer(unique, -errno.EAGAIN, ())  # not begun yet: the kernel tells again; answered: it ignores this
+            return
+        request.fail(errno.EINTR)
+        if request.cancelled is not None:
+            request.cancelled()
+
+    def _watch(self) -> None:
+        while not self._over.wait(min(1.0, self._deadline)):
+            late = time.monotonic() - self._deadline
+            for request in list(self._waiting.values()):
+                if request.began < late:
+                    request.fail(errno.EIO)
+
+
+def ignore(_result: Any) -> None:
+    """A callback for answers that nothing waits for."""

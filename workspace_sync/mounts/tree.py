@@ -1,0 +1,225 @@
+"""The file system of a remote mount: one manifest at a time, whose files are read from blocks.
+
+An inode is one version of a file: name, content, mode and time. After a change, the name leads to a new inode, and
+the old one lives on for those that have it open. So the kernel may cache everything for ever, and no page of one version
+is ever seen in another.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import stat
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from workspace_sync.model.manifest import FileEntry, Folder, Manifest, changes
+from workspace_sync.mounts.protocol import ROOT, Attributes, Found, FuseSession, Listed, Request
+
+
+class Content(Protocol):
+    """Where the bytes of files come from."""
+
+    def read(
+        self, entry: FileEntry, offset: int, size: int, done: Callable[[list[memoryview] | OSError], None]
+    ) -> Callable[[], None] | None:
+        """Get bytes of a file. ``done`` is called at once (returns None) or later (returns what cancels it)."""
+        ...
+
+
+@dataclass(slots=True)
+class _Node:
+    """An inode. ``what`` is the entry of a file or the target of a link; None for a folder, which is its path."""
+
+    number: int
+    path: bytes
+    what: FileEntry | bytes | None
+    lookups: int = 0
+
+
+class ManifestTree:
+    """A read-only file system with the content of a manifest.
+
+    Args:
+        manifest: the first one.
+        content: gives the bytes of files.
+    """
+
+    def __init__(self, manifest: Manifest, content: Content) -> None:
+        self._manifest = manifest
+        self._content = content
+        self._lock = threading.Lock()
+        root = _Node(ROOT, b"", None, 1)
+        self._nodes: dict[int, _Node] = {ROOT: root}
+        self._known: dict[tuple[bytes, FileEntry | bytes | None], _Node] = {(b"", None): root}
+        self._numbers = itertools.count(ROOT + 1)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the mount shows."""
+        return self._manifest
+
+    def switch(self, manifest: Manifest, session: FuseSession) -> None:
+        """Show another manifest from now on, and have the kernel forget what differs."""
+        old = self._manifest
+        gone = list(changes(old, manifest))
+        with self._lock:
+            self._manifest = manifest
+            stale: list[tuple[int, bytes]] = []
+            folders: set[int] = set()
+            for change in gone:
+                parent, _, name = change.path.rpartition(b"/")
+                node = self._known.get((parent, None))
+                if node is not None and change.path:
+                    stale.append((node.number, name))
+                    folders.add(node.number)
+                own = self._known.get((change.path, None))
+                if own is not None:
+                    folders.add(own.number)
+            # The times of files are in no digest, and are seen all the same.
+            for (path, what), node in self._known.items():
+                if isinstance(what, FileEntry) and manifest.file(path) != what:
+                    parent, _, name = path.rpartition(b"/")
+                    above = self._known.get((parent, None))
+                    if above is not None:
+                        stale.append((above.number, name))
+        for number, name in dict.fromkeys(stale):
+            session.invalidate_entry(number, name)
+        for number in folders:
+            session.invalidate_node(number)
+
+    # -- requests ----------------------------------------------------------------------------------------
+
+    def lookup(self, request: Request, parent: int, name: bytes) -> None:
+        with self._lock:
+            folder = self._folder(parent)
+            found = None if folder is None else self._enter(self._nodes[parent].path, folder, name)
+        request.found(found or Found(0))
+
+    def getattr(self, request: Request, node: int) -> None:
+        with self._lock:
+            about = self._about(self._nodes[node])
+        if about is None:
+            request.fail(errno.ESTALE)
+        else:
+            request.attributes(about)
+
+    def readlink(self, request: Request, node: int) -> None:
+        target = self._nodes[node].what
+        assert isinstance(target, bytes)
+        request.data(target)
+
+    def open(self, request: Request, node: int) -> None:
+        request.fail(errno.ENOSYS)  # the kernel then opens files by itself
+
+    def release(self, handle: int) -> None:
+        pass
+
+    def read(self, request: Request, node: int, handle: int, offset: int, size: int) -> None:
+        entry = self._nodes[node].what
+        assert isinstance(entry, FileEntry)
+        size = min(size, entry.size - offset)
+        if size <= 0:
+            request.data()
+            return
+
+        def done(result: list[memoryview] | OSError) -> None:
+            if isinstance(result, OSError):
+                request.fail(result.errno or errno.EIO)
+            else:
+                request.data(*result)
+
+        request.later()
+        request.cancelled = self._content.read(entry, offset, size, done)
+
+    def opendir(self, request: Request, node: int) -> None:
+        request.fail(errno.ENOSYS)
+
+    def releasedir(self, handle: int) -> None:
+        pass
+
+    def readdir(self, request: Request, node: int, handle: int, offset: int, size: int, plus: bool) -> None:
+        with self._lock:
+            here = self._nodes[node]
+            folder = self._folder(node)
+            if folder is None:
+                request.fail(errno.ENOENT)
+                return
+            entries = [Listed(b".", node, stat.S_IFDIR), Listed(b"..", ROOT, stat.S_IFDIR)]
+            entries += (Listed(name, self._number(here, name, None), stat.S_IFDIR) for name in sorted(folder.folders))
+            entries += (
+                Listed(name, self._number(here, name, entry), stat.S_IFREG)
+                for name, entry in sorted(folder.files.items())
+            )
+            entries += (
+                Listed(name, self._number(here, name, target), stat.S_IFLNK)
+                for name, target in sorted(folder.links.items())
+            )
+            if not plus:
+                request.entries(entries, offset, size)
+                return
+
+            def find(listed: Listed) -> Found:
+                found = self._enter(here.path, folder, listed.name)
+                assert found is not None
+                return found
+
+            request.entries_plus(entries, offset, size, find)
+
+    def statfs(self, request: Request) -> None:
+        files, size = self._manifest.count()
+        request.space(size, 0, files)
+
+    def forget(self, node: int, count: int) -> None:
+        with self._lock:
+            known = self._nodes.get(node)
+            if known is None or node == ROOT:
+                return
+            known.lookups -= count
+            if known.lookups <= 0:
+                del self._nodes[node]
+                del self._known[known.path, known.what]
+
+    # -- inodes ------------------------------------------------------------------------------------------
+
+    def _folder(self, number: int) -> Folder | None:
+        node = self._nodes[number]
+        return self._manifest.folders.get(node.path) if node.what is None else None
+
+    def _enter(self, parent: bytes, folder: Folder, name: bytes) -> Found | None:
+        """Look a name up in a folder, and count that."""
+        path = parent + b"/" + name if parent else name
+        what: FileEntry | bytes | None
+        if name in folder.files:
+            what = folder.files[name]
+        elif name in folder.links:
+            what = folder.links[name]
+        elif name in folder.folders:
+            what = None
+        else:
+            return None
+        node = self._known.get((path, what))
+        if node is None:
+            node = _Node(next(self._numbers), path, what)
+            self._nodes[node.number] = self._known[path, what] = node
+        node.lookups += 1
+        return Found(node.number, self._about(node))
+
+    def _number(self, parent: _Node, name: bytes, what: FileEntry | bytes | None) -> int:
+        """The inode number that a listing shows: that of the inode, if there is one yet."""
+        path = parent.path + b"/" + name if parent.path else name
+        node = self._known.get((path, what))
+        return (1 << 62) if node is None else node.number
+
+    def _about(self, node: _Node) -> Attributes | None:
+        what = node.what
+        if isinstance(what, FileEntry):
+            return Attributes(node.number, stat.S_IFREG | what.mode, what.size, what.mtime)
+        if isinstance(what, bytes):
+            return Attributes(node.number, stat.S_IFLNK | 0o777, len(what))
+        folder = self._manifest.folders.get(node.path)
+        if folder is None:
+            return None
+        return Attributes(node.number, stat.S_IFDIR | folder.mode, 4096, links=2 + len(folder.folders))
