@@ -8,10 +8,12 @@ is ever seen in another.
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import stat
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +29,19 @@ class Content(Protocol):
     ) -> Callable[[], None] | None:
         """Get bytes of a file. ``done`` is called at once (returns None) or later (returns what cancels it)."""
         ...
+
+
+#: What an inode is one version of: its path, and what tells the versions of a file or link apart.
+_Key = tuple[bytes, bytes | tuple[bytes, int, int] | None]
+
+
+def _key(path: bytes, what: FileEntry | bytes | None) -> _Key:
+    return path, (what.digest, what.mode, what.mtime) if isinstance(what, FileEntry) else what
+
+
+def _inode(key: _Key) -> int:
+    """The inode number that ``stat`` and listings show."""
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big") >> 1 | 1 << 32
 
 
 @dataclass(slots=True)
@@ -53,7 +68,10 @@ class ManifestTree:
         self._lock = threading.Lock()
         root = _Node(ROOT, b"", None, 1)
         self._nodes: dict[int, _Node] = {ROOT: root}
-        self._known: dict[tuple[bytes, FileEntry | bytes | None], _Node] = {(b"", None): root}
+        self._known: dict[_Key, _Node] = {(b"", None): root}
+        # When a folder last changed (ns): Python and others keep listings for as long as that is the same.
+        self._opened = time.time_ns()
+        self._times: dict[bytes, int] = {}
         self._numbers = itertools.count(ROOT + 1)
 
     @property
@@ -64,27 +82,30 @@ class ManifestTree:
     def switch(self, manifest: Manifest, session: FuseSession) -> None:
         """Show another manifest from now on, and have the kernel forget what differs."""
         old = self._manifest
-        gone = list(changes(old, manifest))
+        changed = list(changes(old, manifest))
+        now = time.time_ns()
         with self._lock:
             self._manifest = manifest
             stale: list[tuple[int, bytes]] = []
             folders: set[int] = set()
-            for change in gone:
-                parent, _, name = change.path.rpartition(b"/")
-                node = self._known.get((parent, None))
-                if node is not None and change.path:
-                    stale.append((node.number, name))
-                    folders.add(node.number)
-                own = self._known.get((change.path, None))
-                if own is not None:
-                    folders.add(own.number)
+            for change in changed:
+                for path in {change.path, change.path.rpartition(b"/")[0]}:
+                    if path in manifest.folders:
+                        self._times[path] = now
+                    if (own := self._known.get((path, None))) is not None:
+                        folders.add(own.number)
             # The times of files are in no digest, and are seen all the same.
-            for (path, what), node in self._known.items():
-                if isinstance(what, FileEntry) and manifest.file(path) != what:
-                    parent, _, name = path.rpartition(b"/")
-                    above = self._known.get((parent, None))
-                    if above is not None:
-                        stale.append((above.number, name))
+            paths = [change.path for change in changed]
+            paths += (
+                node.path
+                for node in self._known.values()
+                if isinstance(node.what, FileEntry) and manifest.file(node.path) != node.what
+            )
+            for path in paths:
+                parent, _, name = path.rpartition(b"/")
+                above = self._known.get((parent, None))
+                if above is not None and path:
+                    stale.append((above.number, name))
         for number, name in dict.fromkeys(stale):
             session.invalidate_entry(number, name)
         for number in folders:
@@ -147,16 +168,7 @@ class ManifestTree:
             if folder is None:
                 request.fail(errno.ENOENT)
                 return
-            entries = [Listed(b".", node, stat.S_IFDIR), Listed(b"..", ROOT, stat.S_IFDIR)]
-            entries += (Listed(name, self._number(here, name, None), stat.S_IFDIR) for name in sorted(folder.folders))
-            entries += (
-                Listed(name, self._number(here, name, entry), stat.S_IFREG)
-                for name, entry in sorted(folder.files.items())
-            )
-            entries += (
-                Listed(name, self._number(here, name, target), stat.S_IFLNK)
-                for name, target in sorted(folder.links.items())
-            )
+            entries = _listing(here.path, folder)
             if not plus:
                 request.entries(entries, offset, size)
                 return
@@ -180,7 +192,7 @@ class ManifestTree:
             known.lookups -= count
             if known.lookups <= 0:
                 del self._nodes[node]
-                del self._known[known.path, known.what]
+                del self._known[_key(known.path, known.what)]
 
     # -- inodes ------------------------------------------------------------------------------------------
 
@@ -200,26 +212,39 @@ class ManifestTree:
             what = None
         else:
             return None
-        node = self._known.get((path, what))
+        key = _key(path, what)
+        node = self._known.get(key)
         if node is None:
             node = _Node(next(self._numbers), path, what)
-            self._nodes[node.number] = self._known[path, what] = node
+            self._nodes[node.number] = self._known[key] = node
         node.lookups += 1
         return Found(node.number, self._about(node))
 
-    def _number(self, parent: _Node, name: bytes, what: FileEntry | bytes | None) -> int:
-        """The inode number that a listing shows: that of the inode, if there is one yet."""
-        path = parent.path + b"/" + name if parent.path else name
-        node = self._known.get((path, what))
-        return (1 << 62) if node is None else node.number
-
     def _about(self, node: _Node) -> Attributes | None:
         what = node.what
+        inode = _inode(_key(node.path, what))
         if isinstance(what, FileEntry):
-            return Attributes(node.number, stat.S_IFREG | what.mode, what.size, what.mtime)
+            return Attributes(inode, stat.S_IFREG | what.mode, what.size, what.mtime)
         if isinstance(what, bytes):
-            return Attributes(node.number, stat.S_IFLNK | 0o777, len(what))
+            return Attributes(inode, stat.S_IFLNK | 0o777, len(what), self._opened)
         folder = self._manifest.folders.get(node.path)
         if folder is None:
             return None
-        return Attributes(node.number, stat.S_IFDIR | folder.mode, 4096, links=2 + len(folder.folders))
+        changed = self._times.get(node.path, self._opened)
+        return Attributes(inode, stat.S_IFDIR | folder.mode, 4096, changed, 2 + len(folder.folders))
+
+
+def _listing(path: bytes, folder: Folder) -> list[Listed]:
+    """The entries of a folder, sorted."""
+    prefix = path + b"/" if path else b""
+
+    def listed(names: Mapping[bytes, FileEntry | bytes | None], kind: int) -> Iterator[Listed]:
+        for name, what in names.items():
+            yield Listed(name, _inode(_key(prefix + name, what)), kind)
+
+    entries = [*listed(folder.files, stat.S_IFREG), *listed(folder.links, stat.S_IFLNK)]
+    entries += listed(dict.fromkeys(folder.folders), stat.S_IFDIR)
+    entries.sort(key=lambda entry: entry.name)
+    here = _inode((path, None))
+    above = _inode((path.rpartition(b"/")[0], None))
+    return [Listed(b".", here, stat.S_IFDIR), Listed(b"..", above, stat.S_IFDIR), *entries]

@@ -1,0 +1,340 @@
+"""The content of a remote mount on a host: blocks that have arrived, in files without a name, and the fetching of others.
+
+The files are in the sync folder, and are gone with the process, however it ends. A block is verified piece by piece
+before it is written, and written once.
+"""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import heapq
+import itertools
+import logging
+import mmap
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from workspace_sync.model.manifest import FileEntry, digest_of
+from workspace_sync.mounts.layout import Block, Segment
+
+log = logging.getLogger(__name__)
+
+#: How many blocks are fetched at a time.
+FETCHERS = 4
+#: A program that reads a file in order has this much of it fetched ahead (bytes).
+AHEAD = 16 << 20
+#: A read this close behind the last one counts as in order; the kernel reads ahead out of order.
+_NEAR = 4 << 20
+
+Done = Callable[[list[memoryview] | OSError], None]
+
+_DEMAND, _READ_AHEAD, _PREFILL = range(3)
+_ABSENT, _QUEUED, _FETCHING, _PRESENT = range(4)
+
+
+class FetchError(Exception):
+    """A block could not be had from anywhere."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A block that has arrived in a buffer.
+
+    Attributes:
+        source: where it came from, for ``stored`` and ``rejected``.
+        missing: the numbers of the pieces in it that the client could not read.
+    """
+
+    source: int
+    missing: frozenset[int] = frozenset()
+
+
+class Fetcher(Protocol):
+    """Gets blocks from other processes. Threads call it."""
+
+    def fetch(self, segment: int, block: int, into: memoryview) -> Fetched:
+        """Fill a buffer with a block. Raises FetchError."""
+        ...
+
+    def stored(self, segment: int, block: int, fetched: Fetched) -> None:
+        """The block is verified and stored here: others may have it from now on."""
+
+    def rejected(self, segment: int, block: int, fetched: Fetched) -> None:
+        """The block was not what it should be."""
+
+
+@dataclass
+class _Place:
+    """Where a piece lies."""
+
+    file: SegmentFile
+    offset: int
+    block: int
+    number: int
+
+
+@dataclass
+class _File:
+    """The pieces of a large or small file in their order, by the offsets at which they start."""
+
+    starts: list[int]
+    places: list[_Place]
+    last: int = 0  # where the last read ended
+
+
+class SegmentFile:
+    """The blocks of a segment that this host has, in a file without a name.
+
+    Attributes:
+        view: its bytes; those of absent blocks are zeros.
+    """
+
+    def __init__(self, segment: Segment, folder: str) -> None:
+        self.segment = segment
+        self.states = bytearray(len(segment.blocks))
+        self.missing: dict[int, frozenset[int]] = {}
+        self._file = tempfile.TemporaryFile(dir=folder)
+        os.ftruncate(self._file.fileno(), max(1, segment.size))
+        self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.view = memoryview(self._map)
+
+    def write(self, block: Block, data: memoryview) -> None:
+        """Write a block. Raises OSError, such as for a full disk."""
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._file.fileno(), data[done:], block.offset + done)
+
+
+@dataclass(order=True)
+class _Job:
+    urgency: int
+    order: int
+    file: SegmentFile = field(compare=False)
+    block: int = field(compare=False)
+
+
+class HostBlocks:
+    """Gives the bytes of files, and fetches the blocks that they lie in when they are first read.
+
+    Args:
+        folder: where the files without a name are.
+        fetcher: gets blocks.
+    """
+
+    def __init__(self, folder: str, fetcher: Fetcher) -> None:
+        self._folder = folder
+        self._fetcher = fetcher
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._jobs: list[_Job] = []
+        self._order = itertools.count()
+        self._segments: list[SegmentFile] = []
+        self._places: dict[bytes, _Place] = {}
+        self._files: dict[bytes, _File] = {}
+        self._waiting: dict[tuple[int, int], list[Callable[[OSError | None], None]]] = {}
+        self._closed = False
+        #: Bytes that have arrived.
+        self.received = 0
+        for number in range(FETCHERS):
+            threading.Thread(target=self._fetch_all, name=f"fetch-{number}", daemon=True).start()
+
+    def add(self, segment: Segment) -> SegmentFile:
+        """Learn of a segment, the next one."""
+        file = SegmentFile(segment, self._folder)
+        with self._lock:
+            assert segment.number == len(self._segments)
+            self._segments.append(file)
+            for number, block in enumerate(segment.blocks):
+                offset = block.offset
+                for index, piece in enumerate(block.pieces):
+                    self._places[piece.digest] = _Place(file, offset, number, index)
+                    offset += piece.size
+        return file
+
+    def retry(self) -> None:
+        """Fetch blocks again in which the client could not read everything: a file may be what it was."""
+        with self._lock:
+            self._files.clear()
+            for file in self._segments:
+                for block in file.missing:
+                    file.states[block] = _ABSENT
+                file.missing.clear()
+
+    def prefill(self, segment: Segment, host: int, hosts: int) -> None:
+        """Fetch the code of a segment ahead. Each host begins elsewhere, so that each has something for the others."""
+        count = segment.ahead
+        first = count * host // max(1, hosts)
+        with self._lock:
+            file = self._segments[segment.number]
+            for number in range(count):
+                self._want(file, (first + number) % count, _PREFILL)
+
+    def holds(self, segment: int, block: int) -> frozenset[int] | None:
+        """The pieces that are missing in a block that this host has; None: it has not got the block."""
+        with self._lock:
+            file = self._segments[segment]
+            return file.missing.get(block, frozenset()) if file.states[block] == _PRESENT else None
+
+    def read(self, entry: FileEntry, offset: int, size: int, done: Done) -> Callable[[], None] | None:
+        """Get bytes of a file; ``done`` is called at once, or later from another thread.
+
+        Returns:
+            What gives the wait up, if there is one.
+        """
+        with self._lock:
+            file = self._file(entry)
+            absent = self._absent(file, offset, size)
+            self._read_ahead(entry, file, offset, size)
+            if absent:
+                return self._wait_for(absent, lambda error: self._finish(entry, offset, size, done, error))
+        self._finish(entry, offset, size, done, None)
+        return None
+
+    def close(self) -> None:
+        """Fetch nothing more; whoever waits gets an error."""
+        with self._lock:
+            self._closed = True
+            waiting = [each for callbacks in self._waiting.values() for each in callbacks]
+            self._waiting.clear()
+            self._work.notify_all()
+        for callback in waiting:
+            callback(OSError(errno.EIO, "the mount is closed"))
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def _file(self, entry: FileEntry) -> _File:
+        file = self._files.get(entry.digest)
+        if file is None:
+            pieces = list(entry.pieces())
+            file = _File([start for _, start, _ in pieces], [self._places[digest] for digest, _, _ in pieces])
+            self._files[entry.digest] = file
+        return file
+
+    def _absent(self, file: _File, offset: int, size: int) -> list[tuple[SegmentFile, int]]:
+        """The blocks of a range that are not here."""
+        first = bisect.bisect_right(file.starts, offset) - 1
+        last = bisect.bisect_left(file.starts, offset + size)
+        needed = {(id(p.file), p.block): (p.file, p.block) for p in file.places[first:last]}
+        return [(f, block) for f, block in needed.values() if f.states[block] != _PRESENT]
+
+    def _read_ahead(self, entry: FileEntry, file: _File, offset: int, size: int) -> None:
+        in_order = abs(offset - file.last) <= _NEAR
+        file.last = offset + size
+        if in_order and file.last < entry.size:
+            for segment, block in self._absent(file, file.last, min(AHEAD, entry.size - file.last)):
+                self._want(segment, block, _READ_AHEAD)
+
+    def _wait_for(
+        self, absent: list[tuple[SegmentFile, int]], then: Callable[[OSError | None], None]
+    ) -> Callable[[], None]:
+        """Have blocks fetched, and call ``then`` once: when all are here, or one cannot be had."""
+        left = len(absent)
+        lock = threading.Lock()
+        over = False
+
+        def one(error: OSError | None) -> None:
+            nonlocal left, over
+            with lock:
+                left -= 1
+                ready = not over and (error is not None or left == 0)
+                over = over or ready
+            if ready:
+                then(error)
+
+        def cancel() -> None:
+            nonlocal over
+            with lock:
+                over = True
+
+        for file, block in absent:
+            self._waiting.setdefault((file.segment.number, block), []).append(one)
+            self._want(file, block, _DEMAND)
+        return cancel
+
+    def _finish(self, entry: FileEntry, offset: int, size: int, done: Done, error: OSError | None) -> None:
+        if error is not None:
+            done(error)
+            return
+        with self._lock:
+            file = self._file(entry)
+        parts: list[memoryview] = []
+        index = bisect.bisect_right(file.starts, offset) - 1
+        end = offset + size
+        while offset < end:
+            place = file.places[index]
+            if place.number in place.file.missing.get(place.block, ()):
+                done(OSError(errno.EIO, "the file has changed at the client since it was mounted"))
+                return
+            until = file.starts[index + 1] if index + 1 < len(file.starts) else entry.size
+            within = place.offset + offset - file.starts[index]
+            count = min(end, until) - offset
+            parts.append(place.file.view[within : within + count])
+            offset += count
+            index += 1
+        done(parts)
+
+    # -- fetching ----------------------------------------------------------------------------------------
+
+    def _want(self, file: SegmentFile, block: int, urgency: int) -> None:
+        state = file.states[block]
+        if state == _ABSENT or (state == _QUEUED and urgency == _DEMAND):  # it may be queued with less urgency
+            file.states[block] = _QUEUED
+            heapq.heappush(self._jobs, _Job(urgency, next(self._order), file, block))
+            self._work.notify()
+
+    def _fetch_all(self) -> None:
+        buffer = bytearray()
+        while True:
+            with self._lock:
+                while not self._jobs and not self._closed:
+                    self._work.wait()
+                if self._closed:
+                    return
+                job = heapq.heappop(self._jobs)
+                if job.file.states[job.block] != _QUEUED:
+                    continue
+                job.file.states[job.block] = _FETCHING
+            block = job.file.segment.blocks[job.block]
+            if len(buffer) < block.size:
+                buffer = bytearray(block.size)
+            error = self._fetch(job, block, memoryview(buffer)[: block.size])
+            with self._lock:
+                job.file.states[job.block] = _ABSENT if error else _PRESENT
+                callbacks = self._waiting.pop((job.file.segment.number, job.block), [])
+            for callback in callbacks:
+                callback(error)
+
+    def _fetch(self, job: _Job, block: Block, into: memoryview) -> OSError | None:
+        number = job.file.segment.number
+        try:
+            for _ in range(3):
+                fetched = self._fetcher.fetch(number, job.block, into)
+                if _is_intact(block, into, fetched.missing):
+                    job.file.write(block, into)
+                    if fetched.missing:
+                        job.file.missing[job.block] = fetched.missing
+                    self.received += block.size
+                    self._fetcher.stored(number, job.block, fetched)
+                    return None
+                self._fetcher.rejected(number, job.block, fetched)
+            log.warning("block %d of segment %d arrived three times with wrong content", job.block, number)
+        except FetchError as e:
+            log.warning("block %d of segment %d cannot be fetched: %s", job.block, number, e)
+        except OSError as e:
+            log.warning("block %d of segment %d cannot be stored: %s", job.block, number, e)
+            return e
+        return OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def _is_intact(block: Block, data: memoryview, missing: frozenset[int]) -> bool:
+    offset = 0
+    for number, piece in enumerate(block.pieces):
+        if number not in missing and digest_of(data[offset : offset + piece.size]) != piece.digest:
+            return False
+        offset += piece.size
+    return True

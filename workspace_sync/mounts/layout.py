@@ -1,0 +1,103 @@
+"""How the content of a manifest lies in segments: blocks of some MiB, each with the pieces of several files.
+
+Small files lie first, and those of one folder side by side, so that one block serves many of the files that a program
+imports. A later manifest adds a segment with what is new in it; nothing that lies somewhere ever moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+
+import msgspec
+
+from workspace_sync.model.manifest import FileEntry, Manifest
+
+#: A block is closed when it has this many bytes; a piece is never cut.
+BLOCK_SIZE = 4 << 20
+#: Smaller files are code, and fetched ahead.
+SMALL = 1 << 20
+#: How much is fetched ahead (bytes).
+PREFILL = 256 << 20
+_CODE = (b".py", b".pyc", b".pyi", b".so", b".json", b".toml", b".yaml", b".yml", b".txt", b".cfg", b".ini", b".sh")
+
+
+class Piece(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A run of bytes that has a digest."""
+
+    digest: bytes
+    size: int
+
+
+class Block(msgspec.Struct, array_like=True, frozen=True):
+    """What travels at once: some pieces that lie one behind the other in a segment."""
+
+    offset: int
+    size: int
+    pieces: tuple[Piece, ...]
+
+
+class Segment(msgspec.Struct, array_like=True):
+    """A file's worth of blocks.
+
+    Attributes:
+        number: 0, 1, 2 ...
+        blocks: one behind the other, without gaps.
+        ahead: how many of the first blocks are fetched without being asked for.
+    """
+
+    number: int
+    blocks: tuple[Block, ...]
+    ahead: int
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.blocks[-1].offset + self.blocks[-1].size if self.blocks else 0
+
+
+def lay_out(manifest: Manifest, number: int, have: Set[bytes]) -> Segment:
+    """The segment with the pieces of a manifest that no earlier segment has.
+
+    Args:
+        manifest: the content.
+        number: of the segment.
+        have: the digests of the pieces in earlier segments.
+    """
+    code: list[tuple[bytes, FileEntry]] = []
+    small: list[tuple[bytes, FileEntry]] = []
+    large: list[tuple[bytes, FileEntry]] = []
+    for path, entry in sorted(manifest.files()):
+        if entry.size >= SMALL:
+            large.append((path, entry))
+        elif path.endswith(_CODE):
+            code.append((path, entry))
+        else:
+            small.append((path, entry))
+    taken = set(have)
+    first = list(_blocks(_new_pieces((entry for _, entry in code), taken), 0))
+    end = first[-1].offset + first[-1].size if first else 0
+    blocks = [*first, *_blocks(_new_pieces((entry for _, entry in (*small, *large)), taken), end)]
+    ahead = sum(1 for block in first if block.offset + block.size <= PREFILL)
+    return Segment(number, tuple(blocks), ahead)
+
+
+def _new_pieces(entries: Iterable[FileEntry], taken: set[bytes]) -> Iterator[Piece]:
+    for entry in entries:
+        for digest, _offset, size in entry.pieces():
+            if digest not in taken:
+                taken.add(digest)
+                yield Piece(digest, size)
+
+
+def _blocks(pieces: Iterable[Piece], offset: int) -> Iterator[Block]:
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if batch and size + piece.size > BLOCK_SIZE:
+            yield Block(offset, size, tuple(batch))
+            offset += size
+            batch, size = [], 0
+        batch.append(piece)
+        size += piece.size
+    if batch:
+        yield Block(offset, size, tuple(batch))
