@@ -5,6 +5,7 @@ They need ``/dev/fuse``, and the program ``fusermount3`` for users other than ro
 """
 
 from workspace_sync.model.errors import MountError
+from workspace_sync.mounts.gather import GatherMount, gather_mount
 from workspace_sync.mounts.remote import MountHandler, remotemount
 
-__all__ = ["MountError", "MountHandler", "remotemount"]
+__all__ = ["GatherMount", "MountError", "MountHandler", "gather_mount", "remotemount"]

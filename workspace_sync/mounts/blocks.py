@@ -1,4 +1,4 @@
-"""The content of a remote mount on a host: blocks that have arrived, in files without a name, and the fetching of others.
+"""The content of a remote mount on a host: blocks that are here, in files without a name, and the fetching of others.
 
 The files are in the sync folder, and are gone with the process, however it ends. A block is verified piece by piece
 before it is written, and written once.
@@ -98,7 +98,7 @@ class SegmentFile:
         self.segment = segment
         self.states = bytearray(len(segment.blocks))
         self.missing: dict[int, frozenset[int]] = {}
-        self._file = tempfile.TemporaryFile(dir=folder)
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # lives as long as this object
         os.ftruncate(self._file.fileno(), max(1, segment.size))
         self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         self.view = memoryview(self._map)

@@ -6,17 +6,19 @@ import logging
 import os
 import socket
 import sys
-from typing import Any, NamedTuple
+import warnings
+from typing import Any
 
 from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.errors import ActorError, RDMAError, SupervisionError
-from monarch_kernel.rdma import RDMABuffer
+from monarch_kernel.rdma import RDMABuffer, RDMATcpFallbackWarning
 from workspace_sync.model.errors import MountError
 from workspace_sync.model.manifest import Manifest, decode_delta, patched
 from workspace_sync.mounts.blocks import Fetched, FetchError, HostBlocks
 from workspace_sync.mounts.layout import Segment
 from workspace_sync.mounts.mounting import Mount, namespace
-from workspace_sync.mounts.protocol import Caching, FuseSession
+from workspace_sync.mounts.processes import MountedAt
+from workspace_sync.mounts.protocol import GREETING, Caching, FuseSession
 from workspace_sync.mounts.routes import CLIENT
 from workspace_sync.mounts.source import Edition, Way
 from workspace_sync.mounts.spool import spool_folder
@@ -28,24 +30,6 @@ log = logging.getLogger(__name__)
 _TRANSFER = 60.0
 #: How often a block is asked for until it counts as lost.
 _ATTEMPTS = 5
-#: How long the kernel may take to greet a new mount (seconds).
-_GREETING = 10.0
-
-
-class MountedAt(NamedTuple):
-    """A mount as its host describes it.
-
-    Attributes:
-        pid: of the process that serves it.
-        path: the mount point, without links.
-        source: its name in the mount table.
-        near: whether the caller is in the same namespace of processes, and so can watch over it.
-    """
-
-    pid: int
-    path: str
-    source: str
-    near: bool
 
 
 class HostMount(Actor):
@@ -58,6 +42,7 @@ class HostMount(Actor):
     """
 
     def __init__(self, rank: int, hosts: int, source: Any) -> None:
+        warnings.simplefilter("ignore", RDMATcpFallbackWarning)
         self._rank = rank
         self._hosts = hosts
         self._source = source
@@ -69,9 +54,7 @@ class HostMount(Actor):
         self._fetching: Segment | None = None
 
     @endpoint
-    def open(
-        self, path: str, edition: Edition, client: tuple[str, str], folder: tuple[int, int]
-    ) -> MountedAt:
+    def open(self, path: str, edition: Edition, client: tuple[str, str], folder: tuple[int, int]) -> MountedAt:
         """Mount.
 
         Args:
@@ -96,7 +79,7 @@ class HostMount(Actor):
             self._session = FuseSession(mount.device, self._tree, Caching(names=None, contents=True))
             if not near:
                 mount.guard()
-            if not self._session.wait_ready(_GREETING):
+            if not self._session.wait_ready(GREETING):
                 raise MountError(f"the kernel of {socket.gethostname()} did not accept the mount at {mount.path}")
         except BaseException:
             mount.close()

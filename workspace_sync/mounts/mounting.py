@@ -108,7 +108,9 @@ class Mount:
         space = _pid_namespace().decode()
         self.source = f"{_PREFIX}:{kind}:{space}:{os.getpid()}:{started}:{secrets.token_hex(4)}"
         if any(each.mountpoint == os.fsencode(self.path) for each in mine()):
-            raise MountError(f"{self.path} is already mounted by monarch_kernel: close that mount, or name another folder")
+            raise MountError(
+                f"{self.path} is already mounted by monarch_kernel: close that mount, or name another folder"
+            )
         self._made = _make_folder(self.path)
         try:
             folder = _open_folder(self.path, outside)
@@ -233,7 +235,9 @@ def _open_folder(path: str, outside: tuple[int, int] | None) -> int:
         while outside is not None:
             here = os.stat(at)
             if (here.st_dev, here.st_ino) == outside:
-                raise MountError(f"the mount point {path} is in the folder that is to be mounted: name one outside of it")
+                raise MountError(
+                    f"the mount point {path} is in the folder that is to be mounted: name one outside of it"
+                )
             if at == "/":
                 break
             at = os.path.dirname(at)

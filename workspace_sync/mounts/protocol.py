@@ -49,6 +49,9 @@ _ASYNC_READ, _AUTO_INVAL_DATA, _DO_READDIRPLUS, _READDIRPLUS_AUTO = 1 << 0, 1 <<
 _NO_OPEN_SUPPORT, _PARALLEL_DIROPS, _ABORT_ERROR, _MAX_PAGES = 1 << 17, 1 << 18, 1 << 21, 1 << 22
 _CACHE_SYMLINKS, _NO_OPENDIR_SUPPORT, _EXPLICIT_INVAL_DATA = 1 << 23, 1 << 24, 1 << 25
 
+#: How long the kernel may take to greet a new mount (seconds).
+GREETING = 10.0
+
 _MAJOR, _MINOR = 7, 31
 #: The largest read of the kernel (pages).
 _PAGES = 256
@@ -165,9 +168,7 @@ class Request:
             out += each.name + bytes(padding)
         self.data(out)
 
-    def entries_plus(
-        self, entries: Sequence[Listed], offset: int, size: int, find: Callable[[Listed], Found]
-    ) -> None:
+    def entries_plus(self, entries: Sequence[Listed], offset: int, size: int, find: Callable[[Listed], Found]) -> None:
         """The same, with what a lookup of each entry would give; ``find`` counts as a lookup."""
         out = bytearray()
         for number in range(offset, len(entries)):

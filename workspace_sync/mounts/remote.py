@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_kernel.actor import Future, HostMesh, this_host
-from monarch_kernel.errors import ActorError, SupervisionError
-from monarch_kernel.introspection import ToolHost, each_host, spawn_tool
+from monarch_kernel.introspection import each_host
 from workspace_sync.model.errors import MountError
-from workspace_sync.mounts.host_mount import HostMount, MountedAt
-from workspace_sync.mounts.mounting import is_folder, namespace, start_guardian
-from workspace_sync.mounts.source import MountSource
-
-#: How long a host may take to mount, and the client to read its folder (seconds).
-_PATIENCE = 600.0
+from workspace_sync.mounts.host_mount import HostMount
+from workspace_sync.mounts.mounting import is_folder, namespace
+from workspace_sync.mounts.processes import PATIENCE, Processes, why
+from workspace_sync.mounts.source import Edition, MountSource
 
 
 class MountHandler:
@@ -119,53 +115,43 @@ class _Opened:
     def __init__(self, host_mesh: HostMesh, path: str, mntpoint: str) -> None:
         folder = is_folder(path)
         hosts = each_host(host_mesh)
-        self._tools: list[Any] = []
-        self._guardians: list[subprocess.Popen[bytes]] = []
-        self.names = [host.name for host in hosts]
-        self.mounts: list[Any] = []
+        self._names = [host.name for host in hosts]
+        self._processes = Processes()
+        self._mounts: list[Any] = []
         try:
             [here] = each_host(this_host())
-            self.source = self._spawn(here, "mount-source", MountSource)
-            edition = self.source.publish.call_one(path)
-            self.mounts = [
-                self._spawn(host, "mount", HostMount, rank, len(hosts), self.source) for rank, host in enumerate(hosts)
-            ]
-            found = _value(edition, f"the folder {path}")
-            self._each("mount", [m.open.call_one(mntpoint, found, namespace(), folder) for m in self.mounts], self._guard)
+            #: The actor that reads the folder.
+            self.source = self._processes.spawn(here, "mount-source", MountSource)
+            for rank, host in enumerate(hosts):
+                self._mounts.append(self._processes.spawn(host, "mount", HostMount, rank, len(hosts), self.source))
+            edition = self._publish(path)
+            calls = [mount.open.call_one(mntpoint, edition, namespace(), folder) for mount in self._mounts]
+            self._report("mount", self._gather(calls, lambda _, mounted: self._processes.guard(mounted)))
         except BaseException:
-            self.close(quietly=True)
+            self._gather([mount.close.call_one() for mount in self._mounts])
+            self._processes.end()
             raise
 
     def refresh(self, path: str) -> None:
         is_folder(path)
-        edition = _value(self.source.publish.call_one(path), f"the folder {path}")
+        edition = self._publish(path)
         ready: list[int] = []
-        failed = self._gather([m.prepare.call_one(edition) for m in self.mounts], lambda rank, _: ready.append(rank))
-        failed |= self._gather([self.mounts[rank].switch.call_one() for rank in ready], None, ready)
+        failed = self._gather(
+            [mount.prepare.call_one(edition) for mount in self._mounts], lambda rank, _: ready.append(rank)
+        )
+        failed |= self._gather([self._mounts[rank].switch.call_one() for rank in ready], None, ready)
         self._report("show the new content", failed)
 
-    def close(self, quietly: bool = False) -> None:
-        failed = self._gather([m.close.call_one() for m in self.mounts])
-        for tool in self._tools:
-            tool.stop().get(_PATIENCE)
-        for guardian in self._guardians:
-            guardian.wait(_PATIENCE)
-        if not quietly:
-            self._report("unmount", failed)
+    def close(self) -> None:
+        failed = self._gather([mount.close.call_one() for mount in self._mounts])
+        self._processes.end()
+        self._report("unmount", failed)
 
-    def _spawn(self, host: ToolHost, name: str, actor: Any, *arguments: Any) -> Any:
-        if host.gone:
-            raise MountError(f"host {host.name} cannot mount anything: {host.gone}")
-        procs = spawn_tool(host, name)
-        self._tools.append(procs)
-        return procs.spawn(name, actor, *arguments)
-
-    def _guard(self, _rank: int, mounted: MountedAt) -> None:
-        if mounted.near:
-            self._guardians.append(start_guardian(mounted.pid, mounted.path, mounted.source))
-
-    def _each(self, what: str, calls: list[Future[Any]], then: Callable[[int, Any], None]) -> None:
-        self._report(what, self._gather(calls, then))
+    def _publish(self, path: str) -> Edition:
+        try:
+            return self.source.publish.call_one(path).get(PATIENCE)
+        except Exception as e:
+            raise MountError(f"the folder {path} cannot be mounted: {why(e)}") from None
 
     def _gather(
         self,
@@ -178,9 +164,9 @@ class _Opened:
         for index, call in enumerate(calls):
             rank = index if ranks is None else ranks[index]
             try:
-                value = call.get(_PATIENCE)
+                value = call.get(PATIENCE)
             except Exception as e:
-                failed[rank] = _why(e)
+                failed[rank] = why(e)
             else:
                 if then is not None:
                     then(rank, value)
@@ -188,22 +174,5 @@ class _Opened:
 
     def _report(self, what: str, failed: dict[int, str]) -> None:
         if failed:
-            hosts = "; ".join(f"{self.names[rank]}: {why}" for rank, why in sorted(failed.items()))
-            raise MountError(f"{len(failed)} of {len(self.names)} hosts did not {what}. {hosts}")
-
-
-def _value(call: Future[Any], what: str) -> Any:
-    try:
-        return call.get(_PATIENCE)
-    except Exception as e:
-        raise MountError(f"{what} cannot be mounted: {_why(e)}") from None
-
-
-def _why(error: Exception) -> str:
-    """Why a call to one host failed, in a sentence."""
-    if isinstance(error, SupervisionError):
-        causes = [failure.death.cause for failure in error.failures if failure.death is not None]
-        return causes[0] if causes else str(error)
-    if isinstance(error, ActorError) and error.exception is not None:
-        return str(error.exception)
-    return str(error)
+            hosts = "; ".join(f"{self._names[rank]}: {cause}" for rank, cause in sorted(failed.items()))
+            raise MountError(f"{len(failed)} of {len(self._names)} hosts did not {what}. {hosts}")

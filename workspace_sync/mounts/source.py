@@ -8,12 +8,12 @@ import itertools
 import mmap
 import os
 import time
-from collections.abc import Iterator
+import warnings
 from typing import Any, NamedTuple
 
 from monarch_kernel.actor import Actor, concurrent_endpoint, endpoint
-from monarch_kernel.rdma import RDMABuffer
-from workspace_sync.model.errors import MountError, ScanError
+from monarch_kernel.rdma import RDMABuffer, RDMATcpFallbackWarning
+from workspace_sync.model.errors import ScanError
 from workspace_sync.model.manifest import Manifest, delta, encode_delta
 from workspace_sync.mounts.layout import BLOCK_SIZE, Segment, lay_out
 from workspace_sync.mounts.routes import CLIENT, Routes
@@ -65,6 +65,7 @@ class MountSource(Actor):
     """Reads a folder, and decides who gets which block from whom."""
 
     def __init__(self) -> None:
+        warnings.simplefilter("ignore", RDMATcpFallbackWarning)
         self._manifest: Manifest | None = None
         self._segments: list[Segment] = []
         self._digests: set[bytes] = set()
@@ -227,7 +228,9 @@ class _Naive:
                             self.where[digests[-1]] = (full, o)
                     d = digest_of(data)
                     self.where[d] = (full, 0)
-                    folder.files[name] = FileEntry(len(data), st.st_mode & 0o777, d, st.st_mtime_ns, tuple(digests), tuple(sizes))
+                    folder.files[name] = FileEntry(
+                        len(data), st.st_mode & 0o777, d, st.st_mtime_ns, tuple(digests), tuple(sizes)
+                    )
             names[:] = [n for n in names if not os.path.islink(os.path.join(top, n))]
         self.manifest = seal(folders)
 

@@ -1,0 +1,107 @@
+"""``gather_mount``: folders of all hosts of a mesh, one below the other, here."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from monarch_kernel.actor import HostMesh, this_host
+from monarch_kernel.introspection import each_host
+from workspace_sync.model.errors import MountError
+from workspace_sync.mounts.gather_server import GatherServer
+from workspace_sync.mounts.processes import PATIENCE, Processes, why
+from workspace_sync.mounts.served_folder import ServedFolder
+
+#: In the path on the hosts: stands for the name that a host's folder has in the mount.
+SUBDIR = "$SUBDIR"
+
+
+class GatherMount:
+    """The folders of hosts that are mounted here, from its making until ``close``. Also a context manager.
+
+    ``gather_mount`` makes it.
+    """
+
+    def __init__(self, host_mesh: HostMesh, remote_mount_point: str, local_mount_point: str) -> None:
+        self._remote = os.fspath(remote_mount_point)
+        self._local = os.path.abspath(os.path.expanduser(os.fspath(local_mount_point)))
+        if not self._remote.startswith(("/", "~")):
+            raise MountError(
+                f"the path {self._remote!r} is relative: name the whole path, as hosts have different folders"
+            )
+        hosts = each_host(host_mesh)
+        names = [_name(point) for point in host_mesh.extent.points()]
+        self._processes: Processes | None = Processes()
+        try:
+            folders = [
+                self._processes.spawn(host, "gather", ServedFolder, self._remote.replace(SUBDIR, name))
+                for host, name in zip(hosts, names, strict=True)
+            ]
+            [here] = each_host(this_host())
+            self._server = self._processes.spawn(here, "gather-server", GatherServer)
+            shown = [name.encode() for name in names if name]
+            try:
+                mounted = self._server.open.call_one(self._local, shown, folders).get(PATIENCE)
+            except Exception as e:
+                raise MountError(why(e)) from None
+            self._processes.guard(mounted)
+        except BaseException:
+            self._processes.end()
+            raise
+
+    def close(self, *, deadline: float | None = None) -> None:
+        """Unmount, also while programs use it. Does nothing if it is closed.
+
+        Args:
+            deadline: a time of ``time.monotonic()`` until which it may take.
+
+        Raises:
+            MountError: it could not be unmounted.
+        """
+        processes, self._processes = self._processes, None
+        if processes is None:
+            return
+        patience = PATIENCE if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            self._server.close.call_one().get(patience)
+        except Exception as e:
+            raise MountError(f"{self._local} could not be unmounted: {why(e)}") from None
+        finally:
+            processes.end()
+
+    def __enter__(self) -> GatherMount:
+        if self._processes is None:
+            raise MountError(f"the mount at {self._local} is closed: make another one with gather_mount()")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "open" if self._processes is not None else "closed"
+        return f"<GatherMount of {self._remote} at {self._local}, {state}>"
+
+
+def gather_mount(host_mesh: HostMesh, remote_mount_point: str, local_mount_point: str) -> GatherMount:
+    """Mount a folder of each host of a mesh here, read-only, as it is at any time.
+
+    Each is named after its host's coordinates (``hosts_0``, ``racks_1_hosts_3``); that of a mesh without dimensions is
+    mounted itself. A folder that does not exist is empty until it does. Sizes are at most half a second old. What a host
+    has cannot be read any more when the host is dead (EIO); the others go on.
+
+    Args:
+        host_mesh: the hosts.
+        remote_mount_point: the folder, or file, on every host; ``$SUBDIR`` in it is replaced by the name above.
+        local_mount_point: the mount point here, an empty folder or a path that does not exist.
+
+    Raises:
+        MountError: it cannot be mounted; the message says why, and what to do.
+
+    Source: the names and semantics are those of ``monarch.gather_mount``.
+    """
+    return GatherMount(host_mesh, remote_mount_point, local_mount_point)
+
+
+def _name(point: Any) -> str:
+    return "_".join(f"{dimension}_{at}" for dimension, at in point.items())

@@ -1,0 +1,308 @@
+"""The file system of a gathered mount: folders of hosts, one below the other, as they are now.
+
+Every question goes to the host that it is about, and is answered when its answer arrives; so a slow or dead host delays
+only its own part. The kernel trusts names and sizes for half a second, and drops what it has of a file's content when
+size or time have changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import stat
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from monarch_kernel.actor import Future
+from monarch_kernel.errors import ActorError, RDMAError, SupervisionError
+from monarch_kernel.rdma import RDMABuffer
+from workspace_sync.mounts.protocol import ROOT, Attributes, Found, Listed, Request, ignore
+from workspace_sync.mounts.served_folder import Seen
+
+#: How long the kernel may trust names, sizes and times (seconds).
+FRESH = 0.5
+#: A file that is read in order is read this far ahead (bytes).
+WINDOW = 4 << 20
+#: From this size on, bytes go over the data plane.
+_LARGE = 64 << 10
+
+
+class _Host(Protocol):
+    """The actor ``ServedFolder`` of a host."""
+
+    stat: Any
+    listing: Any
+    readlink: Any
+    open: Any
+    stat_open: Any
+    read: Any
+    read_to: Any
+    close: Any
+
+
+@dataclass(slots=True)
+class _Node:
+    """An inode: a file of a host. Another file that takes its name is another inode."""
+
+    number: int
+    host: int
+    path: bytes
+    identity: tuple[int, int]
+    lookups: int = 0
+    handles: list[int] = field(default_factory=list[int])
+
+
+class GatheredTree:
+    """A read-only file system over the folders of hosts.
+
+    Args:
+        names: of the folders at the top; none: there is one host, and its folder is the top.
+        hosts: the actors of the hosts, in the order of the names.
+    """
+
+    def __init__(self, names: list[bytes], hosts: list[_Host]) -> None:
+        self._names = {name: host for host, name in enumerate(names)}
+        self._hosts = hosts
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(ROOT + 1)
+        self._nodes: dict[int, _Node] = {}
+        self._known: dict[tuple[int, bytes, tuple[int, int]], _Node] = {}
+        self._listings: dict[int, list[tuple[bytes, int, Seen]]] = {}
+        self._files: dict[int, _OpenFile] = {}
+        self._handles = itertools.count(1)
+        if not names:
+            self._nodes[ROOT] = _Node(ROOT, 0, b"", (0, 0), 1)
+        self._began = time.time_ns()
+
+    # -- requests ----------------------------------------------------------------------------------------
+
+    def lookup(self, request: Request, parent: int, name: bytes) -> None:
+        if parent == ROOT and self._names:
+            host = self._names.get(name)
+            if host is None:
+                request.found(Found(0))
+                return
+            path = b""
+        else:
+            above = self._nodes[parent]
+            host = above.host
+            path = above.path + b"/" + name if above.path else name
+
+        def answer(seen: Seen) -> None:
+            request.found(self._enter(host, path, seen))
+
+        def missing(number: int) -> None:
+            if number == errno.ENOENT:
+                request.found(Found(0))
+            else:
+                request.fail(number)
+
+        _when(request, self._hosts[host].stat.call_one(path), answer, missing)
+
+    def getattr(self, request: Request, node: int) -> None:
+        if node == ROOT and self._names:
+            request.attributes(Attributes(ROOT, stat.S_IFDIR | 0o555, 0, self._began, 2 + len(self._names)))
+            return
+        here = self._nodes[node]
+        with self._lock:
+            handle = here.handles[-1] if here.handles else None
+        host = self._hosts[here.host]
+
+        def answer(seen: Seen) -> None:
+            if here.identity not in (seen.identity, (0, 0)) and here.path:
+                request.fail(errno.ESTALE)
+            else:
+                request.attributes(_attributes(seen))
+
+        asked = host.stat.call_one(here.path) if handle is None else host.stat_open.call_one(handle)
+        _when(request, asked, answer)
+
+    def readlink(self, request: Request, node: int) -> None:
+        here = self._nodes[node]
+        _when(request, self._hosts[here.host].readlink.call_one(here.path), request.data)
+
+    def open(self, request: Request, node: int) -> None:
+        here = self._nodes[node]
+        host = self._hosts[here.host]
+
+        def answer(remote: int) -> None:
+            if remote < 0:
+                request.fail(-remote)
+                return
+            handle = next(self._handles)
+            with self._lock:
+                self._files[handle] = _OpenFile(host, remote, here)
+                here.handles.append(remote)
+            request.opened(handle)
+
+        _when(request, host.open.call_one(here.path, here.identity), answer)
+
+    def release(self, handle: int) -> None:
+        with self._lock:
+            file = self._files.pop(handle)
+            file.node.handles.remove(file.remote)
+        file.close()
+
+    def read(self, request: Request, node: int, handle: int, offset: int, size: int) -> None:
+        self._files[handle].read(request, offset, size)
+
+    def opendir(self, request: Request, node: int) -> None:
+        handle = next(self._handles)
+        if node == ROOT and self._names:
+            request.opened(handle)
+            return
+        here = self._nodes[node]
+
+        def answer(listed: list[tuple[bytes, Seen]]) -> None:
+            with self._lock:
+                self._listings[handle] = [(name, here.host, seen) for name, seen in listed]
+            request.opened(handle)
+
+        _when(request, self._hosts[here.host].listing.call_one(here.path), answer)
+
+    def readdir(self, request: Request, node: int, handle: int, offset: int, size: int, plus: bool) -> None:
+        listing = [Listed(b".", 1, stat.S_IFDIR), Listed(b"..", 1, stat.S_IFDIR)]
+        if node == ROOT and self._names:
+            # Without what a lookup would give: that would ask every host.
+            listing += (Listed(name, 2 + host, stat.S_IFDIR) for name, host in self._names.items())
+            if plus:
+                request.entries_plus(listing, offset, size, lambda _: Found(0))
+            else:
+                request.entries(listing, offset, size)
+            return
+        here = self._nodes[node]
+        found = self._listings[handle]
+        listing += (Listed(name, seen.inode, stat.S_IFMT(seen.mode)) for name, _, seen in found)
+        if not plus:
+            request.entries(listing, offset, size)
+            return
+        about = {name: seen for name, _, seen in found}
+
+        def find(entry: Listed) -> Found:
+            path = here.path + b"/" + entry.name if here.path else entry.name
+            return self._enter(here.host, path, about[entry.name])
+
+        request.entries_plus(listing, offset, size, find)
+
+    def releasedir(self, handle: int) -> None:
+        with self._lock:
+            self._listings.pop(handle, None)
+
+    def statfs(self, request: Request) -> None:
+        request.space(0, 0, 0)
+
+    def forget(self, node: int, count: int) -> None:
+        with self._lock:
+            known = self._nodes.get(node)
+            if known is None or node == ROOT:
+                return
+            known.lookups -= count
+            if known.lookups <= 0:
+                del self._nodes[node]
+                del self._known[known.host, known.path, known.identity]
+
+    def _enter(self, host: int, path: bytes, seen: Seen) -> Found:
+        key = (host, path, seen.identity)
+        with self._lock:
+            node = self._known.get(key)
+            if node is None:
+                node = _Node(next(self._numbers), host, path, seen.identity)
+                self._nodes[node.number] = self._known[key] = node
+            node.lookups += 1
+        return Found(node.number, _attributes(seen))
+
+
+class _OpenFile:
+    """A file that is open on its host; what is read in order comes in windows, over the data plane."""
+
+    def __init__(self, host: _Host, remote: int, node: _Node) -> None:
+        self.node = node
+        self.remote = remote
+        self._host = host
+        self._lock = threading.Lock()
+        self._next = 0
+        self._in_order = 0
+        self._memory: bytearray | None = None
+        self._buffer: RDMABuffer | None = None
+        self._window: tuple[int, int, float] = (0, 0, 0.0)  # offset, bytes, when it was read
+        self._coming: int | None = None  # the offset of the window that is on its way
+        self._waiting: list[tuple[Request, int, int]] = []
+
+    def read(self, request: Request, offset: int, size: int) -> None:
+        request.later()
+        with self._lock:
+            near = abs(offset - self._next) <= WINDOW // 2
+            self._in_order = self._in_order + 1 if near and offset else 0
+            self._next = offset + size
+            start, count, when = self._window
+            if start <= offset and offset + size <= start + count and time.monotonic() - when < FRESH:
+                assert self._memory is not None
+                request.data(bytes(self._memory[offset - start : offset - start + size]))
+                return
+            if self._coming is not None and self._coming <= offset and offset + size <= self._coming + WINDOW:
+                self._waiting.append((request, offset, size))
+                return
+            if self._in_order < 2 or self._coming is not None:
+                asked = None
+            else:
+                if self._memory is None:
+                    self._memory = bytearray(WINDOW)
+                    self._buffer = RDMABuffer(self._memory)
+                self._window = (0, 0, 0.0)
+                self._coming = offset
+                self._waiting = [(request, offset, size)]
+                asked = self._host.read_to.call_one(self.remote, offset, WINDOW, self._buffer)
+        if asked is None:
+            _when(request, self._host.read.call_one(self.remote, offset, size), request.data)
+        else:
+            asked.add_done_callback(self._arrived)
+
+    def close(self) -> None:
+        self._host.close.broadcast(self.remote)
+        if self._buffer is not None:
+            self._buffer.drop().add_done_callback(ignore)
+
+    def _arrived(self, asked: Future[int]) -> None:
+        count = _result(asked)
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            start, self._coming = self._coming, None
+            assert start is not None and self._memory is not None
+            if count >= 0:
+                self._window = (start, count, time.monotonic())
+                for request, offset, size in waiting:
+                    request.data(bytes(self._memory[offset - start : min(count, offset - start + size)]))
+        if count < 0:
+            for request, _, _ in waiting:
+                request.fail(-count)
+
+
+def _attributes(seen: Seen) -> Attributes:
+    return Attributes(seen.inode, seen.mode, seen.size, seen.mtime, seen.links)
+
+
+def _result(call: Future[Any]) -> Any:
+    """What a host has answered; the negative of an ``errno`` if it cannot."""
+    try:
+        return call.get(0)
+    except (SupervisionError, ActorError, RDMAError, TimeoutError, RuntimeError):
+        return -errno.EIO
+
+
+def _when(
+    request: Request, call: Future[Any], answer: Callable[[Any], None], failed: Callable[[int], None] | None = None
+) -> None:
+    """Answer a request when a host has answered."""
+
+    def done(call: Future[Any]) -> None:
+        value = _result(call)
+        if isinstance(value, int) and value < 0:
+            (failed or request.fail)(-value)
+        else:
+            answer(value)
+
+    request.later()
+    call.add_done_callback(done)

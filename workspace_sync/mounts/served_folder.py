@@ -1,0 +1,208 @@
+"""A host's side of a gathered mount: an actor that shows one folder of its host, and nothing outside of it.
+
+Paths arrive as names from the root on. Each name is opened relative to the folder before it, and no symbolic link is
+followed, so neither ``..`` nor a link, also one that is put there meanwhile, leads out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import os
+import stat
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from monarch_kernel.actor import Actor, concurrent_endpoint, endpoint
+from monarch_kernel.rdma import RDMABuffer, RDMATcpFallbackWarning
+
+_T = TypeVar("_T")
+
+_WAY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+#: How long the transfer of one window may take (seconds).
+_TRANSFER = 60.0
+
+
+class Seen(NamedTuple):
+    """What a host sees of a file; times in ns."""
+
+    mode: int
+    size: int
+    mtime: int
+    device: int
+    inode: int
+    links: int
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """What tells it from another file of the same name."""
+        return self.device, self.inode
+
+
+class ServedFolder(Actor):
+    """Answers questions about the files below a folder. A negative number is that of an ``errno``.
+
+    Args:
+        path: the folder, or a file; it need not exist yet.
+    """
+
+    def __init__(self, path: str) -> None:
+        warnings.simplefilter("ignore", RDMATcpFallbackWarning)
+        self._root = os.path.expanduser(path)
+        self._open: dict[int, int] = {}
+        self._numbers = itertools.count(1)
+
+    @concurrent_endpoint
+    async def stat(self, path: bytes) -> Seen | int:
+        """What a path is; the root that does not exist is an empty folder."""
+        return await _answer(self._stat, path)
+
+    @concurrent_endpoint
+    async def listing(self, path: bytes) -> list[tuple[bytes, Seen]] | int:
+        """The entries of a folder."""
+        return await _answer(self._listing, path)
+
+    @concurrent_endpoint
+    async def readlink(self, path: bytes) -> bytes | int:
+        """The target of a link that stays within the folder; EACCES for others."""
+        return await _answer(self._readlink, path)
+
+    @concurrent_endpoint
+    async def open(self, path: bytes, identity: tuple[int, int]) -> int:
+        """Open a regular file; returns a handle. ESTALE: it is another file by now."""
+        return await _answer(self._open_file, path, identity)
+
+    @concurrent_endpoint
+    async def stat_open(self, handle: int) -> Seen | int:
+        """What an open file is now."""
+        return await _answer(self._stat_open, handle)
+
+    @concurrent_endpoint
+    async def read(self, handle: int, offset: int, size: int) -> bytes | int:
+        """Bytes of an open file."""
+        return await _answer(self._read, handle, offset, size)
+
+    @concurrent_endpoint
+    async def read_to(self, handle: int, offset: int, size: int, memory: RDMABuffer) -> int:
+        """Bytes of an open file, into memory of the caller; returns their number."""
+        data = await _answer(self._read, handle, offset, size)
+        if isinstance(data, int):
+            return data
+        if data:
+            await memory.write_from(data, timeout=_TRANSFER)
+        return len(data)
+
+    @endpoint
+    async def close(self, handle: int) -> None:
+        """Close a file."""
+        descriptor = self._open.pop(handle, -1)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    # -- the file system of this host ----------------------------------------------------------------------
+
+    def _stat(self, path: bytes) -> Seen:
+        with contextlib.suppress(FileNotFoundError), self._at(path) as descriptor:
+            return _seen(os.fstat(descriptor))
+        if path:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return Seen(stat.S_IFDIR | 0o555, 0, 0, 0, 0, 2)
+
+    def _stat_open(self, handle: int) -> Seen:
+        return _seen(os.fstat(self._descriptor(handle)))
+
+    def _read(self, handle: int, offset: int, size: int) -> bytes:
+        return os.pread(self._descriptor(handle), size, offset)
+
+    def _descriptor(self, handle: int) -> int:
+        if handle not in self._open:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return self._open[handle]
+
+    def _listing(self, path: bytes) -> list[tuple[bytes, Seen]]:
+        found: list[tuple[bytes, Seen]] = []
+        try:
+            with self._at(path) as way:
+                descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=way)
+                try:
+                    for name in os.listdir(descriptor):
+                        with contextlib.suppress(FileNotFoundError):  # it has gone since
+                            about = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                            found.append((os.fsencode(name), _seen(about)))
+                finally:
+                    os.close(descriptor)
+        except FileNotFoundError:
+            if path:
+                raise
+        return sorted(found)
+
+    def _readlink(self, path: bytes) -> bytes:
+        with self._at(path) as descriptor:
+            target = os.readlink(b"", dir_fd=descriptor)
+        inner = _inner_target(path, target, os.fsencode(self._root))
+        if inner is None:
+            raise PermissionError(errno.EACCES, "the link leads out of the folder")
+        return inner
+
+    def _open_file(self, path: bytes, identity: tuple[int, int]) -> int:
+        with self._at(path) as way:
+            about = os.fstat(way)
+            if (about.st_dev, about.st_ino) != identity:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            if not stat.S_ISREG(about.st_mode):  # to open a pipe or a device does something
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            descriptor = os.open(f"/proc/self/fd/{way}", os.O_RDONLY | os.O_CLOEXEC)
+        handle = next(self._numbers)
+        self._open[handle] = descriptor
+        return handle
+
+    @contextmanager
+    def _at(self, path: bytes) -> Iterator[int]:
+        """Open what a path names, without reading it and without following links below the root."""
+        descriptor = os.open(self._root, os.O_PATH | os.O_CLOEXEC)
+        try:
+            for name in path.split(b"/") if path else ():
+                if name in (b"", b".", b".."):
+                    raise OSError(errno.EINVAL, "no name of a file")
+                below = os.open(name, _WAY, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = below
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+async def _answer(work: Callable[..., _T], *arguments: Any) -> _T | int:
+    """Do work of the file system on a thread; an error of it is the negative of its ``errno``."""
+    try:
+        return await asyncio.to_thread(work, *arguments)
+    except OSError as e:
+        return -(e.errno or errno.EIO)
+
+
+def _seen(about: os.stat_result) -> Seen:
+    return Seen(about.st_mode, about.st_size, about.st_mtime_ns, about.st_dev, about.st_ino, about.st_nlink)
+
+
+def _inner_target(path: bytes, target: bytes, root: bytes) -> bytes | None:
+    """The target of a link as a path that stays below the root wherever it is read; None if it leads out.
+
+    Args:
+        path: of the link, below the root.
+        target: as the host has it.
+        root: the folder on the host.
+    """
+    names = target.split(b"/")
+    up = next((n for n, name in enumerate(names) if name != b".."), len(names))
+    if not target.startswith(b"/") and up <= path.count(b"/") and b".." not in names[up:]:
+        return target
+    top = os.path.realpath(root)
+    parent = os.path.dirname(os.path.join(top, path))
+    real = os.path.realpath(os.path.join(parent, target))
+    if real != top and not real.startswith(top.rstrip(b"/") + b"/"):
+        return None
+    return os.path.relpath(real, parent)
