@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-import os
+from workspace_sync.model.errors import MountError, StoreError
+from workspace_sync.store import Store
 
 
 def spool_folder() -> str:
-    path = os.environ.get("MONARCH_KERNEL_SYNC_FOLDER") or os.path.expanduser("~/.cache/monarch_kernel/sync")
-    os.makedirs(path, 0o700, exist_ok=True)
-    return path
+    """A folder of this user's store, made if it does not exist.
+
+    Raises:
+        MountError: another user could change it, or it cannot be made.
+    """
+    try:
+        with Store() as store, store.private_folder("mounts") as folder:
+            return folder.path
+    except StoreError as e:
+        raise MountError(str(e)) from None
