@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from workspace_sync.model.manifest import FileEntry, digest_of
-from workspace_sync.mounts.layout import Block, Segment
+from workspace_sync.mounts.layout import PackedBlock, PackedSegment
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class SegmentFile:
         view: its bytes; those of absent blocks are zeros.
     """
 
-    def __init__(self, segment: Segment, folder: str) -> None:
+    def __init__(self, segment: PackedSegment, folder: str) -> None:
         self.segment = segment
         self.states = bytearray(len(segment.blocks))
         self.missing: dict[int, frozenset[int]] = {}
@@ -103,7 +103,7 @@ class SegmentFile:
         self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         self.view = memoryview(self._map)
 
-    def write(self, block: Block, data: memoryview) -> None:
+    def write(self, block: PackedBlock, data: memoryview) -> None:
         """Write a block. Raises OSError, such as for a full disk."""
         done = 0
         while done < len(data):
@@ -143,7 +143,7 @@ class HostBlocks:
         for number in range(FETCHERS):
             threading.Thread(target=self._fetch_all, name=f"fetch-{number}", daemon=True).start()
 
-    def add(self, segment: Segment) -> SegmentFile:
+    def add(self, segment: PackedSegment) -> SegmentFile:
         """Learn of a segment, the next one."""
         file = SegmentFile(segment, self._folder)
         with self._lock:
@@ -165,7 +165,7 @@ class HostBlocks:
                     file.states[block] = _ABSENT
                 file.missing.clear()
 
-    def prefill(self, segment: Segment, host: int, hosts: int) -> None:
+    def prefill(self, segment: PackedSegment, host: int, hosts: int) -> None:
         """Fetch the code of a segment ahead. Each host begins elsewhere, so that each has something for the others."""
         count = segment.ahead
         first = count * host // max(1, hosts)
@@ -309,7 +309,7 @@ class HostBlocks:
             for callback in callbacks:
                 callback(error)
 
-    def _fetch(self, job: _Job, block: Block, into: memoryview) -> OSError | None:
+    def _fetch(self, job: _Job, block: PackedBlock, into: memoryview) -> OSError | None:
         number = job.file.segment.number
         try:
             for _ in range(3):
@@ -331,7 +331,7 @@ class HostBlocks:
         return OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def _is_intact(block: Block, data: memoryview, missing: frozenset[int]) -> bool:
+def _is_intact(block: PackedBlock, data: memoryview, missing: frozenset[int]) -> bool:
     offset = 0
     for number, piece in enumerate(block.pieces):
         if number not in missing and digest_of(data[offset : offset + piece.size]) != piece.digest:

@@ -87,8 +87,8 @@ def gather_mount(host_mesh: HostMesh, remote_mount_point: str, local_mount_point
     """Mount a folder of each host of a mesh here, read-only, as it is at any time.
 
     Each is named after its host's coordinates (``hosts_0``, ``racks_1_hosts_3``); that of a mesh without dimensions is
-    mounted itself. A folder that does not exist is empty until it does. Sizes are at most half a second old. What a host
-    has cannot be read any more when the host is dead (EIO); the others go on.
+    mounted itself. A folder that does not exist is empty until it does. Sizes are at most half a second old. Reading
+    from a dead host is EIO; the others go on.
 
     Args:
         host_mesh: the hosts.

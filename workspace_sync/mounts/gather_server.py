@@ -22,6 +22,8 @@ _DEADLINE = 30.0
 class GatherServer(Actor):
     """Serves the folders of hosts at one mount point of this host."""
 
+    __tool__ = True
+
     def __init__(self) -> None:
         warnings.simplefilter("ignore", RDMATcpFallbackWarning)
         self._mount: Mount | None = None

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from monarch_kernel.actor import Future
 from monarch_kernel.errors import ActorError, RDMAError, SupervisionError
 from monarch_kernel.rdma import RDMABuffer
-from workspace_sync.mounts.protocol import ROOT, Attributes, Found, Listed, Request, ignore
+from workspace_sync.mounts.protocol import ROOT, Attributes, Entered, Listed, Request, ignore
 from workspace_sync.mounts.served_folder import Seen
 
 #: How long the kernel may trust names, sizes and times (seconds).
@@ -83,7 +83,7 @@ class GatheredTree:
         if parent == ROOT and self._names:
             host = self._names.get(name)
             if host is None:
-                request.found(Found(0))
+                request.found(Entered(0))
                 return
             path = b""
         else:
@@ -96,7 +96,7 @@ class GatheredTree:
 
         def missing(number: int) -> None:
             if number == errno.ENOENT:
-                request.found(Found(0))
+                request.found(Entered(0))
             else:
                 request.fail(number)
 
@@ -169,7 +169,7 @@ class GatheredTree:
             # Without what a lookup would give: that would ask every host.
             listing += (Listed(name, 2 + host, stat.S_IFDIR) for name, host in self._names.items())
             if plus:
-                request.entries_plus(listing, offset, size, lambda _: Found(0))
+                request.entries_plus(listing, offset, size, lambda _: Entered(0))
             else:
                 request.entries(listing, offset, size)
             return
@@ -181,7 +181,7 @@ class GatheredTree:
             return
         about = {name: seen for name, _, seen in found}
 
-        def find(entry: Listed) -> Found:
+        def find(entry: Listed) -> Entered:
             path = here.path + b"/" + entry.name if here.path else entry.name
             return self._enter(here.host, path, about[entry.name])
 
@@ -204,7 +204,7 @@ class GatheredTree:
                 del self._nodes[node]
                 del self._known[known.host, known.path, known.identity]
 
-    def _enter(self, host: int, path: bytes, seen: Seen) -> Found:
+    def _enter(self, host: int, path: bytes, seen: Seen) -> Entered:
         key = (host, path, seen.identity)
         with self._lock:
             node = self._known.get(key)
@@ -212,7 +212,7 @@ class GatheredTree:
                 node = _Node(next(self._numbers), host, path, seen.identity)
                 self._nodes[node.number] = self._known[key] = node
             node.lookups += 1
-        return Found(node.number, _attributes(seen))
+        return Entered(node.number, _attributes(seen))
 
 
 class _OpenFile:

@@ -15,7 +15,7 @@ from monarch_kernel.rdma import RDMABuffer, RDMATcpFallbackWarning
 from workspace_sync.model.errors import MountError
 from workspace_sync.model.manifest import Manifest, decode_delta, patched
 from workspace_sync.mounts.blocks import Fetched, FetchError, HostBlocks
-from workspace_sync.mounts.layout import Segment
+from workspace_sync.mounts.layout import PackedSegment
 from workspace_sync.mounts.mounting import Mount, namespace
 from workspace_sync.mounts.processes import MountedAt
 from workspace_sync.mounts.protocol import GREETING, Caching, FuseSession
@@ -41,6 +41,8 @@ class HostMount(Actor):
         source: the client's actor.
     """
 
+    __tool__ = True
+
     def __init__(self, rank: int, hosts: int, source: Any) -> None:
         warnings.simplefilter("ignore", RDMATcpFallbackWarning)
         self._rank = rank
@@ -51,7 +53,7 @@ class HostMount(Actor):
         self._tree: ManifestTree | None = None
         self._blocks: HostBlocks | None = None
         self._next: Manifest | None = None
-        self._fetching: Segment | None = None
+        self._fetching: PackedSegment | None = None
 
     @endpoint
     def open(self, path: str, edition: Edition, client: tuple[str, str], folder: tuple[int, int]) -> MountedAt:

@@ -21,22 +21,22 @@ PREFILL = 256 << 20
 _CODE = (b".py", b".pyc", b".pyi", b".so", b".json", b".toml", b".yaml", b".yml", b".txt", b".cfg", b".ini", b".sh")
 
 
-class Piece(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class PackedPiece(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A run of bytes that has a digest."""
 
     digest: bytes
     size: int
 
 
-class Block(msgspec.Struct, array_like=True, frozen=True):
+class PackedBlock(msgspec.Struct, array_like=True, frozen=True):
     """What travels at once: some pieces that lie one behind the other in a segment."""
 
     offset: int
     size: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PackedPiece, ...]
 
 
-class Segment(msgspec.Struct, array_like=True):
+class PackedSegment(msgspec.Struct, array_like=True):
     """A file's worth of blocks.
 
     Attributes:
@@ -46,7 +46,7 @@ class Segment(msgspec.Struct, array_like=True):
     """
 
     number: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[PackedBlock, ...]
     ahead: int
 
     @property
@@ -55,7 +55,7 @@ class Segment(msgspec.Struct, array_like=True):
         return self.blocks[-1].offset + self.blocks[-1].size if self.blocks else 0
 
 
-def lay_out(manifest: Manifest, number: int, have: Set[bytes]) -> Segment:
+def lay_out(manifest: Manifest, number: int, have: Set[bytes]) -> PackedSegment:
     """The segment with the pieces of a manifest that no earlier segment has.
 
     Args:
@@ -78,26 +78,26 @@ def lay_out(manifest: Manifest, number: int, have: Set[bytes]) -> Segment:
     end = first[-1].offset + first[-1].size if first else 0
     blocks = [*first, *_blocks(_new_pieces((entry for _, entry in (*small, *large)), taken), end)]
     ahead = sum(1 for block in first if block.offset + block.size <= PREFILL)
-    return Segment(number, tuple(blocks), ahead)
+    return PackedSegment(number, tuple(blocks), ahead)
 
 
-def _new_pieces(entries: Iterable[FileEntry], taken: set[bytes]) -> Iterator[Piece]:
+def _new_pieces(entries: Iterable[FileEntry], taken: set[bytes]) -> Iterator[PackedPiece]:
     for entry in entries:
         for digest, _offset, size in entry.pieces():
             if digest not in taken:
                 taken.add(digest)
-                yield Piece(digest, size)
+                yield PackedPiece(digest, size)
 
 
-def _blocks(pieces: Iterable[Piece], offset: int) -> Iterator[Block]:
-    batch: list[Piece] = []
+def _blocks(pieces: Iterable[PackedPiece], offset: int) -> Iterator[PackedBlock]:
+    batch: list[PackedPiece] = []
     size = 0
     for piece in pieces:
         if batch and size + piece.size > BLOCK_SIZE:
-            yield Block(offset, size, tuple(batch))
+            yield PackedBlock(offset, size, tuple(batch))
             offset += size
             batch, size = [], 0
         batch.append(piece)
         size += piece.size
     if batch:
-        yield Block(offset, size, tuple(batch))
+        yield PackedBlock(offset, size, tuple(batch))

@@ -183,8 +183,8 @@ def _check_device() -> None:
         os.close(os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
         raise MountError(
-            f"{socket.gethostname()} has no {_DEVICE}: load the kernel's module (modprobe fuse), or start the container "
-            f"with the device (--device {_DEVICE})"
+            f"{socket.gethostname()} has no {_DEVICE}: load the kernel's module (modprobe fuse), or start the "
+            f"container with the device (--device {_DEVICE})"
         ) from None
     except OSError as e:
         raise MountError(

@@ -60,8 +60,6 @@ _REQUEST_SIZE = 16384
 _FOREVER = 1 << 40
 
 ROOT = 1
-#: Keep what the page cache has of an inode over an ``open``.
-KEEP_CACHE = 1 << 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ class Attributes:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Entered:
     """The answer to a lookup. An inode of 0 says that there is nothing of that name.
 
     Attributes:
@@ -105,7 +103,7 @@ class Listed:
 
 
 class Filesystem(Protocol):
-    """What a session serves. Each request is answered by one call of a method of it, at once or from any thread later."""
+    """What a session serves. A method answers its request, at once or later from any thread."""
 
     def lookup(self, request: Request, parent: int, name: bytes) -> None: ...
     def getattr(self, request: Request, node: int) -> None: ...
@@ -143,7 +141,7 @@ class Request:
         """Answer with bytes: of a file, or the target of a link."""
         self._session._answer(self._unique, 0, buffers)
 
-    def found(self, found: Found) -> None:
+    def found(self, found: Entered) -> None:
         """Answer a lookup."""
         self.data(self._session._entry(found))
 
@@ -152,9 +150,9 @@ class Request:
         session = self._session
         self.data(_ATTR_OUT.pack(*session._attr_valid, 0), attributes.packed(session._uid, session._gid))
 
-    def opened(self, handle: int, flags: int = 0) -> None:
+    def opened(self, handle: int) -> None:
         """Answer ``open`` or ``opendir``."""
-        self.data(_OPEN_OUT.pack(handle, flags, 0))
+        self.data(_OPEN_OUT.pack(handle, 0, 0))
 
     def entries(self, entries: Sequence[Listed], offset: int, size: int) -> None:
         """Answer ``readdir`` with as many entries from number ``offset`` on as fit into ``size`` bytes."""
@@ -168,7 +166,9 @@ class Request:
             out += each.name + bytes(padding)
         self.data(out)
 
-    def entries_plus(self, entries: Sequence[Listed], offset: int, size: int, find: Callable[[Listed], Found]) -> None:
+    def entries_plus(
+        self, entries: Sequence[Listed], offset: int, size: int, find: Callable[[Listed], Entered]
+    ) -> None:
         """The same, with what a lookup of each entry would give; ``find`` counts as a lookup."""
         out = bytearray()
         for number in range(offset, len(entries)):
@@ -176,7 +176,7 @@ class Request:
             padding = -len(each.name) % 8
             if len(out) + _ENTRY.size + _ATTR.size + _DIRENT.size + len(each.name) + padding > size:
                 break
-            found = Found(0) if each.name in (b".", b"..") else find(each)
+            found = Entered(0) if each.name in (b".", b"..") else find(each)
             out += self._session._entry(found)
             out += _DIRENT.pack(each.inode, number + 1, len(each.name), each.mode >> 12)
             out += each.name + bytes(padding)
@@ -354,7 +354,7 @@ class FuseSession:
 
     # -- answers ---------------------------------------------------------------------------------------
 
-    def _entry(self, found: Found) -> bytes:
+    def _entry(self, found: Entered) -> bytes:
         about = found.attributes
         packed = bytes(_ATTR.size) if about is None else about.packed(self._uid, self._gid)
         seconds, ns = self._attr_valid

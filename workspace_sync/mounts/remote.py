@@ -54,7 +54,7 @@ class MountHandler:
     def refresh(self, sourcepath: str | None = None) -> None:
         """Show the folder as it is now; on all hosts, once all know what has changed.
 
-        Files that are open keep their old content; where it was never read and is gone at the client, reading it is EIO.
+        Files that are open keep their old content. What was never read of it, and is gone at the client, is EIO.
 
         Args:
             sourcepath: another folder to show from now on.

@@ -23,7 +23,7 @@ class _Block:
     to: set[int] = field(default_factory=set[int])  # the hosts that the client gives it to
 
 
-class Routes:
+class BlockRoutes:
     """Decides where hosts get blocks from.
 
     Blocks are named by any hashable value, hosts by their ranks.

@@ -13,7 +13,7 @@ import itertools
 import os
 import stat
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -49,6 +49,8 @@ class ServedFolder(Actor):
     Args:
         path: the folder, or a file; it need not exist yet.
     """
+
+    __tool__ = True
 
     def __init__(self, path: str) -> None:
         warnings.simplefilter("ignore", RDMATcpFallbackWarning)
@@ -161,7 +163,7 @@ class ServedFolder(Actor):
         return handle
 
     @contextmanager
-    def _at(self, path: bytes) -> Iterator[int]:
+    def _at(self, path: bytes) -> Generator[int]:
         """Open what a path names, without reading it and without following links below the root."""
         descriptor = os.open(self._root, os.O_PATH | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""The client's side of a remote mount: an actor, in a process of its own, that reads the folder and gives its blocks away."""
+"""The client's side of a remote mount: an actor, in a process of its own, that reads the folder."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import itertools
 import mmap
-import os
 import time
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from monarch_kernel.actor import Actor, concurrent_endpoint, endpoint
 from monarch_kernel.rdma import RDMABuffer, RDMATcpFallbackWarning
-from workspace_sync.model.errors import ScanError
+from workspace_sync.model.errors import MountError, ScanError
 from workspace_sync.model.manifest import Manifest, delta, encode_delta
-from workspace_sync.mounts.layout import BLOCK_SIZE, Segment, lay_out
-from workspace_sync.mounts.routes import CLIENT, Routes
+from workspace_sync.model.workspace import Workspace
+from workspace_sync.mounts.layout import BLOCK_SIZE, PackedSegment, lay_out
+from workspace_sync.mounts.routes import CLIENT, BlockRoutes
+from workspace_sync.scanning import Index, Scan, scan
 
 #: How many blocks the client has in memory for hosts at a time.
 SLABS = 8
@@ -24,6 +25,8 @@ SLABS = 8
 LEASE = 60.0
 #: How often a host that has to wait looks again, if nothing tells it to (seconds).
 _AGAIN = 0.5
+#: A mount shows all of a folder, whatever its rules leave out of a sync.
+_EVERYTHING = b"!*"
 
 
 class Edition(NamedTuple):
@@ -35,7 +38,7 @@ class Edition(NamedTuple):
     """
 
     change: bytes
-    segment: Segment
+    segment: PackedSegment
 
 
 class Way(NamedTuple):
@@ -64,12 +67,14 @@ class _Slab:
 class MountSource(Actor):
     """Reads a folder, and decides who gets which block from whom."""
 
+    __tool__ = True
+
     def __init__(self) -> None:
         warnings.simplefilter("ignore", RDMATcpFallbackWarning)
         self._manifest: Manifest | None = None
-        self._segments: list[Segment] = []
+        self._segments: list[PackedSegment] = []
         self._digests: set[bytes] = set()
-        self._routes = Routes()
+        self._routes = BlockRoutes()
         self._memories: dict[tuple[int, int], RDMABuffer] = {}
         self._missing: dict[tuple[int, int], frozenset[int]] = {}
         self._news = asyncio.Event()
@@ -78,7 +83,9 @@ class MountSource(Actor):
         self._leases: dict[int, tuple[_Slab, float]] = {}
         self._numbers = itertools.count(1)
         self._scanning = asyncio.Lock()
-        self._scan: Any = None
+        self._scan: Scan | None = None
+        self._path = ""
+        self._index: Index | None = None
         #: Bytes that hosts have got from here.
         self._sent = 0
 
@@ -90,7 +97,9 @@ class MountSource(Actor):
             MountError: it cannot be read.
         """
         async with self._scanning:
-            found = await asyncio.to_thread(_scan, path)
+            if path != self._path:
+                self._path, self._index = path, None
+            found, self._index = await asyncio.to_thread(_scan, path, self._index)
             change = encode_delta(delta(self._manifest, found.manifest))
             segment = await asyncio.to_thread(lay_out, found.manifest, len(self._segments), self._digests)
             self._scan, self._manifest = found, found.manifest
@@ -189,66 +198,23 @@ class MountSource(Actor):
 
     def _fill(self, slab: _Slab, segment: int, block: int) -> frozenset[int]:
         """Read a block; returns the numbers of the pieces whose file is not what it was any more."""
+        assert self._scan is not None
         missing: set[int] = set()
         offset = 0
         for number, piece in enumerate(self._segments[segment].blocks[block].pieces):
             try:
                 self._scan.read(piece.digest, slab.memory[offset : offset + piece.size])
-            except ScanError:
+            except (KeyError, ScanError):
                 missing.add(number)
             offset += piece.size
         return frozenset(missing)
 
 
-class _Naive:
-    def __init__(self, path: str) -> None:
-        from workspace_sync.model.manifest import FileEntry, Folder, digest_of, seal
-
-        folders: dict[bytes, Folder] = {}
-        self.where: dict[bytes, tuple[bytes, int]] = {}
-        root = os.fsencode(path)
-        for top, names, files in os.walk(root):
-            rel = os.path.relpath(top, root)
-            rel = b"" if rel == b"." else rel
-            folder = folders[rel] = Folder(os.stat(top).st_mode & 0o777, {}, {}, {})
-            for name in [*files, *names]:
-                full = os.path.join(top, name)
-                if os.path.islink(full):
-                    folder.links[name] = os.readlink(full)
-                elif name in files:
-                    st = os.stat(full)
-                    data = open(full, "rb").read()
-                    digests: list[bytes] = []
-                    sizes: list[int] = []
-                    if len(data) > 1 << 20:
-                        for o in range(0, len(data), 1 << 20):
-                            part = data[o : o + (1 << 20)]
-                            digests.append(digest_of(part))
-                            sizes.append(len(part))
-                            self.where[digests[-1]] = (full, o)
-                    d = digest_of(data)
-                    self.where[d] = (full, 0)
-                    folder.files[name] = FileEntry(
-                        len(data), st.st_mode & 0o777, d, st.st_mtime_ns, tuple(digests), tuple(sizes)
-                    )
-            names[:] = [n for n in names if not os.path.islink(os.path.join(top, n))]
-        self.manifest = seal(folders)
-
-    def read(self, digest: bytes, into: memoryview) -> None:
-        from workspace_sync.model.manifest import digest_of
-
-        if digest not in self.where:
-            raise ScanError("gone")
-        full, offset = self.where[digest]
-        try:
-            with open(full, "rb") as f:
-                f.seek(offset)
-                n = f.readinto(into)
-        except OSError as e:
-            raise ScanError(str(e)) from None
-        if digest_of(into[:n]) != digest:
-            raise ScanError("changed")
-
-
-def _scan(path: str) -> Any:
-    return _Naive(path)
+def _scan(path: str, index: Index | None) -> tuple[Scan, Index]:
+    """Find out what a folder holds, all of it."""
+    try:
+        workspace = Workspace({path: ""}, links="keep")
+        index = index or Index(f"{workspace.id}-mount")
+        return scan(workspace, index, rules=_EVERYTHING), index
+    except (ScanError, OSError) as e:
+        raise MountError(str(e)) from None

@@ -1,8 +1,8 @@
 """The file system of a remote mount: one manifest at a time, whose files are read from blocks.
 
 An inode is one version of a file: name, content, mode and time. After a change, the name leads to a new inode, and
-the old one lives on for those that have it open. So the kernel may cache everything for ever, and no page of one version
-is ever seen in another.
+the old one lives on for those that have it open. So the kernel may cache everything for ever, and no page of one
+version is ever seen in another.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from workspace_sync.model.manifest import FileEntry, Folder, Manifest, changes
-from workspace_sync.mounts.protocol import ROOT, Attributes, Found, FuseSession, Listed, Request
+from workspace_sync.mounts.protocol import ROOT, Attributes, Entered, FuseSession, Listed, Request
 
 
-class Content(Protocol):
+class ContentReader(Protocol):
     """Where the bytes of files come from."""
 
     def read(
@@ -62,7 +62,7 @@ class ManifestTree:
         content: gives the bytes of files.
     """
 
-    def __init__(self, manifest: Manifest, content: Content) -> None:
+    def __init__(self, manifest: Manifest, content: ContentReader) -> None:
         self._manifest = manifest
         self._content = content
         self._lock = threading.Lock()
@@ -117,7 +117,7 @@ class ManifestTree:
         with self._lock:
             folder = self._folder(parent)
             found = None if folder is None else self._enter(self._nodes[parent].path, folder, name)
-        request.found(found or Found(0))
+        request.found(found or Entered(0))
 
     def getattr(self, request: Request, node: int) -> None:
         with self._lock:
@@ -173,7 +173,7 @@ class ManifestTree:
                 request.entries(entries, offset, size)
                 return
 
-            def find(listed: Listed) -> Found:
+            def find(listed: Listed) -> Entered:
                 found = self._enter(here.path, folder, listed.name)
                 assert found is not None
                 return found
@@ -200,7 +200,7 @@ class ManifestTree:
         node = self._nodes[number]
         return self._manifest.folders.get(node.path) if node.what is None else None
 
-    def _enter(self, parent: bytes, folder: Folder, name: bytes) -> Found | None:
+    def _enter(self, parent: bytes, folder: Folder, name: bytes) -> Entered | None:
         """Look a name up in a folder, and count that."""
         path = parent + b"/" + name if parent else name
         what: FileEntry | bytes | None
@@ -218,7 +218,7 @@ class ManifestTree:
             node = _Node(next(self._numbers), path, what)
             self._nodes[node.number] = self._known[key] = node
         node.lookups += 1
-        return Found(node.number, self._about(node))
+        return Entered(node.number, self._about(node))
 
     def _about(self, node: _Node) -> Attributes | None:
         what = node.what
