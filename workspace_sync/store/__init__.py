@@ -6,16 +6,16 @@
 from workspace_sync.store.cloning import Facts
 from workspace_sync.store.examination import Problem
 from workspace_sync.store.records import Generation
-from workspace_sync.store.slot_change import Rewriter
+from workspace_sync.store.slot_change import FileRewriter
 from workspace_sync.store.staging import Staging
 from workspace_sync.store.store import Store
 from workspace_sync.store.workspace_folder import WorkspaceFolder, WorkspaceState
 
 __all__ = [
     "Facts",
+    "FileRewriter",
     "Generation",
     "Problem",
-    "Rewriter",
     "Staging",
     "Store",
     "WorkspaceFolder",

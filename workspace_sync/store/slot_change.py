@@ -12,6 +12,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from workspace_sync.model.errors import StoreError, TamperedError
 from workspace_sync.model.manifest import FileEntry, Folder, changes, digest_of, printable, seal
@@ -22,8 +23,21 @@ from workspace_sync.store.kept import Keeper
 from workspace_sync.store.objects import Objects, write_all
 from workspace_sync.store.tree import Tree, join
 
-#: Turns the original content of a file of an environment into this host's: (entry, content) -> content.
-Rewriter = Callable[[FileEntry, bytes], bytes]
+
+class FileRewriter(Protocol):
+    """Turns the content that a file of an environment has at the client into this host's."""
+
+    def __call__(self, entry: FileEntry, data: bytes, *, path: bytes, read: Callable[[bytes], bytes]) -> bytes:
+        """The content on this host.
+
+        Args:
+            entry: of the file.
+            data: its content at the client.
+            path: in the tree.
+            read: gives the content on this host of each of ``entry.rewrite.files``, which are made before.
+        """
+        ...
+
 
 _UMASK = 0o777
 
@@ -72,7 +86,7 @@ class SlotChange:
         objects: Objects,
         facts: Facts,
         keeper: Keeper,
-        rewriter: Rewriter | None = None,
+        rewriter: FileRewriter | None = None,
         donors: Sequence[Donor] = (),
         more_donors: Callable[[int], Sequence[Donor]] | None = None,
     ) -> None:
@@ -93,6 +107,8 @@ class SlotChange:
         self._made: list[bytes] = []
         #: Large files with pieces that are there, to be finished when all are.
         self._partly: dict[bytes, FileEntry] = {}
+        #: Files that hold hashes of others and are made after those, with their content at the client.
+        self._indexes: dict[bytes, tuple[FileEntry, bytes]] = {}
         self._touched: set[bytes] = set()
         self._freed: set[bytes] = set()
         #: The compiled files of modules that change, by folder: the stems of their names.
@@ -626,9 +642,13 @@ class SlotChange:
             raise
         return True
 
-    def _write(self, path: bytes, entry: FileEntry, data: memoryview | bytes) -> None:
+    def _write(self, path: bytes, entry: FileEntry, data: memoryview | bytes, *, last: bool = False) -> None:
         """Make a file of one piece."""
         if entry.rewrite is not None:
+            if entry.rewrite.files and not last:
+                with self._lock:
+                    self._indexes[path] = entry, bytes(data)
+                return
             data = self._rewritten(path, entry, bytes(data))
         fd = self._new_file(path, entry)
         try:
@@ -648,9 +668,14 @@ class SlotChange:
                 f"{self.tree.path}/{printable(path)} names the prefix of its environment, and no rewriter was given: "
                 "sync the environment from its client"
             )
-        result = self._rewriter(entry, data)
+        result = self._rewriter(entry, data, path=path, read=self._made_content)
         self.target.rewritten[path] = digest_of(result), len(result)
         return result
+
+    def _made_content(self, path: bytes) -> bytes:
+        """The content of a file that has been made."""
+        with os.fdopen(self.tree.open_file(path), "rb") as file:
+            return file.read()
 
     # -- the end ------------------------------------------------------------------------------------------
 
@@ -668,6 +693,9 @@ class SlotChange:
         for path in list(self._partly):
             with self._explain(path):
                 self._finish_large(path, self._partly.pop(path))
+        for path in list(self._indexes):
+            with self._explain(path):
+                self._write(path, *self._indexes.pop(path), last=True)
         if self._pending:
             raise StoreError(f"{self.tree.path}/{printable(next(iter(self._pending)))} was not made: sync again")
         for path in self._touched:

@@ -27,7 +27,7 @@ from workspace_sync.store.records import (
     read_record,
     write_record,
 )
-from workspace_sync.store.slot_change import Donor, Rewriter, SlotChange
+from workspace_sync.store.slot_change import Donor, FileRewriter, SlotChange
 from workspace_sync.store.staging import Staging
 from workspace_sync.store.tree import Tree
 
@@ -240,7 +240,7 @@ class WorkspaceFolder:
 
     # -- staging --------------------------------------------------------------------------------------------
 
-    def stage(self, targets: Mapping[str, Manifest], rewriter: Rewriter | None = None) -> Staging:
+    def stage(self, targets: Mapping[str, Manifest], rewriter: FileRewriter | None = None) -> Staging:
         """Begin to make trees, from all that this host has; what it lacks is in ``Staging.missing``.
 
         Args:
@@ -253,7 +253,7 @@ class WorkspaceFolder:
         self._check_locked()
         return self._stage(targets, rewriter, previous=None)
 
-    def _stage(self, targets: Mapping[str, Manifest], rewriter: Rewriter | None, previous: int | None) -> Staging:
+    def _stage(self, targets: Mapping[str, Manifest], rewriter: FileRewriter | None, previous: int | None) -> Staging:
         state = self.state()
         self._drop_uncommitted(state.generation)
         current = next((each for each in state.generations if each.number == state.generation), None)
@@ -357,7 +357,7 @@ class WorkspaceFolder:
         self,
         part: str,
         manifest: Manifest,
-        rewriter: Rewriter | None,
+        rewriter: FileRewriter | None,
         parts: Mapping[str, tuple[str, bytes]],
         keeper: Keeper,
         trees: list[Tree],

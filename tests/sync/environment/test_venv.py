@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sync.environment.trees import assert_equal_trees, moved
+from tests.sync.environment.trees import assert_equal_trees, installed, moved, stored
 from workspace_sync.environment import environment_manifest
 from workspace_sync.scanning import Index
 
@@ -31,3 +31,9 @@ def test_a_moved_venv_is_a_fresh_one(venvs: list[Path], way: tuple[int, int], tm
     scanned = environment_manifest(source, Index("e", str(tmp_path / "sync")))
     assert scanned.environment.kind == "venv" and scanned.needs.base == sys.base_prefix
     assert_equal_trees(moved(scanned, target), target)
+
+
+def test_the_store_of_a_host_makes_it(venvs: list[Path], tmp_path: Path) -> None:
+    scanned = environment_manifest(venvs[0], Index("e", str(tmp_path / "sync")))
+    made = stored(scanned, tmp_path / "store", str(venvs[1]))
+    assert_equal_trees(installed(made), venvs[1])

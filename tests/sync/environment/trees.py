@@ -7,6 +7,7 @@ from pathlib import Path
 
 from workspace_sync.environment import EnvironmentScan, Rewriter
 from workspace_sync.model.manifest import FileEntry
+from workspace_sync.store import Store
 
 
 def content(scanned: EnvironmentScan, entry: FileEntry) -> bytes:
@@ -38,6 +39,25 @@ def moved(scanned: EnvironmentScan, target: Path) -> dict[str, bytes | str | int
         for name, to in folder.links.items():
             tree[os.fsdecode(path + b"/" + name if path else name)] = os.fsdecode(to)
     return tree
+
+
+def stored(scanned: EnvironmentScan, root: Path, target: str) -> Path:
+    """The folder that a host's store makes of an environment.
+
+    Args:
+        root: of the store.
+        target: the prefix that its files are to name.
+    """
+    folder = Store(str(root)).workspace("name-0123456789abcdef")
+    with folder.lock("test", 1.0):
+        staging = folder.stage({"env": scanned.manifest}, Rewriter(target))
+        for digest, size in staging.missing:
+            data = memoryview(bytearray(size))
+            scanned.read(digest, data)
+            staging.put(digest, data)
+        staging.finish()
+        staging.commit()
+    return Path(folder.path) / "current" / "env"
 
 
 def installed(prefix: Path) -> dict[str, bytes | str | int]:
