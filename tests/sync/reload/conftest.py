@@ -1,0 +1,25 @@
+"""A workspace whose modules are imported in the process of the tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.sync.reload.sources import Sources
+from workspace_sync.reload.loaded import loaded_modules
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Iterator[Sources]:
+    """An empty folder that is on ``sys.path``, and whose modules are watched."""
+    folder = str(tmp_path)
+    sys.path.insert(0, folder)
+    loaded_modules.watch([(folder, folder)])
+    made = Sources(tmp_path)
+    yield made
+    loaded_modules.close()
+    sys.path.remove(folder)
+    made.drop()

@@ -1,0 +1,325 @@
+"""Classes that exist follow the new source of their module: a class statement changes the class of its name in place.
+
+While a module's new source is executed, its class statements do not make classes: their bodies are executed, and the
+results are put into the classes that there are. So a class keeps its identity: `isinstance`, pickles by name and live
+objects stay good, as do subclasses in other modules; decorators and registries get the same class again. Where that is
+not sound, the statement says so with `Unsound`, or makes a class as usual, which `replacement` compares with the old
+one afterwards.
+"""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import dataclasses
+import enum
+import threading
+import types
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any, cast
+
+from workspace_sync.reload.functions import FunctionUpdate, unwrapped
+from workspace_sync.reload.journal import Journal
+
+#: The metaclasses whose classes are plain enough to be changed in place.
+PLAIN = (type, abc.ABCMeta)
+
+# Made by the interpreter or `abc`, not by the body of a class.
+_OF_MACHINERY = frozenset(
+    {
+        *("__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__slots__", "__orig_bases__"),
+        *("__abstractmethods__", "_abc_impl", "__parameters__", "__annotations__", "__firstlineno__"),
+        *("__static_attributes__", "__type_params__", "__annotate__", "__annotations_cache__", "__annotate_func__"),
+    }
+)
+# Made by the decorator `dataclass`, which makes them again, unless they are there.
+_OF_DATACLASS = frozenset(
+    {
+        *("__init__", "__repr__", "__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__match_args__", "__replace__"),
+        *("__setattr__", "__delattr__", "__dataclass_fields__", "__dataclass_params__", "__getstate__", "__setstate__"),
+    }
+)
+
+
+class Unsound(Exception):
+    """A change that objects which exist cannot follow; the message says which and why."""
+
+
+class ClassUpdate:
+    """The class statements of one module.
+
+    Args:
+        name: of the module.
+        namespace: of the module.
+        before: the namespace as it was.
+        bodies: the code of the class statements of the new source, by qualified name.
+        old_names: by qualified name, what the old body of a class sets; a class that it lacks is not known.
+        functions: gives functions their new code.
+        journal: notes what is changed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        namespace: dict[str, Any],
+        before: dict[str, Any],
+        bodies: dict[str, list[types.CodeType]],
+        old_names: dict[str, set[str]],
+        functions: FunctionUpdate,
+        journal: Journal,
+    ) -> None:
+        self._name = name
+        self._namespace = namespace
+        self._before = before
+        self._bodies = bodies
+        self._old_names = old_names
+        self._functions = functions
+        self._journal = journal
+        self._thread = threading.get_ident()
+        #: The classes that were changed.
+        self.changed: list[type] = []
+        #: Why the module cannot be changed in place; the module's own code may have caught the exception.
+        self.refusal: Unsound | None = None
+        #: What of the change live objects do not follow.
+        self.notes: list[str] = []
+        self._fields: dict[type, list[str]] = {}
+
+    @contextmanager
+    def watching(self) -> Any:
+        """Have class statements of the module change its classes."""
+        make: Callable[..., Any] = builtins.__build_class__
+
+        def build(body: Any, name: str, *bases: Any, **keywords: Any) -> Any:
+            if getattr(body, "__globals__", None) is self._namespace and threading.get_ident() == self._thread:
+                old = self._old(body)
+                if old is not None:
+                    try:
+                        return self._reopen(old, make, body, name, bases, keywords)
+                    except Unsound as e:
+                        self.refusal = self.refusal or e
+                        raise
+            return make(body, name, *bases, **keywords)
+
+        builtins.__build_class__ = build
+        try:
+            yield
+        finally:
+            builtins.__build_class__ = make
+
+    def _old(self, body: types.FunctionType) -> type | None:
+        """The class that a class statement changes; None if it makes one."""
+        path = body.__code__.co_qualname
+        if len(self._bodies.get(path, ())) != 1:
+            return None  # in a function, or several in one module: which one is which is not known
+        old = self.find(self._before, path)
+        return old if old is not None and type(old) in PLAIN else None
+
+    def find(self, namespace: dict[str, Any], path: str) -> type | None:
+        """The class of this module with a qualified name, if there is one."""
+        thing: Any = None
+        inside = namespace
+        for part in path.split("."):
+            thing = inside.get(part)
+            if not isinstance(thing, type):
+                return None
+            inside = dict(vars(thing))
+        own = thing.__module__ == self._name and thing.__qualname__ == path
+        return cast("type", thing) if own else None
+
+    # -- a class statement ---------------------------------------------------------------------------
+
+    def _reopen(
+        self,
+        old: type,
+        make: Callable[..., Any],
+        body: types.FunctionType,
+        name: str,
+        bases: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> Any:
+        where = f"class {old.__qualname__}"
+        resolved = types.resolve_bases(bases)
+        metaclass, members, keywords = types.prepare_class(name, resolved, dict(keywords))
+        if metaclass not in PLAIN and _is_named_tuple(old):
+            return make(body, name, *bases, **keywords)
+        if metaclass not in PLAIN:
+            raise Unsound(f"{where}: its metaclass is {_label(metaclass)} now, and was {_label(type(old))}")
+        # Nested functions of the body see the module, and `super()` sees the class through this cell.
+        exec(body.__code__, self._namespace, members, closure=body.__closure__)  # type: ignore[call-overload]
+        if _slots(members) != _slots(vars(old)):
+            if "__slots__" not in members and dataclasses.is_dataclass(old):
+                if resolved is not bases:
+                    members["__orig_bases__"] = bases
+                return metaclass(name, resolved, members, **keywords)  # `dataclass(slots=True)` makes another one of it
+            raise Unsound(
+                f"{where}: its __slots__ are {_slots(members)} now, and were {_slots(vars(old))}: objects that exist "
+                "have no other places"
+            )
+        if metaclass is not type(old):
+            raise Unsound(f"{where}: its metaclass is {_label(metaclass)} now, and was {_label(type(old))}")
+        self._set_bases(old, resolved, where)
+        if resolved is not bases:
+            members["__orig_bases__"] = bases
+        cell = members.pop("__classcell__", None)
+        if cell is not None:
+            cell.cell_contents = old
+        classdict = members.pop("__classdictcell__", None)
+        if classdict is not None:
+            classdict.cell_contents = members
+        if dataclasses.is_dataclass(old):
+            self._fields[old] = [each.name for each in dataclasses.fields(old)]
+        self._fill(old, members)
+        self.changed.append(old)
+        for key, value in members.items():
+            hook = getattr(type(value), "__set_name__", None)
+            if hook is not None:
+                hook(value, old, key)
+        super(old, old).__init_subclass__(**keywords)  # type: ignore[misc]
+        abc.update_abstractmethods(old)
+        return old
+
+    def _set_bases(self, old: type, bases: tuple[Any, ...], where: str) -> None:
+        wanted = bases or (object,)
+        if wanted == old.__bases__:
+            return
+        try:
+            self._journal.set_bases(old, wanted)
+        except TypeError as e:
+            names = ", ".join(each.__qualname__ for each in wanted)
+            raise Unsound(f"{where}: its bases are {names} now, which Python cannot change in place ({e})") from None
+
+    def _fill(self, old: type, members: dict[str, Any]) -> None:
+        before = dict(vars(old))
+        gone = self._gone(old, before, members)
+        for key in gone:
+            self._journal.delete_in_class(old, key)
+        for key, value in members.items():
+            if key in ("__dict__", "__weakref__", "__slots__"):
+                continue
+            if key in ("__init_subclass__", "__class_getitem__") and isinstance(value, types.FunctionType):
+                value = classmethod(value)
+            elif key == "__new__" and isinstance(value, types.FunctionType):
+                value = staticmethod(value)
+            self._journal.set_in_class(old, key, self._member(before.get(key), value))
+        for key in ("__doc__", "__annotations__"):
+            if key not in members and before.get(key):
+                self._journal.set_in_class(old, key, None if key == "__doc__" else {})
+        if "__eq__" in members and "__hash__" not in members:
+            self._journal.set_in_class(old, "__hash__", None)
+
+    def _gone(self, old: type, before: dict[str, Any], members: dict[str, Any]) -> list[str]:
+        """The attributes that the old body of a class set, and the new one does not; others were set by a program."""
+        known = self._old_names.get(old.__qualname__)
+        found: list[str] = []
+        for key, value in before.items():
+            if key in members or key in _OF_MACHINERY:
+                continue
+            if known is not None:
+                own = key in known
+            else:
+                own = callable(value) or isinstance(value, property | staticmethod | classmethod)
+            if own or key == "__hash__" or ("__dataclass_fields__" in before and key in _OF_DATACLASS):
+                found.append(key)
+        return found
+
+    def _member(self, before: Any, value: Any) -> Any:
+        """What to put into a class: the function that is there, with the new code, if it fits."""
+        if (
+            type(before) is types.FunctionType
+            and type(value) is types.FunctionType
+            and before.__globals__ is value.__globals__ is self._namespace
+            and before.__qualname__ == value.__qualname__
+            and before.__code__.co_freevars == value.__code__.co_freevars
+            and set(value.__code__.co_freevars) <= {"__class__"}
+            and self._functions.adopt(before, value)
+        ):
+            return before
+        return value
+
+    # -- after the module was executed ---------------------------------------------------------------
+
+    def check_fields(self) -> None:
+        """Note the fields of dataclasses that live objects do not have."""
+        for cls, before in self._fields.items():
+            if not dataclasses.is_dataclass(cls):
+                continue
+            added = [each.name for each in dataclasses.fields(cls) if each.name not in before]
+            lacking = [name for name in added if name not in vars(cls)]
+            if lacking:
+                self.notes.append(f"class {cls.__qualname__}: objects that exist lack the new {', '.join(lacking)}")
+
+    def replacement(self, old: type, new: type, same_source: bool) -> None:
+        """Have a class follow one that the new source has made in its place.
+
+        Raises:
+            Unsound: it cannot.
+        """
+        where = f"class {old.__qualname__}"
+        if type(new) is not type(old):
+            raise Unsound(f"{where}: its metaclass is {_label(type(new))} now, and was {_label(type(old))}")
+        if isinstance(old, enum.EnumMeta):
+            _check_same(where, "members", _members_of(old), _members_of(new))
+        elif _is_named_tuple(old):
+            for what in ("_fields", "_field_defaults"):
+                _check_same(where, what, getattr(old, what), getattr(new, what, None))
+        elif type(old) not in PLAIN:
+            if not same_source:
+                raise Unsound(f"{where}: its metaclass {_label(type(old))} makes of it what cannot be changed in place")
+            return
+        _check_same(where, "__slots__", _slots(vars(old)), _slots(vars(new)))
+        if old.__bases__ != new.__bases__:
+            raise Unsound(f"{where}: its bases have changed")
+        self._transplant(old, new)
+
+    def _transplant(self, old: type, new: type) -> None:
+        plain = type(old) in PLAIN
+        before = dict(vars(old))
+        for key, value in list(vars(new).items()):
+            if key in ("__dict__", "__weakref__", "__slots__") or isinstance(value, types.MemberDescriptorType):
+                continue
+            functions = unwrapped(value)
+            own = [each for each in functions if each.__globals__ is self._namespace]
+            if not own and not (plain and key not in _OF_MACHINERY and not functions):
+                continue
+            for each in own:
+                _point_to(each, new, old)
+            self._journal.set_in_class(old, key, self._member(before.get(key), value))
+        for key, value in before.items():
+            if key not in vars(new) and any(each.__globals__ is self._namespace for each in unwrapped(value)):
+                self._journal.delete_in_class(old, key)
+        self.changed.append(old)
+
+
+def _is_named_tuple(cls: Any) -> bool:
+    return issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_field_defaults")
+
+
+def _point_to(function: types.FunctionType, new: type, old: type) -> None:
+    """Have `super()` and `__class__` in a function of a new class mean the old one."""
+    for cell in function.__closure__ or ():
+        try:
+            if cell.cell_contents is new:
+                cell.cell_contents = old
+        except ValueError:  # it is empty
+            continue
+
+
+def _members_of(cls: Any) -> dict[str, Any]:
+    return {name: member.value for name, member in cls.__members__.items()}
+
+
+def _check_same(where: str, what: str, old: Any, new: Any) -> None:
+    if old != new:
+        raise Unsound(f"{where}: its {what} are {new!r} now, and were {old!r}; objects that exist cannot follow")
+
+
+def _slots(members: Any) -> tuple[str, ...] | None:
+    slots = members.get("__slots__")
+    if slots is None:
+        return None
+    return (slots,) if isinstance(slots, str) else tuple(sorted(slots))
+
+
+def _label(cls: type) -> str:
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"

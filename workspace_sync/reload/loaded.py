@@ -1,0 +1,228 @@
+"""The modules of a workspace that this process has imported, and the source that each was loaded from.
+
+From the first look on, an import hook reads modules of the workspace from their source and notes its digest, so what
+is loaded is known exactly: neither times nor compiled files count. What was imported before the first look is compared
+with its file: the code of its functions and its constants have to be those of the source, and the file must not have
+changed since this process began; otherwise it counts as older than any change of its file.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import linecache
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
+from typing import Any
+
+from workspace_sync.model.manifest import digest_of
+from workspace_sync.reload.folders import Folders
+from workspace_sync.reload.functions import codes_of, functions_of
+
+
+@dataclass(slots=True)
+class Loaded:
+    """How a module was loaded.
+
+    Attributes:
+        path: the file, as the module names it.
+        client: the same, as the client names it.
+        digest: of the source that was loaded; empty if that is not known.
+        source: the text of it; empty if that is not known, or the module is no source.
+    """
+
+    path: str
+    client: str
+    digest: bytes = b""
+    source: bytes = b""
+
+
+class _Recording(SourceFileLoader):
+    """Loads a module from its source, never from a compiled file, and notes what it has read."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """See ``importlib.abc.InspectLoader``."""
+        path = self.get_filename(fullname)
+        data = self.get_data(path)
+        code = self.source_to_code(data, path)
+        client = loaded_modules.folders.at_client(path)
+        if client is not None:
+            loaded_modules.note(fullname, Loaded(path, client, digest_of(data), data))
+        return code
+
+
+class _Finder:
+    """Stands just before the finder of files, and finds what that one would find."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        """See ``importlib.abc.MetaPathFinder``."""
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.origin is None or type(spec.loader) is not SourceFileLoader:
+            return spec
+        if loaded_modules.folders.at_client(spec.origin) is not None:
+            spec.loader = _Recording(name, spec.origin)
+        return spec
+
+    @staticmethod
+    def invalidate_caches() -> None:
+        """The finder behind it does this itself."""
+
+
+class LoadedModules:
+    """The record of this process."""
+
+    def __init__(self) -> None:
+        self.folders = Folders(())
+        self._known: dict[str, Loaded] = {}
+        self._finder: Any = None
+        self._lock = threading.RLock()
+
+    def watch(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Note imports from these folders (client, host), besides those that were named before."""
+        with self._lock:
+            both = {*self.folders.pairs, *pairs}
+            if len(both) != len(self.folders.pairs):
+                self.folders = Folders(both)
+            if self._finder is None or self._finder not in sys.meta_path:
+                self._finder = _Finder()
+                at = next((i for i, each in enumerate(sys.meta_path) if each is PathFinder), len(sys.meta_path))
+                sys.meta_path.insert(at, self._finder)
+            self.look()
+
+    def close(self) -> None:
+        """Note imports no more, and drop what is known."""
+        with self._lock:
+            if self._finder in sys.meta_path:
+                sys.meta_path.remove(self._finder)
+            self.folders = Folders(())
+            self._known.clear()
+
+    def note(self, name: str, loaded: Loaded) -> None:
+        """Note the source that a module is loaded from."""
+        self._known[name] = loaded
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Drop what is known of modules, as these are dropped."""
+        for name in names:
+            self._known.pop(name, None)
+
+    def look(self) -> dict[str, Loaded]:
+        """All modules of the workspace that are imported now, by name."""
+        with self._lock:
+            found: dict[str, Loaded] = {}
+            unknown: dict[str, tuple[ModuleType, str, str]] = {}
+            for name, module in list(sys.modules.items()):
+                path = source_path(module)
+                client = self.folders.at_client(path) if path else None
+                if path is None or client is None:
+                    continue
+                known = self._known.get(name)
+                if known is not None and known.path == path:
+                    found[name] = known
+                else:
+                    unknown[name] = module, path, client
+            if unknown:
+                began = _process_began()
+                functions = functions_of(vars(module) for module, _, _ in unknown.values())
+                for name, (module, path, client) in unknown.items():
+                    codes = {each.__code__ for each in functions[id(vars(module))]}
+                    self._known[name] = found[name] = _compared(module, path, client, codes, began)
+            return found
+
+
+loaded_modules = LoadedModules()
+"""The record of this process: there is one, as there is one ``sys.modules``."""
+
+
+def source_path(module: ModuleType) -> str | None:
+    """The absolute path of the file that a module was loaded from; None if there is none, as of a namespace package."""
+    spec = getattr(module, "__spec__", None)
+    path = getattr(module, "__file__", None) or getattr(spec, "origin", None)
+    if not isinstance(path, str) or path in ("built-in", "frozen"):
+        return None
+    path = os.path.abspath(path)
+    if path.endswith((".pyc", ".pyo")):  # without its source
+        return None
+    return path
+
+
+def is_extension(path: str) -> bool:
+    """Whether a file is an extension module."""
+    return path.endswith(tuple(EXTENSION_SUFFIXES))
+
+
+def _compared(module: ModuleType, path: str, client: str, codes: set[CodeType], began: float) -> Loaded:
+    """The record of a module that was imported unseen."""
+    unknown = Loaded(path, client)
+    try:
+        changed = os.stat(path).st_ctime
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError:
+        return unknown
+    if changed >= began - 1.0:  # a second, as clocks of file systems tick in steps
+        return unknown
+    if is_extension(path):
+        return Loaded(path, client, digest_of(data))
+    try:
+        same = _is_from(module, compile(data, path, "exec", dont_inherit=True), data, codes)
+    except (SyntaxError, ValueError):
+        return unknown
+    return Loaded(path, client, digest_of(data), data) if same else unknown
+
+
+def _is_from(module: ModuleType, code: CodeType, data: bytes, live: set[CodeType]) -> bool:
+    known = {each for same in codes_of(code).values() for each in same}
+    names = {each.co_qualname for each in known}
+    mine = {each for each in live if each.co_qualname in names and each.co_filename == module.__file__}
+    return mine <= known and all(vars(module).get(name, value) == value for name, value in _constants(data))
+
+
+def _constants(data: bytes) -> list[tuple[str, Any]]:
+    """The names of a source that are set once, to a constant."""
+    values: dict[str, list[Any]] = {}
+    for node in ast.parse(data).body:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            value = node.value.value if isinstance(node.value, ast.Constant) else Ellipsis
+            values.setdefault(node.targets[0].id, []).append(value)
+    return [(name, found[0]) for name, found in values.items() if len(found) == 1 and found[0] is not Ellipsis]
+
+
+def _process_began() -> float:
+    """When this process began, since the epoch (seconds)."""
+    with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.time() - since_boot + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def enter_new_tree(folders: Folders) -> str:
+    """Have this process see the tree that its host has now: working directory, caches of imports and of source lines.
+
+    Returns:
+        Why its working directory could not be entered again; "" if it was, or is not in the workspace.
+    """
+    importlib.invalidate_caches()
+    for path in [path for path in sys.path_importer_cache if folders.at_client(path) is not None]:
+        del sys.path_importer_cache[path]
+    for path in [path for path in linecache.cache if folders.at_client(path) is not None]:
+        linecache.checkcache(path)
+    try:
+        here = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
+    except OSError:
+        return ""
+    there = folders.now(here)
+    client = folders.at_client(here)
+    if there == here or client is None:
+        return ""
+    try:
+        os.chdir(there)
+    except OSError as e:
+        return f"its working directory {here} is of an earlier tree, and {there} cannot be entered: {e.strerror}"
+    return ""

@@ -1,0 +1,88 @@
+"""What a refresh of live code did, as plain data."""
+
+from __future__ import annotations
+
+import msgspec
+
+#: A module has the new source, or had it already.
+RELOADED, CURRENT = "reloaded", "current"
+#: A module has the old source: it cannot be changed in place, or its new source is faulty.
+KEPT, FAILED = "kept", "failed"
+#: A module has an older source than its file.
+STALE = "stale"
+
+
+class ModuleReport(msgspec.Struct, array_like=True):
+    """One module on one rank.
+
+    Attributes:
+        name: of the module.
+        file: its path at the client, or on the rank's host if the client has none.
+        state: "reloaded", "current", "stale", "kept" (it cannot be changed in place) or "failed" (its new source does
+            not compile, or raises).
+        reason: why it is kept, or what failed, with file and line.
+        notes: what of the change existing objects do not follow.
+    """
+
+    name: str
+    file: str
+    state: str
+    reason: str = ""
+    notes: list[str] = []
+
+
+class RankReport(msgspec.Struct, array_like=True):
+    """One rank.
+
+    Attributes:
+        rank: as numbered in the mesh that was refreshed.
+        modules: those of the workspace whose files have changed.
+        error: why nothing was done on this rank (its actors were busy, it did not answer, it is dead); "" if all was.
+    """
+
+    rank: int
+    modules: list[ModuleReport] = []
+    error: str = ""
+
+
+class Refreshed(msgspec.Struct):
+    """What ``refresh`` did.
+
+    Attributes:
+        mesh: the name of the mesh.
+        how: "reload", "respawn" or "restart".
+        ranks: one entry a rank.
+        respawned: the actor meshes whose actors were created again.
+        restored: those of them that were restored from a checkpoint.
+        seconds: of everything.
+    """
+
+    mesh: str
+    how: str
+    ranks: list[RankReport] = []
+    respawned: list[str] = []
+    restored: list[str] = []
+    seconds: float = 0.0
+
+    def modules(self, *states: str) -> dict[tuple[str, str, str], list[int]]:
+        """The ranks by (module, state, reason), for modules in these states (none given: in any)."""
+        found: dict[tuple[str, str, str], list[int]] = {}
+        for rank in self.ranks:
+            for module in rank.modules:
+                if not states or module.state in states:
+                    found.setdefault((module.name, module.state, module.reason), []).append(rank.rank)
+        return found
+
+    @property
+    def errors(self) -> dict[str, list[int]]:
+        """The ranks by why nothing was done on them."""
+        found: dict[str, list[int]] = {}
+        for rank in self.ranks:
+            if rank.error:
+                found.setdefault(rank.error, []).append(rank.rank)
+        return found
+
+    @property
+    def done(self) -> bool:
+        """Whether every rank runs the new source of every module."""
+        return not self.errors and not self.modules(KEPT, FAILED, STALE)
