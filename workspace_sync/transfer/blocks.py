@@ -1,0 +1,156 @@
+"""Blocks: pieces of content that travel together, with a table of what is in them.
+
+A block is ``<u32 pieces>``, then ``<32 bytes digest><u64 size>`` for each piece, then their bytes in the same order. So
+a host needs nothing but the block to store what is in it, and to pass it on.
+
+Pieces are packed by the set of hosts that lack them: a host either wants all of a block or nothing of it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from workspace_sync.model.errors import TamperedError
+from workspace_sync.model.manifest import DIGEST_SIZE, ManifestDelta
+
+#: A piece: its digest, and its size (bytes).
+Piece = tuple[bytes, int]
+
+_COUNT = struct.Struct(">I")
+_ROW = struct.Struct(f">{DIGEST_SIZE}sQ")
+
+#: The size of blocks (bytes); a piece that is larger travels alone.
+LARGEST = 4 << 20
+#: Small payloads are cut into smaller blocks, so that hosts have something to exchange.
+SMALLEST = 256 << 10
+#: Blocks that a payload is cut into if that does not make them too small.
+WANTED = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a block holds.
+
+    Attributes:
+        number: its name in one sync.
+        pieces: in their order.
+        size: its bytes, with the table.
+        hosts: who lacks it.
+    """
+
+    number: int
+    pieces: tuple[Piece, ...]
+    size: int
+    hosts: frozenset[str]
+
+
+def pack(lacking: Mapping[str, Iterable[Piece]], first: int = 0) -> list[Block]:
+    """Pack what hosts lack into blocks, in the order of the pieces.
+
+    Args:
+        lacking: the pieces of each host.
+        first: the number of the first block.
+    """
+    groups = _by_hosts(lacking)
+    total = sum(size for pieces in groups.values() for _, size in pieces)
+    limit = min(LARGEST, max(SMALLEST, total // WANTED))
+    blocks: list[Block] = []
+    for hosts, pieces in groups.items():
+        inside: list[Piece] = []
+        used = _COUNT.size
+        for piece in pieces:
+            row = _ROW.size + piece[1]
+            if inside and used + row > limit:
+                blocks.append(Block(first + len(blocks), tuple(inside), used, hosts))
+                inside, used = [], _COUNT.size
+            inside.append(piece)
+            used += row
+        if inside:
+            blocks.append(Block(first + len(blocks), tuple(inside), used, hosts))
+    return blocks
+
+
+def _by_hosts(lacking: Mapping[str, Iterable[Piece]]) -> dict[frozenset[str], Iterable[Piece]]:
+    """The pieces by the set of hosts that lack them. Hosts mostly lack the same ones, and are then looked at once."""
+    alike: dict[int, tuple[list[str], Sequence[Piece]]] = {}
+    for host, pieces in lacking.items():
+        pieces = pieces if isinstance(pieces, Sequence) else list(pieces)
+        for names, known in alike.values():
+            if known is pieces or known == pieces:
+                names.append(host)
+                break
+        else:
+            alike[len(alike)] = ([host], pieces)
+    if len(alike) == 1:
+        names, pieces = alike[0]
+        return {frozenset(names): dict.fromkeys(pieces)}
+    classes: dict[Piece, int] = {}
+    for number, (_, pieces) in alike.items():
+        for piece in pieces:
+            classes[piece] = classes.get(piece, 0) | 1 << number
+    groups: dict[int, list[Piece]] = {}
+    for piece, mask in classes.items():
+        groups.setdefault(mask, []).append(piece)
+    return {
+        frozenset(name for number, (names, _) in alike.items() if mask >> number & 1 for name in names): pieces
+        for mask, pieces in groups.items()
+    }
+
+
+def block_bytes(pieces: Sequence[Piece]) -> int:
+    """The size of a block with these pieces."""
+    return _COUNT.size + sum(_ROW.size + size for _, size in pieces)
+
+
+def fill(view: memoryview, pieces: Sequence[Piece], read: Callable[[bytes, memoryview], None]) -> None:
+    """Write a block.
+
+    Args:
+        view: as long as the block.
+        pieces: what goes into it.
+        read: writes the content of a digest into the view that it gets, which has its size.
+    """
+    _COUNT.pack_into(view, 0, len(pieces))
+    at = _COUNT.size
+    data = at + _ROW.size * len(pieces)
+    for digest, size in pieces:
+        _ROW.pack_into(view, at, digest, size)
+        at += _ROW.size
+        read(digest, view[data : data + size])
+        data += size
+
+
+def pieces_in(view: memoryview) -> list[tuple[bytes, memoryview]]:
+    """The digest and the bytes of each piece of a block.
+
+    Raises:
+        TamperedError: this is no block.
+    """
+    if len(view) < _COUNT.size:
+        raise TamperedError("a block that arrived is too short")
+    (count,) = _COUNT.unpack_from(view)
+    data = _COUNT.size + _ROW.size * count
+    if data > len(view):
+        raise TamperedError("a block that arrived is shorter than its table")
+    found: list[tuple[bytes, memoryview]] = []
+    for digest, size in _ROW.iter_unpack(view[_COUNT.size : data]):
+        if data + size > len(view):
+            raise TamperedError("a block that arrived is shorter than its table says")
+        found.append((digest, view[data : data + size]))
+        data += size
+    if data != len(view):
+        raise TamperedError("a block that arrived is longer than its table says")
+    return found
+
+
+def piece_order(changes: Iterable[ManifestDelta]) -> dict[bytes, int]:
+    """Every piece (digest -> size) of the folders that some deltas bring, in an order that both sides agree on."""
+    order: dict[bytes, int] = {}
+    for change in changes:
+        for folder in change.folders.values():
+            for entry in folder.files.values():
+                for digest, _, size in entry.pieces():
+                    order[digest] = size
+    return order

@@ -1,0 +1,363 @@
+"""What an agent does on its host: it asks the store, fetches blocks, and passes them on. No actors; threads call it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from monarch_kernel.rdma import RDMABuffer
+from workspace_sync.model.errors import SyncError, TamperedError
+from workspace_sync.model.manifest import (
+    FileEntry,
+    Manifest,
+    ManifestDelta,
+    changes,
+    decode_delta,
+    patched,
+    printable,
+)
+from workspace_sync.store import Staging, Store, WorkspaceFolder
+from workspace_sync.transfer.blocks import Piece, block_bytes, fill, piece_order, pieces_in
+from workspace_sync.transfer.messages import (
+    HostState,
+    PartState,
+    Staged,
+    StageRequest,
+    Switched,
+    encode_missing,
+)
+from workspace_sync.transfer.slot_reader import SlotReader
+
+log = logging.getLogger(__name__)
+
+#: How long one block may take from its source (seconds); the client overtakes slow fetches long before.
+FETCH_TIMEOUT = 300.0
+
+
+class SourceError(SyncError):
+    """A block could not be fetched; its source or the way to it is the cause."""
+
+
+class BaseGoneError(SyncError):
+    """The changes are for a manifest that this host does not have any more."""
+
+
+class SyncOverError(SyncError):
+    """The sync was aborted."""
+
+
+@dataclass(slots=True)
+class _HeldBlock:
+    memory: bytearray
+    handle: RDMABuffer
+
+
+@dataclass
+class _Job:
+    """One sync on this host.
+
+    Attributes:
+        busy: held by whoever changes the staging as a whole.
+        users: threads that store or read pieces.
+        changed: notified when ``users`` falls.
+        cancelled: what runs for it is to end.
+        closing: what ends with the job: the lock of the workspace.
+        staging: the trees that are being made.
+        slots: reads them.
+        order: the pieces of its deltas.
+        held: blocks in memory, for other hosts.
+        tables: the pieces of each block of content that was here.
+    """
+
+    busy: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    cancelled: bool = False
+    closing: ExitStack = field(default_factory=ExitStack)
+    staging: Staging | None = None
+    slots: SlotReader | None = None
+    order: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    held: dict[int, _HeldBlock] = field(default_factory=dict[int, _HeldBlock])
+    tables: dict[int, tuple[Piece, ...]] = field(default_factory=dict[int, tuple[Piece, ...]])
+
+    def opened(self) -> Staging:
+        """The staging, which a request to stage has opened."""
+        if self.staging is None:
+            raise SyncOverError("nothing is staged for this sync")
+        return self.staging
+
+    def reader(self) -> SlotReader:
+        """Reads pieces of the slots that are being made."""
+        with self.changed:
+            if self.slots is None:
+                self.slots = SlotReader(self.opened())
+            return self.slots
+
+    def check(self) -> None:
+        """Raise if the sync was aborted."""
+        if self.cancelled:
+            raise SyncOverError("the sync was aborted")
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """The staging stays open meanwhile."""
+        with self.changed:
+            self.check()
+            self.users += 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.users -= 1
+                self.changed.notify_all()
+
+
+class HostWork:
+    """The work of one host for one client.
+
+    Args:
+        host: the name of the host.
+        store: where trees are kept; None: the user's.
+    """
+
+    def __init__(self, host: str, store: Store | None = None) -> None:
+        self.host = host
+        self._given = store
+        self._jobs: dict[str, _Job] = {}
+        self._followers: dict[str, tuple[threading.Thread, threading.Event]] = {}
+        self._guard = threading.Lock()
+
+    @property
+    def store(self) -> Store:
+        """The store, opened at first use."""
+        with self._guard:
+            if self._given is None:
+                self._given = Store()
+            return self._given
+
+    # -- what a request belongs to --------------------------------------------------------------------
+
+    def open_job(self, session: str) -> None:
+        """Know a sync from now on: called in the order in which messages arrive."""
+        self._jobs.setdefault(session, _Job())
+
+    def cancel_job(self, session: str) -> None:
+        """Whatever runs for this sync ends as soon as it can; called in the order in which messages arrive."""
+        job = self._jobs.get(session)
+        if job is not None:
+            job.cancelled = True
+
+    def _job(self, session: str) -> _Job:
+        job = self._jobs.get(session)
+        if job is None:
+            raise SyncOverError("this sync is over")
+        job.check()
+        return job
+
+    # -- what is here -----------------------------------------------------------------------------------
+
+    def describe(self, workspace: str) -> HostState:
+        """What the host has of a workspace; changes nothing."""
+        folder = self.store.workspace(workspace)
+        state = folder.state()
+        known: dict[str, dict[bytes, None]] = {}
+        for generation in state.generations:
+            for part, digest in generation.digests.items():
+                known.setdefault(part, {})[digest] = None
+        parts = {part: PartState(digest, list(known.get(part, ()))) for part, digest in state.digests.items()}
+        return HostState(self.host, folder.path, parts, state.repair, state.generation, state.generations)
+
+    # -- blocks -----------------------------------------------------------------------------------------
+
+    def fetch(self, session: str, number: int, size: int, source: RDMABuffer, content: bool) -> RDMABuffer:
+        """Fetch a block, store what is in it, and keep it for others.
+
+        Args:
+            content: it holds pieces; otherwise it is a part of a manifest, and only kept.
+
+        Raises:
+            SourceError: it could not be read, or is not what it should be.
+            StoreError: it could not be stored.
+        """
+        job = self._job(session)
+        memory = bytearray(size)
+        try:
+            source.read_into(memory, timeout=FETCH_TIMEOUT).get()
+        except Exception as e:
+            raise SourceError(str(e)) from e
+        with job.using():
+            if content:
+                self._store(job, number, memory)
+            handle = RDMABuffer(memory)
+            job.held[number] = _HeldBlock(memory, handle)
+        return handle
+
+    def _store(self, job: _Job, number: int, memory: bytearray) -> None:
+        staging = job.opened()
+        try:
+            pieces = pieces_in(memoryview(memory))
+            for digest, data in pieces:
+                job.check()
+                staging.put(digest, data)
+        except TamperedError as e:
+            raise SourceError(str(e)) from e
+        job.tables[number] = tuple((digest, len(data)) for digest, data in pieces)
+
+    def offer(self, session: str, number: int) -> RDMABuffer:
+        """The handle of a block that was here; one that is no longer in memory is built again from the slot."""
+        job = self._job(session)
+        with job.using():
+            held = job.held.get(number)
+            if held is None:
+                pieces = job.tables[number]
+                memory = bytearray(block_bytes(pieces))
+                fill(memoryview(memory), pieces, job.reader().read)
+                held = job.held[number] = _HeldBlock(memory, RDMABuffer(memory))
+        return held.handle
+
+    def drop(self, session: str, numbers: list[int]) -> None:
+        """Forget blocks that no other host needs from here now."""
+        job = self._jobs.get(session)
+        for number in numbers if job is not None else ():
+            held = job.held.pop(number, None) if job is not None else None
+            if held is not None:
+                held.handle.drop()
+
+    # -- a new generation -------------------------------------------------------------------------------
+
+    def stage(self, session: str, request: StageRequest) -> Staged:
+        """Begin to make the new trees; finish them at once if nothing is missing.
+
+        Raises:
+            WorkspaceBusyError: another client is at it.
+            BaseGoneError: a delta is for a manifest that is not here.
+            StoreError: the trees cannot be made.
+        """
+        job = self._job(session)
+        with job.busy:
+            job.check()
+            folder = self.store.workspace(request.workspace)
+            if not request.dry:
+                self._stop_following(request.workspace)
+                job.closing.enter_context(folder.lock(request.owner, request.wait))
+            targets: dict[str, Manifest] = {}
+            deltas: list[ManifestDelta] = []
+            for change in request.parts:
+                arrived = change.data or b"".join(job.held[number].memory for number in change.blocks)
+                delta = decode_delta(zlib.decompress(arrived))
+                base = folder.manifest(change.part, delta.base) if delta.base else None
+                if delta.base and base is None:
+                    raise BaseGoneError(f"the manifest {delta.base.hex()[:12]} is not here any more")
+                targets[change.part] = patched(base, delta)
+                deltas.append(delta)
+                self.drop(session, change.blocks)
+            job.order = piece_order(deltas)
+            if request.dry:
+                return self._would_stage(folder, targets, job)
+            staging = job.staging = folder.stage(targets)
+            job.check()
+            if request.inline:
+                wanted = dict(staging.missing)
+                for digest, data in request.inline.items():
+                    if digest in wanted:
+                        staging.put(digest, memoryview(data))
+            return self._answer(staging, job.order)
+
+    def _would_stage(self, folder: WorkspaceFolder, targets: dict[str, Manifest], job: _Job) -> Staged:
+        """What would be missing and deleted: what is in the current trees and in the store's objects is here."""
+        digests = folder.state().digests
+        here = self.store.objects.names()
+        missing: dict[bytes, int] = {}
+        deleted: list[str] = []
+        files = 0
+        for part, target in targets.items():
+            current = folder.manifest(part, digests[part]) if part in digests else None
+            have = set[bytes]()
+            for _, entry in current.files() if current is not None else ():
+                have.update(piece for piece, _, _ in entry.pieces())
+            for change in changes(current, target):
+                if change.new is None:
+                    deleted.append(printable(change.path))
+                elif isinstance(change.new, FileEntry):
+                    files += 1
+                    if change.new.digest not in here:
+                        missing.update((piece, size) for piece, _, size in change.new.pieces() if piece not in have)
+        return Staged(False, encode_missing(list(missing.items()), job.order), files, sorted(deleted))
+
+    def finish(self, session: str) -> Staged:
+        """Finish the trees, whose pieces have all arrived."""
+        job = self._job(session)
+        with job.busy:
+            job.check()
+            return self._answer(job.opened(), job.order)
+
+    def _answer(self, staging: Staging, order: dict[bytes, int]) -> Staged:
+        missing = staging.missing
+        if not missing:
+            staging.finish()
+        problems = [str(problem) for problem in staging.problems]
+        return Staged(not missing, encode_missing(missing, order), staging.files, [], staging.reused, problems)
+
+    def commit(self, session: str, workspace: str) -> Switched:
+        """Switch to the new trees. The slot before follows on a thread of its own."""
+        job = self._job(session)
+        began = time.monotonic()
+        with job.busy:
+            staging = job.opened()
+            generation = staging.commit()
+            job.staging = None
+            self._end(session, job)
+        self._follow(workspace)
+        seconds = time.monotonic() - began
+        return Switched(generation.number, generation.moved, generation.kept, staging.files, seconds)
+
+    def abort(self, session: str) -> None:
+        """Leave nothing of this sync. What runs for it has been told to end (``cancel_job``), and is waited for."""
+        job = self._jobs.get(session)
+        if job is None:
+            return
+        with job.busy:
+            with job.changed:
+                job.changed.wait_for(lambda: not job.users)
+            try:
+                if job.staging is not None:
+                    job.staging.abort()
+            finally:
+                self._end(session, job)
+
+    def _end(self, session: str, job: _Job) -> None:
+        for held in job.held.values():
+            held.handle.drop()
+        job.held.clear()
+        job.closing.close()
+        self._jobs.pop(session, None)
+
+    # -- afterwards ---------------------------------------------------------------------------------------
+
+    def _follow(self, workspace: str) -> None:
+        self._stop_following(workspace)
+        stop = threading.Event()
+        name = f"sync follow {workspace}"
+        thread = threading.Thread(target=self._follow_quietly, args=(workspace, stop), name=name, daemon=True)
+        self._followers[workspace] = (thread, stop)
+        thread.start()
+
+    def _follow_quietly(self, workspace: str, stop: threading.Event) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        try:
+            self.store.workspace(workspace).follow(stop.is_set)
+        except (SyncError, OSError) as e:
+            log.info("the older tree of %s was not brought up to date: %s", workspace, e)
+
+    def _stop_following(self, workspace: str) -> None:
+        """Wait until the thread of the last sync has ended, as it holds the lock."""
+        thread, stop = self._followers.pop(workspace, (None, None))
+        if thread is not None and stop is not None:
+            stop.set()
+            thread.join()

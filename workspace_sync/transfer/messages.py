@@ -1,0 +1,171 @@
+"""What crosses between the client and the agents. ``docs/sync.md`` says who sends what, and what a death does."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+
+from workspace_sync.store import Generation
+from workspace_sync.transfer.blocks import Piece
+
+#: Content of up to this size travels in the request to stage (bytes), which saves a round trip. Each host then gets it
+#: from the client.
+INLINE = 64 << 10
+#: Up to this many missing pieces are named one by one.
+FEW = 256
+
+
+class PartState(msgspec.Struct, array_like=True):
+    """One part (tree or environment) of a workspace on a host.
+
+    Attributes:
+        digest: of the manifest that ranks see; empty: none.
+        known: digests of all manifests that a delta can be applied to.
+    """
+
+    digest: bytes = b""
+    known: list[bytes] = []
+
+
+class HostState(msgspec.Struct, array_like=True):
+    """What a host has of a workspace.
+
+    Attributes:
+        host: its name.
+        path: the folder of the workspace on it.
+        parts: by name.
+        repair: why the next sync must look at all files first; empty: it need not.
+        generation: the number of what ranks see; 0: none.
+        generations: those that a rollback can go to (``store.Generation``), the newest first.
+    """
+
+    host: str
+    path: str
+    parts: dict[str, PartState]
+    repair: str = ""
+    generation: int = 0
+    generations: list[Generation] = []
+
+
+class Change(msgspec.Struct, array_like=True):
+    """How one part becomes the new one.
+
+    Attributes:
+        part: "tree" or "env".
+        digest: of the new manifest.
+        data: an encoded and compressed ``ManifestDelta``, if it is small.
+        blocks: otherwise, the numbers of the blocks that it arrives in.
+    """
+
+    part: str
+    digest: bytes
+    data: bytes = b""
+    blocks: list[int] = []
+
+
+class StageRequest(msgspec.Struct, array_like=True):
+    """Make a new generation beside the one that ranks see.
+
+    Attributes:
+        workspace: the name of its folder.
+        owner: the client, for others that find the workspace busy.
+        parts: all parts of the new generation.
+        wait: how long to wait for another client (seconds).
+        inline: small content that the host may lack, by digest.
+        dry: only say what is missing.
+    """
+
+    workspace: str
+    owner: str
+    parts: list[Change]
+    wait: float = 0.0
+    inline: dict[bytes, bytes] = {}
+    dry: bool = False
+
+
+class Missing(msgspec.Struct, array_like=True):
+    """The pieces that a host lacks.
+
+    Attributes:
+        bits: one bit for each piece of the deltas, in the order of ``blocks.piece_order``; compressed. Empty: ``named``
+            has all.
+        named: pieces by digest and size.
+    """
+
+    bits: bytes = b""
+    named: list[Piece] = []
+
+
+class Staged(msgspec.Struct, array_like=True):
+    """A host's answer to a request to stage, or to finish.
+
+    Attributes:
+        finished: all is made and verified; otherwise ``missing`` is to be sent.
+        missing: what it lacks.
+        files: files that were or will be made.
+        deleted: paths that go (only for a dry run).
+        reused: bytes that the host had.
+        problems: content on the host that was found to be damaged, and is made anew.
+    """
+
+    finished: bool
+    missing: Missing
+    files: int = 0
+    deleted: list[str] = []
+    reused: int = 0
+    problems: list[str] = []
+
+
+class Switched(msgspec.Struct, array_like=True):
+    """A host's answer to a request to commit.
+
+    Attributes:
+        generation: what ranks see now.
+        moved: paths of ranks that moved along.
+        kept: what ranks had made where the new tree has something else, and where it is now.
+        files: that were made.
+        seconds: what the switch took on the host.
+    """
+
+    generation: int
+    moved: list[str] = []
+    kept: list[str] = []
+    files: int = 0
+    seconds: float = 0.0
+
+
+class Failed(msgspec.Struct, array_like=True):
+    """A host could not do what it was asked to.
+
+    Attributes:
+        kind: the name of the error's class.
+        text: what happened, as a sentence for the report.
+        source: whether the source of a block is the cause, and not this host.
+    """
+
+    kind: str
+    text: str
+    source: bool = False
+
+
+def encode_missing(missing: Sequence[Piece], order: Collection[bytes]) -> Missing:
+    """Describe what is missing, briefly."""
+    if len(missing) <= FEW:
+        return Missing(b"", list(missing))
+    lacks = dict(missing)
+    bits = bytearray((len(order) + 7) // 8)
+    for at, digest in enumerate(order):
+        if lacks.pop(digest, None) is not None:
+            bits[at >> 3] |= 1 << (at & 7)
+    return Missing(zlib.compress(bits, 1), list(lacks.items()))
+
+
+def decode_missing(missing: Missing, order: Iterable[Piece]) -> list[Piece]:
+    """The pieces that are missing."""
+    found: list[Piece] = []
+    if missing.bits:
+        bits = zlib.decompress(missing.bits)
+        found = [piece for at, piece in enumerate(order) if bits[at >> 3] >> (at & 7) & 1]
+    return found + [(digest, size) for digest, size in missing.named]

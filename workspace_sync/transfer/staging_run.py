@@ -1,0 +1,490 @@
+"""One sync over all hosts, from what they have to trees that are staged everywhere, and the switch.
+
+Each host goes its own way (``_Step``); what concerns several is decided by the scheduler. Only the switch waits for all.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch_kernel.rdma import RDMABuffer
+from workspace_sync.model.progress import Progress
+from workspace_sync.transfer.blocks import Block, Piece, pack
+from workspace_sync.transfer.calls import Answer, Calls
+from workspace_sync.transfer.messages import (
+    INLINE,
+    Change,
+    Failed,
+    HostState,
+    Staged,
+    StageRequest,
+    Switched,
+    decode_missing,
+)
+from workspace_sync.transfer.parts import Changes, PartChange
+from workspace_sync.transfer.scheduler import CLIENT, Action, Fetch, GiveUp, Limits, Scheduler
+from workspace_sync.transfer.supply import Supply
+
+#: Blocks of large manifests (bytes).
+_MANIFEST_BLOCK = 1 << 20
+#: Hosts that answer this much later than the first one are not waited for before blocks are sent (seconds).
+LATE = 1.5
+#: A host keeps blocks of up to this size in memory for others (bytes); older ones are read back from its slot.
+KEPT = 48 << 20
+#: How often what came is looked at for slow hosts (seconds).
+_TICK = 0.25
+#: How often a host may find, when it finishes, that it lacks something after all.
+_ROUNDS = 3
+
+
+class Step(enum.Enum):
+    """How far a host is."""
+
+    MANIFEST = "it gets the manifest"
+    STAGING = "it makes what it can"
+    WAITING = "it waits for the blocks to be packed"
+    FETCHING = "it gets blocks"
+    FINISHING = "it finishes the trees"
+    STAGED = "it can switch"
+    SWITCHED = "it has the new trees"
+    FAILED = "it stays on the old trees"
+
+
+_BUSY = (Step.MANIFEST, Step.STAGING, Step.WAITING, Step.FETCHING, Step.FINISHING)
+
+
+@dataclass
+class HostRun:
+    """One host in one sync.
+
+    Attributes:
+        state: what it had before.
+        changes: how each part becomes new.
+        step: how far it is.
+        error: why it failed.
+        kind: the class of that error.
+        received: bytes that it got.
+        reused: bytes that it had.
+        problems: damaged content that was found.
+        switched: its last answer.
+        rounds: how often it was found to lack something.
+        kept: blocks in its memory, by number: their sizes.
+        missing: what it lacks.
+    """
+
+    state: HostState
+    changes: list[PartChange]
+    step: Step = Step.MANIFEST
+    error: str = ""
+    kind: str = ""
+    received: int = 0
+    reused: int = 0
+    files: int = 0
+    problems: list[str] = field(default_factory=list[str])
+    deleted: list[str] = field(default_factory=list[str])
+    switched: Switched | None = None
+    rounds: int = 0
+    kept: dict[int, int] = field(default_factory=dict[int, int])
+    missing: list[Piece] = field(default_factory=list[Piece])
+
+
+class StagingRun:
+    """Drives the hosts of one sync; one thread uses it.
+
+    Args:
+        calls: to the agents.
+        session: the name of this sync.
+        workspace: the name of its folder on hosts.
+        owner: this client, for others.
+        states: the hosts that are to change, and what they have.
+        changes: what is synced.
+        wait: how long a host waits for another client (seconds).
+        dry: only find out what would be sent.
+        progress: is told how far it is.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        session: str,
+        workspace: str,
+        owner: str,
+        states: Mapping[str, HostState],
+        changes: Changes,
+        *,
+        wait: float = 0.5,
+        dry: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self._calls = calls
+        self._session = session
+        self._workspace = workspace
+        self._owner = owner
+        self._changes = changes
+        self._wait = wait
+        self._dry = dry
+        self._progress = progress
+        self._numbers = itertools.count()
+        self._blocks: dict[int, Block] = {}
+        self._sizes: dict[int, int] = {}
+        self._scheduler = Scheduler(Limits(client_readers=min(8, max(3, 2 * len(states)))))
+        self._supply = Supply(changes.read, lambda number, result: calls.post("", ("built", number), result))
+        self._for_client: dict[int, list[str]] = {}
+        self._handles: dict[tuple[str, int], RDMABuffer] = {}
+        self._readers: dict[tuple[str, int], int] = {}
+        self._first_missing = 0.0
+        self._told = 0.0
+        #: Bytes that the client sent.
+        self.sent = 0
+        #: When the last block arrived (monotonic); 0: none did.
+        self.last_arrival = 0.0
+        self.hosts = {
+            host: HostRun(state, [changes.of(part, _bases(state, part.name)) for part in changes.parts])
+            for host, state in states.items()
+        }
+
+    # -- staging ------------------------------------------------------------------------------------------
+
+    def stage(self) -> None:
+        """Stage on all hosts. Afterwards each is staged or failed.
+
+        Raises:
+            ScanError: a file has changed since it was scanned.
+        """
+        now = time.monotonic()
+        for host, run in self.hosts.items():
+            large = self._manifest_blocks(run.changes)
+            if large:
+                self._do(self._scheduler.need(host, large, now))
+            else:
+                self._ask_to_stage(host, run)
+        ticked = now
+        while any(run.step in _BUSY for run in self.hosts.values()):
+            answer = self._calls.next(_TICK)
+            now = time.monotonic()
+            if answer is not None:
+                self._take(answer, now)
+            self._pack(now)
+            if now - ticked > _TICK:
+                ticked = now
+                self._do(self._scheduler.tick(now))
+            self._tell(now)
+
+    def _manifest_blocks(self, changes: Iterable[PartChange]) -> dict[int, int]:
+        """The blocks of manifests that are too large for a message."""
+        found: dict[int, int] = {}
+        for change in changes:
+            if len(change.data) > INLINE and not change.blocks:
+                data = memoryview(change.data)
+                for at in range(0, len(data), _MANIFEST_BLOCK):
+                    number = next(self._numbers)
+                    change.blocks.append(number)
+                    self._sizes[number] = len(data[at : at + _MANIFEST_BLOCK])
+                    self._supply.add_data(number, data[at : at + _MANIFEST_BLOCK])
+            found.update((number, self._sizes[number]) for number in change.blocks)
+        return found
+
+    def _ask_to_stage(self, host: str, run: HostRun) -> None:
+        inline: dict[bytes, bytes] = {}
+        pieces = [change.new_pieces(INLINE) for change in run.changes] if not self._dry else []
+        if all(each is not None for each in pieces) and sum(size for each in pieces for _, size in each or ()) <= INLINE:
+            for digest, size in {piece for each in pieces for piece in each or ()}:
+                inline[digest] = self._read(digest, size)
+        parts = [
+            Change(change.part.name, change.delta.digest, b"" if change.blocks else change.data, change.blocks)
+            for change in run.changes
+        ]
+        size = sum(map(len, inline.values())) + sum(len(part.data) for part in parts)
+        self.sent += size
+        run.received += size
+        run.step = Step.STAGING
+        request = StageRequest(self._workspace, self._owner, parts, self._wait, inline, self._dry)
+        self._calls.ask(host, "stage", "stage", self._session, request)
+
+    def _read(self, digest: bytes, size: int) -> bytes:
+        memory = bytearray(size)
+        self._changes.read(digest, memoryview(memory))
+        return bytes(memory)
+
+    def _pack(self, now: float) -> None:
+        """Pack what hosts lack, as soon as all have said what it is."""
+        waiting = {host: run for host, run in self.hosts.items() if run.step is Step.WAITING}
+        if not waiting:
+            return
+        early = any(run.step in (Step.MANIFEST, Step.STAGING) for run in self.hosts.values())
+        if early and now - self._first_missing < LATE:
+            return
+        lacking: dict[str, list[Piece]] = {}
+        needs: dict[str, dict[int, int]] = {}
+        for host, run in waiting.items():
+            run.step = Step.FETCHING
+            needs[host] = {}
+            lacking[host] = self._of_packed(run, needs[host]) if self._blocks else run.missing
+        blocks = pack(lacking, next(self._numbers))
+        self._supply.add(blocks)
+        for block in blocks:
+            self._blocks[block.number] = block
+            self._sizes[block.number] = block.size
+            for host in block.hosts:
+                needs[host][block.number] = block.size
+        if blocks:
+            self._numbers = itertools.count(blocks[-1].number + 1)
+        for run in waiting.values():
+            run.missing = []
+        for host, need in needs.items():
+            self._do(self._scheduler.need(host, need, now))
+
+    def _of_packed(self, run: HostRun, need: dict[int, int]) -> list[Piece]:
+        """Choose among the blocks that there are, if the host lacks all of one; what it lacks beside them."""
+        if run.rounds > 1:  # what it had of them was damaged: it has them no more, but they count as had
+            return run.missing
+        lacks = dict(run.missing)
+        for number, block in self._blocks.items():
+            if all(digest in lacks for digest, _ in block.pieces):
+                need[number] = block.size
+                for digest, _ in block.pieces:
+                    del lacks[digest]
+        return list(lacks.items())
+
+    # -- answers ------------------------------------------------------------------------------------------
+
+    def _take(self, answer: Answer, now: float) -> None:
+        if answer.host == "":
+            self._on_built(answer.about[1], answer.value, now)
+            return
+        run = self.hosts.get(answer.host)
+        if run is None:
+            return
+        if answer.lost:
+            self._fail(answer.host, answer.value, now)
+        elif isinstance(answer.about, tuple):
+            what, number, other = answer.about
+            if what == "fetch":
+                self._on_fetched(answer.host, run, number, other, answer.value, now)
+            else:
+                self._on_offered(answer.host, number, other, answer.value, now)
+        elif isinstance(answer.value, Failed):
+            self._fail(answer.host, answer.value, now)
+        else:
+            self._on_staged(run, answer.value, now)
+            self._go_on(answer.host, run)
+
+    def _on_staged(self, run: HostRun, staged: Staged, now: float) -> None:
+        run.files = staged.files
+        run.reused = staged.reused
+        run.problems = staged.problems
+        run.deleted = staged.deleted
+        if staged.finished:
+            run.step = Step.STAGED
+            return
+        order = {digest: size for change in run.changes for digest, size in change.order.items()}
+        run.missing = decode_missing(staged.missing, order.items())
+        if self._dry:
+            run.step = Step.STAGED
+            return
+        run.rounds += 1
+        if run.rounds > _ROUNDS:
+            run.step, run.error = Step.FAILED, f"it lacks {len(run.missing)} pieces again and again, for no known reason"
+            return
+        run.step = Step.WAITING
+        self._first_missing = self._first_missing or now
+
+    def _go_on(self, host: str, run: HostRun) -> None:
+        """The next step of a host that has all that it was to fetch."""
+        if not self._scheduler.complete(host):
+            return
+        if run.step is Step.MANIFEST:
+            self._ask_to_stage(host, run)
+        elif run.step is Step.FETCHING:
+            run.step = Step.FINISHING
+            self._calls.ask(host, "finish", "finish", self._session)
+
+    def _fail(self, host: str, failed: Failed, now: float) -> None:
+        run = self.hosts[host]
+        if run.step is not Step.FAILED:
+            run.step, run.error, run.kind = Step.FAILED, failed.text, failed.kind
+            self._do(self._scheduler.lost(host, now))
+
+    # -- blocks -------------------------------------------------------------------------------------------
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Fetch):
+                self._fetch(action)
+            elif isinstance(action, GiveUp):
+                self._fail(action.host, Failed("TransferError", action.reason), time.monotonic())
+            elif action.source == CLIENT:
+                self._supply.drop(action.block)
+            else:
+                self._drop(action.source, [action.block])
+
+    def _fetch(self, fetch: Fetch) -> None:
+        host, number, source = fetch.host, fetch.block, fetch.source
+        if source == CLIENT:
+            self._for_client.setdefault(number, []).append(host)
+            self._supply.want(number)
+            return
+        self._readers[source, number] = self._readers.get((source, number), 0) + 1
+        handle = self._handles.get((source, number))
+        if handle is None:
+            self._calls.ask(source, ("offer", number, host), "offer", self._session, number)
+        else:
+            self._ask_to_fetch(host, number, source, handle)
+
+    def _ask_to_fetch(self, host: str, number: int, source: str, handle: RDMABuffer) -> None:
+        content = number in self._blocks
+        about = ("fetch", number, source)
+        self._calls.ask(host, about, "fetch", self._session, number, self._sizes[number], handle, content)
+
+    def _on_built(self, number: int, result: RDMABuffer | BaseException, now: float) -> None:
+        if not isinstance(result, RDMABuffer):
+            raise result
+        for host in self._for_client.pop(number, ()):
+            if self.hosts[host].step is not Step.FAILED:
+                self._ask_to_fetch(host, number, CLIENT, result)
+
+    def _on_offered(self, source: str, number: int, host: str, value: Any, now: float) -> None:
+        if isinstance(value, Failed):
+            self._read_ends(source, number)
+            self._do(self._scheduler.forgot(source, number, now))
+            return
+        self._handles[source, number] = value
+        self._keep(source, number)
+        if self.hosts[host].step is not Step.FAILED:
+            self._ask_to_fetch(host, number, source, value)
+
+    def _on_fetched(self, host: str, run: HostRun, number: int, source: str, value: Any, now: float) -> None:
+        if source != CLIENT:
+            self._read_ends(source, number)
+        if run.step is Step.FAILED:
+            return
+        if isinstance(value, Failed):
+            if value.source:
+                self._do(self._scheduler.failed(host, number, source, value.text, now))
+            else:
+                self._fail(host, value, now)
+            return
+        size = self._sizes[number]
+        self.last_arrival = now
+        run.received += size
+        if source == CLIENT:
+            self.sent += size
+        self._handles[host, number] = value
+        self._keep(host, number)
+        self._do(self._scheduler.fetched(host, number, source, now))
+        self._go_on(host, run)
+
+    def _read_ends(self, source: str, number: int) -> None:
+        left = self._readers.get((source, number), 0) - 1
+        if left > 0:
+            self._readers[source, number] = left
+        else:
+            self._readers.pop((source, number), None)
+
+    def _keep(self, host: str, number: int) -> None:
+        """Note that a host has a block in its memory, and have it drop the oldest if there are too many."""
+        kept = self.hosts[host].kept
+        kept[number] = self._sizes[number]
+        excess = sum(kept.values()) - KEPT
+        if excess > 0:
+            gone: list[int] = []
+            for old, size in kept.items():
+                # The parts of a manifest cannot be read back.
+                if excess > 0 and old != number and old in self._blocks and (host, old) not in self._readers:
+                    gone.append(old)
+                    excess -= size
+            self._drop(host, gone)
+
+    def _drop(self, host: str, numbers: list[int]) -> None:
+        """Let a host forget blocks; parts of a manifest it forgets by itself."""
+        run = self.hosts.get(host)
+        numbers = [number for number in numbers if number in self._blocks]
+        if run is None or run.step is Step.FAILED or not numbers:
+            return
+        for number in numbers:
+            run.kept.pop(number, None)
+            self._handles.pop((host, number), None)
+        self._calls.tell(host, "drop", self._session, numbers)
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Switch on all hosts that are staged, and wait for their answers.
+
+        Once it has begun it goes to all of them: an interrupt is raised when their answers have come.
+        """
+        staged = [host for host, run in self.hosts.items() if run.step is Step.STAGED]
+        interrupted: BaseException | None = None
+        todo = list(staged)
+        while todo or any(self._calls.owes(host) and self.hosts[host].step is Step.STAGED for host in staged):
+            try:
+                while todo:
+                    host = todo.pop()
+                    self._calls.ask(host, "commit", "commit", self._session, self._workspace)
+                answer = self._calls.next(_TICK)
+                if answer is not None and answer.host:
+                    self._on_switched(answer)
+            except KeyboardInterrupt as e:
+                if interrupted is not None:
+                    raise
+                interrupted = e
+        if interrupted is not None:
+            interrupted.add_note("the switch had begun: the hosts have the new tree")
+            raise interrupted
+
+    def _on_switched(self, answer: Answer) -> None:
+        run = self.hosts.get(answer.host)
+        if run is None or run.step is not Step.STAGED:
+            return
+        if answer.lost:
+            run.step, run.kind = Step.FAILED, "HostLostError"
+            run.error = f"it is not known whether it has switched ({answer.value.text}); the next sync finds out"
+        elif answer.about == "commit":
+            if isinstance(answer.value, Failed):
+                run.step, run.error, run.kind = Step.FAILED, answer.value.text, answer.value.kind
+            else:
+                run.step, run.switched = Step.SWITCHED, answer.value
+
+    def abort(self, timeout: float = 5.0) -> None:
+        """Have all hosts drop what they have staged, and wait until they have."""
+        open_hosts = [host for host, run in self.hosts.items() if run.step is not Step.SWITCHED]
+        for host in open_hosts:
+            self._calls.ask(host, "abort", "abort", self._session)
+        end = time.monotonic() + timeout
+        left = set(open_hosts)
+        while left and time.monotonic() < end:
+            answer = self._calls.next(0.1)
+            if answer is not None and (answer.about == "abort" or answer.lost):
+                left.discard(answer.host)
+            left = {host for host in left if self._calls.owes(host)}
+
+    def close(self) -> None:
+        """Drop the client's blocks."""
+        self._supply.close()
+
+    def failed(self) -> list[str]:
+        """The hosts that stay on their old trees."""
+        return [host for host, run in self.hosts.items() if run.step is Step.FAILED]
+
+    def _tell(self, now: float) -> None:
+        if self._progress is None or now - self._told < 0.1:
+            return
+        self._told = now
+        through = sum(run.step is Step.STAGED for run in self.hosts.values())
+        done = sum(run.received for run in self.hosts.values())
+        total = sum(size for block in self._blocks.values() for size in [block.size * len(block.hosts)])
+        sending = any(run.step is Step.FETCHING for run in self.hosts.values())
+        self._progress(Progress("send" if sending else "stage", min(done, total), total, through, len(self.hosts)))
+
+
+def _bases(state: HostState, part: str) -> list[bytes]:
+    """The manifests of a host, the current one first."""
+    about = state.parts.get(part)
+    if about is None:
+        return []
+    return [digest for digest in dict.fromkeys([about.digest, *about.known]) if digest]

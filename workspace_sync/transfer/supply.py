@@ -1,0 +1,99 @@
+"""Blocks at the client: built from the scan when they are first needed, and dropped when no host needs them from here."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from monarch_kernel.rdma import RDMABuffer
+from workspace_sync.transfer.blocks import Block, fill
+
+#: Threads that read files and build blocks.
+BUILDERS = 2
+
+
+class Supply:
+    """The blocks of one sync at the client.
+
+    Args:
+        read: writes the content of a digest into a view; called by several threads.
+        built: told of each block (number, its buffer or the error) by a thread that has built it.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[bytes, memoryview], None],
+        built: Callable[[int, RDMABuffer | BaseException], None],
+    ) -> None:
+        self._read = read
+        self._built = built
+        self._blocks: dict[int, Block | memoryview] = {}
+        self._ready: dict[int, RDMABuffer] = {}
+        self._wanted: set[int] = set()
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def add(self, blocks: Sequence[Block]) -> None:
+        """Blocks of pieces that may be asked for."""
+        for block in blocks:
+            self._blocks[block.number] = block
+
+    def add_data(self, number: int, data: memoryview) -> None:
+        """A block of bytes as they are: a part of a manifest."""
+        self._blocks[number] = data
+
+    def want(self, number: int) -> None:
+        """Have a block built; ``built`` is told of it, at once if it is there."""
+        with self._lock:
+            buffer = self._ready.get(number)
+            if buffer is None:
+                if number in self._wanted:
+                    return
+                self._wanted.add(number)
+                if len(self._threads) < BUILDERS:
+                    thread = threading.Thread(target=self._build, name="monarch-sync-build", daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
+                self._queue.put(number)
+                return
+        self._built(number, buffer)
+
+    def drop(self, number: int) -> None:
+        """Forget the bytes of a block; it can be built again."""
+        with self._lock:
+            buffer = self._ready.pop(number, None)
+        if buffer is not None:
+            buffer.drop()
+
+    def close(self) -> None:
+        """Drop everything, and wait for the threads."""
+        self._closed = True
+        for _ in self._threads:
+            self._queue.put(-1)
+        for thread in self._threads:
+            thread.join()
+        for number in list(self._ready):
+            self.drop(number)
+
+    def _build(self) -> None:
+        while (number := self._queue.get()) >= 0:
+            if self._closed:
+                continue
+            try:
+                block = self._blocks[number]
+                if isinstance(block, Block):
+                    memory = memoryview(bytearray(block.size))
+                    fill(memory, block.pieces, self._read)
+                else:
+                    memory = block
+                result: RDMABuffer | BaseException = RDMABuffer(memory)
+            except BaseException as e:
+                result = e
+            with self._lock:
+                self._wanted.discard(number)
+                if isinstance(result, RDMABuffer):
+                    self._ready[number] = result
+            self._built(number, result)
