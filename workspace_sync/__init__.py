@@ -1,4 +1,82 @@
 """Workspace sync: what a person has edited and installed, on every host a second later, verified, or not at all.
 
-Usable without the kernel (``python -m workspace_sync``). ``docs/sync.md`` has what it promises and how it works.
+Usable without the kernel (``python -m workspace_sync``). ``docs/sync.md`` has what it promises and how it works. Names
+are loaded when they are first used.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workspace_sync.model.errors import (
+        IncompatibleError,
+        MountError,
+        ScanError,
+        StoreError,
+        SyncError,
+        TamperedError,
+        WorkspaceBusyError,
+    )
+    from workspace_sync.model.progress import SyncProgress
+    from workspace_sync.model.report import HostReport, Phases, StaleModule, SyncReport
+    from workspace_sync.model.workspace import CondaEnvironment, Workspace
+    from workspace_sync.session import rollback, status, sync, verify
+
+_ERRORS = "workspace_sync.model.errors"
+_REPORT = "workspace_sync.model.report"
+_WORKSPACE = "workspace_sync.model.workspace"
+_SESSION = "workspace_sync.session"
+_PLACES = {
+    "CondaEnvironment": _WORKSPACE,
+    "HostReport": _REPORT,
+    "IncompatibleError": _ERRORS,
+    "MountError": _ERRORS,
+    "Phases": _REPORT,
+    "SyncProgress": "workspace_sync.model.progress",
+    "ScanError": _ERRORS,
+    "StaleModule": _REPORT,
+    "StoreError": _ERRORS,
+    "SyncError": _ERRORS,
+    "SyncReport": _REPORT,
+    "TamperedError": _ERRORS,
+    "Workspace": _WORKSPACE,
+    "WorkspaceBusyError": _ERRORS,
+    "rollback": _SESSION,
+    "status": _SESSION,
+    "sync": _SESSION,
+    "verify": _SESSION,
+}
+
+__all__ = [
+    "CondaEnvironment",
+    "HostReport",
+    "IncompatibleError",
+    "MountError",
+    "Phases",
+    "ScanError",
+    "StaleModule",
+    "StoreError",
+    "SyncError",
+    "SyncProgress",
+    "SyncReport",
+    "TamperedError",
+    "Workspace",
+    "WorkspaceBusyError",
+    "rollback",
+    "status",
+    "sync",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    place = _PLACES.get(name)
+    if place is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(place), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Progress(msgspec.Struct, frozen=True):
+class SyncProgress(msgspec.Struct, frozen=True):
     """A moment of a sync.
 
     Attributes:

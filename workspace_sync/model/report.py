@@ -28,6 +28,12 @@ class HostReport(msgspec.Struct, array_like=True):
         moved: paths that ranks had made, and that moved along.
         error: why it stays on the old tree; empty if all went well.
         seconds: from the first request until it had switched.
+        path: the folder of the workspace on it; ranks see ``path/current/tree``.
+        generation: the number of its trees, for a rollback.
+        deleted: paths that go, or would go in a dry run.
+        lacks: bytes that it lacks, and would get (only in a dry run).
+        problems: damaged content that was found on it.
+        kept: what ranks had made where the new tree has something else, and where it is now.
     """
 
     host: str
@@ -39,6 +45,12 @@ class HostReport(msgspec.Struct, array_like=True):
     moved: list[str] = []
     error: str = ""
     seconds: float = 0.0
+    path: str = ""
+    generation: int = 0
+    deleted: list[str] = []
+    lacks: int = 0
+    problems: list[str] = []
+    kept: list[str] = []
 
 
 class StaleModule(msgspec.Struct, array_like=True):

@@ -20,7 +20,7 @@ FETCHERS = 6
 _Task = tuple[Any, Callable[..., Any], tuple[Any, ...]]
 
 
-class Agent(Actor):
+class SyncAgent(Actor):
     """One a host and client, in a process of its own that ends with the client.
 
     Each request runs on a thread of its own, so the agent answers while it stages. What goes wrong is an answer, too
@@ -71,6 +71,17 @@ class Agent(Actor):
         """``HostWork.stage``."""
         self._work.open_job(session)
         self._run(port, self._work.stage, session, request)
+
+    @endpoint(explicit_response_port=True)
+    def rollback(self, port: Any, session: str, workspace: str, owner: str, wait: float, steps: int) -> None:
+        """``HostWork.rollback``."""
+        self._work.open_job(session)
+        self._run(port, self._work.rollback, session, workspace, owner, wait, steps)
+
+    @endpoint(explicit_response_port=True)
+    def verify(self, port: Any, workspace: str) -> None:
+        """``HostWork.verify``."""
+        self._run(port, self._work.verify, workspace)
 
     @endpoint(explicit_response_port=True)
     def finish(self, port: Any, session: str) -> None:

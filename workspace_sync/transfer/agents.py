@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.introspection import ToolHost, spawn_tool
-from workspace_sync.transfer.agent import Agent
+from workspace_sync.transfer.agent import SyncAgent
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,5 +43,5 @@ def agents_of(hosts: Sequence[ToolHost]) -> list[AgentLink]:
         for host in hosts:
             if host.key not in _agents:
                 procs = spawn_tool(host, "workspace_sync")
-                _agents[host.key] = AgentLink(host, procs, procs.spawn("workspace_sync", Agent, host.name))
+                _agents[host.key] = AgentLink(host, procs, procs.spawn("workspace_sync", SyncAgent, host.name))
         return [_agents[host.key] for host in hosts]

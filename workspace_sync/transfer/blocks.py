@@ -30,7 +30,7 @@ WANTED = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ContentBlock:
     """What a block holds.
 
     Attributes:
@@ -46,7 +46,7 @@ class Block:
     hosts: frozenset[str]
 
 
-def pack(lacking: Mapping[str, Iterable[Piece]], first: int = 0) -> list[Block]:
+def pack(lacking: Mapping[str, Iterable[Piece]], first: int = 0) -> list[ContentBlock]:
     """Pack what hosts lack into blocks, in the order of the pieces.
 
     Args:
@@ -56,19 +56,19 @@ def pack(lacking: Mapping[str, Iterable[Piece]], first: int = 0) -> list[Block]:
     groups = _by_hosts(lacking)
     total = sum(size for pieces in groups.values() for _, size in pieces)
     limit = min(LARGEST, max(SMALLEST, total // WANTED))
-    blocks: list[Block] = []
+    blocks: list[ContentBlock] = []
     for hosts, pieces in groups.items():
         inside: list[Piece] = []
         used = _COUNT.size
         for piece in pieces:
             row = _ROW.size + piece[1]
             if inside and used + row > limit:
-                blocks.append(Block(first + len(blocks), tuple(inside), used, hosts))
+                blocks.append(ContentBlock(first + len(blocks), tuple(inside), used, hosts))
                 inside, used = [], _COUNT.size
             inside.append(piece)
             used += row
         if inside:
-            blocks.append(Block(first + len(blocks), tuple(inside), used, hosts))
+            blocks.append(ContentBlock(first + len(blocks), tuple(inside), used, hosts))
     return blocks
 
 

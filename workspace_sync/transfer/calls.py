@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,19 +40,32 @@ class _Line:
     """One agent.
 
     Attributes:
-        open: requests under way.
+        open: requests under way, the oldest first.
         heard: when it last answered.
         pinged: when it was asked whether it is there; 0: it is not being asked.
+        gone: why it is lost.
     """
 
     link: AgentLink
-    open: int = 0
+    open: dict[int, Future[Any]] = field(default_factory=dict[int, Future[Any]])
     heard: float = 0.0
     pinged: float = 0.0
     gone: str = ""
 
 
-_PING = object()
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """Something has happened: an answer (``future``) to the request ``number``, or news from a thread of the client."""
+
+    host: str
+    number: int
+    about: Any
+    future: Future[Any] | None
+    value: Any = None
+
+
+#: The number of a question whether an agent is there.
+_PING = 0
 
 
 class Calls:
@@ -64,8 +78,14 @@ class Calls:
 
     def __init__(self, links: list[AgentLink], patience: float = PATIENCE) -> None:
         self._lines = {link.host.key: _Line(link) for link in links}
-        self._events: queue.SimpleQueue[tuple[str, Any, Future[Any] | None, Any]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._patience = patience
+        self._number = _PING
+
+    @property
+    def hosts(self) -> list[str]:
+        """The agents that are not lost."""
+        return [host for host, line in self._lines.items() if not line.gone]
 
     def ask(self, host: str, about: Any, endpoint: str, *args: Any) -> None:
         """Send a request; its answer comes from ``next``. One to a host that is lost has no answer."""
@@ -74,9 +94,8 @@ class Calls:
             return
         if not line.open:
             line.heard = time.monotonic()
-        line.open += 1
-        future: Future[Any] = getattr(line.link.actor, endpoint).call_one(*args)
-        future.add_done_callback(lambda done: self._events.put((host, about, done, None)))
+        self._number += 1
+        line.open[self._number] = self._send(host, self._number, about, endpoint, args)
 
     def tell(self, host: str, endpoint: str, *args: Any) -> None:
         """Send a request whose answer does not matter."""
@@ -84,72 +103,112 @@ class Calls:
         if not line.gone:
             getattr(line.link.actor, endpoint).call_one(*args)
 
-    def post(self, host: str, about: Any, value: Any) -> None:
-        """Put in an event from another thread of the client."""
-        self._events.put((host, about, None, value))
-
-    @property
-    def open(self) -> int:
-        """Answers that are still to come."""
-        return sum(line.open for line in self._lines.values() if not line.gone)
+    def post(self, about: Any, value: Any) -> None:
+        """Put in news from another thread of the client; they come with the host ""."""
+        self._events.put(_Event("", _PING, about, None, value))
 
     def owes(self, host: str) -> bool:
         """Whether a host owes an answer."""
-        line = self._lines[host]
-        return bool(line.open) and not line.gone
+        return bool(self._lines[host].open)
 
-    def next(self, timeout: float) -> Answer | None:
-        """The next answer; None if there is none for so long (seconds). Called often, it finds lost agents."""
+    def forget(self) -> None:
+        """Drop all answers that are still to come."""
+        for line in self._lines.values():
+            line.open.clear()
+        while not self._events.empty():
+            self._events.get()
+
+    def gather(self, endpoint: str, *args: Any, hosts: Iterable[str] | None = None) -> dict[str, Answer]:
+        """Send one request to all hosts, and wait for all answers."""
+        asked = [host for host in (self.hosts if hosts is None else hosts) if not self._lines[host].gone]
+        for host in asked:
+            self.ask(host, endpoint, endpoint, *args)
+        return self.answers(endpoint, asked)
+
+    def answers(self, about: Any, hosts: Iterable[str]) -> dict[str, Answer]:
+        """Wait until hosts have answered what they were asked."""
+        left = set(hosts)
+        found: dict[str, Answer] = {}
+        while left:
+            answer = self.next(1.0, lead=True)
+            if answer is not None and answer.host in left and (answer.lost or answer.about == about):
+                left.discard(answer.host)
+                found[answer.host] = answer
+        return found
+
+    def next(self, timeout: float, *, lead: bool = False) -> Answer | None:
+        """The next answer; None if there is none for so long (seconds). Called often, it finds lost agents.
+
+        Args:
+            lead: the oldest answer is the one that is waited for; it then comes without a hand-off between threads.
+        """
         deadline = time.monotonic() + timeout
         while True:
             lost = self._look_after()
             if lost is not None:
                 return lost
             rest = deadline - time.monotonic()
+            slice_ = max(0.0, min(rest, 0.25))
+            if lead and self._events.empty():
+                self._wait(slice_)
+                slice_ = 0.0
             try:
-                host, about, future, value = self._events.get(timeout=max(0.0, min(rest, 0.25)))
+                event = self._events.get(timeout=slice_) if slice_ else self._events.get_nowait()
             except queue.Empty:
                 if rest <= 0:
                     return None
                 continue
-            line = self._lines.get(host)
-            if future is None or line is None:
-                return Answer(host, about, value)
-            if line.gone:
-                continue
-            line.heard, line.pinged = time.monotonic(), 0.0
-            if about is not _PING:
-                line.open -= 1
-            try:
-                value = future.get()
-            except SupervisionError as e:
-                return self._give_up(host, line, f"its sync agent has ended: {_cause(e)}")
-            except Exception as e:
-                if about is _PING:
-                    continue
-                value = Failed(type(e).__name__, str(e))
-            if about is not _PING:
-                return Answer(host, about, value)
+            answer = self._answer(event)
+            if answer is not None:
+                return answer
+
+    def _send(self, host: str, number: int, about: Any, endpoint: str, args: tuple[Any, ...]) -> Future[Any]:
+        future: Future[Any] = getattr(self._lines[host].link.actor, endpoint).call_one(*args)
+        future.add_done_callback(lambda done: self._events.put(_Event(host, number, about, done)))
+        return future
+
+    def _wait(self, timeout: float) -> None:
+        """Wait for an answer of any host; this thread then takes in all messages meanwhile."""
+        for line in self._lines.values():
+            for future in line.open.values():
+                try:
+                    future.exception(timeout)
+                except TimeoutError:
+                    pass
+                return
+        time.sleep(min(timeout, 0.01))
+
+    def _answer(self, event: _Event) -> Answer | None:
+        if event.future is None:
+            return Answer("", event.about, event.value)
+        line = self._lines[event.host]
+        if line.gone:
+            return None
+        line.heard, line.pinged = time.monotonic(), 0.0
+        asked = line.open.pop(event.number, None) is not None
+        try:
+            value = event.future.get()
+        except SupervisionError as e:
+            return self._give_up(event.host, line, f"its sync agent has ended: {e.cause or e}")
+        except Exception as e:
+            value = Failed(type(e).__name__, str(e))
+        return Answer(event.host, event.about, value) if asked else None
 
     def _give_up(self, host: str, line: _Line, why: str) -> Answer:
         line.gone = why
-        line.open = 0
+        line.open.clear()
         return Answer(host, None, Failed("HostLostError", why), lost=True)
 
     def _look_after(self) -> Answer | None:
         now = time.monotonic()
+        quiet = min(QUIET, self._patience / 2)
         for host, line in self._lines.items():
             if not line.open or line.gone:
                 continue
-            if line.pinged and now - line.pinged > self._patience - QUIET:
-                why = f"its sync agent has not answered for {now - line.heard:.0f} s: it is stopped, or its disk hangs"
+            if line.pinged and now - line.pinged > self._patience - quiet:
+                why = f"its sync agent has not answered for {now - line.heard:.0f} s: it is stopped, or overloaded"
                 return self._give_up(host, line, why)
-            if not line.pinged and now - line.heard > min(QUIET, self._patience / 2):
+            if not line.pinged and now - line.heard > quiet:
                 line.pinged = now
-                future: Future[Any] = line.link.actor.ping.call_one()
-                future.add_done_callback(lambda done, host=host: self._events.put((host, _PING, done, None)))
+                self._send(host, _PING, None, "ping", ())
         return None
-
-
-def _cause(error: SupervisionError) -> str:
-    return error.cause or str(error)

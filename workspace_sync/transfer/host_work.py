@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
@@ -105,7 +105,7 @@ class _Job:
             raise SyncOverError("the sync was aborted")
 
     @contextmanager
-    def using(self) -> Iterator[None]:
+    def using(self) -> Generator[None]:
         """The staging stays open meanwhile."""
         with self.changed:
             self.check()
@@ -290,6 +290,21 @@ class HostWork:
                         missing.update((piece, size) for piece, _, size in change.new.pieces() if piece not in have)
         return Staged(False, encode_missing(list(missing.items()), job.order), files, sorted(deleted))
 
+    def rollback(self, session: str, workspace: str, owner: str, wait: float, steps: int) -> Staged:
+        """Stage the trees of an earlier generation, which are on this host."""
+        job = self._job(session)
+        with job.busy:
+            job.check()
+            folder = self.store.workspace(workspace)
+            self._stop_following(workspace)
+            job.closing.enter_context(folder.lock(owner, wait))
+            staging = job.staging = folder.rollback(steps)
+            return self._answer(staging, {})
+
+    def verify(self, workspace: str) -> list[str]:
+        """Hash everything in the current trees; what is wrong. The next sync repairs it."""
+        return [str(problem) for problem in self.store.workspace(workspace).verify()]
+
     def finish(self, session: str) -> Staged:
         """Finish the trees, whose pieces have all arrived."""
         job = self._job(session)
@@ -315,7 +330,9 @@ class HostWork:
             self._end(session, job)
         self._follow(workspace)
         seconds = time.monotonic() - began
-        return Switched(generation.number, generation.moved, generation.kept, staging.files, seconds)
+        return Switched(
+            generation.number, generation.digests, generation.moved, generation.kept, staging.files, seconds
+        )
 
     def abort(self, session: str) -> None:
         """Leave nothing of this sync. What runs for it has been told to end (``cancel_job``), and is waited for."""

@@ -49,7 +49,7 @@ class HostState(msgspec.Struct, array_like=True):
     generations: list[Generation] = []
 
 
-class Change(msgspec.Struct, array_like=True):
+class PartTarget(msgspec.Struct, array_like=True):
     """How one part becomes the new one.
 
     Attributes:
@@ -79,7 +79,7 @@ class StageRequest(msgspec.Struct, array_like=True):
 
     workspace: str
     owner: str
-    parts: list[Change]
+    parts: list[PartTarget]
     wait: float = 0.0
     inline: dict[bytes, bytes] = {}
     dry: bool = False
@@ -122,7 +122,8 @@ class Switched(msgspec.Struct, array_like=True):
     """A host's answer to a request to commit.
 
     Attributes:
-        generation: what ranks see now.
+        generation: the number of what ranks see now.
+        digests: of its manifests, by part.
         moved: paths of ranks that moved along.
         kept: what ranks had made where the new tree has something else, and where it is now.
         files: that were made.
@@ -130,6 +131,7 @@ class Switched(msgspec.Struct, array_like=True):
     """
 
     generation: int
+    digests: dict[str, bytes] = {}
     moved: list[str] = []
     kept: list[str] = []
     files: int = 0

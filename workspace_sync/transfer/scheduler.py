@@ -3,9 +3,9 @@
 The client owns all blocks. A block goes from the client to one host that lacks it, and from there to the others, so
 the client sends each byte about once. Hosts get different blocks from the client, and exchange them.
 
-* A source serves a few readers at a time: the client ``Limits.client_readers``, a host ``Limits.host_readers``.
+* A source serves a few readers at a time: the client ``FetchLimits.client_readers``, a host ``FetchLimits.host_readers``.
 * A fetch that takes far longer than others do is *overtaken*: the block is also fetched by another host, or from
-  another source. What the client sends twice for this is bounded by ``Limits.extra``.
+  another source. What the client sends twice for this is bounded by ``FetchLimits.extra``.
 * When a host is lost, the blocks that only it held come from the client again.
 * A host that cannot read from another one (a firewall between them) stops trying, and asks the client.
 * Attempts are bounded: a host that fails too often is given up, with the last reason.
@@ -25,7 +25,7 @@ CLIENT = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class FetchLimits:
     """How much happens at the same time, and how often something is tried again.
 
     Attributes:
@@ -67,7 +67,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseBlock:
     """No host will fetch this block from this source again, as far as is known."""
 
     source: str
@@ -82,7 +82,7 @@ class GiveUp:
     reason: str
 
 
-Action = Fetch | Release | GiveUp
+Action = Fetch | ReleaseBlock | GiveUp
 
 
 @dataclass(slots=True)
@@ -150,11 +150,11 @@ class Scheduler:
     """The state of one distribution. Each event returns the actions that follow from it.
 
     Args:
-        limits: see ``Limits``.
+        limits: see ``FetchLimits``.
     """
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, limits: FetchLimits | None = None) -> None:
+        self.limits = limits or FetchLimits()
         #: Bytes that the client was asked to send, each time that it was.
         self.sent = 0
         #: Of these, bytes that were sent once more to overtake slow hosts.
@@ -365,9 +365,9 @@ class Scheduler:
 
     def _released(self, block: int) -> list[Action]:
         if self._lacking[block]:
-            return [Release(CLIENT, block)] if self._holders[block] and not self._given[block] else []
+            return [ReleaseBlock(CLIENT, block)] if self._holders[block] and not self._given[block] else []
         self._unheld.pop(block, None)
-        return [Release(CLIENT, block), *(Release(holder, block) for holder in self._holders[block])]
+        return [ReleaseBlock(CLIENT, block), *(ReleaseBlock(holder, block) for holder in self._holders[block])]
 
     # -- decisions --------------------------------------------------------------------------------------
 

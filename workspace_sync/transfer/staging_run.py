@@ -1,6 +1,6 @@
 """One sync over all hosts, from what they have to trees that are staged everywhere, and the switch.
 
-Each host goes its own way (``_Step``); what concerns several is decided by the scheduler. Only the switch waits for all.
+Each host goes its own way (``Step``); what concerns several is decided by the scheduler. Only the switch waits for all.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_kernel.rdma import RDMABuffer
-from workspace_sync.model.progress import Progress
-from workspace_sync.transfer.blocks import Block, Piece, pack
+from workspace_sync.model.progress import SyncProgress
+from workspace_sync.transfer.blocks import ContentBlock, Piece, pack
 from workspace_sync.transfer.calls import Answer, Calls
 from workspace_sync.transfer.messages import (
     INLINE,
-    Change,
     Failed,
     HostState,
+    PartTarget,
     Staged,
     StageRequest,
     Switched,
     decode_missing,
 )
 from workspace_sync.transfer.parts import Changes, PartChange
-from workspace_sync.transfer.scheduler import CLIENT, Action, Fetch, GiveUp, Limits, Scheduler
+from workspace_sync.transfer.scheduler import CLIENT, Action, Fetch, FetchLimits, GiveUp, Scheduler
 from workspace_sync.transfer.supply import Supply
 
 #: Blocks of large manifests (bytes).
@@ -119,7 +119,7 @@ class StagingRun:
         *,
         wait: float = 0.5,
         dry: bool = False,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Callable[[SyncProgress], None] | None = None,
     ) -> None:
         self._calls = calls
         self._session = session
@@ -130,10 +130,10 @@ class StagingRun:
         self._dry = dry
         self._progress = progress
         self._numbers = itertools.count()
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, ContentBlock] = {}
         self._sizes: dict[int, int] = {}
-        self._scheduler = Scheduler(Limits(client_readers=min(8, max(3, 2 * len(states)))))
-        self._supply = Supply(changes.read, lambda number, result: calls.post("", ("built", number), result))
+        self._scheduler = Scheduler(FetchLimits(client_readers=min(8, max(3, 2 * len(states)))))
+        self._supply = Supply(changes.read, lambda number, result: calls.post(number, result))
         self._for_client: dict[int, list[str]] = {}
         self._handles: dict[tuple[str, int], RDMABuffer] = {}
         self._readers: dict[tuple[str, int], int] = {}
@@ -150,6 +150,16 @@ class StagingRun:
 
     # -- staging ------------------------------------------------------------------------------------------
 
+    def stage_earlier(self, steps: int) -> None:
+        """Stage an earlier generation on all hosts, from what they have."""
+        for host, run in self.hosts.items():
+            run.step = Step.STAGING
+            self._calls.ask(host, "stage", "rollback", self._session, self._workspace, self._owner, self._wait, steps)
+        while any(run.step is Step.STAGING for run in self.hosts.values()):
+            answer = self._calls.next(_TICK, lead=True)
+            if answer is not None:
+                self._take(answer, time.monotonic())
+
     def stage(self) -> None:
         """Stage on all hosts. Afterwards each is staged or failed.
 
@@ -165,7 +175,8 @@ class StagingRun:
                 self._ask_to_stage(host, run)
         ticked = now
         while any(run.step in _BUSY for run in self.hosts.values()):
-            answer = self._calls.next(_TICK)
+            moving = any(run.step in (Step.MANIFEST, Step.FETCHING) for run in self.hosts.values())
+            answer = self._calls.next(_TICK, lead=not moving)
             now = time.monotonic()
             if answer is not None:
                 self._take(answer, now)
@@ -192,11 +203,14 @@ class StagingRun:
     def _ask_to_stage(self, host: str, run: HostRun) -> None:
         inline: dict[bytes, bytes] = {}
         pieces = [change.new_pieces(INLINE) for change in run.changes] if not self._dry else []
-        if all(each is not None for each in pieces) and sum(size for each in pieces for _, size in each or ()) <= INLINE:
+        if (
+            all(each is not None for each in pieces)
+            and sum(size for each in pieces for _, size in each or ()) <= INLINE
+        ):
             for digest, size in {piece for each in pieces for piece in each or ()}:
                 inline[digest] = self._read(digest, size)
         parts = [
-            Change(change.part.name, change.delta.digest, b"" if change.blocks else change.data, change.blocks)
+            PartTarget(change.part.name, change.delta.digest, b"" if change.blocks else change.data, change.blocks)
             for change in run.changes
         ]
         size = sum(map(len, inline.values())) + sum(len(part.data) for part in parts)
@@ -255,7 +269,7 @@ class StagingRun:
 
     def _take(self, answer: Answer, now: float) -> None:
         if answer.host == "":
-            self._on_built(answer.about[1], answer.value, now)
+            self._on_built(answer.about, answer.value, now)
             return
         run = self.hosts.get(answer.host)
         if run is None:
@@ -289,7 +303,10 @@ class StagingRun:
             return
         run.rounds += 1
         if run.rounds > _ROUNDS:
-            run.step, run.error = Step.FAILED, f"it lacks {len(run.missing)} pieces again and again, for no known reason"
+            run.step, run.error = (
+                Step.FAILED,
+                f"it lacks {len(run.missing)} pieces again and again, for no known reason",
+            )
             return
         run.step = Step.WAITING
         self._first_missing = self._first_missing or now
@@ -426,7 +443,7 @@ class StagingRun:
                 while todo:
                     host = todo.pop()
                     self._calls.ask(host, "commit", "commit", self._session, self._workspace)
-                answer = self._calls.next(_TICK)
+                answer = self._calls.next(_TICK, lead=True)
                 if answer is not None and answer.host:
                     self._on_switched(answer)
             except KeyboardInterrupt as e:
@@ -450,26 +467,21 @@ class StagingRun:
             else:
                 run.step, run.switched = Step.SWITCHED, answer.value
 
-    def abort(self, timeout: float = 5.0) -> None:
-        """Have all hosts drop what they have staged, and wait until they have."""
-        open_hosts = [host for host, run in self.hosts.items() if run.step is not Step.SWITCHED]
-        for host in open_hosts:
+    def abort(self, timeout: float = 10.0) -> None:
+        """Have all hosts that have not switched drop what they have staged, and wait until they have."""
+        self._calls.forget()
+        asked = [
+            host for host in self._calls.hosts if host in self.hosts and self.hosts[host].step is not Step.SWITCHED
+        ]
+        for host in asked:
             self._calls.ask(host, "abort", "abort", self._session)
         end = time.monotonic() + timeout
-        left = set(open_hosts)
-        while left and time.monotonic() < end:
-            answer = self._calls.next(0.1)
-            if answer is not None and (answer.about == "abort" or answer.lost):
-                left.discard(answer.host)
-            left = {host for host in left if self._calls.owes(host)}
+        while any(map(self._calls.owes, asked)) and time.monotonic() < end:
+            self._calls.next(0.1, lead=True)
 
     def close(self) -> None:
         """Drop the client's blocks."""
         self._supply.close()
-
-    def failed(self) -> list[str]:
-        """The hosts that stay on their old trees."""
-        return [host for host, run in self.hosts.items() if run.step is Step.FAILED]
 
     def _tell(self, now: float) -> None:
         if self._progress is None or now - self._told < 0.1:
@@ -479,7 +491,7 @@ class StagingRun:
         done = sum(run.received for run in self.hosts.values())
         total = sum(size for block in self._blocks.values() for size in [block.size * len(block.hosts)])
         sending = any(run.step is Step.FETCHING for run in self.hosts.values())
-        self._progress(Progress("send" if sending else "stage", min(done, total), total, through, len(self.hosts)))
+        self._progress(SyncProgress("send" if sending else "stage", min(done, total), total, through, len(self.hosts)))
 
 
 def _bases(state: HostState, part: str) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Blocks at the client: built from the scan when they are first needed, and dropped when no host needs them from here."""
+"""Blocks at the client: built from the scan when they are needed, and dropped when no host needs them from here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from monarch_kernel.rdma import RDMABuffer
-from workspace_sync.transfer.blocks import Block, fill
+from workspace_sync.transfer.blocks import ContentBlock, fill
 
 #: Threads that read files and build blocks.
 BUILDERS = 2
@@ -28,7 +28,7 @@ class Supply:
     ) -> None:
         self._read = read
         self._built = built
-        self._blocks: dict[int, Block | memoryview] = {}
+        self._blocks: dict[int, ContentBlock | memoryview] = {}
         self._ready: dict[int, RDMABuffer] = {}
         self._wanted: set[int] = set()
         self._lock = threading.Lock()
@@ -36,7 +36,7 @@ class Supply:
         self._threads: list[threading.Thread] = []
         self._closed = False
 
-    def add(self, blocks: Sequence[Block]) -> None:
+    def add(self, blocks: Sequence[ContentBlock]) -> None:
         """Blocks of pieces that may be asked for."""
         for block in blocks:
             self._blocks[block.number] = block
@@ -84,7 +84,7 @@ class Supply:
                 continue
             try:
                 block = self._blocks[number]
-                if isinstance(block, Block):
+                if isinstance(block, ContentBlock):
                     memory = memoryview(bytearray(block.size))
                     fill(memory, block.pieces, self._read)
                 else:

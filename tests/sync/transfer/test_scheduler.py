@@ -1,4 +1,4 @@
-"""The scheduler of the fan-out, in a network that is simulated: hosts are slow, die, stall and cannot reach each other."""
+"""The scheduler of the fan-out in a simulated network: hosts are slow, die, stall and cannot reach each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workspace_sync.transfer.scheduler import CLIENT, Action, Fetch, GiveUp, Limits, Release, Scheduler
+from workspace_sync.transfer.scheduler import CLIENT, Action, Fetch, FetchLimits, GiveUp, ReleaseBlock, Scheduler
 
 MIB = 1 << 20
 
@@ -33,7 +33,7 @@ class Net:
     blocked: set[tuple[str, str]] = field(default_factory=set)
     deaths: dict[str, float] = field(default_factory=dict)
     noticed: float = 1.0
-    limits: Limits = field(default_factory=Limits)
+    limits: FetchLimits = field(default_factory=FetchLimits)
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.limits)
@@ -73,7 +73,7 @@ class Net:
             elif isinstance(action, GiveUp):
                 self.given_up[action.host] = action.reason
             else:
-                assert isinstance(action, Release)
+                assert isinstance(action, ReleaseBlock)
                 self.released.add((action.source, action.block))
 
     def _begin(self, fetch: Fetch) -> None:
@@ -245,7 +245,7 @@ def test_every_living_host_ends_with_everything(sim: Net) -> None:
 @settings(max_examples=60, deadline=None)
 @given(nets(), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
 def test_whatever_the_limits_are(sim: Net, window: int, client_readers: int, host_readers: int) -> None:
-    sim.limits = Limits(window, 1, client_readers, host_readers)
+    sim.limits = FetchLimits(window, 1, client_readers, host_readers)
     sim.__post_init__()
     sim.run()
     sim.check()

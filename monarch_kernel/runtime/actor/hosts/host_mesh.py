@@ -242,7 +242,7 @@ class HostMesh(MeshTrait):
                 procs=[ProcSpec(ref.id, ref.address, at * count + k) for k, ref in enumerate(chosen)],
                 owner=node.ref,
                 root=system.root,
-                env=_inherited_env(system, host) | env,
+                env=env if tool and host.agent.site != node.ref.site else _inherited_env(system, host) | env,
                 cwd="/" if tool else cwd,
                 sys_path=_tool_path(system, host) if tool else sys_path,
                 labels=extent.names,

@@ -59,7 +59,7 @@ def each_host(mesh: Any) -> list[ToolHost]:
 
 
 def spawn_tool(host: ToolHost, name: str) -> ProcMesh:
-    """Start a process for a tool's actors on a host: in the host's own interpreter, and in the root folder.
+    """Start a process for a tool's actors on a host: in the host's own interpreter and environment, in the root folder.
 
     Users do not see it: lists of meshes leave it out, it is not healed, and its end is reported to its pending calls
     only. It ends with this process, or when it is stopped; on hosts whose meshes are kept, too.

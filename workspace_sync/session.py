@@ -1,0 +1,341 @@
+"""The client: ``sync``, ``rollback``, ``verify`` and ``status`` of a workspace on the hosts of a mesh."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import Any
+
+from monarch_kernel.introspection import ToolHost, each_host
+from workspace_sync.model import errors
+from workspace_sync.model.errors import ScanError, SyncError
+from workspace_sync.model.progress import SyncProgress
+from workspace_sync.model.report import HostReport, Phases, SyncReport
+from workspace_sync.model.workspace import CondaEnvironment, Workspace
+from workspace_sync.scanning import Index, Scan, scan
+from workspace_sync.transfer.agents import agents_of
+from workspace_sync.transfer.calls import PATIENCE, Calls
+from workspace_sync.transfer.messages import Failed, HostState
+from workspace_sync.transfer.parts import Changes, Part
+from workspace_sync.transfer.staging_run import StagingRun, Step
+
+#: How long a workspace that another client syncs is waited for (seconds).
+BUSY_WAIT = 5.0
+#: How often a sync begins again because files changed while they were read.
+_SCANS = 3
+
+Folders = Workspace | str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+Show = Callable[[SyncProgress], None]
+
+_indexes: dict[str, tuple[Index, threading.Lock]] = {}
+_indexes_lock = threading.Lock()
+
+
+def sync(
+    hosts: Any,
+    workspace: Folders = ".",
+    *,
+    env: CondaEnvironment | None = None,
+    dry_run: bool = False,
+    verify: bool = False,
+    rollback: bool | int = False,
+    progress: Show | None = None,
+) -> SyncReport:
+    """Give every host of a mesh the content that the workspace has now.
+
+    Each host ends with the new tree or keeps the old one; hosts switch after all have staged. It blocks: in a
+    coroutine, ``await asyncio.to_thread(sync, ...)``.
+
+    Args:
+        hosts: a mesh of hosts, procs or actors, or a slice of one.
+        workspace: what to sync: a ``Workspace``, or one or several folders.
+        env: the environment that goes with it.
+        dry_run: only report what would be sent and deleted.
+        verify: hash all files on the hosts first; damaged ones are sent again.
+        rollback: go back to the tree before (or so many trees), instead of syncing.
+        progress: is called a few times a second, on the calling thread.
+
+    Raises:
+        SyncError: hosts stay on their old tree; the message names them, and ``report`` has all. Its subclasses:
+            ``WorkspaceBusyError``, ``StoreError``, ``TamperedError``, ``IncompatibleError``.
+        ScanError: the folders cannot be read, or change without pause; nothing was changed anywhere.
+        TypeError: ``hosts`` is no mesh.
+    """
+    client = SyncClient(hosts, _workspace_of(workspace, env), progress)
+    if rollback:
+        return client.rollback(int(rollback))
+    return client.sync(dry_run=dry_run, verify=verify)
+
+
+def rollback(hosts: Any, workspace: Folders = ".", *, steps: int = 1, progress: Show | None = None) -> SyncReport:
+    """Go back to an earlier tree, which the hosts still have; the client's folders are not read.
+
+    Raises:
+        SyncError: hosts have no such tree any more; they stay on the current one.
+    """
+    return SyncClient(hosts, _workspace_of(workspace, None), progress).rollback(steps)
+
+
+def verify(hosts: Any, workspace: Folders = ".", *, progress: Show | None = None) -> SyncReport:
+    """Hash all files of the workspace on the hosts; changes nothing. ``problems`` of each host's report has what is
+    wrong; the next sync repairs it."""
+    return SyncClient(hosts, _workspace_of(workspace, None), progress).verify()
+
+
+def status(hosts: Any, workspace: Folders = ".") -> list[HostState]:
+    """What the hosts have of a workspace; one entry a host that answers. Reads only records."""
+    return SyncClient(hosts, _workspace_of(workspace, None), None).status()
+
+
+def folder_name(workspace: Workspace) -> str:
+    """The name of a workspace's folder on hosts."""
+    return f"{workspace.name}-{workspace.id}"
+
+
+class SyncClient:
+    """One operation on the hosts of a mesh.
+
+    Args:
+        hosts: a mesh.
+        workspace: what it is about.
+        progress: see ``sync``.
+    """
+
+    def __init__(self, hosts: Any, workspace: Workspace, progress: Show | None) -> None:
+        self._began = time.monotonic()
+        self._workspace = workspace
+        self._folder = folder_name(workspace)
+        self._progress = progress
+        self._hosts = each_host(hosts)
+        self._failures: dict[str, Failed] = {}
+        for host in self._hosts:
+            if host.gone:
+                self._failures[host.key] = Failed("HostLostError", f"it is gone: {host.gone}")
+        self._calls = Calls(agents_of([host for host in self._hosts if not host.gone]), PATIENCE)
+        self._states: dict[str, HostState] = {}
+        self._verified: dict[str, list[str]] = {}
+        self._phases = Phases()
+
+    # -- what can be done -----------------------------------------------------------------------------------
+
+    def sync(self, *, dry_run: bool, verify: bool) -> SyncReport:
+        """See ``sync``."""
+        if verify:
+            self._verify()
+        self._ask_for_states()
+        with _index_of(self._workspace) as index:
+            for left in reversed(range(_SCANS)):
+                found = self._scan(index)
+                self._take_states()
+                try:
+                    return self._to_hosts(found, index, dry_run)
+                except ScanError:  # a file has changed since the scan
+                    if not left:
+                        raise
+                    self._ask_for_states()
+        raise AssertionError("unreachable")
+
+    def rollback(self, steps: int) -> SyncReport:
+        """See ``rollback``."""
+        self._ask_for_states()
+        self._take_states()
+        run = self._run(dict(self._states), Changes([]), False)
+        with self._ending(run):
+            run.stage_earlier(steps)
+            self._switch(run)
+        report = SyncReport(self._workspace.id)
+        return self._finished(report, run)
+
+    def verify(self) -> SyncReport:
+        """See ``verify``."""
+        self._verify()
+        self._ask_for_states()
+        self._take_states()
+        return self._finished(SyncReport(self._workspace.id), None)
+
+    def status(self) -> list[HostState]:
+        """See ``status``."""
+        self._ask_for_states()
+        self._take_states()
+        return [self._states[host.key] for host in self._hosts if host.key in self._states]
+
+    # -- steps ------------------------------------------------------------------------------------------------
+
+    def _ask_for_states(self) -> None:
+        self._calls.forget()
+        for host in self._calls.hosts:
+            self._calls.ask(host, "describe", "describe", self._folder)
+
+    def _take_states(self) -> None:
+        began = time.monotonic()
+        self._states.clear()
+        for host, answer in self._calls.answers("describe", self._calls.hosts).items():
+            if isinstance(answer.value, Failed):
+                self._failures[host] = answer.value
+            else:
+                self._states[host] = answer.value
+        self._phases.plan += time.monotonic() - began
+
+    def _verify(self) -> None:
+        for host, answer in self._calls.gather("verify", self._folder).items():
+            if isinstance(answer.value, Failed):
+                self._failures[host] = answer.value
+            else:
+                self._verified[host] = answer.value
+
+    def _scan(self, index: Index) -> Scan:
+        began = time.monotonic()
+        show = self._progress
+        done = scan(self._workspace, index, progress=None if show is None else _scanning(show))
+        self._phases.scan += time.monotonic() - began
+        return done
+
+    def _to_hosts(self, found: Scan, index: Index, dry_run: bool) -> SyncReport:
+        files, size = found.manifest.count()
+        changes = Changes([Part("tree", found.manifest, found.read, index.remembered)])
+        report = SyncReport(self._workspace.id, found.manifest.digest.hex(), files, size, found.hashed, dry_run=dry_run)
+        deadline = time.monotonic() + BUSY_WAIT
+        while True:
+            behind = {key: state for key, state in self._states.items() if _is_behind(state, changes)}
+            if not behind:
+                return self._finished(report, None)
+            began = time.monotonic()
+            run = self._run(behind, changes, dry_run)
+            with self._ending(run):
+                run.stage()
+                over = time.monotonic()
+                self._phases.send = max(0.0, run.last_arrival - began)
+                self._phases.stage = over - max(began, run.last_arrival)
+                again = {each.kind for each in run.hosts.values()} & {"WorkspaceBusyError", "BaseGoneError"}
+                if not again or dry_run or time.monotonic() > deadline:
+                    if not dry_run:
+                        self._switch(run)
+                    break
+                run.abort()
+            time.sleep(random.uniform(0.05, 0.3))  # so that two clients do not meet again and again
+            self._ask_for_states()
+            self._take_states()
+        report.sent = run.sent
+        if any(each.step is Step.SWITCHED for each in run.hosts.values()):
+            # Not a daemon: a program that ends after a sync still remembers what it has sent.
+            threading.Thread(target=index.remember, args=(found.manifest,), name="sync remember").start()
+        return self._finished(report, run)
+
+    def _run(self, states: dict[str, HostState], changes: Changes, dry_run: bool) -> StagingRun:
+        session = uuid.uuid4().hex
+        return StagingRun(
+            self._calls, session, self._folder, _owner(), states, changes, dry=dry_run, progress=self._progress
+        )
+
+    @contextmanager
+    def _ending(self, run: StagingRun) -> Generator[None]:
+        """Whatever ends a run early leaves nothing staged."""
+        try:
+            yield
+        except BaseException:
+            run.abort()
+            raise
+        finally:
+            run.close()
+
+    def _switch(self, run: StagingRun) -> None:
+        """The second phase. If a host is busy with another client, no host switches."""
+        began = time.monotonic()
+        if not any(each.kind == "WorkspaceBusyError" for each in run.hosts.values()):
+            run.commit()
+        if any(each.step is not Step.SWITCHED for each in run.hosts.values()):
+            run.abort()
+        self._phases.switch = time.monotonic() - began
+
+    # -- the receipt ------------------------------------------------------------------------------------------
+
+    def _finished(self, report: SyncReport, run: StagingRun | None) -> SyncReport:
+        report.hosts = [self._host_report(host, report, run) for host in self._hosts]
+        report.phases = self._phases
+        report.seconds = time.monotonic() - self._began
+        if report.failed:
+            raise self._error(report, run)
+        return report
+
+    def _host_report(self, host: ToolHost, report: SyncReport, run: StagingRun | None) -> HostReport:
+        state = self._states.get(host.key)
+        entry = HostReport(host.name, seconds=time.monotonic() - self._began)
+        entry.problems += self._verified.get(host.key, [])
+        if state is not None:
+            entry.path, entry.generation = state.path, state.generation
+            about = state.parts.get("tree")
+            entry.digest = about.digest.hex() if about is not None else ""
+            entry.reused = report.bytes
+        failed = self._failures.get(host.key)
+        if failed is not None:
+            entry.error = failed.text
+        each = run.hosts.get(host.key) if run is not None else None
+        if each is not None:
+            entry.error = entry.error or each.error
+            entry.files, entry.received, entry.reused = each.files, each.received, each.reused
+            entry.deleted, entry.lacks = each.deleted, sum(size for _, size in each.missing)
+            entry.problems += each.problems
+            if each.switched is not None:
+                entry.switched = True
+                entry.digest = each.switched.digests.get("tree", b"").hex()
+                entry.generation = each.switched.generation
+                entry.moved, entry.kept = each.switched.moved, each.switched.kept
+                entry.files = each.switched.files
+        return entry
+
+    def _error(self, report: SyncReport, run: StagingRun | None) -> SyncError:
+        """The error that names the hosts that stay on their old trees."""
+        failed = report.failed
+        kinds = {failure.kind for failure in self._failures.values()}
+        kinds |= {each.kind for each in run.hosts.values() if each.error} if run is not None else set()
+        cls = getattr(errors, kinds.pop(), SyncError) if len(kinds) == 1 else SyncError
+        switched = sum(not host.error for host in report.hosts)
+        what = f"{len(failed)} of {len(report.hosts)} hosts stay on the tree that they have"
+        rest = f", the other {switched} have the new one" if switched else ""
+        lines = "\n".join(f"  {host.host}: {host.error}" for host in failed)
+        error = cls(f"{what}{rest}:\n{lines}\nSync again when this is mended: what is there is not sent twice.")
+        error.report = report
+        return error
+
+
+def _is_behind(state: HostState, changes: Changes) -> bool:
+    """Whether a host has other trees, or damaged ones."""
+    if state.repair:
+        return True
+    return any(
+        (about := state.parts.get(part.name)) is None or about.digest != part.manifest.digest for part in changes.parts
+    )
+
+
+def _scanning(show: Show) -> Callable[[int, int], None]:
+    return lambda done, total: show(SyncProgress("scan", done, total))
+
+
+def _workspace_of(what: Folders, env: CondaEnvironment | None) -> Workspace:
+    if isinstance(what, Workspace):
+        return what
+    if isinstance(what, str | os.PathLike):
+        return Workspace(dirs=[what], env=env)
+    return Workspace(dirs=what, env=env)
+
+
+@contextmanager
+def _index_of(workspace: Workspace) -> Generator[Index]:
+    """The index of a workspace, which one sync of this process uses at a time."""
+    with _indexes_lock:
+        index, lock = _indexes.setdefault(workspace.id, (Index(workspace.id), threading.Lock()))
+    with lock:
+        yield index
+
+
+def _owner() -> str:
+    """This client, for others that find a workspace busy."""
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    return f"{getpass.getuser()} on {socket.gethostname()} (process {os.getpid()}, since {since})"
