@@ -3,7 +3,7 @@
 The client owns all blocks. A block goes from the client to one host that lacks it, and from there to the others, so
 the client sends each byte about once. Hosts get different blocks from the client, and exchange them.
 
-* A source serves a few readers at a time: the client ``FetchLimits.client_readers``, a host ``FetchLimits.host_readers``.
+* A source serves a few readers at a time (``FetchLimits.client_readers``, ``FetchLimits.host_readers``).
 * A fetch that takes far longer than others do is *overtaken*: the block is also fetched by another host, or from
   another source. What the client sends twice for this is bounded by ``FetchLimits.extra``.
 * When a host is lost, the blocks that only it held come from the client again.
