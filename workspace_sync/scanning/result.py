@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from workspace_sync.model.errors import ScanError
 from workspace_sync.model.manifest import Manifest, digest_of, printable
 from workspace_sync.model.workspace import Workspace
+from workspace_sync.scanning.announcement import BYTES, FILES, Announcement, LeftOut, announce, left_out
 from workspace_sync.scanning.hashing import read_fully
 from workspace_sync.scanning.index import Record
 
@@ -39,6 +40,18 @@ class Scan:
         self._reasons = reasons
         self._lock = threading.Lock()
         self._places: dict[bytes, list[tuple[bytes, bytes, int, int]]] | None = None
+
+    @property
+    def ignored(self) -> list[LeftOut]:
+        """What is left out, by which line of which file."""
+        return left_out(self._records, self._reasons)
+
+    def announcement(self) -> Announcement | None:
+        """What a first sync is about to send; None if that is at most 10,000 files and 1 GB."""
+        files, size = self.manifest.count()
+        if files <= FILES and size <= BYTES:
+            return None
+        return announce(self.manifest, self._records, self._reasons, list(self.workspace.roots()))
 
     def read(self, digest: bytes, into: memoryview) -> None:
         """Read one piece: a file, or a chunk of one.

@@ -76,7 +76,7 @@ class RuleFile:
     Args:
         text: its content.
         base: the path of the folder that it is about (absolute).
-        name: its name in messages.
+        name: its name in messages; empty: the defaults.
     """
 
     def __init__(self, text: bytes, base: bytes, name: str) -> None:
@@ -110,7 +110,8 @@ class RuleFile:
         if not pattern:
             return
         index = len(self._lines)
-        self._lines.append(Line(f"{name}:{number}: {printable(text)}", brings_back, folders_only))
+        where = f"{name}:{number}" if name else "default"
+        self._lines.append(Line(f"{where}: {printable(text)}", brings_back, folders_only))
         if b"/" not in pattern:
             if literal_length(pattern) == len(pattern):
                 self._names.setdefault(pattern, []).append(index)
@@ -195,7 +196,7 @@ class Rules:
         return None
 
 
-_DEFAULTS = RuleFile(DEFAULTS, b"/", "default")
+_DEFAULTS = RuleFile(DEFAULTS, b"/", "")
 
 
 def read_rules(path: bytes, base: bytes, shown: str) -> RuleFile | None:

@@ -79,7 +79,7 @@ def _read(walk: Walk, progress: Callable[[int, int], None] | None, cancelled: Ca
                 progress(done, max(total, done))
 
     outcomes = hash_files([(each.path, each.size) for each in walk.to_hash], report, cancelled)
-    problems = Problems()
+    problems = walk.problems
     for each, outcome in zip(walk.to_hash, outcomes, strict=True):
         found = walk.found[each.folder]
         name = found.items[each.item][0]

@@ -77,9 +77,11 @@ class Walk:
         found: folders that are not as they were.
         to_hash: files whose content must be read.
         reasons: why entries are left out; see ``Index.reasons``.
+        problems: folders that cannot be read, and links that lead out of the workspace.
     """
 
     reasons: list[str]
+    problems: Problems = field(default_factory=Problems)
     records: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
     found: dict[bytes, Found] = field(default_factory=dict[bytes, Found])
     to_hash: list[ToHash] = field(default_factory=list[ToHash])
@@ -128,7 +130,6 @@ class Walker:
         self._links: Links = links
         self._cancelled = cancelled
         self._given = rules
-        self._problems = Problems()
         self._walk = Walk(list(index.reasons))
         self._numbers = {reason: i for i, reason in enumerate(self._walk.reasons)}
         self._todo: list[_Folder] = []
@@ -137,7 +138,7 @@ class Walker:
         """Walk over all folders.
 
         Raises:
-            ScanError: folders cannot be read, or links lead out of the workspace; the message names them.
+            ScanError: a root is gone, or the scan was cancelled.
         """
         for root, place in self._roots.items():
             if self._given is None:
@@ -149,7 +150,6 @@ class Walker:
                 if self._cancelled is not None and self._cancelled():
                     raise ScanError("the scan was cancelled")
                 self._visit(self._todo.pop())
-        self._problems.check()
         return self._walk
 
     def _visit(self, folder: _Folder) -> None:
@@ -189,7 +189,7 @@ class Walker:
             self._gone(folder)
             return
         except PermissionError:
-            self._problems.unreadable.append(path)
+            self._walk.problems.unreadable.append(path)
             return
         if old is not None and old.outer == folder.around.digest:
             # Rules of a repository of its own may change without a trace in the listing.
@@ -317,7 +317,7 @@ class Walker:
             if inner is None and self._links == "keep":
                 inner = target
             if inner is None:
-                self._problems.outside.append((path, target))
+                self._walk.problems.outside.append((path, target))
             else:
                 found.record.folder.links[name] = inner
             found.items.append(item)
@@ -355,7 +355,7 @@ class Walker:
             return None  # it leads nowhere, and is reported as a link to outside
         real = os.path.realpath(path)
         if stat.S_ISDIR(about.st_mode) and any(_holds(real, each) for each in folder.chain):
-            self._problems.loops.append((path, real))
+            self._walk.problems.loops.append((path, real))
             return None
         return about
 

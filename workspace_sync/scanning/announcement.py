@@ -1,0 +1,146 @@
+"""What a large first sync is about to send, and what it leaves out, for people to look at before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monarch_kernel.display.quantities import memory, text_size
+from workspace_sync.model.manifest import Manifest, printable
+from workspace_sync.scanning.index import Record
+
+#: A first sync of more is announced.
+FILES = 10_000
+BYTES = 1 << 30
+#: How many folders and lines are named.
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What one line of a file of rules leaves out.
+
+    Attributes:
+        source: ``file:line: text``, or ``default: text``.
+        files: files, outside of folders that are left out.
+        folders: folders, which are not entered.
+        bytes: of the files, as they were when they were first seen.
+        example: one of them, a path in the tree.
+    """
+
+    source: str
+    files: int
+    folders: int
+    bytes: int
+    example: bytes
+
+
+@dataclass(frozen=True)
+class FolderSize:
+    """A folder with all that is below it.
+
+    Attributes:
+        path: in the tree.
+        files: files.
+        bytes: their bytes.
+    """
+
+    path: bytes
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What a first sync is about to send; as text with ``str``.
+
+    Attributes:
+        sources: the folders of the client.
+        files: files to be sent.
+        bytes: their bytes.
+        largest: where most of it is, the largest first.
+        left_out: what is left out by which line, the most first.
+    """
+
+    sources: list[str]
+    files: int
+    bytes: int
+    largest: list[FolderSize]
+    left_out: list[LeftOut]
+
+    def __str__(self) -> str:
+        lines = [f"The first sync sends {self.files:,} files ({_size(self.bytes)}) from {', '.join(self.sources)}."]
+        if self.largest:
+            lines.append("Most of it is in:")
+            lines += [
+                f"  {_size(each.bytes):>9}  {each.files:>9,} files  {printable(each.path) or '.'}"
+                for each in self.largest
+            ]
+        if self.left_out:
+            lines.append("Left out:")
+            lines += [f"  {_amount(each)}  by {each.source}" for each in self.left_out[: 2 * _NAMED]]
+            if len(self.left_out) > 2 * _NAMED:
+                lines.append(f"  ... and by {len(self.left_out) - 2 * _NAMED} more lines")
+        lines.append(f"Lines in {self.sources[0]}/.meshignore leave out more; they are written as in .gitignore.")
+        return "\n".join(lines)
+
+
+def announce(manifest: Manifest, records: dict[bytes, Record], reasons: list[str], sources: list[str]) -> Announcement:
+    """Describe a first sync."""
+    files, size = manifest.count()
+    return Announcement(sources, files, size, largest_folders(manifest), left_out(records, reasons))
+
+
+def left_out(records: dict[bytes, Record], reasons: list[str]) -> list[LeftOut]:
+    """What is left out by which line: most entries first."""
+    files: dict[int, int] = {}
+    folders: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+    examples: dict[int, bytes] = {}
+    for place, record in records.items():
+        for name, why in record.ignored.items():
+            reason = why.reason
+            counted = folders if why.folder else files
+            counted[reason] = counted.get(reason, 0) + 1
+            sizes[reason] = sizes.get(reason, 0) + why.size
+            examples.setdefault(reason, place + b"/" + name if place else name)
+    found = [
+        LeftOut(reasons[reason], files.get(reason, 0), folders.get(reason, 0), sizes[reason], example)
+        for reason, example in examples.items()
+    ]
+    return sorted(found, key=lambda each: (-each.bytes, -each.folders, -each.files, each.source))
+
+
+def largest_folders(manifest: Manifest) -> list[FolderSize]:
+    """The folders that hold most bytes; instead of a folder that has most from one subfolder, the subfolder."""
+    totals: dict[bytes, list[int]] = {}
+    below: dict[bytes, int] = {}  # the bytes of the largest subfolder
+    for path in sorted(manifest.folders, key=lambda path: -path.count(b"/") if path else 1):
+        entries = manifest.folders[path].files.values()
+        total = totals.setdefault(path, [0, 0])
+        total[0] += len(entries)
+        total[1] += sum(entry.size for entry in entries)
+        if path:
+            parent = path.rpartition(b"/")[0]
+            above = totals.setdefault(parent, [0, 0])
+            above[0] += total[0]
+            above[1] += total[1]
+            below[parent] = max(below.get(parent, 0), total[1])
+    chosen = [
+        FolderSize(path, files, size)
+        for path, (files, size) in totals.items()
+        if size and below.get(path, 0) < 0.8 * size and (path or len(totals) == 1)
+    ]
+    return sorted(chosen, key=lambda each: (-each.bytes, each.path))[:_NAMED]
+
+
+def _size(size: int) -> str:
+    return memory(size) if size >= 1_000_000 else text_size(size)
+
+
+def _amount(each: LeftOut) -> str:
+    parts: list[str] = []
+    if each.folders:
+        parts.append("1 folder" if each.folders == 1 else f"{each.folders:,} folders")
+    if each.files:
+        parts.append(f"{'1 file' if each.files == 1 else f'{each.files:,} files'} ({_size(each.bytes)})")
+    return ", ".join(parts)
