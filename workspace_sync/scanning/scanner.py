@@ -67,6 +67,8 @@ def scan(
 
 def _read(walk: Walk, progress: Callable[[int, int], None] | None, cancelled: Callable[[], bool] | None) -> int:
     """Hash the files that must be, and enter them; returns the bytes that were read."""
+    if walk.problems.outside or walk.problems.loops:
+        walk.problems.check()  # before much is read
     total = sum(each.size for each in walk.to_hash)
     done = 0
     lock = Lock()
