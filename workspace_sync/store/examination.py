@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, Manifest, printable, seal
 from workspace_sync.store.cloning import digest_of_file
-from workspace_sync.store.tree import Tree, join
+from workspace_sync.store.tree import TreeFolder, join
+
+#: So many files of a folder are hashed by one thread.
+_FEW = 8
 
 
 @dataclass
-class Held:
+class HeldManifest:
     """A manifest as a host holds it.
 
     Attributes:
@@ -59,7 +62,7 @@ def empty(mode: int = 0o700) -> Manifest:
     return seal({b"": Folder(mode, {}, {}, {})})
 
 
-def compared(tree: Tree, held: Held) -> Iterator[Problem]:
+def compared(tree: TreeFolder, held: HeldManifest) -> Iterator[Problem]:
     """Compare a tree with its manifest: content, links and modes. What the manifest does not name is ignored."""
     with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
         for path, folder in held.manifest.folders.items():
@@ -67,7 +70,7 @@ def compared(tree: Tree, held: Held) -> Iterator[Problem]:
 
 
 def _folder_problems(
-    tree: Tree, held: Held, path: bytes, folder: Folder, pool: ThreadPoolExecutor
+    tree: TreeFolder, held: HeldManifest, path: bytes, folder: Folder, pool: ThreadPoolExecutor
 ) -> Iterator[Problem]:
     def problem(name: bytes, what: str) -> Problem:
         return Problem(f"{tree.path}/{printable(join(path, name))}", what)
@@ -92,7 +95,7 @@ def _folder_problems(
         entry = folder.files[name]
         return _file_problem(fd, name, held.mode(entry), held.content(join(path, name), entry))
 
-    for name, what in zip(names, pool.map(check, names) if len(names) > 8 else map(check, names)):
+    for name, what in zip(names, pool.map(check, names) if len(names) > _FEW else map(check, names)):
         if what:
             yield problem(name, what)
 
@@ -120,74 +123,133 @@ def _file_problem(folder: int, name: bytes, mode: int, content: tuple[bytes, int
     return ""
 
 
+def without(held: HeldManifest, paths: Collection[bytes]) -> HeldManifest:
+    """A manifest without some of its files; folders that differ are copied."""
+    folders = dict(held.manifest.folders)
+    changed: set[bytes] = set()
+    for path in paths:
+        while path:
+            path = path.rpartition(b"/")[0]
+            if path in changed:
+                break
+            changed.add(path)
+    for path in changed:
+        folder = folders[path]
+        folders[path] = Folder(folder.mode, dict(folder.files), dict(folder.links), dict(folder.folders))
+    for path in paths:
+        parent, _, name = path.rpartition(b"/")
+        del folders[parent].files[name]
+    rewritten = {path: content for path, content in held.rewritten.items() if path not in paths}
+    return HeldManifest(seal(folders, changed), rewritten, held.read_only)
+
+
+def glanced(
+    tree: TreeFolder, held: HeldManifest, aside: Callable[[bytes], None], stopped: Callable[[], bool]
+) -> HeldManifest:
+    """Look at the size, time and mode of each file, and hash those that differ; the manifest of what is there.
+
+    Args:
+        aside: moves a file that a rank has changed out of the way.
+        stopped: if true, ``InterruptedError`` is raised soon.
+    """
+    changed: list[bytes] = []
+    for path, folder in held.manifest.folders.items():
+        if stopped():
+            raise InterruptedError
+        try:
+            fd = tree.folder(path)
+        except OSError:
+            return examined(tree, [held], aside, unfinished=False, stopped=stopped)
+        for name, entry in folder.files.items():
+            content = held.content(join(path, name), entry)
+            try:
+                about = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except FileNotFoundError:
+                changed.append(join(path, name))
+                continue
+            size = content[1] if content is not None else -1
+            if (about.st_mtime_ns, about.st_size) == (entry.mtime, size) and about.st_mode == held.mode(entry) | _FILE:
+                continue
+            if not stat.S_ISREG(about.st_mode) or _match(fd, name, join(path, name), [(held, folder)]) is None:
+                aside(join(path, name))
+                changed.append(join(path, name))
+    return without(held, set(changed)) if changed else held
+
+
+_FILE = stat.S_IFREG
+
+
 def examined(
-    tree: Tree, candidates: Sequence[Held], aside: Callable[[bytes], None], *, unfinished: bool
-) -> tuple[Held, list[Problem]]:
-    """Find out what a tree holds, of what some manifests name, and put aside what is neither.
+    tree: TreeFolder,
+    candidates: Sequence[HeldManifest],
+    aside: Callable[[bytes], None],
+    *,
+    unfinished: bool,
+    stopped: Callable[[], bool] = lambda: False,
+) -> HeldManifest:
+    """Find out what a tree holds, of what some manifests name, by hashing all of it; the manifest of what is there.
 
     Args:
         candidates: what it may hold, the likeliest first.
         aside: moves a path that a rank may have made out of the way.
         unfinished: files whose content is wrong are our own, half written, and are removed; otherwise put aside.
-
-    Returns:
-        A manifest of what is there, and what was wrong.
+        stopped: if true, ``InterruptedError`` is raised soon.
     """
-    problems: list[Problem] = []
     folders: dict[bytes, Folder] = {}
     rewritten: dict[bytes, tuple[bytes, int]] = {}
     todo = [b""]
     with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
         while todo:
+            if stopped():
+                raise InterruptedError
             path = todo.pop()
             fd = tree.folder(path)
             here = [(held, held.manifest.folders[path]) for held in candidates if path in held.manifest.folders]
             folder = folders[path] = Folder(stat.S_IMODE(os.fstat(fd).st_mode), {}, {}, {})
             files: list[bytes] = []
             for name in tree.names(path):
-                whole = join(path, name)
+                if not _named(name, here):
+                    continue
                 about = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                if stat.S_ISDIR(about.st_mode):
-                    if any(name in each.folders for _, each in here):
-                        folder.folders[name] = b""
-                        todo.append(whole)
-                    elif any(name in each.files or name in each.links for _, each in here):
-                        aside(whole)
-                elif stat.S_ISLNK(about.st_mode):
-                    target = os.fsencode(os.readlink(name, dir_fd=fd))
-                    if any(each.links.get(name) == target for _, each in here):
-                        folder.links[name] = target
-                    elif _named(name, here):
-                        aside(whole)
+                if stat.S_ISDIR(about.st_mode) and any(name in each.folders for _, each in here):
+                    folder.folders[name] = b""
+                    todo.append(join(path, name))
                 elif stat.S_ISREG(about.st_mode) and any(name in each.files for _, each in here):
                     files.append(name)
-                elif _named(name, here):
-                    aside(whole)
+                elif stat.S_ISLNK(about.st_mode) and _is_link(fd, name, here):
+                    folder.links[name] = os.fsencode(os.readlink(name, dir_fd=fd))
+                else:
+                    aside(join(path, name))
 
-            def match(name: bytes, path: bytes = path, fd: int = fd, here: Sequence[tuple[Held, Folder]] = here):
+            def match(
+                name: bytes, path: bytes = path, fd: int = fd, here: Sequence[tuple[HeldManifest, Folder]] = here
+            ) -> tuple[FileEntry, tuple[bytes, int]] | None:
                 return _match(fd, name, join(path, name), here)
 
-            for name, found in zip(files, pool.map(match, files) if len(files) > 8 else map(match, files)):
+            for name, found in zip(files, pool.map(match, files) if len(files) > _FEW else map(match, files)):
                 whole = join(path, name)
                 if found is not None:
-                    entry, content = found
-                    folder.files[name] = entry
-                    if entry.rewrite is not None:
+                    folder.files[name], content = found
+                    if found[0].rewrite is not None:
                         rewritten[whole] = content
                 elif unfinished:
                     tree.unlink(whole)
                 else:
-                    problems.append(Problem(f"{tree.path}/{printable(whole)}", "its content was changed"))
                     aside(whole)
-    return Held(seal(folders), rewritten, candidates[0].read_only if candidates else False), problems
+    return HeldManifest(seal(folders), rewritten, candidates[0].read_only if candidates else False)
 
 
-def _named(name: bytes, here: Sequence[tuple[Held, Folder]]) -> bool:
+def _is_link(fd: int, name: bytes, here: Sequence[tuple[HeldManifest, Folder]]) -> bool:
+    target = os.fsencode(os.readlink(name, dir_fd=fd))
+    return any(folder.links.get(name) == target for _, folder in here)
+
+
+def _named(name: bytes, here: Sequence[tuple[HeldManifest, Folder]]) -> bool:
     return any(name in each.files or name in each.links or name in each.folders for _, each in here)
 
 
 def _match(
-    fd: int, name: bytes, path: bytes, here: Sequence[tuple[Held, Folder]]
+    fd: int, name: bytes, path: bytes, here: Sequence[tuple[HeldManifest, Folder]]
 ) -> tuple[FileEntry, tuple[bytes, int]] | None:
     """The entry that a file fits, and its content here."""
     found: tuple[bytes, int] | None = None

@@ -8,10 +8,10 @@ import stat
 from collections.abc import Iterator
 
 from workspace_sync.model.manifest import Folder, Manifest, printable
-from workspace_sync.store.tree import CACHES, Tree, folder_time, join
+from workspace_sync.store.tree import CACHES, TreeFolder, folder_time, join
 
 
-def strays(tree: Tree, manifest: Manifest) -> Iterator[bytes]:
+def strays(tree: TreeFolder, manifest: Manifest) -> Iterator[bytes]:
     """The paths in a tree that its manifest does not name, without caches: a folder comes whole.
 
     Only folders that were changed since the tree was made are read.
@@ -27,7 +27,7 @@ def strays(tree: Tree, manifest: Manifest) -> Iterator[bytes]:
         yield from strays_in(tree, path, folder)
 
 
-def strays_in(tree: Tree, path: bytes, folder: Folder) -> Iterator[bytes]:
+def strays_in(tree: TreeFolder, path: bytes, folder: Folder) -> Iterator[bytes]:
     """The same for one folder."""
     try:
         names = tree.names(path)
@@ -47,15 +47,15 @@ class Keeper:
         label: a folder in it, for everything that is kept at this time.
     """
 
-    def __init__(self, tree: Tree, label: str) -> None:
-        self._tree = tree
+    def __init__(self, tree: TreeFolder, label: str) -> None:
+        self.tree = tree
         self._label = os.fsencode(label)
         #: Paths that moved to the new tree.
         self.moved: list[str] = []
         #: Paths that could not, and where they are now.
         self.kept: list[str] = []
 
-    def move(self, part: str, source: Tree, path: bytes, target: Tree, manifest: Manifest) -> None:
+    def move(self, part: str, source: TreeFolder, path: bytes, target: TreeFolder, manifest: Manifest) -> None:
         """Move a path to the same place in another tree; folders that exist on both sides are merged.
 
         Args:
@@ -82,14 +82,14 @@ class Keeper:
         else:
             self.keep(part, source, path)
 
-    def keep(self, part: str, source: Tree, path: bytes) -> None:
+    def keep(self, part: str, source: TreeFolder, path: bytes) -> None:
         """Move a path into the folder ``kept``."""
         place = b"/".join((self._label, os.fsencode(part), path))
-        while self._tree.stat(place) is not None:
+        while self.tree.stat(place) is not None:
             place += b"~"
-        self._tree.make_folders(place.rpartition(b"/")[0])
-        _rename(source, path, self._tree, place)
-        self.kept.append(f"{part}/{printable(path)}: {self._tree.path}/{printable(place)}")
+        self.tree.make_folders(place.rpartition(b"/")[0])
+        _rename(source, path, self.tree, place)
+        self.kept.append(f"{part}/{printable(path)}: {self.tree.path}/{printable(place)}")
 
 
 def _names(manifest: Manifest, path: bytes) -> bool:
@@ -98,7 +98,7 @@ def _names(manifest: Manifest, path: bytes) -> bool:
     return folder is not None and (name in folder.files or name in folder.links or name in folder.folders)
 
 
-def _rename(source: Tree, path: bytes, target: Tree, place: bytes) -> None:
+def _rename(source: TreeFolder, path: bytes, target: TreeFolder, place: bytes) -> None:
     source.forget(path)
     a, name = source.place(path)
     b, new = target.place(place)

@@ -30,6 +30,10 @@ class Objects:
         """Its path, for messages."""
         return self._folder.path
 
+    def path_of(self, digest: bytes) -> str:
+        """The path of an object, for messages."""
+        return f"{self._folder.path}/{_name(digest)}"
+
     def close(self) -> None:
         """Close its descriptor."""
         self._folder.close()
@@ -44,7 +48,7 @@ class Objects:
             raise
 
     def take_in(self, digest: bytes, folder: int, name: bytes) -> None:
-        """Move a file into the objects; if there is one already, the file is removed.
+        """Move a file into the objects, over one that is there; that is new then, and not collected soon.
 
         Args:
             digest: of its content, as far as is known.
@@ -53,17 +57,20 @@ class Objects:
         """
         target = _name(digest)
         try:
-            os.stat(target, dir_fd=self._folder.fd, follow_symlinks=False)
-        except FileNotFoundError:
-            pass
-        else:
-            os.unlink(name, dir_fd=folder)
-            return
-        try:
             os.rename(name, target, src_dir_fd=folder, dst_dir_fd=self._folder.fd)
         except FileNotFoundError:
             self._make(target)
             os.rename(name, target, src_dir_fd=folder, dst_dir_fd=self._folder.fd)
+        try:
+            # Of two names of one file, rename() keeps both.
+            if self._same(target, folder, name):
+                os.unlink(name, dir_fd=folder)
+        except FileNotFoundError:
+            pass
+
+    def _same(self, target: str, folder: int, name: bytes) -> bool:
+        there = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return os.path.samestat(there, os.stat(target, dir_fd=self._folder.fd, follow_symlinks=False))
 
     def give_back(self, digest: bytes, folder: int, name: bytes) -> None:
         """Move an object into a folder."""

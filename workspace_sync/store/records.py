@@ -25,6 +25,12 @@ _MAGIC = b"monarch sync "
 _HEAD = len(_MAGIC) + 5 + DIGEST_SIZE
 
 
+class StoreRecord(msgspec.Struct, array_like=True):
+    """What a store is. Its version is that of the record."""
+
+    made_by: str = "monarch_kernel"
+
+
 class SlotRecord(msgspec.Struct, array_like=True):
     """What a slot holds.
 
@@ -83,7 +89,19 @@ def write_record(folder: PrivateFolder, name: str, record: object) -> None:
     """
     data = msgspec.msgpack.encode(record)
     with explain(os.path.join(folder.path, name)):
-        folder.replace(name, b"".join((_MAGIC, b"%04d\n" % FORMAT, digest_of(data), data)))
+        try:
+            folder.replace(name, b"".join((_MAGIC, b"%04d\n" % FORMAT, digest_of(data), data)))
+        except OSError:
+            remove_record(folder, f"{name}.new")
+            raise
+
+
+def remove_record(folder: PrivateFolder, name: str) -> None:
+    """Remove a record, if it is there."""
+    try:
+        os.unlink(name, dir_fd=folder.fd)
+    except FileNotFoundError:
+        pass
 
 
 def read_record(folder: PrivateFolder, name: str, kind: type[R]) -> R:

@@ -1,27 +1,32 @@
-"""The change of one slot from the tree that it holds to another one: what it lacks, and how that gets in.
+"""The change of one slot from the tree that it holds to another one (long because each kind of entry has its step).
 
 Files that leave the slot move into the objects. Each file of the new tree is made from what this host has, if possible;
-the rest is named as missing, and ``put`` writes it straight into its place. Until ``finish``, the slot's record says
-that it is being changed, so a process that is killed leaves a slot that is examined before it is used again.
+the rest is named as missing, and ``put`` writes it straight into its place. Until the change is finished or abandoned,
+the slot's record says that it is being changed, so a process that is killed leaves a slot that is examined before it is
+used again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 from workspace_sync.model.errors import StoreError, TamperedError
-from workspace_sync.model.manifest import FileEntry, Folder, changes, digest_of, printable, seal
-from workspace_sync.store.cloning import Facts, copy, digest_of_file
-from workspace_sync.store.examination import Held, Problem
+from workspace_sync.model.manifest import FileEntry, Folder, Manifest, changes, digest_of, printable
+from workspace_sync.store.cloning import Facts, copy, digest_of_file, reflink
+from workspace_sync.store.examination import HeldManifest, without
 from workspace_sync.store.failures import explain
 from workspace_sync.store.kept import Keeper
-from workspace_sync.store.objects import Objects, write_all
-from workspace_sync.store.tree import Tree, join
+from workspace_sync.store.objects import write_all
+from workspace_sync.store.sources import Place, Sources
+from workspace_sync.store.tree import TreeFolder, join
 
 
 class FileRewriter(Protocol):
@@ -39,19 +44,6 @@ class FileRewriter(Protocol):
         ...
 
 
-_UMASK = 0o777
-
-
-@dataclass(frozen=True)
-class Donor:
-    """A tree whose files may be used."""
-
-    tree: Tree
-    held: Held
-    #: Whether a file that is not as its manifest says is worth a report (it may be changing in another workspace).
-    steady: bool = True
-
-
 @dataclass(frozen=True)
 class _Want:
     """A place for a piece that is missing."""
@@ -59,6 +51,7 @@ class _Want:
     path: bytes
     entry: FileEntry
     offset: int
+    size: int
 
 
 class SlotChange:
@@ -68,38 +61,35 @@ class SlotChange:
         part: of the workspace.
         tree: the slot.
         have: what it holds, exactly.
-        target: what it shall hold.
-        objects: of the store.
-        facts: of its file system.
+        target: what it shall hold; its ``rewritten`` is filled in.
+        sources: what this host has.
+        facts: of the file system.
         keeper: takes what ranks have made where the new tree has something else.
         rewriter: for files of an environment that name its prefix.
-        donors: other trees, those with likely the same files first.
-        more_donors: called if that was not enough.
+        discards: asked with the digest of a file that leaves: whether it need not become an object.
     """
 
     def __init__(
         self,
         part: str,
-        tree: Tree,
-        have: Held,
-        target: Held,
-        objects: Objects,
+        tree: TreeFolder,
+        have: HeldManifest,
+        target: HeldManifest,
+        sources: Sources,
         facts: Facts,
         keeper: Keeper,
         rewriter: FileRewriter | None = None,
-        donors: Sequence[Donor] = (),
-        more_donors: Callable[[int], Sequence[Donor]] | None = None,
+        discards: Callable[[bytes], bool] = lambda digest: False,
     ) -> None:
         self.part = part
         self.tree = tree
         self.have = have
         self.target = target
-        self._objects = objects
+        self.sources = sources
         self._facts = facts
         self._keeper = keeper
         self._rewriter = rewriter
-        self._donors = list(donors)
-        self._more_donors = more_donors
+        self._discards = discards
         self._lock = threading.Lock()
         self._wants: dict[bytes, list[_Want]] = {}
         #: Files of the target that are not there (yet), and those that this change has made.
@@ -111,10 +101,10 @@ class SlotChange:
         self._indexes: dict[bytes, tuple[FileEntry, bytes]] = {}
         self._touched: set[bytes] = set()
         self._freed: set[bytes] = set()
-        #: The compiled files of modules that change, by folder: the stems of their names.
+        #: Modules that change, by folder: the stems of their names.
         self._stems: dict[bytes, set[bytes]] = {}
+        self._umask = _umask()
         self.reused = 0
-        self.problems: list[Problem] = []
 
     @property
     def files(self) -> int:
@@ -123,14 +113,8 @@ class SlotChange:
 
     def missing(self) -> list[tuple[bytes, int]]:
         """The (digest, size) of each piece that this host does not have."""
-        found: list[tuple[bytes, int]] = []
-        for digest, wants in self._wants.items():
-            entry, offset = wants[0].entry, wants[0].offset
-            if not entry.chunks:
-                found.append((digest, entry.size))
-            else:
-                found.append((digest, next(size for _, at, size in entry.pieces() if at == offset)))
-        return found
+        with self._lock:
+            return [(digest, wants[0].size) for digest, wants in self._wants.items()]
 
     # -- the change, without what is missing ---------------------------------------------------------
 
@@ -138,17 +122,25 @@ class SlotChange:
         """Remove what goes, make folders and links, and make each file that this host has the content of.
 
         Args:
-            stopped: asked between files; true: leave the rest missing.
+            stopped: asked between files; true: leave the rest out. Such a change can only be abandoned.
+
+        Raises:
+            StoreError: this host cannot hold the tree. Nothing was changed if a name or the space is the reason.
         """
         removed: list[tuple[bytes, FileEntry | bytes | int]] = []
         folders: list[bytes] = []
         links: list[tuple[bytes, bytes]] = []
         files: list[tuple[bytes, FileEntry]] = []
+        inside: list[tuple[bytes, FileEntry, FileEntry]] = []
         for change in changes(self.have.manifest, self.target.manifest):
             path, old, new = change.path, change.old, change.new
             self._touch(path, isinstance(new, int))
-            if isinstance(old, FileEntry) and isinstance(new, FileEntry) and self._only_mode(path, old, new):
-                continue
+            if isinstance(old, FileEntry) and isinstance(new, FileEntry):
+                if self._only_mode(path, old, new):
+                    continue
+                if self._mostly_same(path, old, new):
+                    inside.append((path, old, new))
+                    continue
             if old is not None and not (isinstance(old, int) and isinstance(new, int)):
                 removed.append((path, old))
             if isinstance(new, int):
@@ -158,19 +150,22 @@ class SlotChange:
                 links.append((path, new))
             elif new is not None:
                 files.append((path, new))
-        self._check(folders, links, files)
-        self._pending = dict(files)
+        self._check_names([*folders, *(path for path, _ in links), *(path for path, _ in files)])
+        self._check_space(removed, files)
+        self._pending = {**dict(files), **{path: new for path, _, new in inside}}
         for path, old in removed:
             self._remove(path, old)
-        self._remove_compiled()
         for path in folders:
             self._make_folder(path)
         for path, target in links:
             with self._explain(path):
                 self._create(path, lambda folder, name, target=target: os.symlink(target, name, dir_fd=folder))
-        self._reuse(files, stopped)
+        self._make_files(files, inside, stopped)
+        for path, _ in [*files, *((path, new) for path, _, new in inside)]:
+            self._note_module(path)
+        self._remove_compiled(list(self._stems))
 
-    def _explain(self, path: bytes):
+    def _explain(self, path: bytes) -> contextlib.AbstractContextManager[None]:
         return explain(self.tree.path, path)
 
     def _touch(self, path: bytes, is_folder: bool) -> None:
@@ -179,8 +174,6 @@ class SlotChange:
             path = path.rpartition(b"/")[0]
         while path not in self._touched:
             self._touched.add(path)
-            if not path:
-                break
             path = path.rpartition(b"/")[0]
 
     def _only_mode(self, path: bytes, old: FileEntry, new: FileEntry) -> bool:
@@ -196,16 +189,27 @@ class SlotChange:
                 os.fchmod(fd, self.target.mode(new))
             finally:
                 os.close(fd)
-        if new.rewrite is not None and path in self.have.rewritten:
+        if path in self.have.rewritten:
             self.target.rewritten[path] = self.have.rewritten[path]
         return True
 
-    def _check(
-        self, folders: list[bytes], links: list[tuple[bytes, bytes]], files: list[tuple[bytes, FileEntry]]
-    ) -> None:
-        """Refuse before anything is changed what this file system cannot hold."""
+    def _mostly_same(self, path: bytes, old: FileEntry, new: FileEntry) -> bool:
+        """Whether most of a large file stays where it is, so that it is best changed inside."""
+        if not old.chunks or not new.chunks or old.rewrite or new.rewrite:
+            return False
+        if 2 * sum(size for _, _, size in set(old.pieces()) & set(new.pieces())) < new.size:
+            return False
+        about = self.tree.stat(path)
+        return (
+            about is not None
+            and stat.S_ISREG(about.st_mode)
+            and about.st_nlink == 1
+            and (about.st_mtime_ns, about.st_size) == (old.mtime, old.size)
+        )
+
+    def _check_names(self, new: list[bytes]) -> None:
+        """Refuse what this file system cannot hold, before anything is changed."""
         longest = self._facts.longest
-        new = [*folders, *(path for path, _ in links), *(path for path, _ in files)]
         for path in new:
             name = path.rpartition(b"/")[2]
             if len(name) > longest:
@@ -213,7 +217,7 @@ class SlotChange:
                     f"{self.tree.path}/{printable(path)}: the name has {len(name)} bytes, and this file system takes "
                     f"{longest}: shorten it, or ignore it"
                 )
-            if not name or name in (b".", b"..") or b"\0" in name:
+            if not name or name in (b".", b"..") or b"\0" in path or path.startswith(b"/"):
                 raise StoreError(f"{self.tree.path}: {printable(path)!r} is no path of a file")
         if self._facts.case_insensitive:
             for path in {path.rpartition(b"/")[0] for path in new}:
@@ -229,10 +233,29 @@ class SlotChange:
                     "this host, whose file system does not tell case apart: rename one of them, or ignore it"
                 )
 
+    def _check_space(
+        self, removed: list[tuple[bytes, FileEntry | bytes | int]], files: list[tuple[bytes, FileEntry]]
+    ) -> None:
+        """Refuse what the disk has no room for, before anything is changed. (Files that only move need none.)"""
+        if self._facts.reflink:
+            return
+        moving = {old.digest for _, old in removed if isinstance(old, FileEntry)}
+        if any(isinstance(old, int) for _, old in removed):
+            moving |= {entry.digest for _, entry in self.have.manifest.files()}
+        needed = sum(entry.size for _, entry in files if entry.digest not in moving)
+        about = os.fstatvfs(self.tree.fd)
+        free = about.f_bavail * about.f_frsize
+        if needed > free:
+            raise StoreError(
+                f"{self.tree.path}: the new files take {needed} bytes, and the disk has {free} free: free some space, "
+                "or name a folder elsewhere in MONARCH_KERNEL_SYNC_FOLDER"
+            )
+
     # -- removal ---------------------------------------------------------------------------------------
 
     def _remove(self, path: bytes, old: FileEntry | bytes | int) -> None:
         with self._explain(path):
+            self._writable(path.rpartition(b"/")[0])
             if isinstance(old, FileEntry):
                 self._remove_file(path, old)
             elif isinstance(old, bytes):
@@ -245,19 +268,20 @@ class SlotChange:
                 self._remove_folder(path)
 
     def _remove_folder(self, path: bytes) -> None:
-        """Remove all that the manifest names below a folder; what else is there stays, and the folder with it."""
+        """Remove all that the manifest names below a folder, and the folder; what else is left there is kept."""
         folder = self.have.manifest.folders[path]
-        self._writable(path)
-        for name, entry in folder.files.items():
-            self._remove_file(join(path, name), entry)
+        for name in folder.folders:
+            self._remove(join(path, name), 0)
         for name, target in folder.links.items():
             self._remove(join(path, name), target)
-        for name in folder.folders:
-            self._remove_folder(join(path, name))
-        self._remove_compiled(path)
-        if self.tree.stat(join(path, b"__pycache__")) is not None:
-            self.tree.remove_folder(join(path, b"__pycache__"))
-        self.tree.remove_folder(path)
+        for name, entry in folder.files.items():
+            self._remove(join(path, name), entry)
+        self._remove_compiled([path])
+        cache = join(path, b"__pycache__")
+        if self.tree.stat(cache) is not None:
+            self.tree.remove_folder(cache)
+        if not self.tree.remove_folder(path):
+            self._keeper.keep(self.part, self.tree, path)
 
     def _remove_file(self, path: bytes, entry: FileEntry) -> None:
         self._note_module(path)
@@ -269,14 +293,14 @@ class SlotChange:
             self._keeper.keep(self.part, self.tree, path)
             return
         folder, name = self.tree.place(path)
-        if content[1] == 0:
+        if content[1] == 0 or self._discards(content[0]):
             os.unlink(name, dir_fd=folder)
             return
-        self._objects.take_in(content[0], folder, name)
+        self.sources.objects.take_in(content[0], folder, name)
         self._freed.add(content[0])
 
     def _is_ours(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], about: os.stat_result) -> bool:
-        """Whether a file is as the manifest says; its times say so, else its content."""
+        """Whether a file is as the manifest says: its size and time do, else its content."""
         if about.st_size != content[1]:
             return False
         if about.st_mtime_ns == entry.mtime:
@@ -292,9 +316,9 @@ class SlotChange:
             folder, _, name = path.rpartition(b"/")
             self._stems.setdefault(folder, set()).add(name[:-3])
 
-    def _remove_compiled(self, only: bytes | None = None) -> None:
+    def _remove_compiled(self, folders: Iterable[bytes]) -> None:
         """Remove the compiled files of changed modules: the size and time in them may fit the new source, too."""
-        for folder in [only] if only is not None else list(self._stems):
+        for folder in folders:
             stems = self._stems.pop(folder, None)
             cache = join(folder, b"__pycache__")
             if not stems:
@@ -303,11 +327,14 @@ class SlotChange:
                 names = self.tree.names(cache)
             except OSError:
                 continue
-            known = self.have.manifest.folders.get(cache)
-            for name in names:
-                ours = known is not None and name in known.files
-                if name.partition(b".")[0] in stems and name.endswith(b".pyc") and not ours:
-                    self.tree.unlink(join(cache, name))
+            ours: set[bytes] = set()
+            for held in (self.have, self.target):
+                if (known := held.manifest.folders.get(cache)) is not None:
+                    ours.update(known.files)
+            with self._explain(cache):
+                for name in names:
+                    if name.partition(b".")[0] in stems and name.endswith(b".pyc") and name not in ours:
+                        self.tree.unlink(join(cache, name))
 
     # -- folders, links, files --------------------------------------------------------------------------
 
@@ -344,7 +371,7 @@ class SlotChange:
         except FileExistsError:
             self._keeper.keep(self.part, self.tree, path)
             fd = self.tree.new_file(path, mode)
-        if mode & _UMASK != mode or mode & ~_process_umask() != mode:
+        if mode & self._umask:
             os.fchmod(fd, mode)
         return fd
 
@@ -352,101 +379,88 @@ class SlotChange:
         del self._pending[path]
         self._made.append(path)
 
-    # -- reuse ------------------------------------------------------------------------------------------
+    # -- what this host has ---------------------------------------------------------------------------------
 
-    def _reuse(self, files: list[tuple[bytes, FileEntry]], stopped: Callable[[], bool]) -> None:
+    def _make_files(
+        self,
+        files: list[tuple[bytes, FileEntry]],
+        inside: list[tuple[bytes, FileEntry, FileEntry]],
+        stopped: Callable[[], bool],
+    ) -> None:
         """Make the files of which this host has the content, and note what is missing of the others."""
+        self.sources.expect(len(files))
+        for held in (self.target, self.have, *(donor.held for donor in self.sources.donors)):
+            self.sources.learn(held)
         rest: list[tuple[bytes, FileEntry]] = []
-        known = self._known_content()
-        objects = self._objects.names() if len(files) > 256 else None
         for path, entry in files:
+            if stopped():
+                return
             with self._explain(path):
-                self._note_module(path)
-                if stopped():
-                    return
-                if entry.size == 0:
-                    fd = self._new_file(path, entry)
-                    os.utime(fd, ns=(entry.mtime, entry.mtime))
-                    os.close(fd)
-                    self._done(path)
-                    continue
-                content = self._content(path, entry, known)
-                if content is None or not self._from_near(path, entry, content, objects):
+                if not self._from_near(path, entry):
                     rest.append((path, entry))
-        self._remove_compiled()
-        if not rest:
-            return
         wanted: set[bytes] = set()
-        for path, entry in rest:
-            content = self._content(path, entry, known)
+        for entry in [*(entry for _, entry in rest), *(new for _, _, new in inside)]:
+            content = self.sources.content(entry)
             if content is not None:
                 wanted.add(content[0])
             wanted.add(entry.digest)
-            if entry.chunks:
-                wanted.update(entry.chunks)
-        places = self._located(wanted)
-        if self._more_donors is not None:
-            lacking = sum(entry.size for _, entry in rest if entry.digest not in places)
-            self._donors += self._more_donors(lacking)
-            # Donors were located from the first one on: those already searched are searched no more.
-            for digest, found in self._located(wanted - places.keys()).items():
-                places.setdefault(digest, found)
+            wanted.update(entry.chunks)
+        if wanted:
+            self.sources.locate(wanted, {entry.digest: entry.size for _, entry in rest})
         for path, entry in rest:
             if stopped():
                 return
             with self._explain(path):
-                self._from_far(path, entry, self._content(path, entry, known), places)
+                self._from_far(path, entry)
+        for path, old, new in inside:
+            if stopped():
+                return
+            with self._explain(path):
+                if not self._facts.reflink:
+                    self._change_inside(path, old, new)
+                elif not self._from_clone(path, old, new):
+                    self._from_far(path, new)
 
-    def _known_content(self) -> dict[tuple[bytes, object], tuple[bytes, int]]:
-        """What originals become on this host, as far as that was found out before."""
-        known: dict[tuple[bytes, object], tuple[bytes, int]] = {}
-        for held in (self.target, self.have, *(donor.held for donor in self._donors)):
-            for path, content in held.rewritten.items():
-                entry = held.manifest.file(path)
-                if entry is not None:
-                    known[entry.digest, entry.rewrite] = content
-        return known
-
-    def _content(
-        self, path: bytes, entry: FileEntry, known: dict[tuple[bytes, object], tuple[bytes, int]]
-    ) -> tuple[bytes, int] | None:
-        if entry.rewrite is None:
-            return entry.digest, entry.size
-        return known.get((entry.digest, entry.rewrite))
-
-    def _from_near(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], objects: set[bytes] | None) -> bool:
+    def _from_near(self, path: bytes, entry: FileEntry) -> bool:
         """Make a file from what has just left the slot, from the same path of another tree, or from an object."""
-        digest = content[0]
-        if digest in self._freed and self._take_back(path, entry, content):
+        if entry.size == 0:
+            fd = self._new_file(path, entry)
+            os.utime(fd, ns=(entry.mtime, entry.mtime))
+            os.close(fd)
+            self._done(path)
             return True
-        for donor in self._donors:
-            other = donor.held.manifest.file(path)
-            same = other is not None and donor.held.content(path, other) == content
-            if same and self._from_donor(path, entry, content, donor, path):
+        content = self.sources.content(entry)
+        if content is None:
+            return False
+        if content[0] in self._freed and self._take_back(path, entry, content):
+            return True
+        for place in self.sources.near(path, content):
+            if self._from_tree(path, entry, content, place):
                 return True
-        if objects is None or digest in objects:
-            fd = self._objects.open(digest)
-            if fd is not None:
-                try:
-                    if self._copied(path, entry, content, fd):
-                        return True
-                finally:
-                    os.close(fd)
-                self._tampered(f"{self._objects.path}/{digest.hex()}", "the content of this object was changed")
-                self._objects.remove(digest)
+        fd = self.sources.open_object(content[0])
+        if fd is None:
+            return False
+        try:
+            if self._copied(path, entry, content, fd):
+                return True
+        finally:
+            os.close(fd)
+        self.sources.damaged_object(content[0])
         return False
 
     def _take_back(self, path: bytes, entry: FileEntry, content: tuple[bytes, int]) -> bool:
         """Move a file that has just left this slot to its new place."""
-        fd = self._objects.open(content[0])
+        fd = self.sources.objects.open(content[0])
         if fd is None:
             return False
         try:
-            about = os.fstat(fd)
-            if about.st_nlink > 1 or digest_of_file(fd) != content[0]:
+            if os.fstat(fd).st_nlink > 1 or digest_of_file(fd) != content[0]:
                 return False
             self._freed.discard(content[0])
-            self._create(path, lambda folder, name: self._objects.give_back(content[0], folder, name))
+            try:
+                self._create(path, lambda folder, name: self.sources.objects.give_back(content[0], folder, name))
+            except FileNotFoundError:
+                return False  # another process has just collected it
             os.fchmod(fd, self.target.mode(entry))
             os.utime(fd, ns=(entry.mtime, entry.mtime))
         finally:
@@ -454,49 +468,45 @@ class SlotChange:
         self._reused(path, entry, content)
         return True
 
-    def _from_donor(
-        self, path: bytes, entry: FileEntry, content: tuple[bytes, int], donor: Donor, source: bytes
-    ) -> bool:
+    def _from_tree(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], place: Place) -> bool:
+        """Make a file from one of another tree: by a hard link where that is safe, else from its content."""
         try:
-            fd = donor.tree.open_file(source)
+            fd = place.donor.tree.open_file(place.path)
         except OSError:
+            self.sources.damaged(place)
             return False
         try:
-            about = os.fstat(fd)
-            if (
-                self.target.read_only
-                and donor.held.read_only
-                and not about.st_mode & 0o222
-                and about.st_mtime_ns == entry.mtime
-                and about.st_mode & 0o777 == self.target.mode(entry)
-                and digest_of_file(fd) == content[0]
-                and self._linked(path, donor.tree, source)
-            ):
-                self._reused(path, entry, content)
-                return True
-            if self._copied(path, entry, content, fd):
+            if self._linked(path, entry, content, place, fd) or self._copied(path, entry, content, fd):
                 return True
         finally:
             os.close(fd)
-        if donor.steady:
-            self._tampered(f"{donor.tree.path}/{printable(source)}", "its content was changed")
+        self.sources.damaged(place)
         return False
 
-    def _linked(self, path: bytes, tree: Tree, source: bytes) -> bool:
-        """Make a file a hard link; returns whether that was possible."""
-        folder, name = tree.place(source)
-
-        def link(target: int, new: bytes) -> None:
-            os.link(name, new, src_dir_fd=folder, dst_dir_fd=target, follow_symlinks=False)
-
-        try:
-            self._create(path, link)
-        except OSError:
+    def _linked(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], place: Place, fd: int) -> bool:
+        """Make a file a hard link to one of another tree, if neither may be written to; returns whether it is."""
+        if not self.target.read_only or not place.donor.held.read_only:
             return False
+        about = os.fstat(fd)
+        if (stat.S_IMODE(about.st_mode), about.st_mtime_ns) != (self.target.mode(entry), entry.mtime):
+            return False
+        if digest_of_file(fd) != content[0]:
+            return False
+        source, old = place.donor.tree.place(place.path)
+        try:
+            self._create(
+                path,
+                lambda folder, name: os.link(old, name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False),
+            )
+        except OSError as e:
+            if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                raise
+            return False  # another file system, or too many links
+        self._reused(path, entry, content)
         return True
 
     def _copied(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], source: int) -> bool:
-        """Make a file from another one; false: that has other content than it should."""
+        """Make a file from an open one; false: that has other content than it should."""
         fd = self._new_file(path, entry)
         try:
             ours = copy(source, fd, content[1], shares=self._facts.reflink) == content[0]
@@ -519,48 +529,18 @@ class SlotChange:
             self.target.rewritten[path] = content
         self._done(path)
 
-    def _tampered(self, path: str, what: str) -> None:
-        self.problems.append(Problem(path, what))
-
-    def _located(self, wanted: set[bytes]) -> dict[bytes, tuple[Donor, bytes, int, int]]:
-        """Where content is in other trees: (donor, path, offset, size) by digest of a file or of a piece."""
-        places: dict[bytes, tuple[Donor, bytes, int, int]] = {}
-        seen: set[bytes] = set()
-        for donor in self._donors:
-            for path, folder in donor.held.manifest.folders.items():
-                if folder.digest in seen:
-                    continue
-                seen.add(folder.digest)
-                for name, entry in folder.files.items():
-                    if entry.rewrite is not None:
-                        content = donor.held.rewritten.get(join(path, name))
-                        if content is not None and content[0] in wanted:
-                            places.setdefault(content[0], (donor, join(path, name), 0, content[1]))
-                        continue
-                    if entry.digest in wanted:
-                        places.setdefault(entry.digest, (donor, join(path, name), 0, entry.size))
-                    if entry.chunks:
-                        for digest, offset, size in entry.pieces():
-                            if digest in wanted:
-                                places.setdefault(digest, (donor, join(path, name), offset, size))
-        return places
-
-    def _from_far(
-        self,
-        path: bytes,
-        entry: FileEntry,
-        content: tuple[bytes, int] | None,
-        places: dict[bytes, tuple[Donor, bytes, int, int]],
-    ) -> None:
+    def _from_far(self, path: bytes, entry: FileEntry) -> None:
         """Make a file from wherever its content or pieces of it are, and note the pieces that are missing."""
-        if content is not None and (place := places.get(content[0])) is not None:
-            donor, source, _, size = place
-            if size == content[1] and self._from_donor(path, entry, content, donor, source):
-                return
+        content = self.sources.content(entry)
+        place = self.sources.place(content[0]) if content is not None else None
+        if content is None or place is None or not self._is_whole(place, content):
+            pass
+        elif self._from_tree(path, entry, content, place):
+            return
         if not entry.chunks:
-            data = self._piece(entry.digest, entry.size, places) if entry.rewrite is not None else None
+            data = self.sources.piece(entry.digest, entry.size)
             if data is None:
-                self._wants.setdefault(entry.digest, []).append(_Want(path, entry, 0))
+                self._want(entry.digest, _Want(path, entry, 0, entry.size))
             else:
                 self._write(path, entry, data)
                 self.reused += len(data)
@@ -570,50 +550,86 @@ class SlotChange:
         try:
             os.ftruncate(fd, entry.size)
             for digest, offset, size in entry.pieces():
-                data = self._piece(digest, size, places)
-                if data is None:
-                    self._wants.setdefault(digest, []).append(_Want(path, entry, offset))
-                else:
-                    write_all(fd, data, offset)
-                    self.reused += size
+                self._fill(fd, path, entry, digest, offset, size)
         finally:
             os.close(fd)
 
-    def _piece(self, digest: bytes, size: int, places: dict[bytes, tuple[Donor, bytes, int, int]]) -> bytes | None:
-        """A piece of a large file, from another tree or the objects; None: this host does not have it."""
-        place = places.get(digest)
-        if place is not None:
-            donor, source, offset, size = place
-            try:
-                fd = donor.tree.open_file(source)
-            except OSError:
-                fd = -1
-            if fd >= 0:
-                try:
-                    data = os.pread(fd, size, offset)
-                finally:
-                    os.close(fd)
-                if digest_of(data) == digest:
-                    return data
-            if donor.steady:
-                self._tampered(f"{donor.tree.path}/{printable(source)}", "its content was changed")
-        fd = self._objects.open(digest)
-        if fd is None:
-            return None
+    def _is_whole(self, place: Place, content: tuple[bytes, int]) -> bool:
+        entry = place.donor.held.manifest.file(place.path)
+        return entry is not None and place.donor.held.content(place.path, entry) == content
+
+    def _fill(self, fd: int, path: bytes, entry: FileEntry, digest: bytes, offset: int, size: int) -> None:
+        """Write one piece of a large file, or note that it is missing."""
+        data = self.sources.piece(digest, size)
+        if data is None:
+            self._want(digest, _Want(path, entry, offset, size))
+        else:
+            write_all(fd, data, offset)
+            self.reused += size
+
+    def _want(self, digest: bytes, want: _Want) -> None:
+        self._wants.setdefault(digest, []).append(want)
+
+    def _from_clone(self, path: bytes, old: FileEntry, new: FileEntry) -> bool:
+        """Make a large file from one that has left the slot, with which it shares most bytes; returns whether it is."""
+        self._remove_file(path, old)
+        if self._from_near(path, new):
+            return True
+        source = self.sources.objects.open(old.digest)
+        if source is None:
+            return False
         try:
-            data = os.pread(fd, size + 1, 0)
+            fd = self._new_file(path, new)
+            try:
+                shares = reflink(source, fd)
+            finally:
+                os.close(fd)
+        finally:
+            os.close(source)
+        if shares:
+            self._change_inside(path, old, new)
+        else:
+            self.tree.unlink(path)
+        return shares
+
+    def _change_inside(self, path: bytes, old: FileEntry, new: FileEntry) -> None:
+        """Change pieces of a large file. Those that go become objects first, so that a rollback finds them.
+
+        (If files can share bytes, the whole earlier file is an object already.)
+        """
+        self._writable(path.rpartition(b"/")[0])
+        folder, name = self.tree.place(path)
+        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            self._partly[path] = new
+            stays = set(old.pieces()) & set(new.pieces())
+
+            def intact(piece: tuple[bytes, int, int]) -> bool:
+                digest, offset, size = piece
+                data = os.pread(fd, size, offset)
+                if digest_of(data) != digest:
+                    return False
+                if piece not in stays and not self._facts.reflink:
+                    self.sources.objects.write(digest, data)
+                return True
+
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                pieces = list(old.pieces())
+                good = {piece for piece, is_good in zip(pieces, pool.map(intact, pieces)) if is_good}
+            for digest, offset, size in new.pieces():
+                if (digest, offset, size) in good:
+                    self.reused += size
+                else:
+                    self._fill(fd, path, new, digest, offset, size)
+            os.ftruncate(fd, new.size)
+            os.fchmod(fd, self.target.mode(new))
         finally:
             os.close(fd)
-        if digest_of(data) == digest:
-            return data
-        self._tampered(f"{self._objects.path}/{digest.hex()}", "the content of this object was changed")
-        self._objects.remove(digest)
-        return None
 
     # -- what arrives ----------------------------------------------------------------------------------
 
-    def put(self, digest: bytes, data: memoryview) -> bool:
-        """Write a piece wherever it is missing; returns whether it was. It has been verified.
+    def put(self, digest: bytes, data: memoryview) -> None:
+        """Write a piece wherever it is missing. It has been verified.
 
         Raises:
             StoreError: it cannot be written.
@@ -621,29 +637,28 @@ class SlotChange:
         with self._lock:
             wants = self._wants.pop(digest, None)
         if wants is None:
-            return False
+            return
         done = 0
         try:
             for want in wants:
                 with self._explain(want.path):
-                    if not want.entry.chunks:
-                        self._write(want.path, want.entry, data)
-                    else:
+                    if want.entry.chunks:
                         folder, name = self.tree.place(want.path)
                         fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
                         try:
                             write_all(fd, data, want.offset)
                         finally:
                             os.close(fd)
+                    else:
+                        self._write(want.path, want.entry, data)
                 done += 1
         except BaseException:
             with self._lock:
                 self._wants[digest] = wants[done:]
             raise
-        return True
 
     def _write(self, path: bytes, entry: FileEntry, data: memoryview | bytes, *, last: bool = False) -> None:
-        """Make a file of one piece."""
+        """Make a file from its whole content at the client."""
         if entry.rewrite is not None:
             if entry.rewrite.files and not last:
                 with self._lock:
@@ -685,23 +700,29 @@ class SlotChange:
         Raises:
             StoreError: pieces are missing, or something cannot be written.
         """
-        if self._wants:
+        with self._lock:
+            left = sum(map(len, self._wants.values()))
+            one = next(iter(self._wants.values()))[0].path if left else b""
+        if left:
             raise StoreError(
-                f"{self.tree.path}: {len(self._wants)} pieces have not arrived, among them one of "
-                f"{printable(next(iter(self._wants.values()))[0].path)}: sync again"
+                f"{self.tree.path}: {left} pieces have not arrived, among them one of {printable(one)}: sync again"
             )
-        for path in list(self._partly):
+        for path, entry in list(self._partly.items()):
             with self._explain(path):
-                self._finish_large(path, self._partly.pop(path))
-        for path in list(self._indexes):
+                self._finish_large(path, entry)
+        for path, (entry, data) in list(self._indexes.items()):
             with self._explain(path):
-                self._write(path, *self._indexes.pop(path), last=True)
+                self._write(path, entry, data, last=True)
+                del self._indexes[path]
         if self._pending:
             raise StoreError(f"{self.tree.path}/{printable(next(iter(self._pending)))} was not made: sync again")
+        self._finish_folders(self.target.manifest)
+
+    def _finish_folders(self, manifest: Manifest) -> None:
         for path in self._touched:
-            if path in self.target.manifest.folders:
+            if path in manifest.folders:
                 with self._explain(path):
-                    self.tree.finish_folder(path, self.target.manifest.folders[path])
+                    self.tree.finish_folder(path, manifest.folders[path])
 
     def _finish_large(self, path: bytes, entry: FileEntry) -> None:
         fd = self.tree.open_file(path)
@@ -711,75 +732,52 @@ class SlotChange:
                     data = file.read()
                 self.tree.unlink(path)
                 self._write(path, entry, data)
-                return
-            os.utime(fd, ns=(entry.mtime, entry.mtime))
+            else:
+                os.utime(fd, ns=(entry.mtime, entry.mtime))
+                self._done(path)
         finally:
             os.close(fd)
-        self._done(path)
+        del self._partly[path]
 
-    def abandon(self, *, keep_made: bool) -> Held:
+    def abandon(self, *, keep_made: bool) -> HeldManifest:
         """Leave the change as far as it came; returns what the slot holds now.
 
         Args:
             keep_made: keep files that were made; otherwise they are removed, so that nothing is left staged.
+
+        Raises:
+            StoreError: something cannot be removed.
         """
+        for path in list(self._partly):
+            with self._explain(path):
+                if keep_made and not self._is_wanted(path):
+                    self._finish_large(path, self._partly[path])
+                else:
+                    self.tree.unlink(path)
+        self._partly.clear()
+        lacking = set(self._pending)
         if not keep_made:
             for path in self._made:
-                self.tree.unlink(path)
-                self._pending[path] = self._entry(path)
+                with self._explain(path):
+                    self._writable(path.rpartition(b"/")[0])
+                    self.tree.unlink(path)
+            lacking.update(self._made)
             self._made.clear()
-        for path in self._partly:
-            self.tree.unlink(path)
-        self._partly.clear()
-        folders = dict(self.target.manifest.folders)
-        for path in self._pending:
-            parent, _, name = path.rpartition(b"/")
-            folder = folders[parent]
-            if folder is self.target.manifest.folders[parent]:
-                folder = folders[parent] = _copied(folder)
-            del folder.files[name]
-        changed = list(self._ancestors())
-        for path in changed:
-            if folders[path] is self.target.manifest.folders[path]:
-                folders[path] = _copied(folders[path])
-        manifest = seal(folders, changed)
-        for path in self._touched:
-            if path in folders:
-                self.tree.finish_folder(path, folders[path])
-        rewritten = {p: c for p, c in self.target.rewritten.items() if p not in self._pending}
-        return replace(self.target, manifest=manifest, rewritten=rewritten)
+        left = without(self.target, lacking)
+        self._touched.update(_above(lacking))
+        self._finish_folders(left.manifest)
+        return left
 
-    def _entry(self, path: bytes) -> FileEntry:
-        entry = self.target.manifest.file(path)
-        assert entry is not None, "only files of the target are made"
-        return entry
-
-    def _ancestors(self) -> Iterator[bytes]:
-        """The folders of files that are not there, and those above."""
-        seen: set[bytes] = set()
-        for path in self._pending:
-            while path:
-                path = path.rpartition(b"/")[0]
-                if path in seen:
-                    break
-                seen.add(path)
-                yield path
+    def _is_wanted(self, path: bytes) -> bool:
+        return any(want.path == path for wants in self._wants.values() for want in wants)
 
 
-def _copied(folder: Folder) -> Folder:
-    return Folder(folder.mode, dict(folder.files), dict(folder.links), dict(folder.folders), folder.digest)
-
-
-def _process_umask() -> int:
-    """The umask of this process, which cannot be read without setting it except here."""
-    global _umask
-    if _umask < 0:
-        with open("/proc/self/status") as file:
-            _umask = next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), 0o777)
-    return _umask
-
-
-_umask = -1
+def _above(paths: Iterable[bytes]) -> Iterator[bytes]:
+    """The folders of some paths, and those above."""
+    for path in paths:
+        while path:
+            path = path.rpartition(b"/")[0]
+            yield path
 
 
 def verified(digest: bytes, data: memoryview) -> None:
@@ -792,3 +790,9 @@ def verified(digest: bytes, data: memoryview) -> None:
         raise TamperedError(
             f"a piece of {len(data)} bytes is not {digest.hex()[:12]} as it should be: it is sent again"
         )
+
+
+def _umask() -> int:
+    """The mode bits that new files of this process lack."""
+    with open("/proc/self/status") as file:  # umask() itself would set it
+        return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), 0o777)

@@ -52,7 +52,7 @@ class Staging:
     @property
     def problems(self) -> list[Problem]:
         """Content that was found to be damaged when it was to be used; it is missing instead."""
-        return [problem for change in self.changes for problem in change.problems]
+        return [problem for change in self.changes for problem in change.sources.problems]
 
     def put(self, digest: bytes, data: memoryview) -> None:
         """Take a piece that was missing: it is verified and written straight into its place. Any order, any thread.

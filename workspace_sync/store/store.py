@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from collections.abc import Callable
 
-from monarch_kernel.environment import SYNC_FOLDER
+from monarch_kernel.environment import SYNC_FOLDER, SYNC_KEEP
 from monarch_kernel.private_files import NotPrivateError, PrivateFolder
 from workspace_sync.model.errors import StoreError
 from workspace_sync.store.cloning import Facts, probe
 from workspace_sync.store.failures import explain
 from workspace_sync.store.objects import Objects
-from workspace_sync.store.slot_change import Donor
-from workspace_sync.store.tree import Tree
+from workspace_sync.store.records import StoreRecord, read_record, write_record
+from workspace_sync.store.sources import Donor
+from workspace_sync.store.tree import TreeFolder
 from workspace_sync.store.workspace_folder import WorkspaceFolder
 
+_RECORD = "store.state"
+#: Objects that are younger may belong to a switch that is not noted yet (seconds).
+_GRACE = 600.0
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
@@ -33,6 +39,10 @@ class Store:
         with explain(self.path):
             self._root = self.private_folder()
             self.objects = Objects(self.private_folder("objects"))
+        try:
+            read_record(self._root, _RECORD, StoreRecord)
+        except FileNotFoundError:
+            write_record(self._root, _RECORD, StoreRecord())
         self._facts: Facts | None = None
         self._folders: dict[str, WorkspaceFolder] = {}
 
@@ -99,10 +109,46 @@ class Store:
         """What the file system offers, as it was found before."""
         return self._facts or self.facts()
 
-    def donors(self, but: str, trees: list[Tree]) -> list[Donor]:
+    def donors(self, but: str, trees: list[TreeFolder]) -> list[Donor]:
         """The trees of all workspaces but one; their descriptors are added to ``trees``."""
         found: list[Donor] = []
         for name in self.workspaces():
             if name != but:
-                found += self.workspace(name).donors(trees)
+                found += self.workspace(name).slots.donors(None, (), trees, steady=False)
         return found
+
+    def collect(self, limit: int | None = None, stopped: Callable[[], bool] = lambda: False) -> int:
+        """Remove the oldest objects that nothing needs until the objects take at most ``limit`` bytes.
+
+        What a generation of any workspace that is kept for a rollback needs stays, and so does what has become an
+        object in the last ten minutes: a switch may be about to need it.
+
+        Args:
+            limit: in bytes; by default ``MONARCH_KERNEL_SYNC_KEEP``.
+            stopped: asked often; true: stop soon.
+
+        Returns:
+            By how many bytes the rest exceeds the limit.
+        """
+        limit = SYNC_KEEP.get() if limit is None else limit
+        recent = time.time() - _GRACE
+        with explain(self.objects.path):
+            self.objects.remove_unfinished(recent)
+            objects = {digest: (about.st_ctime, about.st_size) for digest, about in self.objects.all()}
+            total = sum(size for _, size in objects.values())
+            if total <= limit:
+                return 0
+            loose = {digest for digest, (since, _) in objects.items() if since < recent}
+            for name in self.workspaces():
+                if stopped():
+                    return 0
+                needed = self.workspace(name).needed(loose)
+                if needed is None:
+                    return total - limit  # what a damaged manifest needs is not known
+                loose -= needed
+            for digest in sorted(loose, key=lambda each: objects[each][0]):
+                if total <= limit or stopped():
+                    break
+                self.objects.remove(digest)
+                total -= objects[digest][1]
+        return max(0, total - limit)

@@ -31,7 +31,7 @@ def join(folder: bytes, name: bytes) -> bytes:
     return folder + b"/" + name if folder else name
 
 
-class Tree:
+class TreeFolder:
     """A folder whose entries are reached by descriptors, component by component, never through a link; close it.
 
     Any thread may use it.
@@ -48,7 +48,7 @@ class Tree:
         self._caches: list[dict[bytes, int]] = []
 
     @classmethod
-    def open(cls, path: str, name: str, parent: int) -> Tree:
+    def open(cls, path: str, name: str, parent: int) -> TreeFolder:
         """Open a tree that is an entry of a folder."""
         return cls(path, os.open(name, _FOLDER, dir_fd=parent))
 
@@ -60,7 +60,7 @@ class Tree:
             cache.clear()
         os.close(self.fd)
 
-    def __enter__(self) -> Tree:
+    def __enter__(self) -> TreeFolder:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,11 +1,10 @@
-"""One workspace on one host: its slots, its generations, and the one symbolic link that says which is current."""
+"""One workspace on one host: trees are staged beside the current ones, switched to, rolled back, verified."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
-import re
-import stat
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -14,37 +13,32 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from workspace_sync.model.errors import StoreError, SyncError, TamperedError, WorkspaceBusyError
-from workspace_sync.model.manifest import Manifest, delta
-from workspace_sync.store.examination import Held, Problem, compared, empty, examined
-from workspace_sync.store.failures import explain, explained
-from workspace_sync.store.kept import Keeper, strays
-from workspace_sync.store.records import (
-    Generation,
-    ManifestRecord,
-    SlotRecord,
-    boot_id,
-    read_record,
-    write_record,
-)
-from workspace_sync.store.slot_change import Donor, FileRewriter, SlotChange
+from workspace_sync.model.errors import StoreError, SyncError, WorkspaceBusyError
+from workspace_sync.model.manifest import Manifest
+from workspace_sync.store.examination import HeldManifest, Problem, empty, examined
+from workspace_sync.store.failures import explain
+from workspace_sync.store.generations import Generations
+from workspace_sync.store.kept import Keeper
+from workspace_sync.store.records import Generation
+from workspace_sync.store.slot_change import FileRewriter, SlotChange
+from workspace_sync.store.slots import Slots, carry
+from workspace_sync.store.sources import Donor, Sources
 from workspace_sync.store.staging import Staging
-from workspace_sync.store.tree import Tree
+from workspace_sync.store.tree import TreeFolder
 
 if TYPE_CHECKING:
     from workspace_sync.store.store import Store
 
 #: How many generations a host keeps, the current one among them.
 KEEP_GENERATIONS = 6
-#: The part whose files several trees may share: an environment is written by installers only.
-ENVIRONMENT = "env"
-_STATE = ".state"
-_CURRENT = "current"
-_GENERATION = re.compile(r"generations/([1-9][0-9]*)")
-_RECORD = re.compile(r"([1-9][0-9]*)\.state")
-_SLOT = re.compile(r"([a-z]+)-([1-9][0-9]*)")
+#: Generations that stay even if what is kept for them takes too much space.
+_LEAST_GENERATIONS = 2
 #: Other workspaces are searched for content if at least this much of it is missing (bytes).
 _SEARCH_OTHERS = 1 << 20
+#: How long a verification waits for a sync that is under way (seconds).
+_PATIENCE = 10.0
+#: How much nicer the work after a switch is to other processes.
+_NICE = 10
 
 
 class WorkspaceState(msgspec.Struct, array_like=True):
@@ -62,9 +56,14 @@ class WorkspaceState(msgspec.Struct, array_like=True):
     generations: list[Generation]
     repair: str = ""
 
+    @property
+    def current(self) -> Generation | None:
+        """The current generation, if its record is in order."""
+        return next((each for each in self.generations if each.number == self.generation), None)
+
 
 class WorkspaceFolder:
-    """The folder of one workspace; ``Store.workspace`` gives it.
+    """The folder of one workspace; ``Store.workspace`` gives it. One staging at a time.
 
     Attributes:
         path: its path. Ranks see ``path/current/tree`` and ``path/current/env``.
@@ -77,18 +76,19 @@ class WorkspaceFolder:
         self.path = os.path.join(store.path, "w", name)
         with explain(self.path):
             self._folder = store.private_folder("w", name)
-            self._slots = store.private_folder("w", name, "slots")
-            self._generations = store.private_folder("w", name, "generations")
-            self._manifests = store.private_folder("w", name, "manifests")
-        self._boot = boot_id()
-        self._held: dict[bytes, Held] = {}
-        self._mutex = threading.Lock()
+            self._generations = Generations(self._folder, store.private_folder("w", name, "generations"))
+            self.slots = Slots(
+                store.private_folder("w", name, "slots"),
+                store.private_folder("w", name, "manifests"),
+                lambda: store.probed().hard_links,
+            )
         self._lock_fd = -1
 
     def close(self) -> None:
         """Close its descriptors."""
-        for folder in (self._folder, self._slots, self._generations, self._manifests):
-            folder.close()
+        self._folder.close()
+        self._generations.close()
+        self.slots.close()
 
     # -- the lock -----------------------------------------------------------------------------------------
 
@@ -104,7 +104,8 @@ class WorkspaceFolder:
             WorkspaceBusyError: another one holds it; the message says who.
             StoreError: the lock cannot be written.
         """
-        with explain(self.path):
+        path = f"{self.path}/lock"
+        with explain(path):
             fd = self._folder.open_file("lock", os.O_RDWR | os.O_CREAT)
         try:
             end = time.monotonic() + wait
@@ -119,9 +120,11 @@ class WorkspaceFolder:
                             f"{self.path} is being synced by {other}: wait until that has ended, and sync again"
                         ) from None
                     time.sleep(0.01)
-            with explain(self.path):
+            try:
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, owner.encode()[:1000], 0)
+            except OSError:
+                pass  # a full disk: the lock holds without the name, too
             self._lock_fd = fd
             try:
                 yield
@@ -142,101 +145,44 @@ class WorkspaceFolder:
         Raises:
             StoreError: the folder cannot be read, or a newer version has written it.
         """
-        generations, problem = self._generation_records()
-        number = self._current_number()
-        current = next((each for each in generations if each.number == number), None)
-        done = sorted((each for each in generations if each.number <= number), key=lambda each: -each.number)
-        if number and current is None:
-            return WorkspaceState(number, {}, done, problem or f"{self._generations.path}/{number}{_STATE} is missing")
-        if current is None:
-            return WorkspaceState(0, {}, [], problem)
-        for part, (slot, digest) in current.parts.items():
-            problem = problem or self._slot_problem(part, slot, digest)
-        return WorkspaceState(number, current.digests, done, problem)
-
-    def _slot_problem(self, part: str, slot: str, digest: bytes) -> str:
-        where = f"{self._slots.path}/{slot}"
-        try:
-            record = read_record(self._slots, slot + _STATE, SlotRecord)
-        except FileNotFoundError:
-            return f"{where}{_STATE} is missing"
-        except TamperedError as e:
-            return str(e)
-        if record.digest != digest or record.target:
-            return f"{where} does not hold the tree that was switched to"
-        if record.suspect:
-            return f"{where} was found to be damaged"
-        if record.boot != self._boot:
-            return f"{where} was written before this machine started, and is verified before it is used again"
-        if self._manifest(digest) is None:
-            return f"{self._manifests.path}/{digest.hex()} is missing or damaged"
-        return ""
-
-    def _generation_records(self) -> tuple[list[Generation], str]:
-        """All records of generations, and what is wrong with one."""
-        found: list[Generation] = []
-        problem = ""
-        for name in self._generations.names():
-            if (match := _RECORD.fullmatch(name)) is None:
-                continue
-            try:
-                record = read_record(self._generations, name, Generation)
-            except FileNotFoundError:
-                continue
-            except TamperedError as e:
-                problem = str(e)
-                continue
-            if record.number == int(match[1]) and all(_SLOT.fullmatch(slot) for slot, _ in record.parts.values()):
-                found.append(record)
-            else:
-                problem = f"{self._generations.path}/{name} is damaged: it does not describe generation {match[1]}"
-        return found, problem
-
-    def _current_number(self) -> int:
-        try:
-            target = os.readlink(_CURRENT, dir_fd=self._folder.fd)
-        except FileNotFoundError:
-            return 0
-        except OSError as e:
-            raise explained(e, f"{self.path}/{_CURRENT}") from e
-        match = _GENERATION.fullmatch(target)
-        if match is None:
-            raise TamperedError(f"{self.path}/{_CURRENT} leads to {target!r}, which is no generation: remove the link")
-        return int(match[1])
+        records, problem = self._generations.records()
+        number = self._generations.current_number()
+        state = WorkspaceState(number, {}, [each for each in records if each.number <= number], problem)
+        current = state.current
+        if current is not None:
+            state.digests = current.digests
+            for slot, digest in current.parts.values():
+                state.repair = state.repair or self.slots.problem(slot, digest)
+        elif number and not problem:
+            state.repair = f"the record of generation {number} in {self.path} is missing"
+        return state
 
     def manifest(self, part: str, digest: bytes) -> Manifest | None:
         """The manifest of a tree that this host knows of; None: it knows none of this digest."""
-        held = self._manifest(digest)
+        held = self.slots.held(part, digest)
         return None if held is None else held.manifest
 
-    def _manifest(self, digest: bytes) -> Held | None:
-        with self._mutex:
-            held = self._held.get(digest)
-        if held is not None:
-            return held
-        try:
-            record = read_record(self._manifests, digest.hex(), ManifestRecord)
-            held = Held(Manifest(record.manifest.folders), record.rewritten)
-            if record.manifest.digest != digest or held.manifest.digest != digest:
-                return None
-        except (FileNotFoundError, TamperedError, KeyError):
+    def needed(self, content: set[bytes]) -> set[bytes] | None:
+        """Of some content, what the generations that are kept need; None: that cannot be found out."""
+        records, problem = self._generations.records()
+        if problem:
             return None
-        with self._mutex:
-            self._held[digest] = held
-        return held
-
-    def _held_by(self, part: str, digest: bytes) -> Held | None:
-        """A manifest as the slots of a part hold it."""
-        held = self._manifest(digest) if digest else Held(empty())
-        if held is not None:
-            held.read_only = part == ENVIRONMENT and self._store.probed().hard_links
-        return held
-
-    def _save_manifest(self, held: Held) -> None:
-        digest = held.manifest.digest
-        write_record(self._manifests, digest.hex(), ManifestRecord(delta(None, held.manifest), held.rewritten))
-        with self._mutex:
-            self._held[digest] = held
+        found: set[bytes] = set()
+        seen: set[bytes] = set()
+        for digest in {digest for each in records for digest in each.digests.values()}:
+            held = self.slots.glimpse(digest)
+            if held is None:
+                continue  # there is no way back to it anyway
+            found.update(content.intersection(kept for kept, _ in held.rewritten.values()))
+            for folder in held.manifest.folders.values():
+                if folder.digest in seen:
+                    continue
+                seen.add(folder.digest)
+                for entry in folder.files.values():
+                    if entry.digest in content:
+                        found.add(entry.digest)
+                    found.update(content.intersection(entry.chunks))
+        return found
 
     # -- staging --------------------------------------------------------------------------------------------
 
@@ -251,312 +197,196 @@ class WorkspaceFolder:
             StoreError: they cannot be stored here.
         """
         self._check_locked()
-        return self._stage(targets, rewriter, previous=None)
+        return self._stage(targets, rewriter, None)
 
     def _stage(self, targets: Mapping[str, Manifest], rewriter: FileRewriter | None, previous: int | None) -> Staging:
-        state = self.state()
-        self._drop_uncommitted(state.generation)
-        current = next((each for each in state.generations if each.number == state.generation), None)
+        self._generations.drop_others()
+        current = self.state().current
         parts = dict(current.parts) if current is not None else {}
         keeper = self._keeper()
-        changes: list[tuple[str, SlotChange]] = []
-        trees: list[Tree] = []
-        try:
-            for part, target in targets.items():
-                if part in parts and parts[part][1] == target.digest and self._in_order(part, *parts[part]):
-                    continue
-                slot, change = self._begin(part, target, rewriter, parts, keeper, trees)
-                changes.append((slot, change))
-                parts[part] = slot, target.digest
-        except BaseException:
-            for slot, change in changes:
-                self._abandon(slot, change)
-            _close(trees)
-            raise
-
-        def commit() -> Generation:
-            return self._commit(state, current, parts, changes, previous, keeper, trees)
+        trees: list[TreeFolder] = [keeper.tree]
+        changes: dict[str, SlotChange] = {}
 
         def abort() -> None:
             try:
-                for slot, change in changes:
+                for slot, change in changes.items():
                     self._abandon(slot, change)
             finally:
                 _close(trees)
+            self._drop_manifests()
 
+        def commit() -> Generation:
+            return self._commit(current, parts, changes, previous, keeper, trees)
+
+        try:
+            for part, target in targets.items():
+                if part in parts and parts[part][1] == target.digest and self.slots.in_order(part, *parts[part]):
+                    continue
+                slot, change = self._begin(part, target, rewriter, parts.get(part, ("", b"")), keeper, trees)
+                changes[slot] = change
+                parts[part] = slot, target.digest
+        except BaseException:
+            abort()
+            raise
         digest = targets["tree"].digest if "tree" in targets else b""
-        return Staging(digest, [change for _, change in changes], commit, abort)
+        return Staging(digest, list(changes.values()), commit, abort)
 
     def _keeper(self) -> Keeper:
         with explain(self.path):
             folder = self._store.private_folder("w", self.id, "kept")
-            tree = Tree(folder.path, os.dup(folder.fd))
+            tree = TreeFolder(folder.path, os.dup(folder.fd))
             folder.close()
         return Keeper(tree, time.strftime("%Y-%m-%d-%H%M%S"))
-
-    def _in_order(self, part: str, slot: str, digest: bytes) -> bool:
-        """Whether the current slot of a part is what it should be; after a reboot it is verified."""
-        record = self._slot_record(slot)
-        if record is None or record.digest != digest or record.target or record.suspect:
-            return False
-        held = self._held_by(part, digest)
-        if held is None:
-            return False
-        if record.boot != self._boot:
-            with explain(f"{self._slots.path}/{slot}"), Tree.open(*self._at(slot)) as tree:
-                bad = next(compared(tree, held), None)
-            self._write_slot(slot, SlotRecord(part, digest, b"", self._boot, bad is not None))
-            return bad is None
-        return True
-
-    def _slot_record(self, slot: str) -> SlotRecord | None:
-        try:
-            return read_record(self._slots, slot + _STATE, SlotRecord)
-        except (FileNotFoundError, TamperedError):
-            return None
-
-    def _write_slot(self, slot: str, record: SlotRecord) -> None:
-        write_record(self._slots, slot + _STATE, record)
-
-    def _at(self, slot: str) -> tuple[str, str, int]:
-        return f"{self._slots.path}/{slot}", slot, self._slots.fd
-
-    def _slot_names(self, part: str) -> list[str]:
-        """The slots of a part that exist, the newest first."""
-        found: dict[int, str] = {}
-        for name in self._slots.names():
-            match = _SLOT.fullmatch(name)
-            if match is not None and match[1] == part:
-                found[int(match[2])] = name
-        return [found[number] for number in sorted(found, reverse=True)]
-
-    def _free_slots(self, part: str, current: str, digest: bytes) -> list[str]:
-        """Slots of a part that may be changed, the best for a tree first."""
-        busy = _working_folders()
-
-        def free(slot: str) -> bool:
-            path = f"{self._slots.path}/{slot}"
-            return slot != current and not any(each == path or each.startswith(path + "/") for each in busy)
-
-        def order(slot: str) -> tuple[bool, bool]:
-            record = self._slot_record(slot)
-            return record is None or record.digest != digest, record is None or record.suspect or bool(record.target)
-
-        return sorted(filter(free, self._slot_names(part)), key=order)
-
-    def _new_slot(self, part: str) -> str:
-        names = self._slot_names(part)
-        number = max((int(name.rpartition("-")[2]) for name in names), default=0) + 1
-        slot = f"{part}-{number}"
-        self._write_slot(slot, SlotRecord(part, boot=self._boot))
-        with explain(self._slots.path):
-            os.mkdir(slot, 0o700, dir_fd=self._slots.fd)
-        return slot
 
     def _begin(
         self,
         part: str,
         manifest: Manifest,
         rewriter: FileRewriter | None,
-        parts: Mapping[str, tuple[str, bytes]],
+        current: tuple[str, bytes],
         keeper: Keeper,
-        trees: list[Tree],
+        trees: list[TreeFolder],
     ) -> tuple[str, SlotChange]:
         """Choose a slot for a tree, and change it as far as this host has the content."""
-        now, now_digest = parts.get(part, ("", b""))
-        target = self._held_by(part, manifest.digest)
-        if target is None:
-            target = Held(manifest, {}, part == ENVIRONMENT and self._store.probed().hard_links)
-            self._save_manifest(target)
-        free = self._free_slots(part, now, manifest.digest)
-        slot = free[0] if free else self._new_slot(part)
-        with explain(f"{self._slots.path}/{slot}"):
-            tree = Tree.open(*self._at(slot))
-        trees.append(tree)
+        known = self.slots.held(part, manifest.digest)
+        target = HeldManifest(manifest, dict(known.rewritten) if known else {}, self.slots.read_only(part))
+        if known is None:
+            self.slots.save(target)
         donors: list[Donor] = []
-        current_tree = None
-        if now and (current_held := self._held_by(part, now_digest)) is not None:
-            with explain(f"{self._slots.path}/{now}"):
-                current_tree = Tree.open(*self._at(now))
-            trees.append(current_tree)
-            donors.append(Donor(current_tree, current_held))
-        have = self._prepared(part, slot, tree, donors[0] if donors else None, keeper)
-        self._write_slot(slot, SlotRecord(part, have.manifest.digest, manifest.digest, self._boot))
-        for other in self._slot_names(part):
-            if other not in (slot, now):
-                donors += self._donor(part, other, trees)
+        now = None
+        if current[0] and (held := self.slots.held(part, current[1])) is not None:
+            now = Donor(self.slots.open(current[0]), held)
+            trees.append(now.tree)
+            donors.append(now)
+        free = self.slots.free(part, current[0], manifest.digest)
+        slot = free[0] if free else self.slots.new(part)
+        tree = self.slots.open(slot)
+        trees.append(tree)
+        donors += self.slots.donors(part, (slot, current[0]), trees, steady=True)
 
         def more(lacking: int) -> Sequence[Donor]:
             return self._store.donors(self.id, trees) if lacking >= _SEARCH_OTHERS else ()
 
-        change = SlotChange(
-            part, tree, have, target, self._store.objects, self._store.probed(), keeper, rewriter, donors, more
-        )
+        def begun() -> SlotChange:
+            have = self.slots.prepared(part, slot, tree, now, keeper)
+            self.slots.note(slot, part, have.manifest.digest, target=manifest.digest)
+            sources = Sources(self._store.objects, donors, more)
+            change = SlotChange(part, tree, have, target, sources, self._store.probed(), keeper, rewriter)
+            try:
+                change.begin()
+            except BaseException:
+                self._salvage(slot, change, keeper, discard=not free)
+                raise
+            return change
+
         try:
-            change.begin()
-        except BaseException:
-            if not self._slot_record_digest(slot):
-                self._abandon(slot, change)
-            raise
-        return slot, change
+            return slot, begun()
+        except StoreError as e:
+            cause = e.__cause__
+            if not (free and isinstance(cause, OSError) and cause.errno in _NOT_AS_RECORDED):
+                raise
+        return slot, begun()  # what is really there has been found out
 
-    def _slot_record_digest(self, slot: str) -> bytes:
-        record = self._slot_record(slot)
-        return b"" if record is None else record.digest
+    def _salvage(self, slot: str, change: SlotChange, keeper: Keeper, *, discard: bool) -> None:
+        """Find out what is in a slot whose change has failed, and note it.
 
-    def _donor(self, part: str, slot: str, trees: list[Tree]) -> list[Donor]:
-        """A slot as a donor, if it holds a tree."""
-        record = self._slot_record(slot)
-        if record is None or not record.digest or record.target:
-            return []
-        held = self._held_by(part, record.digest)
-        if held is None:
-            return []
-        try:
-            tree = Tree.open(*self._at(slot))
-        except OSError:
-            return []
-        trees.append(tree)
-        return [Donor(tree, held, steady=False)]
-
-    def donors(self, trees: list[Tree]) -> list[Donor]:
-        """The trees of this workspace, for another one; their descriptors are added to ``trees``."""
-        found: list[Donor] = []
-        for name in self._slots.names():
-            if (match := _SLOT.fullmatch(name)) is not None:
-                found += self._donor(match[1], name, trees)
-        return found
-
-    def _prepared(self, part: str, slot: str, tree: Tree, current: Donor | None, keeper: Keeper) -> Held:
-        """What a slot holds, exactly; files that ranks have made in it are moved out."""
-        record = self._slot_record(slot)
-        have = None
-        if record is not None and record.boot == self._boot and not record.target and not record.suspect:
-            have = self._held_by(part, record.digest)
+        Args:
+            discard: the slot is new: remove it, so that nothing is left.
+        """
 
         def aside(path: bytes) -> None:
-            keeper.keep(part, tree, path)
+            keeper.keep(change.part, change.tree, path)
 
-        with explain(tree.path):
-            if have is None:
-                digests = (
-                    [record.target, record.digest] if record is not None and (record.target or record.digest) else []
-                )
-                candidates = [held for digest in digests if digest and (held := self._held_by(part, digest))]
-                if not candidates:
-                    candidates = [held for digest in self._known() if (held := self._held_by(part, digest))]
-                unfinished = record is not None and bool(record.target)
-                have, _ = examined(tree, candidates, aside, unfinished=unfinished)
-                self._save_manifest(have)
-            self._carry(part, tree, have.manifest, current, keeper)
-        return have
+        with explain(change.tree.path):
+            held = examined(change.tree, [change.target, change.have], aside, unfinished=True)
+        if discard:
+            self._clear(slot, change.part, change.tree, held, keeper, lambda digest: True)
+        else:
+            self.slots.save(held)
+            self.slots.note(slot, change.part, held.manifest.digest)
 
-    def _carry(self, part: str, tree: Tree, manifest: Manifest, target: Donor | None, keeper: Keeper) -> None:
-        """Move what ranks have made in a tree to the current one."""
-        for path in list(strays(tree, manifest)):
-            if target is None:
-                keeper.keep(part, tree, path)
-            else:
-                keeper.move(part, tree, path, target.tree, target.held.manifest)
-
-    def _known(self) -> list[bytes]:
-        return [bytes.fromhex(name) for name in self._manifests.names() if re.fullmatch("[0-9a-f]{64}", name)]
+    def _clear(
+        self,
+        slot: str,
+        part: str,
+        tree: TreeFolder,
+        held: HeldManifest,
+        keeper: Keeper,
+        discards: Callable[[bytes], bool],
+    ) -> None:
+        """Remove a slot with all that its manifest names."""
+        change = SlotChange(
+            part,
+            tree,
+            held,
+            HeldManifest(empty()),
+            Sources(self._store.objects, ()),
+            self._store.probed(),
+            keeper,
+            discards=discards,
+        )
+        change.begin()
+        for name in tree.names(b""):  # caches
+            keeper.keep(part, tree, name)
+        self.slots.remove(slot)
 
     def _abandon(self, slot: str, change: SlotChange, *, keep_made: bool = False) -> None:
         """Leave a slot as far as its change came, and note what it holds."""
-        with explain(change.tree.path):
-            held = change.abandon(keep_made=keep_made)
-        self._save_manifest(held)
-        self._write_slot(slot, SlotRecord(change.part, held.manifest.digest, b"", self._boot))
+        held = change.abandon(keep_made=keep_made)
+        if not keep_made and not held.manifest.count()[0] and not change.have.manifest.count()[0]:
+            self._clear(slot, change.part, change.tree, held, self._keeper(), lambda digest: True)
+            return
+        self.slots.save(held)
+        self.slots.note(slot, change.part, held.manifest.digest)
+
+    def _drop_manifests(self) -> None:
+        records, _ = self._generations.records()
+        self.slots.drop_manifests(digest for each in records for digest in each.digests.values())
 
     # -- the switch -------------------------------------------------------------------------------------------
 
     def _commit(
         self,
-        state: WorkspaceState,
         current: Generation | None,
         parts: dict[str, tuple[str, bytes]],
-        changes: list[tuple[str, SlotChange]],
+        changes: dict[str, SlotChange],
         previous: int | None,
         keeper: Keeper,
-        trees: list[Tree],
+        trees: list[TreeFolder],
     ) -> Generation:
         self._check_locked()
         if not changes and current is not None:
             _close(trees)
             return current
-        for slot, change in changes:
+        for slot, change in changes.items():
             if change.target.rewritten:
-                self._save_manifest(change.target)
-            self._write_slot(slot, SlotRecord(change.part, change.target.manifest.digest, b"", self._boot))
-        records, _ = self._generation_records()
-        number = max([state.generation, *(each.number for each in records)]) + 1
+                self.slots.save(change.target)
+            self.slots.note(slot, change.part, change.target.manifest.digest)
         before = current.number if current is not None else 0
-        generation = Generation(number, parts, before if previous is None else previous, time.time())
-        write_record(self._generations, f"{number}{_STATE}", generation)
-        with explain(self._generations.path):
-            os.mkdir(str(number), 0o700, dir_fd=self._generations.fd)
-            for part, (slot, _) in parts.items():
-                os.symlink(f"../../slots/{slot}", f"{number}/{part}", dir_fd=self._generations.fd)
-            new = f"{_CURRENT}.new"
-            try:
-                os.unlink(new, dir_fd=self._folder.fd)
-            except FileNotFoundError:
-                pass
-            os.symlink(f"generations/{number}", new, dir_fd=self._folder.fd)
-            os.rename(new, _CURRENT, src_dir_fd=self._folder.fd, dst_dir_fd=self._folder.fd)
+        generation = Generation(
+            self._generations.next_number(), parts, before if previous is None else previous, time.time()
+        )
+        self._generations.switch(generation)
+        # From here on the new trees are current: what fails now is told, and done by the next sync.
         try:
-            self._after(current, changes, keeper)
+            self._succeed(current, changes, keeper)
         except (SyncError, OSError) as e:
-            generation.kept.append(f"files of ranks stay in the tree before: {e}")
+            generation.kept.append(f"files of ranks stay in the tree before, until the next sync: {e}")
         finally:
             _close(trees)
-        generation.moved += keeper.moved
-        generation.kept += keeper.kept
+        generation.moved = [*generation.moved, *keeper.moved]
+        generation.kept = [*generation.kept, *keeper.kept]
         return generation
 
-    def _after(self, current: Generation | None, changes: list[tuple[str, SlotChange]], keeper: Keeper) -> None:
-        """Move what ranks have made from the tree before, which the switch has succeeded."""
-        for _, change in changes:
-            if current is None or change.part not in current.parts:
-                continue
-            slot, digest = current.parts[change.part]
-            held = self._held_by(change.part, digest)
+    def _succeed(self, current: Generation | None, changes: dict[str, SlotChange], keeper: Keeper) -> None:
+        """Move what ranks have made from the trees before to the current ones."""
+        for change in changes.values():
+            slot, digest = current.parts.get(change.part, ("", b"")) if current is not None else ("", b"")
+            held = self.slots.held(change.part, digest) if slot else None
             if held is not None:
-                with explain(f"{self._slots.path}/{slot}"), Tree.open(*self._at(slot)) as tree:
-                    self._carry(change.part, tree, held.manifest, Donor(change.tree, change.target), keeper)
-        if current is not None:
-            self._remove_links(current.number)
-
-    def _drop_uncommitted(self, number: int) -> None:
-        """Remove generations that were prepared, but never switched to."""
-        with explain(self._generations.path):
-            for name in self._generations.names():
-                match = re.fullmatch(r"([1-9][0-9]*)(\.state(?:\.new)?)?", name)
-                if match is None:
-                    continue
-                if match[2] is None and int(match[1]) != number:
-                    self._remove_links(int(match[1]))
-                elif match[2] is not None and int(match[1]) > number:
-                    os.unlink(name, dir_fd=self._generations.fd)
-
-    def _remove_links(self, number: int) -> None:
-        """Remove the folder of a generation that is not current."""
-        try:
-            fd = os.open(
-                str(number), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._generations.fd
-            )
-        except OSError:
-            return
-        try:
-            for name in os.listdir(fd):
-                if stat.S_ISLNK(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
-                    os.unlink(name, dir_fd=fd)
-            os.rmdir(str(number), dir_fd=self._generations.fd)
-        except OSError as e:
-            raise explained(e, f"{self._generations.path}/{number}") from e
-        finally:
-            os.close(fd)
+                with self.slots.open(slot) as tree, explain(tree.path):
+                    carry(change.part, tree, held.manifest, Donor(change.tree, change.target), keeper)
+        self._generations.drop_others()
 
     # -- back -----------------------------------------------------------------------------------------------------
 
@@ -581,22 +411,19 @@ class WorkspaceFolder:
                 wanted = each.previous if each is not None else 0
         found = by_number.get(wanted)
         if found is None:
-            kept = ", ".join(str(each.number) for each in state.generations) or "none"
-            raise StoreError(
-                f"{self.path} has no generation to go back to"
-                + (f" of number {generation}" if generation is not None else f" ({steps} before the current one)")
-                + f"; it keeps {kept}"
-            )
+            kept = ", ".join(str(number) for number in by_number) or "none"
+            which = f"{steps} before the current one" if generation is None else f"number {generation}"
+            raise StoreError(f"{self.path} has no generation to go back to ({which}); it keeps {kept}")
         targets: dict[str, Manifest] = {}
         for part, (_, digest) in found.parts.items():
             manifest = self.manifest(part, digest)
             if manifest is None:
                 raise StoreError(
-                    f"{self._manifests.path}/{digest.hex()} of generation {found.number} is missing or damaged: "
+                    f"{self.slots.manifest_path(digest)} of generation {found.number} is missing or damaged: "
                     "sync the earlier files from the client"
                 )
             targets[part] = manifest
-        staging = self._stage(targets, None, previous=found.previous)
+        staging = self._stage(targets, None, found.previous)
         if missing := staging.missing:
             staging.abort()
             size = sum(size for _, size in missing)
@@ -611,116 +438,134 @@ class WorkspaceFolder:
     def verify(self, repair: bool = False) -> list[Problem]:
         """Hash everything in the current trees; what ranks have made there is ignored.
 
+        Trees that are damaged are noted as such, and made again by the next sync. The lock is taken if it is not held.
+
         Args:
-            repair: make damaged trees again from what this host has, and switch; the lock must be held. What it does
-                not have comes with the next sync.
+            repair: make them again at once from what this host has, and switch.
 
         Returns:
             What is wrong.
+
+        Raises:
+            WorkspaceBusyError: a sync is under way.
+            StoreError: the store cannot be read or written.
         """
-        if repair:
-            self._check_locked()
+        if self._lock_fd < 0:
+            with self.lock("a verification", _PATIENCE):
+                return self.verify(repair)
         state = self.state()
-        problems: list[Problem] = []
-        current = next((each for each in state.generations if each.number == state.generation), None)
+        current = state.current
         if current is None:
             return [Problem(self.path, state.repair)] if state.repair else []
-        targets: dict[str, Manifest] = {}
+        problems: list[Problem] = []
+        damaged: dict[str, Manifest] = {}
         for part, (slot, digest) in current.parts.items():
-            found = self._slot_problems(part, slot, digest)
+            found = self.slots.verified(part, slot, digest)
             problems += found
-            record = self._slot_record(slot)
-            if record is None or record.suspect != bool(found) or record.boot != self._boot:
-                self._write_slot(slot, SlotRecord(part, digest, b"", self._boot, bool(found)))
-            held = self._held_by(part, digest)
-            if found and held is not None:
-                targets[part] = held.manifest
-        if repair and targets:
-            staging = self._stage(targets, None, previous=current.previous)
+            manifest = self.manifest(part, digest)
+            if found and manifest is not None:
+                damaged[part] = manifest
+        if repair and damaged:
+            staging = self._stage(damaged, None, current.previous)
             try:
                 staging.finish()
+                staging.commit()
             except SyncError as e:
                 staging.abort()
-                problems.append(Problem(self.path, f"it cannot be repaired from what is on this host: {e}"))
-            else:
-                staging.commit()
+                problems.append(Problem(self.path, f"this host cannot repair it alone, sync again: {e}"))
         return problems
-
-    def _slot_problems(self, part: str, slot: str, digest: bytes) -> list[Problem]:
-        held = self._held_by(part, digest)
-        if held is None:
-            return [Problem(f"{self._manifests.path}/{digest.hex()}", "the manifest is missing or damaged: sync again")]
-        try:
-            tree = Tree.open(*self._at(slot))
-        except OSError as e:
-            return [Problem(f"{self._slots.path}/{slot}", e.strerror or str(e))]
-        with tree:
-            return list(compared(tree, held))
 
     # -- afterwards -----------------------------------------------------------------------------------------------
 
     def follow(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Bring the older slots to the current trees, so that the next change is small, and drop what is not needed.
 
-        Meant for a thread of its own, after a switch; it holds the lock while it works.
+        The work is done by a thread of low priority, for which this one waits; the lock is held meanwhile. If a sync is
+        under way, nothing is done.
 
         Args:
-            stopped: asked often; true: stop soon, the rest is done another time.
+            stopped: asked often; true: stop soon. The rest is done another time.
+
+        Raises:
+            StoreError: the store cannot be read or written.
         """
-        try:
-            with self.lock("this host, which tidies up after a sync", 0):
-                self._follow(stopped)
-        except WorkspaceBusyError:
-            return
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+                with self.lock("this host, which tidies up after a sync", 0):
+                    self._follow(stopped)
+            except (WorkspaceBusyError, InterruptedError):
+                return
+            except BaseException as e:
+                failed.append(e)
+
+        thread = threading.Thread(target=work, name="monarch-sync-follow")
+        thread.start()
+        thread.join()
+        if failed:
+            raise failed[0]
 
     def _follow(self, stopped: Callable[[], bool]) -> None:
+        self._generations.drop_others()
         state = self.state()
-        current = next((each for each in state.generations if each.number == state.generation), None)
+        current = state.current
         if current is None or state.repair:
             return
-        for part, (slot, digest) in current.parts.items():
-            if stopped():
-                return
-            self._follow_part(part, slot, digest, stopped)
+        keeper = self._keeper()
+        with keeper.tree:
+            for part, (slot, digest) in current.parts.items():
+                self._follow_part(part, slot, digest, keeper, stopped)
+        for old in state.generations[KEEP_GENERATIONS:]:
+            self._generations.forget(old.number)
+        self._drop_manifests()
+        kept = state.generations[:KEEP_GENERATIONS]
+        while self._store.collect(stopped=stopped) and len(kept) > _LEAST_GENERATIONS:
+            self._generations.forget(kept.pop().number)
+            self._drop_manifests()
 
-    def _follow_part(self, part: str, slot: str, digest: bytes, stopped: Callable[[], bool]) -> None:
-        held = self._held_by(part, digest)
+    def _follow_part(self, part: str, slot: str, digest: bytes, keeper: Keeper, stopped: Callable[[], bool]) -> None:
+        held = self.slots.held(part, digest)
         if held is None:
             return
-        free = self._free_slots(part, slot, digest)
+        free = self.slots.free(part, slot, digest)
         if not free and held.manifest.count()[1] * 2 > self._store.facts().free:
             return  # no room for a second tree: the next one is made whole
-        spare = free[0] if free else self._new_slot(part)
-        keeper = self._keeper()
-        with explain(self._slots.path), Tree.open(*self._at(slot)) as tree, Tree.open(*self._at(spare)) as other:
-            donor = Donor(tree, held)
-            have = self._prepared(part, spare, other, donor, keeper)
-            if have.manifest.digest == digest:
-                self._write_slot(spare, SlotRecord(part, digest, b"", self._boot))
-                return
-            self._write_slot(spare, SlotRecord(part, have.manifest.digest, digest, self._boot))
-            target = Held(held.manifest, dict(held.rewritten), held.read_only)
-            change = SlotChange(
-                part, other, have, target, self._store.objects, self._store.probed(), keeper, None, [donor]
-            )
-            change.begin(stopped)
-            if change.problems:
-                self._write_slot(slot, SlotRecord(part, digest, b"", self._boot, True))
+        spare = free[0] if free else self.slots.new(part)
+        with self.slots.open(slot) as tree, self.slots.open(spare) as other:
+            now = Donor(tree, held)
+            have = self.slots.prepared(part, spare, other, now, keeper, glance=True, stopped=stopped)
+            self.slots.note(spare, part, have.manifest.digest, target=digest)
+            target = HeldManifest(held.manifest, dict(held.rewritten), held.read_only)
+            sources = Sources(self._store.objects, [now])
+            change = SlotChange(part, other, have, target, sources, self._store.probed(), keeper)
+            try:
+                change.begin(stopped)
+            except BaseException:
+                self._salvage(spare, change, keeper, discard=not free)
+                raise
+            if sources.problems:
+                self.slots.note(slot, part, digest, suspect=True)
             self._abandon(spare, change, keep_made=True)
+        if len(free) < 2:
+            return
+        here = {content[0] for path, entry in held.manifest.files() if (content := held.content(path, entry))}
+        for surplus in free[1:]:
+            if stopped():
+                return
+            with self.slots.open(surplus) as other, self.slots.open(slot) as tree:
+                have = self.slots.prepared(part, surplus, other, Donor(tree, held), keeper, stopped=stopped)
+                self.slots.note(surplus, part, have.manifest.digest, target=empty().digest)
+                self._clear(surplus, part, other, have, keeper, here.__contains__)
 
 
-def _close(trees: list[Tree]) -> None:
+#: Errors that mean that a folder is not as its record says.
+_NOT_AS_RECORDED = frozenset(
+    (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY, errno.EINVAL)
+)
+
+
+def _close(trees: list[TreeFolder]) -> None:
     while trees:
         trees.pop().close()
-
-
-def _working_folders() -> set[str]:
-    """The folders in which processes of this user work."""
-    found: set[str] = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                found.add(os.readlink(f"/proc/{name}/cwd"))
-            except OSError:  # it has ended, or belongs to another user
-                continue
-    return found

@@ -132,3 +132,20 @@ def expected(content: Content) -> dict[bytes, bytes | int | tuple[bytes, int]]:
         for name, target in folder.links.items():
             found[prefix + name] = target
     return found
+
+
+def missing(folder: WorkspaceFolder, content: Content) -> list[tuple[bytes, int]]:
+    """What a host would ask for."""
+    with folder.lock("the test", 5):
+        staging = folder.stage({"tree": content.manifest})
+        found = staging.missing
+        staging.abort()
+    return found
+
+
+def roll_back(folder: WorkspaceFolder, steps: int = 1) -> Generation:
+    """Go back to an earlier tree, without anything from elsewhere."""
+    with folder.lock("the test", 5):
+        staging = folder.rollback(steps)
+        staging.finish()
+        return staging.commit()

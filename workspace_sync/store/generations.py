@@ -1,0 +1,136 @@
+"""The generations of a workspace on one host, and the one symbolic link that says which is current."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+from monarch_kernel.private_files import PrivateFolder
+from workspace_sync.model.errors import TamperedError
+from workspace_sync.store.failures import explain, explained
+from workspace_sync.store.records import Generation, read_record, remove_record, write_record
+
+CURRENT = "current"
+_GENERATION = re.compile(r"generations/([1-9][0-9]*)")
+_NAME = re.compile(r"([1-9][0-9]*)(\.state(?:\.new)?)?")
+#: The name of a slot: the part that it is for, and a number.
+SLOT = re.compile(r"([a-z]+)-([1-9][0-9]*)")
+
+
+class Generations:
+    """The folder ``generations`` of a workspace: links for the current one, a record of each that is kept.
+
+    Args:
+        workspace: the folder of the workspace, with the link ``current``.
+        folder: its folder ``generations``.
+    """
+
+    def __init__(self, workspace: PrivateFolder, folder: PrivateFolder) -> None:
+        self._workspace = workspace
+        self._folder = folder
+
+    def close(self) -> None:
+        """Close its descriptor."""
+        self._folder.close()
+
+    def current_number(self) -> int:
+        """The number of the current generation; 0: none.
+
+        Raises:
+            TamperedError: the link ``current`` leads elsewhere.
+        """
+        path = f"{self._workspace.path}/{CURRENT}"
+        try:
+            target = os.readlink(CURRENT, dir_fd=self._workspace.fd)
+        except FileNotFoundError:
+            return 0
+        except OSError as e:
+            raise explained(e, path) from e
+        match = _GENERATION.fullmatch(target)
+        if match is None:
+            raise TamperedError(f"{path} leads to {target!r}, which is no generation: remove the link, and sync again")
+        return int(match[1])
+
+    def records(self) -> tuple[list[Generation], str]:
+        """All records, the newest first, and what is wrong with one that is damaged.
+
+        Raises:
+            StoreError: a newer version has written one, or it cannot be read.
+        """
+        found: list[Generation] = []
+        problem = ""
+        for name in self._folder.names():
+            match = _NAME.fullmatch(name)
+            if match is None or match[2] != ".state":
+                continue
+            try:
+                record = read_record(self._folder, name, Generation)
+            except FileNotFoundError:
+                continue
+            except TamperedError as e:
+                problem = str(e)
+                continue
+            if record.number == int(match[1]) and all(SLOT.fullmatch(slot) for slot, _ in record.parts.values()):
+                found.append(record)
+            else:
+                problem = f"{self._folder.path}/{name} is damaged: it does not describe generation {match[1]}"
+        return sorted(found, key=lambda each: -each.number), problem
+
+    def next_number(self) -> int:
+        """The number of the next generation."""
+        matches = [match for name in self._folder.names() if (match := _NAME.fullmatch(name))]
+        return max([self.current_number(), *(int(match[1]) for match in matches)]) + 1
+
+    def switch(self, generation: Generation) -> None:
+        """Note a generation, and make it the current one: the last step is one ``rename``.
+
+        Raises:
+            StoreError: it cannot be written; the current generation stays.
+        """
+        number = str(generation.number)
+        write_record(self._folder, f"{number}.state", generation)
+        with explain(self._folder.path):
+            os.mkdir(number, 0o700, dir_fd=self._folder.fd)
+            for part, (slot, _) in generation.parts.items():
+                os.symlink(f"../../slots/{slot}", f"{number}/{part}", dir_fd=self._folder.fd)
+            new = f"{CURRENT}.new"
+            try:
+                os.unlink(new, dir_fd=self._workspace.fd)
+            except FileNotFoundError:
+                pass
+            os.symlink(f"generations/{number}", new, dir_fd=self._workspace.fd)
+            os.rename(new, CURRENT, src_dir_fd=self._workspace.fd, dst_dir_fd=self._workspace.fd)
+
+    def drop_others(self) -> None:
+        """Remove the links of all generations but the current one, and records of such that were never switched to."""
+        current = self.current_number()
+        with explain(self._folder.path):
+            for name in self._folder.names():
+                match = _NAME.fullmatch(name)
+                if match is None:
+                    continue
+                if match[2] is None and int(match[1]) != current:
+                    self._remove_links(name)
+                elif match[2] is not None and (int(match[1]) > current or match[2] != ".state"):
+                    remove_record(self._folder, name)
+
+    def forget(self, number: int) -> None:
+        """Remove the record of a generation, which is not the current one."""
+        with explain(self._folder.path):
+            remove_record(self._folder, f"{number}.state")
+
+    def _remove_links(self, name: str) -> None:
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder.fd)
+        except OSError:
+            return
+        try:
+            for link in os.listdir(fd):
+                if stat.S_ISLNK(os.stat(link, dir_fd=fd, follow_symlinks=False).st_mode):
+                    os.unlink(link, dir_fd=fd)
+            os.rmdir(name, dir_fd=self._folder.fd)
+        except OSError:
+            return  # it holds something that is not ours
+        finally:
+            os.close(fd)

@@ -1,0 +1,335 @@
+"""The slots of a workspace on one host: folders with whole trees, what each of them holds, and the manifests."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable
+
+from monarch_kernel.private_files import PrivateFolder
+from workspace_sync.model.errors import TamperedError
+from workspace_sync.model.manifest import Manifest, delta
+from workspace_sync.store.examination import HeldManifest, Problem, compared, empty, examined, glanced
+from workspace_sync.store.failures import explain
+from workspace_sync.store.generations import SLOT
+from workspace_sync.store.kept import Keeper, strays
+from workspace_sync.store.records import (
+    ManifestRecord,
+    SlotRecord,
+    boot_id,
+    read_record,
+    remove_record,
+    write_record,
+)
+from workspace_sync.store.sources import Donor
+from workspace_sync.store.tree import TreeFolder
+
+#: The part whose files several trees may share: an environment is written by installers only.
+ENVIRONMENT = "env"
+_STATE = ".state"
+_HEX = re.compile("[0-9a-f]{64}")
+#: Manifests that are kept in memory.
+_IN_MEMORY = 6
+
+
+class Slots:
+    """The folders ``slots`` and ``manifests`` of a workspace.
+
+    Args:
+        folder: ``slots``.
+        manifests: ``manifests``.
+        shares: whether files of environments can be shared by hard links on this host.
+    """
+
+    def __init__(self, folder: PrivateFolder, manifests: PrivateFolder, shares: Callable[[], bool]) -> None:
+        self._folder = folder
+        self._manifests = manifests
+        self._shares = shares
+        self._held: dict[bytes, HeldManifest] = {}
+        self._mutex = threading.Lock()
+        self.boot = boot_id()
+
+    def close(self) -> None:
+        """Close its descriptors."""
+        self._folder.close()
+        self._manifests.close()
+
+    def path(self, slot: str) -> str:
+        """The path of a slot."""
+        return f"{self._folder.path}/{slot}"
+
+    # -- manifests ----------------------------------------------------------------------------------------
+
+    def manifest_path(self, digest: bytes) -> str:
+        """The path of a manifest, for messages."""
+        return f"{self._manifests.path}/{digest.hex()}"
+
+    def held(self, part: str, digest: bytes) -> HeldManifest | None:
+        """A manifest as the slots of a part hold it; None: it is not here, or damaged. That of nothing is empty."""
+        if not digest:
+            return HeldManifest(empty(), {}, self.read_only(part))
+        with self._mutex:
+            held = self._held.pop(digest, None)
+            if held is not None:
+                self._held[digest] = held  # the last that was used
+        if held is None:
+            held = self._read(digest)
+            if held is None:
+                return None
+            self._remember(held)
+        held.read_only = self.read_only(part)
+        return held
+
+    def read_only(self, part: str) -> bool:
+        """Whether the files of a part lack the right to write, so that trees can share them."""
+        return part == ENVIRONMENT and self._shares()
+
+    def _read(self, digest: bytes) -> HeldManifest | None:
+        try:
+            record = read_record(self._manifests, digest.hex(), ManifestRecord)
+        except (FileNotFoundError, TamperedError):
+            return None
+        manifest = Manifest(record.manifest.folders)
+        if b"" not in manifest.folders or manifest.digest != digest:
+            return None
+        return HeldManifest(manifest, record.rewritten)
+
+    def _remember(self, held: HeldManifest) -> None:
+        with self._mutex:
+            for other in self._held.values():  # equal folders are kept once
+                for path, folder in held.manifest.folders.items():
+                    same = other.manifest.folders.get(path)
+                    if same is not None and same.digest == folder.digest:
+                        held.manifest.folders[path] = same
+            self._held[held.manifest.digest] = held
+            while len(self._held) > _IN_MEMORY:
+                del self._held[next(iter(self._held))]
+
+    def glimpse(self, digest: bytes) -> HeldManifest | None:
+        """A manifest, without keeping it in memory."""
+        with self._mutex:
+            held = self._held.get(digest)
+        return held or self._read(digest)
+
+    def save(self, held: HeldManifest) -> None:
+        """Keep a manifest on disk."""
+        record = ManifestRecord(delta(None, held.manifest), held.rewritten)
+        write_record(self._manifests, held.manifest.digest.hex(), record)
+        with self._mutex:
+            self._held.pop(held.manifest.digest, None)
+        self._remember(held)
+
+    def has_saved(self, digest: bytes) -> bool:
+        """Whether a manifest is on disk."""
+        try:
+            os.stat(digest.hex(), dir_fd=self._manifests.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def drop_manifests(self, needed: Iterable[bytes]) -> None:
+        """Remove the manifests that no slot holds and that are not needed otherwise."""
+        keep = set(needed)
+        for slot in self.names():
+            record = self.record(slot)
+            if record is not None:
+                keep |= {record.digest, record.target}
+        for name in self._manifests.names():
+            if _HEX.fullmatch(name.removesuffix(".new")) and (len(name) > 64 or bytes.fromhex(name) not in keep):
+                remove_record(self._manifests, name)
+        with self._mutex:
+            for digest in self._held.keys() - keep:
+                del self._held[digest]
+
+    # -- slots ------------------------------------------------------------------------------------------------
+
+    def names(self, part: str | None = None) -> list[str]:
+        """The slots (of a part), the newest first."""
+        found = [match for name in self._folder.names() if (match := SLOT.fullmatch(name))]
+        return [match[0] for match in sorted(found, key=lambda m: -int(m[2])) if part in (None, match[1])]
+
+    def record(self, slot: str) -> SlotRecord | None:
+        """What a slot holds; None: that is not known (any more).
+
+        Raises:
+            StoreError: a newer version has written it.
+        """
+        try:
+            return read_record(self._folder, slot + _STATE, SlotRecord)
+        except (FileNotFoundError, TamperedError):
+            return None
+
+    def note(self, slot: str, part: str, digest: bytes, *, target: bytes = b"", suspect: bool = False) -> None:
+        """Note what a slot holds, as of this boot.
+
+        Args:
+            digest: of its manifest.
+            target: what it is being changed to.
+            suspect: content of it is damaged.
+        """
+        write_record(self._folder, slot + _STATE, SlotRecord(part, digest, target, self.boot, suspect))
+
+    def problem(self, slot: str, digest: bytes) -> str:
+        """Why a slot is not known to hold a tree; empty: it is."""
+        where = self.path(slot)
+        try:
+            record = read_record(self._folder, slot + _STATE, SlotRecord)
+        except FileNotFoundError:
+            return f"{where}{_STATE} is missing"
+        except TamperedError as e:
+            return str(e)
+        if record.digest != digest or record.target:
+            return f"{where} does not hold the tree that was switched to"
+        if record.suspect:
+            return f"{where} was found to be damaged"
+        if record.boot != self.boot:
+            return f"{where} was written before this machine started, and is verified before it is used again"
+        if not self.has_saved(digest):
+            return f"{self.manifest_path(digest)} is missing"
+        return ""
+
+    def open(self, slot: str) -> TreeFolder:
+        """Open a slot."""
+        with explain(self.path(slot)):
+            return TreeFolder.open(self.path(slot), slot, self._folder.fd)
+
+    def new(self, part: str) -> str:
+        """Make a slot."""
+        number = max((int(name.rpartition("-")[2]) for name in self.names(part)), default=0) + 1
+        slot = f"{part}-{number}"
+        self.note(slot, part, b"")
+        with explain(self.path(slot)):
+            os.mkdir(slot, 0o700, dir_fd=self._folder.fd)
+        return slot
+
+    def remove(self, slot: str) -> bool:
+        """Remove a slot that is empty; returns whether it is gone."""
+        try:
+            os.rmdir(slot, dir_fd=self._folder.fd)
+        except OSError:
+            return False
+        remove_record(self._folder, slot + _STATE)
+        return True
+
+    def free(self, part: str, current: str, digest: bytes) -> list[str]:
+        """The slots of a part in which no process works, but the current one; the best for a tree first."""
+        busy = _working_folders()
+
+        def is_free(slot: str) -> bool:
+            path = self.path(slot)
+            return slot != current and not any(each == path or each.startswith(path + "/") for each in busy)
+
+        def order(slot: str) -> tuple[bool, bool]:
+            record = self.record(slot)
+            return record is None or record.digest != digest, record is None or record.suspect or bool(record.target)
+
+        return sorted(filter(is_free, self.names(part)), key=order)
+
+    def donors(self, part: str | None, but: Iterable[str], trees: list[TreeFolder], *, steady: bool) -> list[Donor]:
+        """Slots (of a part) that hold trees, as donors; their descriptors are added to ``trees``."""
+        found: list[Donor] = []
+        for slot in self.names(part):
+            record = None if slot in but else self.record(slot)
+            if record is None or not record.digest or record.target:
+                continue
+            held = self.held(record.part, record.digest)
+            if held is not None:
+                tree = self.open(slot)
+                trees.append(tree)
+                found.append(Donor(tree, held, steady=steady))
+        return found
+
+    def in_order(self, part: str, slot: str, digest: bytes) -> bool:
+        """Whether a slot holds a tree; after a reboot, it is verified."""
+        record = self.record(slot)
+        if record is None or record.digest != digest or record.target or record.suspect:
+            return False
+        if self.held(part, digest) is None:
+            return False
+        if record.boot == self.boot:
+            return True
+        return not self.verified(part, slot, digest)
+
+    def verified(self, part: str, slot: str, digest: bytes) -> list[Problem]:
+        """Hash everything in a slot, and note whether it is damaged; returns what is."""
+        held = self.held(part, digest)
+        if held is None:
+            return [Problem(self.manifest_path(digest), "the manifest is missing or damaged: sync again")]
+        with explain(self.path(slot)), self.open(slot) as tree:
+            problems = list(compared(tree, held))
+        self.note(slot, part, digest, suspect=bool(problems))
+        return problems
+
+    def prepared(
+        self,
+        part: str,
+        slot: str,
+        tree: TreeFolder,
+        current: Donor | None,
+        keeper: Keeper,
+        *,
+        glance: bool = False,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> HeldManifest:
+        """What a slot holds, exactly, before it is changed; files that ranks have made in it are moved out.
+
+        Args:
+            current: the current tree of the part, to which they move.
+            glance: look at each file's size and time.
+            stopped: if true, ``InterruptedError`` is raised soon.
+        """
+        record = self.record(slot)
+        have = None
+        if record is not None and record.boot == self.boot and not record.target and not record.suspect:
+            have = self.held(part, record.digest)
+
+        def aside(path: bytes) -> None:
+            keeper.keep(part, tree, path)
+
+        examination = have is None
+        with explain(tree.path):
+            if have is not None:
+                if glance:
+                    have = glanced(tree, have, aside, stopped)
+            else:
+                digests = [record.target, record.digest] if record is not None else []
+                candidates = [held for digest in digests if digest and (held := self.held(part, digest))]
+                if not candidates:
+                    known = [bytes.fromhex(name) for name in self._manifests.names() if _HEX.fullmatch(name)]
+                    candidates = [held for digest in known if (held := self.held(part, digest))]
+                unfinished = record is not None and bool(record.target)
+                have = examined(tree, candidates, aside, unfinished=unfinished, stopped=stopped)
+            if record is None or record.digest != have.manifest.digest:
+                self.save(have)
+            carry(part, tree, have.manifest, current, keeper)
+            if examination:
+                for path, folder in have.manifest.folders.items():
+                    tree.finish_folder(path, folder)
+        return have
+
+
+def carry(part: str, tree: TreeFolder, manifest: Manifest, current: Donor | None, keeper: Keeper) -> None:
+    """Move what ranks have made in a tree to the current one.
+
+    Args:
+        manifest: of the tree.
+        current: None: there is none, and it is kept elsewhere.
+    """
+    for path in list(strays(tree, manifest)):
+        if current is None:
+            keeper.keep(part, tree, path)
+        else:
+            keeper.move(part, tree, path, current.tree, current.held.manifest)
+
+
+def _working_folders() -> set[str]:
+    """The folders in which processes of this user work."""
+    found: set[str] = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                found.add(os.readlink(f"/proc/{name}/cwd"))
+            except OSError:  # it has ended, or belongs to another user
+                continue
+    return found

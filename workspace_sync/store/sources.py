@@ -1,0 +1,187 @@
+"""Where this host has content: trees, by their manifests, and objects. It is hashed whenever it is used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from workspace_sync.model.manifest import FileEntry, digest_of, printable
+from workspace_sync.store.examination import HeldManifest, Problem
+from workspace_sync.store.objects import Objects
+from workspace_sync.store.tree import TreeFolder, join
+
+#: From so many files on, the objects are listed first, not tried one by one.
+_MANY = 256
+
+
+@dataclass(frozen=True)
+class Donor:
+    """A tree whose files may be used.
+
+    Attributes:
+        tree: its folder.
+        held: what it should hold.
+        steady: nothing changes it now, so content that is not as its manifest says is worth a report.
+    """
+
+    tree: TreeFolder
+    held: HeldManifest
+    steady: bool = True
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where some content should be.
+
+    Attributes:
+        donor: the tree.
+        path: of the file in it.
+        offset: where in the file it begins (bytes).
+        size: its size (bytes).
+    """
+
+    donor: Donor
+    path: bytes
+    offset: int
+    size: int
+
+
+class Sources:
+    """What a host has of the content of a tree.
+
+    Args:
+        objects: of the store.
+        donors: trees, those with likely the same files first.
+        more: given the bytes that were not found in those, offers further trees.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        donors: Sequence[Donor],
+        more: Callable[[int], Sequence[Donor]] | None = None,
+    ) -> None:
+        self.objects = objects
+        self.donors = donors
+        self._more = more
+        self._places: dict[bytes, Place] = {}
+        self._listed: set[bytes] | None = None
+        self._known: dict[tuple[bytes, object], tuple[bytes, int]] = {}
+        #: Content that was damaged when it was to be used.
+        self.problems: list[Problem] = []
+
+    def expect(self, files: int) -> None:
+        """Prepare for so many files."""
+        self._listed = self.objects.names() if files > _MANY else None
+
+    def learn(self, held: HeldManifest) -> None:
+        """Remember what originals become on this host, from a tree in which they have."""
+        for path, content in held.rewritten.items():
+            entry = held.manifest.file(path)
+            if entry is not None:
+                self._known[entry.digest, entry.rewrite] = content
+
+    def content(self, entry: FileEntry) -> tuple[bytes, int] | None:
+        """The (digest, size) that a file will have on this host; None: not known before it is rewritten."""
+        if entry.rewrite is None:
+            return entry.digest, entry.size
+        return self._known.get((entry.digest, entry.rewrite))
+
+    # -- whole files ---------------------------------------------------------------------------------------
+
+    def near(self, path: bytes, content: tuple[bytes, int]) -> Iterator[Place]:
+        """Where a whole file should be: at the same path of other trees."""
+        for donor in self.donors:
+            entry = donor.held.manifest.file(path)
+            if entry is not None and donor.held.content(path, entry) == content:
+                yield Place(donor, path, 0, content[1])
+
+    def open_object(self, digest: bytes) -> int | None:
+        """Open an object; None: there is none."""
+        if self._listed is not None and digest not in self._listed:
+            return None
+        return self.objects.open(digest)
+
+    def place(self, digest: bytes) -> Place | None:
+        """Where ``locate`` has found content."""
+        return self._places.get(digest)
+
+    def damaged(self, place: Place) -> None:
+        """Content at a place is not what it should be."""
+        if place.donor.steady:
+            path = f"{place.donor.tree.path}/{printable(place.path)}"
+            self.problems.append(Problem(path, "its content was changed"))
+
+    def damaged_object(self, digest: bytes) -> None:
+        """An object is not what its name says; it is removed."""
+        self.problems.append(Problem(self.objects.path_of(digest), "the content of this object was changed"))
+        self.objects.remove(digest)
+
+    # -- pieces ----------------------------------------------------------------------------------------------
+
+    def locate(self, wanted: Iterable[bytes], sizes: dict[bytes, int]) -> None:
+        """Look for content, whole files and pieces of large ones, in all trees.
+
+        Args:
+            wanted: digests.
+            sizes: of files, by digest: what decides whether further trees are worth a search.
+        """
+        left = set(wanted)
+        self._search(left, self.donors)
+        if self._more is not None and left:
+            lacking = sum(size for digest, size in sizes.items() if digest in left)
+            self._search(left, self._more(lacking))
+
+    def _search(self, left: set[bytes], donors: Sequence[Donor]) -> None:
+        seen: set[bytes] = set()
+        for donor in donors:
+            for path, folder in donor.held.manifest.folders.items():
+                if folder.digest in seen:
+                    continue
+                seen.add(folder.digest)
+                for name, entry in folder.files.items():
+                    if entry.rewrite is not None:
+                        content = donor.held.rewritten.get(join(path, name))
+                        if content is not None and content[0] in left:
+                            left.discard(content[0])
+                            self._places[content[0]] = Place(donor, join(path, name), 0, content[1])
+                        continue
+                    if entry.digest in left:
+                        left.discard(entry.digest)
+                        self._places[entry.digest] = Place(donor, join(path, name), 0, entry.size)
+                    for digest, offset, size in entry.pieces() if entry.chunks else ():
+                        if digest in left:
+                            left.discard(digest)
+                            self._places[digest] = Place(donor, join(path, name), offset, size)
+
+    def piece(self, digest: bytes, size: int) -> bytes | None:
+        """The content of a piece; None: this host does not have it."""
+        place = self._places.get(digest)
+        if place is not None and place.size == size:
+            data = _read(place)
+            if data is not None and digest_of(data) == digest:
+                return data
+            self.damaged(place)
+        fd = self.objects.open(digest)
+        if fd is None:
+            return None
+        try:
+            data = os.pread(fd, size + 1, 0)
+        finally:
+            os.close(fd)
+        if digest_of(data) == digest:
+            return data
+        self.damaged_object(digest)
+        return None
+
+
+def _read(place: Place) -> bytes | None:
+    try:
+        fd = place.donor.tree.open_file(place.path)
+    except OSError:
+        return None
+    try:
+        return os.pread(fd, place.size, place.offset)
+    finally:
+        os.close(fd)
