@@ -186,11 +186,11 @@ def test_files_are_renamed_without_being_written(store: Store) -> None:
     files = {b"old/f%d" % n: noise(1000, n) for n in range(50)}
     sync(folder, Content(files))
     folder.follow()
-    inodes = {entry.stat().st_ino for entry in os.scandir(f"{folder.path}/slots/tree-2/old")}
+    inodes = {path.stat().st_ino for path in Path(f"{folder.path}/slots/tree-2/old").iterdir()}
     renamed = Content({b"new/deep/" + path[4:]: data for path, data in files.items()})
     staging, _ = sync(folder, renamed)
     assert on_disk(tree(folder)) == expected(renamed)
-    assert {entry.stat().st_ino for entry in os.scandir(f"{tree(folder)}/new/deep")} == inodes
+    assert {path.stat().st_ino for path in Path(f"{tree(folder)}/new/deep").iterdir()} == inodes
     assert staging.reused == 50_000
 
 
