@@ -29,7 +29,7 @@ from workspace_sync.reload.imports import Imports, in_order, stored_names
 from workspace_sync.reload.journal import Journal
 from workspace_sync.reload.loaded import Loaded, is_extension, loaded_modules
 from workspace_sync.reload.references import follow_names, is_own, redirect
-from workspace_sync.reload.report import CURRENT, FAILED, KEPT, RELOADED, STALE, ModuleReport
+from workspace_sync.reload.report import FAILED, KEPT, RELOADED, STALE, ModuleReport
 
 #: Names that every module has from the import system.
 _OF_IMPORT = frozenset(
@@ -50,8 +50,8 @@ def stale_here(changed: Collection[str] | None = None) -> list[ModuleReport]:
     found: list[ModuleReport] = []
     for name, loaded in sorted(loaded_modules.look().items()):
         if changed is None or loaded.client in changed:
-            _source, report = _examined(name, loaded, loaded_modules.folders)
-            if report is not None and report.state != CURRENT:
+            _source, report = _examined(name, loaded, loaded_modules.folders, changed is not None)
+            if report is not None:
                 found.append(report)
     return found
 
@@ -71,7 +71,7 @@ def reload_here(
     for name, loaded in known.items():
         if (changed is not None and loaded.client not in changed) or not wanted(name):
             continue
-        source, report = _examined(name, loaded, loaded_modules.folders)
+        source, report = _examined(name, loaded, loaded_modules.folders, changed is not None)
         if source is not None:
             sources[name] = source
         elif report is not None:
@@ -96,8 +96,12 @@ def reload_here(
     return [reports[name] for name in sorted(reports)]
 
 
-def _examined(name: str, loaded: Loaded, folders: Folders) -> tuple[bytes | None, ModuleReport | None]:
-    """The new source of a module that is stale, and a report of its state."""
+def _examined(name: str, loaded: Loaded, folders: Folders, announced: bool) -> tuple[bytes | None, ModuleReport | None]:
+    """The new source of a module that can be reloaded, and a report, unless it is current.
+
+    Args:
+        announced: whether its file is known to have changed.
+    """
 
     def report(state: str, reason: str = "") -> ModuleReport:
         return ModuleReport(name, loaded.client, state, reason)
@@ -112,8 +116,8 @@ def _examined(name: str, loaded: Loaded, folders: Folders) -> tuple[bytes | None
         return None, report(KEPT, f"{what}: ranks keep what they have imported until they are restarted")
     except OSError as e:
         return None, report(KEPT, f"{path} cannot be read: {e.strerror}")
-    if loaded.digest and digest_of(data) == loaded.digest:
-        return None, report(CURRENT)
+    if loaded.digest == digest_of(data) and (loaded.certain or not announced):
+        return None, None
     if is_extension(path):
         return None, report(KEPT, "it is an extension module, which Python cannot load twice: restart the ranks")
     if name == "__main__":
@@ -138,6 +142,31 @@ def _imports_of(name: str, loaded: Loaded, sources: Mapping[str, bytes]) -> Impo
         return Imports(source, name, is_package) if source else None
     except (SyntaxError, ValueError):
         return None
+
+
+def imports_here() -> dict[str, set[str]]:
+    """What each module of the workspace in this process imports, by name; of those whose source is known."""
+    found = {name: _imports_of(name, loaded, {}) for name, loaded in loaded_modules.look().items()}
+    return {name: set() if each is None else each.modules for name, each in found.items()}
+
+
+def error_of(error: BaseException, client: str) -> str:
+    """An error of a source, with the innermost line of the workspace, as the client names it.
+
+    Args:
+        client: the file to name if the error names none.
+    """
+    folders, line, said = loaded_modules.folders, None, str(error)
+    if isinstance(error, SyntaxError) and error.filename and folders.at_client(error.filename):
+        client, line, said = folders.at_client(error.filename) or client, error.lineno, error.msg
+    else:
+        for frame in traceback.extract_tb(error.__traceback__):
+            there = folders.at_client(frame.filename)
+            if there is not None:
+                client, line = there, frame.lineno
+    at = f"{client}:{line}" if line else client
+    kind = type(error).__name__
+    return f"{at}: {kind}: {said}" if said else f"{at}: {kind}"
 
 
 class _ModuleUpdate:

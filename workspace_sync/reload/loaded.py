@@ -2,8 +2,8 @@
 
 From the first look on, an import hook reads modules of the workspace from their source and notes its digest, so what
 is loaded is known exactly: neither times nor compiled files count. What was imported before the first look is compared
-with its file: the code of its functions and its constants have to be those of the source, and the file must not have
-changed since this process began; otherwise it counts as older than any change of its file.
+with its file: the code of its functions and its constants have to be those of the source. If the file has changed since
+this process began, that is likely but not certain, and a change of it that is announced counts.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ class Loaded:
         client: the same, as the client names it.
         digest: of the source that was loaded; empty if that is not known.
         source: the text of it; empty if that is not known, or the module is no source.
+        certain: whether the digest is known, and not only likely.
     """
 
     path: str
     client: str
     digest: bytes = b""
     source: bytes = b""
+    certain: bool = True
 
 
 class _Recording(SourceFileLoader):
@@ -166,15 +168,14 @@ def _compared(module: ModuleType, path: str, client: str, codes: set[CodeType], 
             data = file.read()
     except OSError:
         return unknown
-    if changed >= began - 1.0:  # a second, as clocks of file systems tick in steps
-        return unknown
+    certain = changed < began - 0.1  # clocks of file systems tick in steps
     if is_extension(path):
-        return Loaded(path, client, digest_of(data))
+        return Loaded(path, client, digest_of(data), certain=certain)
     try:
         same = _is_from(module, compile(data, path, "exec", dont_inherit=True), data, codes)
     except (SyntaxError, ValueError):
         return unknown
-    return Loaded(path, client, digest_of(data), data) if same else unknown
+    return Loaded(path, client, digest_of(data), data, certain) if same else unknown
 
 
 def _is_from(module: ModuleType, code: CodeType, data: bytes, live: set[CodeType]) -> bool:

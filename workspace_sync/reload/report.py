@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-#: A module has the new source, or had it already.
-RELOADED, CURRENT = "reloaded", "current"
+#: A module has the new source.
+RELOADED = "reloaded"
 #: A module has the old source: it cannot be changed in place, or its new source is faulty.
 KEPT, FAILED = "kept", "failed"
 #: A module has an older source than its file.
@@ -18,7 +18,7 @@ class ModuleReport(msgspec.Struct, array_like=True):
     Attributes:
         name: of the module.
         file: its path at the client, or on the rank's host if the client has none.
-        state: "reloaded", "current", "stale", "kept" (it cannot be changed in place) or "failed" (its new source does
+        state: "reloaded", "stale", "kept" (it cannot be changed in place) or "failed" (its new source does
             not compile, or raises).
         reason: why it is kept, or what failed, with file and line.
         notes: what of the change existing objects do not follow.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch_kernel.actor import ProcMesh, this_host
 from tests.sync.reload.sources import Sources
 from workspace_sync.reload.loaded import loaded_modules
 
@@ -23,3 +24,9 @@ def sources(tmp_path: Path) -> Iterator[Sources]:
     loaded_modules.close()
     sys.path.remove(folder)
     made.drop()
+
+
+@pytest.fixture
+def procs(sources: Sources) -> ProcMesh:
+    """Two ranks of this host that import from the same folder."""
+    return this_host().spawn_procs({"ranks": 2})

@@ -1,0 +1,248 @@
+"""After a sync, from the client: which modules ranks have imported in an older version, and three ways out."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Literal
+
+from monarch_kernel.actor import ActorError, ProcMesh, SupervisionError
+from monarch_kernel.introspection import Whole, between_messages, whole_of
+from monarch_kernel.meshes import actor_meshes_on, format_ranks, list_proc_meshes, respawn_actors
+from monarch_kernel.workers import placement_of
+from workspace_sync.model.report import StaleModule
+from workspace_sync.reload.agent import Pairs, Reloader
+from workspace_sync.reload.in_place import reload_here
+from workspace_sync.reload.loaded import enter_new_tree, loaded_modules
+from workspace_sync.reload.report import FAILED, STALE, ModuleReport, RankReport, Refreshed
+from workspace_sync.reload.selection import EVERY, Selection
+
+How = Literal["reload", "respawn", "restart"]
+When = Literal["idle", "now"]
+
+_agents: dict[str, Any] = {}
+_lock = threading.Lock()
+
+
+def contact(procs: ProcMesh, folders: Iterable[tuple[str, str]] | None = None, timeout: float = 10.0) -> Refreshed:
+    """Have ranks note what they import from a workspace.
+
+    Call it before the first switch: what a rank has imported until then is compared with the files that are there now.
+
+    Args:
+        procs: a proc mesh, or a slice of one.
+        folders: as for ``refresh``.
+        timeout: for all ranks together (seconds).
+    """
+    return _all(procs, "watch", timeout, _pairs(procs, folders))
+
+
+def enter(procs: ProcMesh, folders: Iterable[tuple[str, str]] | None = None, timeout: float = 10.0) -> Refreshed:
+    """Tell ranks that their hosts have switched to another tree.
+
+    They enter their working directory again if it was in an earlier one, and drop what they have cached of imports and
+    source lines. ``refresh`` does this, too.
+    """
+    return _all(procs, "enter", timeout, _pairs(procs, folders))
+
+
+def stale_modules(
+    procs: ProcMesh,
+    changed: Collection[str] | None = None,
+    *,
+    folders: Iterable[tuple[str, str]] | None = None,
+    timeout: float = 10.0,
+) -> list[StaleModule]:
+    """The modules that ranks have imported in an older version than their hosts have now.
+
+    Args:
+        procs, changed, folders: as for ``refresh``.
+        timeout: for all ranks together (seconds); ranks that do not answer are not named.
+
+    Returns:
+        One entry for each module and state. The state is "stale", or why it cannot be reloaded.
+    """
+    found = _all(procs, "stale", timeout, _pairs(procs, folders), _listed(changed)).modules()
+    return [
+        StaleModule(name, format_ranks(ranks), state if state == STALE else reason)
+        for (name, state, reason), ranks in sorted(found.items())
+    ]
+
+
+def refresh(
+    procs: ProcMesh,
+    how: How = "reload",
+    changed: Collection[str] | None = None,
+    *,
+    folders: Iterable[tuple[str, str]] | None = None,
+    selection: Selection = EVERY,
+    when: When = "idle",
+    wait: float = 5.0,
+    timeout: float = 60.0,
+) -> Refreshed:
+    """Have ranks run the sources that their hosts have now.
+
+    * "reload": in place. Functions and classes that exist follow the new source, and with them live actors. Modules
+      that cannot be changed in place are named, and left alone as a whole.
+    * "respawn": the changed modules, and all that import them, are imported anew in the same processes, and the actors
+      of this process are created again: with their original arguments and, where they have ``checkpoint`` and
+      ``__restore__``, their state, which is asked for first.
+    * "restart": the same, in new processes in the places of the old ones.
+
+    Args:
+        procs: a proc mesh, or a slice of one.
+        changed: the paths that have changed, as this process names them. None: every file is looked at.
+        folders: the folders of the workspace, each with the folder that the hosts have for it. None: what was placed on
+            the hosts (``monarch_kernel.workers.placement_of``), else the working directory, in place.
+        selection: which modules to reload ("reload" only).
+        when: "idle": between two messages of all actors of a process; "now": at once, while endpoints run: these go on
+            in the old code, and call into the new one.
+        wait: how long to wait for idle ranks (seconds); ranks that stay busy are named, and left alone.
+        timeout: for everything else (seconds).
+
+    Raises:
+        ValueError: there is no such way.
+        HealError: "restart", and this process did not spawn the procs.
+    """
+    if how not in ("reload", "respawn", "restart"):
+        raise ValueError(f"{how!r} is no way to refresh ranks: use reload, respawn or restart")
+    began = time.monotonic()
+    pairs, paths = _pairs(procs, folders), _listed(changed)
+    if how == "reload":
+        result = _all(procs, "reload", timeout + wait, pairs, paths, selection, when, wait)
+    elif how == "respawn":
+        result = _respawn(procs, pairs, paths, when, wait, timeout)
+    else:
+        result = _restart(procs, pairs, paths, timeout)
+    result.how = how
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def refresh_here(
+    changed: Collection[str] | None = None,
+    *,
+    folders: Iterable[tuple[str, str]] = (),
+    selection: Selection = EVERY,
+    wait: float = 5.0,
+) -> list[ModuleReport]:
+    """Reload stale modules of this process in place, so that calls of endpoints are checked as ranks define them.
+
+    Args:
+        changed, selection, wait: as for ``refresh``.
+        folders: of the workspace; what was named in an earlier call counts, too.
+
+    Raises:
+        StillBusy: an actor of this process handled messages all the time.
+    """
+    loaded_modules.watch(folders)
+    enter_new_tree(loaded_modules.folders)
+    return between_messages(lambda: reload_here(_listed(changed), selection.wants), wait)
+
+
+def _respawn(
+    procs: ProcMesh, pairs: Pairs, paths: Collection[str] | None, when: When, wait: float, timeout: float
+) -> Refreshed:
+    deadline = time.monotonic() + timeout
+    _checkpoint(procs, timeout)
+    result = _all(procs, "replace", wait + timeout, pairs, paths, when, wait)
+    failed = [rank for rank in result.ranks if rank.error or any(each.state == FAILED for each in rank.modules)]
+    if failed:
+        _all(procs, "put_back", timeout)
+        for rank in result.ranks:
+            if rank not in failed:
+                rank.error = "it is left as it was, as other ranks could not import the new source"
+        return result
+    healed = respawn_actors(procs, timeout).get(max(0.1, deadline - time.monotonic()))
+    result.respawned, result.restored = list(healed.respawned), list(healed.restored)
+    return result
+
+
+def _restart(procs: ProcMesh, pairs: Pairs, paths: Collection[str] | None, timeout: float) -> Refreshed:
+    stale = _all(procs, "stale", timeout, pairs, paths)
+    _checkpoint(procs, timeout)
+    procs.kill("it is restarted with new sources").get(timeout)
+    healed = procs.heal(timeout=timeout).get(timeout)
+    for rank in stale.ranks:
+        rank.error = ""
+        for module in rank.modules:
+            module.state, module.reason = "reloaded", ""
+    stale.respawned, stale.restored = list(healed.respawned), list(healed.restored)
+    return stale
+
+
+def _checkpoint(procs: ProcMesh, timeout: float) -> None:
+    """Have actors that can be restored send their state."""
+    for mesh in actor_meshes_on(procs):
+        if hasattr(mesh, "checkpoint") and hasattr(mesh._cls, "__restore__"):
+            mesh.checkpoint.call().get(timeout)
+
+
+def folders_of(procs: ProcMesh) -> list[tuple[str, str]]:
+    """The folders of this process that were placed on the hosts of a mesh; else the working directory, in place."""
+    placed = {pair for placement in placement_of(procs) if placement for pair in placement.folders.items()}
+    return sorted(placed) or [(os.getcwd(), os.getcwd())]
+
+
+def _pairs(procs: ProcMesh, folders: Iterable[tuple[str, str]] | None) -> list[tuple[str, str]]:
+    return folders_of(procs) if folders is None else sorted(folders)
+
+
+def _listed(changed: Collection[str] | None) -> Collection[str] | None:
+    return None if changed is None else frozenset(map(os.path.abspath, changed))
+
+
+# -- calls to all ranks ------------------------------------------------------------------------------
+
+
+def _agents_of(whole: Whole, pairs: Pairs) -> Any:
+    with _lock:
+        live = {whole_of(procs).uid for procs in list_proc_meshes()}
+        for uid in [uid for uid in _agents if uid not in live and uid != whole.uid]:
+            del _agents[uid]
+        if whole.uid not in _agents:
+            _agents[whole.uid] = whole.procs.spawn("reloader", Reloader, pairs).flatten("ranks")
+        return _agents[whole.uid]
+
+
+def _all(procs: ProcMesh, method: str, timeout: float, *args: Any) -> Refreshed:
+    """Call an endpoint of the reloader on all ranks; ranks that fail or do not answer are in the report."""
+    deadline = time.monotonic() + timeout
+    whole = whole_of(procs)
+    agents = _agents_of(whole, args[0] if args else ())
+    dead = whole.procs.dead()
+    back = {rank: own for own, rank in enumerate(whole.ranks)}
+    reports = {rank: RankReport(own, error=f"it is dead: {dead[rank]}") for rank, own in back.items() if rank in dead}
+    waiting = sorted(back.keys() - reports.keys())
+    parts = [(run, agents.slice(ranks=slice(run.start, run.stop))) for run in _runs(waiting)]
+    calls = [(run, getattr(part, method).stream(*args)) for run, part in parts]
+    for run, call in calls:
+        for slot in call:
+            try:
+                rank, report = slot.get(max(0.0, deadline - time.monotonic()))
+                reports[rank] = report
+                report.rank = back[rank]
+            except (ActorError, SupervisionError) as error:
+                for failure in error.failures:
+                    rank = run[failure.rank]
+                    why = failure.death.cause if failure.death is not None else failure.fault or error
+                    reports[rank] = RankReport(back[rank], error=str(getattr(why, "summary", why)))
+            except TimeoutError:
+                break  # answers come in the order in which ranks give them
+    for rank in waiting:
+        if rank not in reports:
+            reports[rank] = RankReport(back[rank], error=f"it did not answer within {timeout:g} s")
+    return Refreshed(whole.procs.name, method, [reports[rank] for rank in sorted(reports)])
+
+
+def _runs(ranks: Sequence[int]) -> list[range]:
+    """Ranks (sorted) as ranges."""
+    found: list[range] = []
+    for rank in ranks:
+        if found and found[-1].stop == rank:
+            found[-1] = range(found[-1].start, rank + 1)
+        else:
+            found.append(range(rank, rank + 1))
+    return found
