@@ -17,8 +17,9 @@ import msgspec
 from workspace_sync.environment.contents import Contents
 from workspace_sync.environment.facts import Needs, python_id
 from workspace_sync.environment.kinds import Environment, NamedPrefix, environment
+from workspace_sync.environment.memory import Judged, recall, recall_contents, remember
 from workspace_sync.environment.prefixes import Decisions, decide, glibc_floor, read_records
-from workspace_sync.model.manifest import Folder, Manifest, seal
+from workspace_sync.model.manifest import Folder, Manifest, delta, seal
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.scanning import Index, Scan, scan
 
@@ -76,20 +77,23 @@ def environment_manifest(
     about = environment(env)
     workspace = Workspace({about.folder: ""}, links="keep")
     scanned = scan(workspace, index, rules=RULES, progress=progress, cancelled=cancelled)
-    contents = Contents(about.folder, os.fsencode(about.prefix))
-    found = read_records(scanned.manifest, contents)
-    decisions = decide(about, scanned.manifest, contents, found)
-    manifest = applied(scanned.manifest, decisions, os.fsencode(about.prefix), os.fsencode(about.folder))
+    prefix = os.fsencode(about.prefix)
+    found = recall(index, prefix, scanned.manifest.digest)
+    if found is None:
+        found = _judge(about, prefix, scanned.manifest, index)
+    base_id = python_id(about.base) if about.base else ""
+    needs = Needs(about.prefix, found.native, found.glibc, about.base, base_id, about.version)
+    return EnvironmentScan(about, found.manifest, needs, list(found.notes), scanned)
+
+
+def _judge(about: Environment, prefix: bytes, scanned: Manifest, index: Index) -> Judged:
+    contents = Contents(about.folder, prefix, recall_contents(index, prefix))
+    decisions = decide(about, scanned, contents, read_records(scanned, contents))
+    manifest = applied(scanned, decisions, prefix, os.fsencode(about.folder))
     floor, machines = glibc_floor(manifest, contents)
-    needs = Needs(
-        about.prefix,
-        bool(machines),
-        floor,
-        about.base,
-        python_id(about.base) if about.base else "",
-        about.version,
-    )
-    return EnvironmentScan(about, manifest, needs, decisions.notes, scanned)
+    judged = Judged(prefix, scanned.digest, delta(None, manifest), decisions.notes, bool(machines), floor)
+    remember(index, judged, scanned, contents.known)
+    return judged
 
 
 def applied(manifest: Manifest, decisions: Decisions, prefix: bytes, folder: bytes) -> Manifest:
