@@ -58,5 +58,6 @@ ensure "tests against other users of this machine" another_user
 ensure "tests of syncs on btrfs" loop_mounts btrfs-progs mkfs.btrfs
 ensure "tests of syncs on XFS" loop_mounts xfsprogs mkfs.xfs
 ensure "tests of syncs to a case-insensitive file system" loop_mounts ntfs-3g lowntfs-3g mkntfs
+ensure "tests of syncs to a file system with short names" installed encfs encfs
 ensure "tests of mounts of other hosts' folders" fuse
 ensure "the comparison of syncs with rsync" installed rsync rsync

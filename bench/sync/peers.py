@@ -132,7 +132,7 @@ class Ours(SyncPeer):
         self._spawned = False
 
     def sync(self) -> dict[str, Any]:
-        return self._said(self.client.ask("sync", source=str(self.tree.path)))
+        return self.client.ask("sync", source=str(self.tree.path))
 
     def spawn(self) -> None:
         """A rank on each host, in the synced tree; from now on ``edited`` asks these what they import."""
@@ -142,23 +142,14 @@ class Ours(SyncPeer):
     def edited(self, value: int) -> float:
         if not self._spawned:
             return super().edited(value)
-        result = self.client.ask("imported", source=str(self.tree.path), module=MODULE, value=value)
-        return self._said(result)["seconds"]
+        return self.client.ask("imported", source=str(self.tree.path), module=MODULE, value=value)["seconds"]
 
     def environment(self, prefix: Path, count: int) -> dict[str, Any]:
         """Sync an environment to the first hosts."""
-        return self._said(self.client.ask("sync", source="", env=str(prefix), count=count))
+        return self.client.ask("sync", source="", env=str(prefix), count=count)
 
     def copies(self) -> list[Path]:
         return [next(store.glob("w/*")) / "current" / "tree" / self.tree.path.name for store in self._stores]
-
-    def _said(self, result: dict[str, Any]) -> dict[str, Any]:
-        """What rows need of a receipt."""
-        report = result["report"]
-        errors = [f"{host['host']}: {host['error']}" for host in report["hosts"] if host["error"]]
-        if errors:
-            raise PeerFailedError("; ".join(errors))
-        return {"seconds": result["seconds"], "sent": report["sent"], "phases": report["phases"]}
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from bench.sync.peers import HOSTS_ALLOW, Ours, SyncPeer, monarch_peer, needs_na
 from bench.sync.rows import MONARCH, OURS
 from bench.sync.service import PeerFailedError
 from bench.sync.trees import BenchTree, TreeSpec
+from workspace_sync.scanning.chunking import CHUNK
 
 
 @dataclass
@@ -175,8 +176,8 @@ class Bench:
         result = proven(peer, names)
         if "sent" in result:
             self.record(peer.name, "inside_bytes", result["sent"])
-        if "chunks" in result:
-            self.record(peer.name, "inside_chunks", result["chunks"])
+            if peer.name == OURS:
+                self.record(peer.name, "inside_chunks", result["sent"] // CHUNK)
         return result["seconds"]
 
     def first(self, count: int) -> None:

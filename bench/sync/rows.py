@@ -59,7 +59,7 @@ ROWS = [
     ),
     SyncRow("inside_s", "4 KB changed in a file of {big:,.0f} MB (s)"),
     SyncRow("inside_bytes", "  bytes sent"),
-    SyncRow("inside_chunks", "  chunks sent", most=2),
+    SyncRow("inside_chunks", "  that is, whole chunks", most=2),
     SyncRow("first1_s", "first sync of {some:,} files, 1 host (s)", of_rsync=1.0),
     SyncRow("first4_s", "  4 hosts (s)", of_rsync=0.5),
     SyncRow("first4_egress", "  bytes that the client sends / bytes of the tree", most=1.2),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sync.disks import CannotMountError, case_insensitive, left_below, limited, reflinks
+from tests.otheruser import other_user, shared  # noqa: F401  # fixtures
+from tests.sync.disks import CannotMountError, case_insensitive, left_below, limited, reflinks, short_names
 from tests.sync.hosts import StoreHosts
 from tests.sync.trees import make_tree
 from tests.workers import team
@@ -64,9 +65,9 @@ def disks(tmp_path: Path) -> Iterator[Callable[[AbstractContextManager[Path]], P
 
 
 @pytest.fixture
-def limited_disk(tmp_path: Path, disks: Callable[..., Path]) -> Callable[[int], Path]:
-    """``limited_disk(1 << 20)``: a file system that holds so many bytes."""
-    return lambda size: disks(limited(tmp_path, size))
+def limited_disk(tmp_path: Path, disks: Callable[..., Path]) -> Callable[..., Path]:
+    """``limited_disk(1 << 20)``: a file system that holds so many bytes; ``limited_disk(1 << 20, 50)``: and files."""
+    return lambda size, files=0: disks(limited(tmp_path, size, files))
 
 
 @pytest.fixture(params=["btrfs", "xfs"])
@@ -79,3 +80,9 @@ def reflink_disk(request: pytest.FixtureRequest, tmp_path: Path, disks: Callable
 def case_insensitive_disk(tmp_path: Path, disks: Callable[..., Path]) -> Path:
     """A file system that takes ``A`` for ``a``."""
     return disks(case_insensitive(tmp_path))
+
+
+@pytest.fixture
+def short_name_disk(tmp_path: Path, disks: Callable[..., Path]) -> Path:
+    """A file system whose names are shorter than others'."""
+    return disks(short_names(tmp_path))

@@ -1,4 +1,4 @@
-"""File systems of a test's own: one that is soon full, ones with reflinks, and one that takes ``A`` for ``a``."""
+"""File systems of a test's own: soon full, with reflinks, one that takes ``A`` for ``a``, one with short names only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class CannotMountError(Exception):
     """This user, this kernel or this machine's programs cannot make the file system."""
 
 
-def _run(*command: str) -> str:
+def _run(*command: str, given: str = "") -> str:
     try:
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, input=given)
+        return done.stdout.strip()
     except FileNotFoundError:
         raise CannotMountError(f"{command[0]} is not installed") from None
     except subprocess.CalledProcessError as error:
@@ -33,12 +34,12 @@ def _only_root() -> None:
 
 
 @contextmanager
-def limited(folder: Path, size: int) -> Generator[Path]:
-    """A tmpfs that holds so many bytes; on exit it is gone with all that lies on it."""
+def limited(folder: Path, size: int, files: int = 0) -> Generator[Path]:
+    """A tmpfs that holds so many bytes, and so many files if any are named; on exit it is gone with all of them."""
     _only_root()
     where = folder / "limited"
     where.mkdir()
-    _run("mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", str(where))
+    _run("mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={files},mode=0700", "tmpfs", str(where))
     try:
         yield where
     finally:
@@ -98,6 +99,23 @@ def case_insensitive(folder: Path) -> Generator[Path]:
         mount = ["lowntfs-3g", "-o", "ignore_case,permissions"]
         with _loop(folder, "ntfs", ["mkntfs", "--quick", "--force", "--quiet"], mount) as where:
             yield where
+
+
+@contextmanager
+def short_names(folder: Path) -> Generator[Path]:
+    """A folder in which a name may have about 170 bytes, as on some encrypted home folders."""
+    behind, where = folder / "short-behind", folder / "short"
+    behind.mkdir()
+    where.mkdir()
+    try:
+        _run("encfs", "--standard", "--stdinpass", str(behind), str(where), given="password\n")
+        try:
+            yield where
+        finally:
+            _run("fusermount3", "-u", str(where))
+    finally:
+        where.rmdir()
+        shutil.rmtree(behind)
 
 
 def left_below(folder: Path) -> list[str]:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
+from monarch_kernel.private_files import PrivateFolder
 from tests.sync.trees import Snapshot, snapshot
 from tests.workers import Team
+from workspace_sync.store import Store
+from workspace_sync.store.records import SlotRecord, read_record
+
+#: What the folder of a workspace has, and the name of an object.
+NAMES = {"current", "generations", "kept", "lock", "manifests", "slots"}
+OBJECT = re.compile("[0-9a-f]{62}")
 
 
 class StoreHosts:
@@ -36,9 +44,42 @@ def workspace_folder(store: Path) -> Path | None:
     return found[0] if found else None
 
 
+def current_folder(store: Path) -> Path:
+    """What ``current`` of the only workspace leads to."""
+    workspace = workspace_folder(store)
+    assert workspace is not None
+    return (workspace / "current").resolve(strict=True)
+
+
 def current_tree(store: Path) -> Snapshot | None:
     """What a store shows to ranks now, of its only workspace; None: no tree."""
     workspace = workspace_folder(store)
     if workspace is None or not os.path.lexists(workspace / "current"):
         return None
     return snapshot(f"{workspace}/current/tree")
+
+
+def leftovers(store: Path) -> list[str]:
+    """What is in a store that no sync may leave there: staged trees, and unknown names.
+
+    A slot that was following the current tree when its agent ended is none of these.
+    """
+    if not store.exists():
+        return []
+    left: list[str] = []
+    following: set[bytes] = set()
+    with Store(str(store)) as opened:
+        for name in opened.workspaces():
+            state = opened.workspace(name).state()
+            following |= set(state.digests.values())
+            if state.repair:
+                left.append(state.repair)
+    for folder in store.glob("w/*"):
+        left += [f"{folder}/{name}" for name in sorted(set(os.listdir(folder)) - NAMES)]
+        with PrivateFolder.open(str(folder / "slots")) as slots:
+            for record in (folder / "slots").glob("*.state"):
+                target = read_record(slots, record.name, SlotRecord).target
+                if target and target not in following:
+                    left.append(f"{record} is being changed to {target.hex()[:12]}")
+    left += [str(path) for path in store.glob("objects/*/*") if OBJECT.fullmatch(path.name) is None]
+    return left

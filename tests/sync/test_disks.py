@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,13 @@ def test_names_of_other_case_are_the_same(case_insensitive_disk: Path) -> None:
     assert (case_insensitive_disk / "nAME").read_text() == "one"
 
 
+def test_a_long_name_is_too_long(short_name_disk: Path) -> None:
+    (short_name_disk / ("a" * 100)).write_text("fits")
+    with pytest.raises(OSError) as caught:
+        (short_name_disk / ("a" * 200)).write_text("does not")
+    assert caught.value.errno == errno.ENAMETOOLONG
+
+
 def test_a_mount_that_is_left_is_found(limited_disk: Callable[[int], Path], tmp_path: Path) -> None:
     assert left_below(tmp_path) == []
     where = limited_disk(1 << 20)
@@ -40,8 +48,6 @@ def test_a_mount_that_is_left_is_found(limited_disk: Callable[[int], Path], tmp_
 
 
 def test_a_snapshot_sees_every_kind_of_change(tmp_path: Path) -> None:
-    import random
-
     root = make_tree(tmp_path / "tree", large=9 << 20)
     before = snapshot(root)
     assert before == snapshot(make_tree(tmp_path / "again", large=9 << 20))

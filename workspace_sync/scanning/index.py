@@ -177,17 +177,6 @@ class Index:
 
     # -- files ---------------------------------------------------------------------------------------
 
-    def load_file(self, name: str) -> bytes | None:
-        """What ``save_file`` has written for another memory of this workspace; None if it is damaged."""
-        data = self._read(name)
-        if data is None or digest_of(memoryview(data)[_DIGEST:]) != data[:_DIGEST]:
-            return None
-        return data[_DIGEST:]
-
-    def save_file(self, name: str, data: bytes) -> bool:
-        """Keep a file beside the index, written atomically; returns whether the disk took it."""
-        return self._write(name, digest_of(data) + data)
-
     def _read(self, name: str) -> bytes | None:
         def read(folder: PrivateFolder) -> bytes:
             with os.fdopen(folder.open_file(name, os.O_RDONLY), "rb") as file:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from tests.conftest import alive, children, wait_until
-from tests.sync.hosts import current_tree
+from tests.sync.hosts import current_tree, leftovers
 from tests.sync.trees import Snapshot, difference, make_tree, mutate, snapshot
 from tests.workers import Worker, shared_key
 from workspace_sync.model.report import SyncReport
@@ -216,12 +216,6 @@ class SyncChaos:
                     f"{host.name} has another tree after the sync that follows {what}:\n{difference(found or {}, new)}"
                 )
             self.report.violations += [f"{left} is left on {host.name} after {what}" for left in leftovers(host.store)]
-
-
-def leftovers(store: Path) -> list[str]:
-    """What a store keeps beside content, generations and the slots that belong to them."""
-    del store
-    return []
 
 
 def chaos(seed: int, kills: int, folder: Path, hosts: int = 2) -> KillReport:
