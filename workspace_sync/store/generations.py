@@ -14,6 +14,7 @@ from workspace_sync.store.records import Generation, read_record, remove_record,
 CURRENT = "current"
 _GENERATION = re.compile(r"generations/([1-9][0-9]*)")
 _NAME = re.compile(r"([1-9][0-9]*)(\.state(?:\.new)?)?")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: The name of a slot: the part that it is for, and a number.
 SLOT = re.compile(r"([a-z]+)-([1-9][0-9]*)")
 
@@ -89,7 +90,7 @@ class Generations:
             StoreError: it cannot be written; the current generation stays.
         """
         number = str(generation.number)
-        write_record(self._folder, f"{number}.state", generation)
+        self.note(generation)
         with explain(self._folder.path):
             os.mkdir(number, 0o700, dir_fd=self._folder.fd)
             for part, (slot, _) in generation.parts.items():
@@ -103,7 +104,8 @@ class Generations:
             os.rename(new, CURRENT, src_dir_fd=self._workspace.fd, dst_dir_fd=self._workspace.fd)
 
     def drop_others(self) -> None:
-        """Remove the links of all generations but the current one, and records of such that were never switched to."""
+        """Remove the links of all generations but the current one, records of such that were never switched to, and
+        damaged records of earlier ones: there is no way back to those."""
         current = self.current_number()
         with explain(self._folder.path):
             for name in self._folder.names():
@@ -114,6 +116,38 @@ class Generations:
                     self._remove_links(name)
                 elif match[2] is not None and (int(match[1]) > current or match[2] != ".state"):
                     remove_record(self._folder, name)
+                elif match[2] == ".state" and int(match[1]) < current:
+                    try:
+                        read_record(self._folder, name, Generation)
+                    except TamperedError:
+                        remove_record(self._folder, name)
+
+    def linked(self) -> dict[str, str]:
+        """The slot that ranks see as each part, as the links say."""
+        found: dict[str, str] = {}
+        number = self.current_number()
+        try:
+            fd = os.open(str(number), _FOLDER, dir_fd=self._folder.fd)
+        except FileNotFoundError:
+            return found
+        except OSError as e:
+            raise explained(e, f"{self._folder.path}/{number}") from e
+        try:
+            for part in os.listdir(fd):
+                try:
+                    slot = os.path.basename(os.readlink(part, dir_fd=fd))
+                except OSError:
+                    continue
+                match = SLOT.fullmatch(slot)
+                if match is not None and match[1] == part:
+                    found[part] = slot
+        finally:
+            os.close(fd)
+        return found
+
+    def note(self, generation: Generation) -> None:
+        """Write the record of a generation."""
+        write_record(self._folder, f"{generation.number}.state", generation)
 
     def forget(self, number: int) -> None:
         """Remove the record of a generation, which is not the current one."""
@@ -122,7 +156,7 @@ class Generations:
 
     def _remove_links(self, name: str) -> None:
         try:
-            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder.fd)
+            fd = os.open(name, _FOLDER, dir_fd=self._folder.fd)
         except OSError:
             return
         try:

@@ -25,7 +25,7 @@ from workspace_sync.store.examination import HeldManifest, without
 from workspace_sync.store.failures import explain
 from workspace_sync.store.kept import Keeper
 from workspace_sync.store.objects import write_all
-from workspace_sync.store.sources import Place, Sources
+from workspace_sync.store.sources import ContentPlace, Sources
 from workspace_sync.store.tree import TreeFolder, join
 
 
@@ -152,6 +152,10 @@ class SlotChange:
                 files.append((path, new))
         self._check_names([*folders, *(path for path, _ in links), *(path for path, _ in files)])
         self._check_space(removed, files)
+        for path in self._touched:
+            if path in self.have.manifest.folders:
+                with self._explain(path):
+                    self.tree.folder(path)  # nothing else has taken its place
         self._pending = {**dict(files), **{path: new for path, _, new in inside}}
         for path, old in removed:
             self._remove(path, old)
@@ -212,13 +216,14 @@ class SlotChange:
         longest = self._facts.longest
         for path in new:
             name = path.rpartition(b"/")[2]
+            whole = b"/%b/" % path
+            if b"//" in whole or b"/./" in whole or b"/../" in whole or b"\0" in whole:
+                raise StoreError(f"{self.tree.path}: {printable(path)!r} is no path of a file")
             if len(name) > longest:
                 raise StoreError(
                     f"{self.tree.path}/{printable(path)}: the name has {len(name)} bytes, and this file system takes "
                     f"{longest}: shorten it, or ignore it"
                 )
-            if not name or name in (b".", b"..") or b"\0" in path or path.startswith(b"/"):
-                raise StoreError(f"{self.tree.path}: {printable(path)!r} is no path of a file")
         if self._facts.case_insensitive:
             for path in {path.rpartition(b"/")[0] for path in new}:
                 self._check_case(path, self.target.manifest.folders[path])
@@ -468,7 +473,7 @@ class SlotChange:
         self._reused(path, entry, content)
         return True
 
-    def _from_tree(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], place: Place) -> bool:
+    def _from_tree(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], place: ContentPlace) -> bool:
         """Make a file from one of another tree: by a hard link where that is safe, else from its content."""
         try:
             fd = place.donor.tree.open_file(place.path)
@@ -483,7 +488,7 @@ class SlotChange:
         self.sources.damaged(place)
         return False
 
-    def _linked(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], place: Place, fd: int) -> bool:
+    def _linked(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], place: ContentPlace, fd: int) -> bool:
         """Make a file a hard link to one of another tree, if neither may be written to; returns whether it is."""
         if not self.target.read_only or not place.donor.held.read_only:
             return False
@@ -554,7 +559,7 @@ class SlotChange:
         finally:
             os.close(fd)
 
-    def _is_whole(self, place: Place, content: tuple[bytes, int]) -> bool:
+    def _is_whole(self, place: ContentPlace, content: tuple[bytes, int]) -> bool:
         entry = place.donor.held.manifest.file(place.path)
         return entry is not None and place.donor.held.content(place.path, entry) == content
 

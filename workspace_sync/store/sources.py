@@ -31,7 +31,7 @@ class Donor:
 
 
 @dataclass(frozen=True)
-class Place:
+class ContentPlace:
     """Where some content should be.
 
     Attributes:
@@ -65,7 +65,7 @@ class Sources:
         self.objects = objects
         self.donors = donors
         self._more = more
-        self._places: dict[bytes, Place] = {}
+        self._places: dict[bytes, ContentPlace] = {}
         self._listed: set[bytes] | None = None
         self._known: dict[tuple[bytes, object], tuple[bytes, int]] = {}
         #: Content that was damaged when it was to be used.
@@ -90,12 +90,12 @@ class Sources:
 
     # -- whole files ---------------------------------------------------------------------------------------
 
-    def near(self, path: bytes, content: tuple[bytes, int]) -> Iterator[Place]:
+    def near(self, path: bytes, content: tuple[bytes, int]) -> Iterator[ContentPlace]:
         """Where a whole file should be: at the same path of other trees."""
         for donor in self.donors:
             entry = donor.held.manifest.file(path)
             if entry is not None and donor.held.content(path, entry) == content:
-                yield Place(donor, path, 0, content[1])
+                yield ContentPlace(donor, path, 0, content[1])
 
     def open_object(self, digest: bytes) -> int | None:
         """Open an object; None: there is none."""
@@ -103,11 +103,11 @@ class Sources:
             return None
         return self.objects.open(digest)
 
-    def place(self, digest: bytes) -> Place | None:
+    def place(self, digest: bytes) -> ContentPlace | None:
         """Where ``locate`` has found content."""
         return self._places.get(digest)
 
-    def damaged(self, place: Place) -> None:
+    def damaged(self, place: ContentPlace) -> None:
         """Content at a place is not what it should be."""
         if place.donor.steady:
             path = f"{place.donor.tree.path}/{printable(place.path)}"
@@ -145,15 +145,15 @@ class Sources:
                         content = donor.held.rewritten.get(join(path, name))
                         if content is not None and content[0] in left:
                             left.discard(content[0])
-                            self._places[content[0]] = Place(donor, join(path, name), 0, content[1])
+                            self._places[content[0]] = ContentPlace(donor, join(path, name), 0, content[1])
                         continue
                     if entry.digest in left:
                         left.discard(entry.digest)
-                        self._places[entry.digest] = Place(donor, join(path, name), 0, entry.size)
+                        self._places[entry.digest] = ContentPlace(donor, join(path, name), 0, entry.size)
                     for digest, offset, size in entry.pieces() if entry.chunks else ():
                         if digest in left:
                             left.discard(digest)
-                            self._places[digest] = Place(donor, join(path, name), offset, size)
+                            self._places[digest] = ContentPlace(donor, join(path, name), offset, size)
 
     def piece(self, digest: bytes, size: int) -> bytes | None:
         """The content of a piece; None: this host does not have it."""
@@ -176,7 +176,7 @@ class Sources:
         return None
 
 
-def _read(place: Place) -> bytes | None:
+def _read(place: ContentPlace) -> bytes | None:
     try:
         fd = place.donor.tree.open_file(place.path)
     except OSError:

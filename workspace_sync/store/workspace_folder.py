@@ -58,7 +58,7 @@ class WorkspaceState(msgspec.Struct, array_like=True):
 
     @property
     def current(self) -> Generation | None:
-        """The current generation, if its record is in order."""
+        """The current generation."""
         return next((each for each in self.generations if each.number == self.generation), None)
 
 
@@ -150,12 +150,24 @@ class WorkspaceFolder:
         state = WorkspaceState(number, {}, [each for each in records if each.number <= number], problem)
         current = state.current
         if current is not None:
-            state.digests = current.digests
+            state.repair = ""  # what is wrong with an earlier one is no matter of the trees
             for slot, digest in current.parts.values():
                 state.repair = state.repair or self.slots.problem(slot, digest)
-        elif number and not problem:
-            state.repair = f"the record of generation {number} in {self.path} is missing"
+        elif number:
+            state.repair = problem or f"the record of generation {number} in {self.path} is missing"
+            current = self._as_linked(number)
+            state.generations.insert(0, current)
+        if current is not None:
+            state.digests = current.digests
         return state
+
+    def _as_linked(self, number: int) -> Generation:
+        """A generation without a record, as its links and the records of its slots say."""
+        parts: dict[str, tuple[str, bytes]] = {}
+        for part, slot in self._generations.linked().items():
+            record = self.slots.record(slot)
+            parts[part] = slot, record.digest if record is not None else b""
+        return Generation(number, parts)
 
     def manifest(self, part: str, digest: bytes) -> Manifest | None:
         """The manifest of a tree that this host knows of; None: it knows none of this digest."""
@@ -202,6 +214,8 @@ class WorkspaceFolder:
     def _stage(self, targets: Mapping[str, Manifest], rewriter: FileRewriter | None, previous: int | None) -> Staging:
         self._generations.drop_others()
         current = self.state().current
+        if current is not None and not current.time:  # its record was damaged
+            self._generations.note(current)
         parts = dict(current.parts) if current is not None else {}
         keeper = self._keeper()
         trees: list[TreeFolder] = [keeper.tree]
@@ -210,7 +224,7 @@ class WorkspaceFolder:
         def abort() -> None:
             try:
                 for slot, change in changes.items():
-                    self._abandon(slot, change)
+                    self._abandon(slot, change, keeper)
             finally:
                 _close(trees)
             self._drop_manifests()
@@ -330,11 +344,11 @@ class WorkspaceFolder:
             keeper.keep(part, tree, name)
         self.slots.remove(slot)
 
-    def _abandon(self, slot: str, change: SlotChange, *, keep_made: bool = False) -> None:
+    def _abandon(self, slot: str, change: SlotChange, keeper: Keeper, *, keep_made: bool = False) -> None:
         """Leave a slot as far as its change came, and note what it holds."""
         held = change.abandon(keep_made=keep_made)
         if not keep_made and not held.manifest.count()[0] and not change.have.manifest.count()[0]:
-            self._clear(slot, change.part, change.tree, held, self._keeper(), lambda digest: True)
+            self._clear(slot, change.part, change.tree, held, keeper, lambda digest: True)
             return
         self.slots.save(held)
         self.slots.note(slot, change.part, held.manifest.digest)
@@ -382,7 +396,8 @@ class WorkspaceFolder:
         """Move what ranks have made from the trees before to the current ones."""
         for change in changes.values():
             slot, digest = current.parts.get(change.part, ("", b"")) if current is not None else ("", b"")
-            held = self.slots.held(change.part, digest) if slot else None
+            # What ranks have made in a slot without a record is not known; it is found when the slot is changed.
+            held = self.slots.held(change.part, digest) if digest else None
             if held is not None:
                 with self.slots.open(slot) as tree, explain(tree.path):
                     carry(change.part, tree, held.manifest, Donor(change.tree, change.target), keeper)
@@ -547,7 +562,7 @@ class WorkspaceFolder:
                 raise
             if sources.problems:
                 self.slots.note(slot, part, digest, suspect=True)
-            self._abandon(spare, change, keep_made=True)
+            self._abandon(spare, change, keeper, keep_made=True)
         if len(free) < 2:
             return
         here = {content[0] for path, entry in held.manifest.files() if (content := held.content(path, entry))}
