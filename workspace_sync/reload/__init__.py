@@ -1,23 +1,32 @@
 """Reload that reaches live code: after a sync, what ranks have imported follows the files, in one of three ways.
 
-``contact`` before a switch, ``stale_modules`` and ``refresh`` after it; ``refresh_here`` for the client's own modules;
-``selection_of`` for the modes of ``%autoreload``; ``watch`` syncs and refreshes at every save.
+``sync_live`` syncs and refreshes, and ``watch`` does so at every save. In parts: ``contact`` before a switch,
+``stale_modules`` and ``refresh`` after it. ``refresh_here`` is for the client's own modules; ``selection_of`` reads the
+modes of ``%autoreload``.
 """
 
 from workspace_sync.reload.client import contact, enter, folders_of, refresh, refresh_here, stale_modules
+from workspace_sync.reload.live import LiveReport, meshes_on, sync_live
 from workspace_sync.reload.report import ModuleReport, RankReport, Refreshed
 from workspace_sync.reload.selection import Selection, selection_of
+from workspace_sync.reload.watch import Watcher, WatchEvent, watch
 
 __all__ = [
+    "LiveReport",
     "ModuleReport",
     "RankReport",
     "Refreshed",
     "Selection",
+    "WatchEvent",
+    "Watcher",
     "contact",
     "enter",
     "folders_of",
+    "meshes_on",
     "refresh",
     "refresh_here",
     "selection_of",
     "stale_modules",
+    "sync_live",
+    "watch",
 ]

@@ -183,6 +183,7 @@ def _checkpoint(procs: ProcMesh, timeout: float) -> None:
 def folders_of(procs: ProcMesh) -> list[tuple[str, str]]:
     """The folders of this process that were placed on the hosts of a mesh; else the working directory, in place."""
     placed = {pair for placement in placement_of(procs) if placement for pair in placement.folders.items()}
+    placed = {(here, there) for here, there in placed if not there.endswith("/current/env")}  # installed, not edited
     return sorted(placed) or [(os.getcwd(), os.getcwd())]
 
 

@@ -25,6 +25,10 @@ from workspace_sync.model.manifest import digest_of
 from workspace_sync.reload.folders import Folders
 from workspace_sync.reload.functions import codes_of, functions_of
 
+# A reload of what does the reload is not sound.
+_OURS = frozenset({"monarch_kernel", "workspace_sync"})
+_PREFIXES = frozenset({sys.prefix, sys.base_prefix, sys.exec_prefix})
+
 
 @dataclass(slots=True)
 class Loaded:
@@ -67,7 +71,7 @@ class _Finder:
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.origin is None or type(spec.loader) is not SourceFileLoader:
             return spec
-        if loaded_modules.folders.at_client(spec.origin) is not None:
+        if loaded_modules.folders.at_client(spec.origin) is not None and not is_left_out(name, spec.origin):
             spec.loader = _Recording(name, spec.origin)
         return spec
 
@@ -122,7 +126,7 @@ class LoadedModules:
             for name, module in list(sys.modules.items()):
                 path = source_path(module)
                 client = self.folders.at_client(path) if path else None
-                if path is None or client is None:
+                if path is None or client is None or is_left_out(name, path):
                     continue
                 known = self._known.get(name)
                 if known is not None and known.path == path:
@@ -146,12 +150,18 @@ def source_path(module: ModuleType) -> str | None:
     """The absolute path of the file that a module was loaded from; None if there is none, as of a namespace package."""
     spec = getattr(module, "__spec__", None)
     path = getattr(module, "__file__", None) or getattr(spec, "origin", None)
-    if not isinstance(path, str) or path in ("built-in", "frozen"):
+    if not isinstance(path, str) or not os.path.isabs(path):  # built in, frozen, or made by a program
         return None
-    path = os.path.abspath(path)
     if path.endswith((".pyc", ".pyo")):  # without its source
         return None
-    return path
+    return os.path.normpath(path)
+
+
+def is_left_out(name: str, path: str) -> bool:
+    """Whether a module is not the user's, although its file may be in a workspace: installed, or our own."""
+    if name.partition(".")[0] in _OURS or "/site-packages/" in path or "/dist-packages/" in path:
+        return True
+    return any(path.startswith(os.path.join(prefix, "lib") + os.sep) for prefix in _PREFIXES)
 
 
 def is_extension(path: str) -> bool:
