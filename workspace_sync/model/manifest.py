@@ -101,22 +101,29 @@ class Folder(msgspec.Struct, array_like=True, gc=False):
 
 def folder_digest(folder: Folder) -> bytes:
     """The digest of a folder; those of its subfolders must be current."""
-    h = blake3(b"monarch folder 1\0")
-    parts: list[bytes] = [folder.mode.to_bytes(2, "big")]
+    parts: list[bytes] = [b"monarch folder 1\0", folder.mode.to_bytes(2, "big")]
     for name in sorted(folder.files):
         entry = folder.files[name]
-        how = b"" if entry.rewrite is None else msgspec.msgpack.encode(entry.rewrite)
-        parts += (b"f", _framed(name), entry.mode.to_bytes(2, "big"), entry.digest, _framed(how))
+        rewrite = _NOTHING if entry.rewrite is None else _framed(msgspec.msgpack.encode(entry.rewrite))
+        parts += (b"f", _length(name), name, entry.mode.to_bytes(2, "big"), entry.digest, rewrite)
     for name in sorted(folder.links):
         parts += (b"l", _framed(name), _framed(folder.links[name]))
     for name in sorted(folder.folders):
         parts += (b"d", _framed(name), folder.folders[name])
-    h.update(b"".join(parts))
-    return h.digest()
+    return blake3(b"".join(parts)).digest()
 
 
 def _framed(data: bytes) -> bytes:
     return len(data).to_bytes(4, "big") + data
+
+
+_LENGTHS = tuple(length.to_bytes(4, "big") for length in range(256))
+_NOTHING = _framed(b"")
+
+
+def _length(name: bytes) -> bytes:
+    length = len(name)
+    return _LENGTHS[length] if length < 256 else length.to_bytes(4, "big")
 
 
 class Manifest(msgspec.Struct, gc=False):
@@ -284,14 +291,13 @@ def patched(base: Manifest | None, change: ManifestDelta) -> Manifest:
         raise ManifestError(f"the changes are for tree {change.base.hex()[:12]}, and this host has {have.hex()[:12]}")
     folders = dict(base.folders) if change.base and base is not None else {}
     for path in change.gone:
-        inside = path + b"/"
-        for each in [p for p in folders if p == path or p.startswith(inside)]:
-            del folders[each]
+        _remove(folders, path)
+    before = {path: folders[path] for path in change.folders if path in folders}
     folders.update(change.folders)
     if b"" not in folders:
         raise ManifestError("the manifest has no root folder")
     for path, folder in change.folders.items():
-        _check_names(path, folder)
+        _check(path, folder)
         for name, digest in folder.folders.items():
             below = folders.get(path + b"/" + name if path else name)
             if below is None or below.digest != digest:
@@ -300,17 +306,50 @@ def patched(base: Manifest | None, change: ManifestDelta) -> Manifest:
                 )
         if folder_digest(folder) != folder.digest:
             raise ManifestError(f"the digest of folder {printable(path)!r} does not hold")
+    # No digest covers a folder that no other lists: none may stay behind, be smuggled in, or be taken away alone.
+    unlisted = [path + b"/" + name if path else name for path, old in before.items() for name in old.folders]
+    for path in (*change.folders, *change.gone, *unlisted):
+        parent, _, name = path.rpartition(b"/")
+        listed = path == b"" or (parent in folders and name in folders[parent].folders)
+        if listed != (path in folders):
+            raise ManifestError(f"folder {printable(path)!r} and the entries of its parent do not agree")
     result = Manifest(folders)
     if result.digest != change.digest:
         raise ManifestError(f"the tree is {result.digest.hex()[:12]} and not {change.digest.hex()[:12]} as announced")
     return result
 
 
-def _check_names(path: bytes, folder: Folder) -> None:
+def _remove(folders: dict[bytes, Folder], path: bytes) -> None:
+    """Remove a folder and all that it lists."""
+    todo = [path]
+    while todo:
+        path = todo.pop()
+        folder = folders.pop(path, None)
+        if folder is not None:
+            todo += (path + b"/" + name if path else name for name in folder.folders)
+
+
+def _check(path: bytes, folder: Folder) -> None:
+    """Raise unless a folder's names can stand in a tree, and its entries are complete."""
     for names in (folder.files, folder.links, folder.folders):
         for name in names:
             if not name or name in (b".", b"..") or b"/" in name or b"\0" in name:
                 raise ManifestError(f"{printable(name)!r} in folder {printable(path)!r} is no name of a file")
+    if len({*folder.files, *folder.links, *folder.folders}) != sum(
+        map(len, (folder.files, folder.links, folder.folders))
+    ):
+        raise ManifestError(f"a name in folder {printable(path)!r} stands for two entries")
+    if not 0 <= folder.mode <= MODE_BITS:
+        raise ManifestError(f"folder {printable(path)!r} has an impossible mode")
+    for name, entry in folder.files.items():
+        if not 0 <= entry.mode <= MODE_BITS or len(entry.digest) != DIGEST_SIZE or entry.size < 0:
+            raise ManifestError(f"the entry of {printable(name)!r} in folder {printable(path)!r} is invalid")
+        if entry.chunks or entry.sizes:
+            fits = len(entry.chunks) == len(entry.sizes) and sum(entry.sizes) == entry.size and min(entry.sizes) > 0
+            if not fits or any(len(digest) != DIGEST_SIZE for digest in entry.chunks):
+                raise ManifestError(f"the chunks of {printable(name)!r} in folder {printable(path)!r} do not fit")
+    if any(not target or b"\0" in target for target in folder.links.values()):
+        raise ManifestError(f"a link in folder {printable(path)!r} has an impossible target")
 
 
 def printable(path: bytes) -> str:

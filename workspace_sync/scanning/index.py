@@ -20,23 +20,15 @@ import msgspec
 
 from monarch_kernel.environment import SYNC_FOLDER
 from monarch_kernel.private_files import PrivateFolder
-from workspace_sync.model.manifest import (
-    Folder,
-    Manifest,
-    ManifestError,
-    decode_delta,
-    delta,
-    digest_of,
-    encode_delta,
-    patched,
-)
+from workspace_sync.model.manifest import DIGEST_SIZE, Folder, Manifest, digest_of
 
 _T = TypeVar("_T")
 _MAGIC = b"monarch index 1\n"
-_DIGEST = 32
 #: How many manifests are kept, the youngest, and their total size (bytes).
 _MANIFESTS = 8
 _MANIFEST_BYTES = 64 << 20
+#: How many of them this process holds.
+_RECENT = 4
 #: No index is larger: 10 million files (bytes).
 _LARGEST = 2 << 30
 
@@ -80,6 +72,7 @@ class _Saved(msgspec.Struct, array_like=True):
     links: str
     reasons: list[str]
     records: dict[bytes, Record]
+    between: dict[bytes, Folder]  # folders of the tree above those of the workspace
 
 
 class Index:
@@ -98,8 +91,7 @@ class Index:
         self.records: dict[bytes, Record] = {}
         #: Why entries are left out, as ``file:line: pattern``.
         self.reasons: list[str] = []
-        #: The tree as of the last scan in this process.
-        self.manifest: Manifest | None = None
+        self._recent: dict[bytes, Manifest] = {}
         self._about: tuple[dict[str, str], str] = ({}, "")
         self._loaded = False
         self._changed = False
@@ -112,53 +104,60 @@ class Index:
             return
         first = not self._loaded
         self._loaded, self._about = True, (roots, links)
-        self.records, self.reasons, self.manifest = {}, [], None
-        data = self._read("index") if first else None
-        if data is None or data[: len(_MAGIC)] != _MAGIC:
+        self.records, self.reasons = {}, []
+        saved = self._read("index", _Saved) if first else None
+        if saved is None or (saved.roots, saved.links) != self._about:
             return
-        body = memoryview(data)[len(_MAGIC) + _DIGEST :]
-        if digest_of(body) != data[len(_MAGIC) : len(_MAGIC) + _DIGEST]:
-            return
-        try:
-            saved = msgspec.msgpack.decode(body, type=_Saved)
-        except msgspec.MsgspecError:
-            return
-        if (saved.roots, saved.links) == self._about:
-            self.records, self.reasons = saved.records, saved.reasons
+        self.records, self.reasons = saved.records, saved.reasons
+        folders = {place: record.folder for place, record in saved.records.items()}
+        if b"" in folders or b"" in saved.between:
+            self._know(Manifest(saved.between | folders))
 
     def replace(self, records: dict[bytes, Record], reasons: list[str], manifest: Manifest, *, changed: bool) -> None:
         """Enter what a scan has found; ``save`` writes it."""
-        self.records, self.reasons, self.manifest = records, reasons, manifest
+        self.records, self.reasons = records, reasons
+        self._know(manifest)
         self._changed |= changed
 
     def save(self) -> None:
         """Write the index atomically, if it has changed. A disk that takes nothing is no error: it is only a memory."""
         if not self._changed:
             return
-        body = msgspec.msgpack.encode(_Saved(*self._about, self.reasons, self.records))
-        if self._write("index", _MAGIC + digest_of(body) + body):
+        newest = next(reversed(self._recent.values()))
+        between = {path: folder for path, folder in newest.folders.items() if path not in self.records}
+        if self._write("index", _Saved(*self._about, self.reasons, self.records, between)):
             self._changed = False
 
     # -- manifests -----------------------------------------------------------------------------------
 
     def remember(self, manifest: Manifest) -> None:
-        """Keep a manifest that was synced, beside the last few."""
+        """Keep a manifest that was synced, beside the last few. It may be called on any thread."""
         name = f"{manifest.digest.hex()}.manifest"
-        data = encode_delta(delta(None, manifest))
-        if self._write(name, data):
+        if self._touch(name) or self._write(name, manifest.folders):
             self._forget(name)
 
     def remembered(self, digest: bytes) -> Manifest | None:
-        """A manifest that was kept; None if it is not known any more, or damaged."""
-        if self.manifest is not None and self.manifest.digest == digest:
-            return self.manifest
-        data = self._read(f"{digest.hex()}.manifest")
-        if data is None:
+        """A manifest that was scanned or kept; None if it is not known any more, or damaged."""
+        if (known := self._recent.get(digest)) is not None:
+            return known
+        folders = self._read(f"{digest.hex()}.manifest", dict[bytes, Folder])
+        if folders is None or b"" not in folders or folders[b""].digest != digest:
             return None
-        try:
-            return patched(None, decode_delta(data))
-        except ManifestError:
-            return None
+        return Manifest(folders)
+
+    def _know(self, manifest: Manifest) -> None:
+        # They share the folders that are equal, so a few of them take little.
+        self._recent.pop(manifest.digest, None)
+        self._recent[manifest.digest] = manifest
+        while len(self._recent) > _RECENT:
+            del self._recent[next(iter(self._recent))]
+
+    def _touch(self, name: str) -> bool:
+        def touch(folder: PrivateFolder) -> bool:
+            os.utime(name, dir_fd=folder.fd, follow_symlinks=False)
+            return True
+
+        return self._within(touch) or False
 
     def _forget(self, newest: str) -> None:
         def clear(folder: PrivateFolder) -> None:
@@ -177,14 +176,22 @@ class Index:
 
     # -- files ---------------------------------------------------------------------------------------
 
-    def _read(self, name: str) -> bytes | None:
+    def load_file(self, name: str) -> memoryview | None:
+        """What ``save_file`` has written; None if there is none, or it is damaged."""
+
         def read(folder: PrivateFolder) -> bytes:
             with os.fdopen(folder.open_file(name, os.O_RDONLY), "rb") as file:
                 return file.read(_LARGEST)
 
-        return self._within(read)
+        data = self._within(read)
+        if data is None or not data.startswith(_MAGIC):
+            return None
+        body = memoryview(data)[len(_MAGIC) + DIGEST_SIZE :]
+        return body if digest_of(body) == data[len(_MAGIC) : len(_MAGIC) + DIGEST_SIZE] else None
 
-    def _write(self, name: str, data: bytes) -> bool:
+    def save_file(self, name: str, data: bytes) -> bool:
+        """Keep a file beside the index, written atomically; returns whether the disk took it."""
+
         def write(folder: PrivateFolder) -> bool:
             # One name and a lock, and not a random name: a client that is killed leaves one file, and the next uses it.
             fd = folder.open_file(f"{name}.new", os.O_WRONLY | os.O_CREAT)
@@ -197,13 +204,26 @@ class Index:
                 if about.st_ino != os.fstat(fd).st_ino:
                     return False
                 file.truncate(0)
-                left = memoryview(data)
-                while left:
-                    left = left[file.write(left) or 0 :]
+                for part in (_MAGIC + digest_of(data), data):
+                    left = memoryview(part)
+                    while left:
+                        left = left[file.write(left) or 0 :]
                 os.rename(f"{name}.new", name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
             return True
 
         return self._within(write, make=True) or False
+
+    def _read(self, name: str, kind: type[_T]) -> _T | None:
+        data = self.load_file(name)
+        if data is None:
+            return None
+        try:
+            return msgspec.msgpack.decode(data, type=kind)
+        except msgspec.MsgspecError:
+            return None
+
+    def _write(self, name: str, content: object) -> bool:
+        return self.save_file(name, msgspec.msgpack.encode(content))
 
     def _within(self, work: Callable[[PrivateFolder], _T], *, make: bool = False) -> _T | None:
         try:

@@ -13,6 +13,9 @@ from workspace_sync.scanning.announcement import BYTES, FILES, Announcement, Lef
 from workspace_sync.scanning.hashing import read_fully
 from workspace_sync.scanning.index import Record
 
+#: Where a piece is: the folder in the tree, the name of the file, the offset and the size (bytes).
+_Place = tuple[bytes, bytes, int, int]
+
 
 class Scan:
     """What a workspace held when it was scanned. Its methods may be called on any thread.
@@ -39,7 +42,7 @@ class Scan:
         self._records = records
         self._reasons = reasons
         self._lock = threading.Lock()
-        self._places: dict[bytes, list[tuple[bytes, bytes, int, int]]] | None = None
+        self._places: tuple[dict[bytes, _Place], dict[bytes, list[_Place]]] | None = None
 
     @property
     def ignored(self) -> list[LeftOut]:
@@ -64,11 +67,12 @@ class Scan:
             KeyError: the workspace has no such piece.
             ScanError: the file has changed since the scan.
         """
-        pieces = self._pieces()[digest]
-        for folder, name, offset, size in pieces:
+        first, others = self._pieces()
+        place = first[digest]
+        for folder, name, offset, size in (place, *others.get(digest, ())):
             if size == len(into) and self._read(self.path_of(folder, name), offset, into) and digest_of(into) == digest:
                 return
-        folder, name, _, _ = pieces[0]
+        folder, name, _, _ = place
         raise ScanError(
             f"{printable(self.path_of(folder, name))} changed while it was read for the sync. Hosts keep the tree that "
             "they have; sync again when what writes it is done, or leave it out with a line in a .meshignore file."
@@ -105,14 +109,17 @@ class Scan:
         finally:
             os.close(fd)
 
-    def _pieces(self) -> dict[bytes, list[tuple[bytes, bytes, int, int]]]:
-        """Where each piece is: (folder in the tree, name, offset, size), of all copies."""
+    def _pieces(self) -> tuple[dict[bytes, _Place], dict[bytes, list[_Place]]]:
+        """Where each piece is, and where its copies are."""
         with self._lock:
             if self._places is None:
-                places: dict[bytes, list[tuple[bytes, bytes, int, int]]] = {}
+                first: dict[bytes, _Place] = {}
+                others: dict[bytes, list[_Place]] = {}
                 for place, folder in self.manifest.folders.items():
                     for name, entry in folder.files.items():
                         for digest, offset, size in entry.pieces():
-                            places.setdefault(digest, []).append((place, name, offset, size))
-                self._places = places
+                            here = (place, name, offset, size)
+                            if first.setdefault(digest, here) is not here:
+                                others.setdefault(digest, []).append(here)
+                self._places = first, others
             return self._places
