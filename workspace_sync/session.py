@@ -176,7 +176,12 @@ class SyncClient:
     def _take_states(self) -> None:
         began = time.monotonic()
         self._states.clear()
-        for host, answer in self._calls.answers("describe", self._calls.hosts).items():
+        answers = self._calls.answers("describe", self._calls.hosts)
+        ended = [host for host in self._hosts if host.key in answers and answers[host.key].lost]
+        for link in agents_of(ended):  # agents that have ended since the last sync are replaced
+            self._calls.renew(link)
+        answers |= self._calls.gather("describe", self._folder, hosts=[host.key for host in ended])
+        for host, answer in answers.items():
             if isinstance(answer.value, Failed):
                 self._failures[host] = answer.value
             else:

@@ -87,6 +87,10 @@ class Calls:
         """The agents that are not lost."""
         return [host for host, line in self._lines.items() if not line.gone]
 
+    def renew(self, link: AgentLink) -> None:
+        """Use another agent on a host."""
+        self._lines[link.host.key] = _Line(link)
+
     def ask(self, host: str, about: Any, endpoint: str, *args: Any) -> None:
         """Send a request; its answer comes from ``next``. One to a host that is lost has no answer."""
         line = self._lines[host]
@@ -182,17 +186,17 @@ class Calls:
         if event.future is None:
             return Answer("", event.about, event.value)
         line = self._lines[event.host]
-        if line.gone:
-            return None
+        if line.gone or (event.number != _PING and event.number not in line.open):
+            return None  # nobody waits for it any more
         line.heard, line.pinged = time.monotonic(), 0.0
-        asked = line.open.pop(event.number, None) is not None
+        line.open.pop(event.number, None)
         try:
             value = event.future.get()
         except SupervisionError as e:
             return self._give_up(event.host, line, f"its sync agent has ended: {e.cause or e}")
         except Exception as e:
             value = Failed(type(e).__name__, str(e))
-        return Answer(event.host, event.about, value) if asked else None
+        return None if event.number == _PING else Answer(event.host, event.about, value)
 
     def _give_up(self, host: str, line: _Line, why: str) -> Answer:
         line.gone = why
@@ -207,6 +211,7 @@ class Calls:
                 continue
             if line.pinged and now - line.pinged > self._patience - quiet:
                 why = f"its sync agent has not answered for {now - line.heard:.0f} s: it is stopped, or overloaded"
+                line.link.procs.kill("its requests had no answer")  # so it gives up its locks, and another can begin
                 return self._give_up(host, line, why)
             if not line.pinged and now - line.heard > quiet:
                 line.pinged = now

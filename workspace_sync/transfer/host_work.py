@@ -256,7 +256,6 @@ class HostWork:
                     raise BaseGoneError(f"the manifest {delta.base.hex()[:12]} is not here any more")
                 targets[change.part] = patched(base, delta)
                 deltas.append(delta)
-                self.drop(session, change.blocks)
             job.order = piece_order(deltas)
             if request.dry:
                 return self._would_stage(folder, targets, job)
