@@ -17,6 +17,7 @@ from monarch_kernel.kernel.cell import Cell, check_syntax, remember_source
 from monarch_kernel.kernel.cell_text import blank_lines, ends_quietly, header_lines, is_mesh_cell
 from monarch_kernel.kernel.debug.notebook_frontend import NotebookFrontend
 from monarch_kernel.kernel.debug.stop_prompt import StopPrompt
+from monarch_kernel.kernel.environment_changes import EnvironmentChanges
 from monarch_kernel.kernel.output.cell_errors import CellSyntaxError
 from monarch_kernel.kernel.output.cell_output import CellOutput
 from monarch_kernel.kernel.output.publisher import Publisher, publisher_for
@@ -57,6 +58,7 @@ class Notebook:
         self._calls = CallProgress(self.router, self._replaceable, session, self.file_label)
         self._raw_cell = ""
         self._stale = StaleClasses(shell.user_ns)
+        self._environment = EnvironmentChanges(session)
         # For each ordinary cell, the publisher for the output of the actors that it called.
         self._publishers: OrderedDict[str, Publisher] = OrderedDict()
         self._numbers: dict[str, int] = {}  # the number of each of these cells, as in In[...]
@@ -83,6 +85,7 @@ class Notebook:
         while len(self._publishers) > _MOST_CELLS:
             self._numbers.pop(self._publishers.popitem(last=False)[0], None)
         if not is_mesh_cell(self._raw_cell):
+            self._environment.before(self._raw_cell)
             self._calls.begin(self._key)
 
     def after_cell(self, _result: Any) -> None:
@@ -91,8 +94,9 @@ class Notebook:
         self.stops.after_cell()
         if not is_mesh_cell(self._raw_cell):  # a `%%mesh` cell has already waited for its output
             _let_output_arrive()
-            for notice in self._stale.notices(self._raw_cell):
-                print(notice)
+            for notice in (*self._stale.notices(self._raw_cell), self._environment.notice()):
+                if notice:
+                    print(notice)
         for key in (*self._foreign, self._key):
             output = self.router.get(key)
             if output is not None:
