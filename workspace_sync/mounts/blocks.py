@@ -1,7 +1,6 @@
-"""The content of a remote mount on a host: blocks that are here, in files without a name, and the fetching of others.
+"""The content of a remote mount on a host: what is here, and the fetching of the rest.
 
-The files are in the sync folder, and are gone with the process, however it ends. A block is verified piece by piece
-before it is written, and written once.
+A block is verified piece by piece before it is written, and written once.
 """
 
 from __future__ import annotations
@@ -11,16 +10,15 @@ import errno
 import heapq
 import itertools
 import logging
-import mmap
 import os
-import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from workspace_sync.model.manifest import FileEntry, digest_of
 from workspace_sync.mounts.layout import PackedBlock, PackedSegment
+from workspace_sync.mounts.spool import Spool
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +29,7 @@ AHEAD = 16 << 20
 #: A read this close behind the last one counts as in order; the kernel reads ahead out of order.
 _NEAR = 4 << 20
 
-Done = Callable[[list[memoryview] | OSError], None]
+Done = Callable[[list[bytes] | OSError], None]
 
 _DEMAND, _READ_AHEAD, _PREFILL = range(3)
 _ABSENT, _QUEUED, _FETCHING, _PRESENT = range(4)
@@ -48,10 +46,12 @@ class Fetched:
     Attributes:
         source: where it came from, for ``stored`` and ``rejected``.
         missing: the numbers of the pieces in it that the client could not read.
+        loan: the number under which it was lent.
     """
 
     source: int
     missing: frozenset[int] = frozenset()
+    loan: int = 0
 
 
 class Fetcher(Protocol):
@@ -72,7 +72,7 @@ class Fetcher(Protocol):
 class _Place:
     """Where a piece lies."""
 
-    file: SegmentFile
+    file: _HostSegment
     offset: int
     block: int
     number: int
@@ -87,34 +87,21 @@ class _File:
     last: int = 0  # where the last read ended
 
 
-class SegmentFile:
-    """The blocks of a segment that this host has, in a file without a name.
+class _HostSegment:
+    """A segment, and which of its blocks are here; it lies in the spool from ``base`` on."""
 
-    Attributes:
-        view: its bytes; those of absent blocks are zeros.
-    """
-
-    def __init__(self, segment: PackedSegment, folder: str) -> None:
+    def __init__(self, segment: PackedSegment, base: int) -> None:
         self.segment = segment
+        self.base = base
         self.states = bytearray(len(segment.blocks))
         self.missing: dict[int, frozenset[int]] = {}
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # lives as long as this object
-        os.ftruncate(self._file.fileno(), max(1, segment.size))
-        self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.view = memoryview(self._map)
-
-    def write(self, block: PackedBlock, data: memoryview) -> None:
-        """Write a block. Raises OSError, such as for a full disk."""
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._file.fileno(), data[done:], block.offset + done)
 
 
 @dataclass(order=True)
 class _Job:
     urgency: int
     order: int
-    file: SegmentFile = field(compare=False)
+    file: _HostSegment = field(compare=False)
     block: int = field(compare=False)
 
 
@@ -122,18 +109,19 @@ class HostBlocks:
     """Gives the bytes of files, and fetches the blocks that they lie in when they are first read.
 
     Args:
-        folder: where the files without a name are.
+        spool: where they are kept.
         fetcher: gets blocks.
     """
 
-    def __init__(self, folder: str, fetcher: Fetcher) -> None:
-        self._folder = folder
+    def __init__(self, spool: Spool, fetcher: Fetcher) -> None:
+        self._spool = spool
+        self._end = 0
         self._fetcher = fetcher
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._jobs: list[_Job] = []
         self._order = itertools.count()
-        self._segments: list[SegmentFile] = []
+        self._segments: list[_HostSegment] = []
         self._places: dict[bytes, _Place] = {}
         self._files: dict[bytes, _File] = {}
         self._waiting: dict[tuple[int, int], list[Callable[[OSError | None], None]]] = {}
@@ -143,18 +131,18 @@ class HostBlocks:
         for number in range(FETCHERS):
             threading.Thread(target=self._fetch_all, name=f"fetch-{number}", daemon=True).start()
 
-    def add(self, segment: PackedSegment) -> SegmentFile:
+    def add(self, segment: PackedSegment) -> None:
         """Learn of a segment, the next one."""
-        file = SegmentFile(segment, self._folder)
         with self._lock:
             assert segment.number == len(self._segments)
+            file = _HostSegment(segment, self._end)
+            self._end += segment.size
             self._segments.append(file)
             for number, block in enumerate(segment.blocks):
                 offset = block.offset
                 for index, piece in enumerate(block.pieces):
                     self._places[piece.digest] = _Place(file, offset, number, index)
                     offset += piece.size
-        return file
 
     def retry(self) -> None:
         """Fetch blocks again in which the client could not read everything: a file may be what it was."""
@@ -174,11 +162,34 @@ class HostBlocks:
             for number in range(count):
                 self._want(file, (first + number) % count, _PREFILL)
 
-    def holds(self, segment: int, block: int) -> frozenset[int] | None:
-        """The pieces that are missing in a block that this host has; None: it has not got the block."""
+    def size_of(self, segment: int, block: int) -> int:
+        """The bytes of a block."""
         with self._lock:
-            file = self._segments[segment]
-            return file.missing.get(block, frozenset()) if file.states[block] == _PRESENT else None
+            return self._segments[segment].segment.blocks[block].size
+
+    def lend(self, segment: int, block: int, into: memoryview) -> frozenset[int] | None:
+        """Fill a buffer with a block for another host.
+
+        Returns:
+            The numbers of the pieces that are missing in it; None: this host has not got the block.
+        """
+        with self._lock:
+            file = self._segments[segment] if segment < len(self._segments) else None
+            if file is None or file.states[block] != _PRESENT:
+                return None
+            missing = file.missing.get(block, frozenset())
+        about = file.segment.blocks[block]
+        self._spool.read_into(into[: about.size], file.base + about.offset)
+        return missing
+
+    def drop_unused(self, live: Set[bytes]) -> None:
+        """Give the space of blocks back that have none of these pieces; nothing may read them any more."""
+        with self._lock:
+            for file in self._segments:
+                for number, block in enumerate(file.segment.blocks):
+                    if file.states[number] == _PRESENT and not any(piece.digest in live for piece in block.pieces):
+                        file.states[number] = _ABSENT
+                        self._spool.free(file.base + block.offset, block.size)
 
     def read(self, entry: FileEntry, offset: int, size: int, done: Done) -> Callable[[], None] | None:
         """Get bytes of a file; ``done`` is called at once, or later from another thread.
@@ -215,7 +226,7 @@ class HostBlocks:
             self._files[entry.digest] = file
         return file
 
-    def _absent(self, file: _File, offset: int, size: int) -> list[tuple[SegmentFile, int]]:
+    def _absent(self, file: _File, offset: int, size: int) -> list[tuple[_HostSegment, int]]:
         """The blocks of a range that are not here."""
         first = bisect.bisect_right(file.starts, offset) - 1
         last = bisect.bisect_left(file.starts, offset + size)
@@ -230,7 +241,7 @@ class HostBlocks:
                 self._want(segment, block, _READ_AHEAD)
 
     def _wait_for(
-        self, absent: list[tuple[SegmentFile, int]], then: Callable[[OSError | None], None]
+        self, absent: list[tuple[_HostSegment, int]], then: Callable[[OSError | None], None]
     ) -> Callable[[], None]:
         """Have blocks fetched, and call ``then`` once: when all are here, or one cannot be had."""
         left = len(absent)
@@ -262,7 +273,7 @@ class HostBlocks:
             return
         with self._lock:
             file = self._file(entry)
-        parts: list[memoryview] = []
+        parts: list[bytes] = []
         index = bisect.bisect_right(file.starts, offset) - 1
         end = offset + size
         while offset < end:
@@ -273,14 +284,18 @@ class HostBlocks:
             until = file.starts[index + 1] if index + 1 < len(file.starts) else entry.size
             within = place.offset + offset - file.starts[index]
             count = min(end, until) - offset
-            parts.append(place.file.view[within : within + count])
+            try:
+                parts.append(self._spool.read(count, place.file.base + within))
+            except OSError as e:
+                done(OSError(errno.EIO, str(e)))
+                return
             offset += count
             index += 1
         done(parts)
 
     # -- fetching ----------------------------------------------------------------------------------------
 
-    def _want(self, file: SegmentFile, block: int, urgency: int) -> None:
+    def _want(self, file: _HostSegment, block: int, urgency: int) -> None:
         state = file.states[block]
         if state == _ABSENT or (state == _QUEUED and urgency == _DEMAND):  # it may be queued with less urgency
             file.states[block] = _QUEUED
@@ -315,7 +330,7 @@ class HostBlocks:
             for _ in range(3):
                 fetched = self._fetcher.fetch(number, job.block, into)
                 if _is_intact(block, into, fetched.missing):
-                    job.file.write(block, into)
+                    self._spool.write(into, job.file.base + block.offset)
                     if fetched.missing:
                         job.file.missing[job.block] = fetched.missing
                     self.received += block.size
@@ -328,6 +343,8 @@ class HostBlocks:
         except OSError as e:
             log.warning("block %d of segment %d cannot be stored: %s", job.block, number, e)
             return e
+        except Exception:
+            log.exception("fetching block %d of segment %d failed", job.block, number)
         return OSError(errno.EIO, os.strerror(errno.EIO))
 
 

@@ -42,7 +42,7 @@ class GatherMount:
             self._server = self._processes.spawn(here, "gather-server", GatherServer)
             shown = [name.encode() for name in names if name]
             try:
-                mounted = self._server.open.call_one(self._local, shown, folders).get(PATIENCE)
+                mounted = self._server.open.call_one(self._local, shown, folders, os.getpid()).get(PATIENCE)
             except Exception as e:
                 raise MountError(why(e)) from None
             self._processes.guard(mounted)

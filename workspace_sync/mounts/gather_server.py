@@ -29,19 +29,22 @@ class GatherServer(Actor):
         self._mount: Mount | None = None
 
     @endpoint
-    def open(self, path: str, names: list[bytes], hosts: list[Any]) -> MountedAt:
+    def open(self, path: str, names: list[bytes], hosts: list[Any], gateway: int) -> MountedAt:
         """Mount.
 
         Args:
             path: the mount point.
             names: of the folders of the hosts; none: there is one host, and its folder is mounted itself.
             hosts: the actor of each.
+            gateway: the process through which they are reached.
 
         Raises:
             MountError: it cannot be mounted.
         """
         mount = self._mount = Mount(path, "gather_mount")
-        session = FuseSession(mount.device, GatheredTree(names, hosts), Caching(names=FRESH, contents=False), _DEADLINE)
+        session = FuseSession(
+            mount.device, GatheredTree(names, hosts, gateway), Caching(names=FRESH, contents=False), _DEADLINE
+        )
         if not session.wait_ready(GREETING):
             mount.close()
             raise MountError(f"the kernel of {socket.gethostname()} did not accept the mount at {mount.path}")

@@ -61,9 +61,12 @@ class GatheredTree:
     Args:
         names: of the folders at the top; none: there is one host, and its folder is the top.
         hosts: the actors of the hosts, in the order of the names.
+        gateway: the process through which hosts are reached. It may not map files: a page that it waits for with the
+            interpreter lock held would never come.
     """
 
-    def __init__(self, names: list[bytes], hosts: list[_Host]) -> None:
+    def __init__(self, names: list[bytes], hosts: list[_Host], gateway: int) -> None:
+        self._gateway = gateway
         self._names = {name: host for host, name in enumerate(names)}
         self._hosts = hosts
         self._lock = threading.Lock()
@@ -136,7 +139,7 @@ class GatheredTree:
             with self._lock:
                 self._files[handle] = _OpenFile(host, remote, here)
                 here.handles.append(remote)
-            request.opened(handle)
+            request.opened(handle, direct=request.process == self._gateway)
 
         _when(request, host.open.call_one(here.path, here.identity), answer)
 

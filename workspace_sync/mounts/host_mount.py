@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import os
 import socket
 import sys
+import threading
 import warnings
 from typing import Any
 
-from monarch_kernel.actor import Actor, endpoint
+from monarch_kernel.actor import Actor, concurrent_endpoint, endpoint
 from monarch_kernel.errors import ActorError, RDMAError, SupervisionError
-from monarch_kernel.rdma import RDMABuffer, RDMATcpFallbackWarning
+from monarch_kernel.rdma import RDMATcpFallbackWarning
 from workspace_sync.model.errors import MountError
 from workspace_sync.model.manifest import Manifest, decode_delta, patched
 from workspace_sync.mounts.blocks import Fetched, FetchError, HostBlocks
@@ -20,11 +21,10 @@ from workspace_sync.mounts.mounting import Mount, namespace
 from workspace_sync.mounts.processes import MountedAt
 from workspace_sync.mounts.protocol import GREETING, Caching, FuseSession
 from workspace_sync.mounts.routes import CLIENT
-from workspace_sync.mounts.source import Edition, Way
-from workspace_sync.mounts.spool import spool_folder
+from workspace_sync.mounts.slabs import Slabs
+from workspace_sync.mounts.source import Edition, Loan, Way
+from workspace_sync.mounts.spool import Spool
 from workspace_sync.mounts.tree import ManifestTree
-
-log = logging.getLogger(__name__)
 
 #: How long a transfer of one block may take (seconds).
 _TRANSFER = 60.0
@@ -48,15 +48,15 @@ class HostMount(Actor):
         self._rank = rank
         self._hosts = hosts
         self._source = source
+        self._slabs = Slabs()
         self._mount: Mount | None = None
         self._session: FuseSession | None = None
         self._tree: ManifestTree | None = None
         self._blocks: HostBlocks | None = None
-        self._next: Manifest | None = None
-        self._fetching: PackedSegment | None = None
+        self._next: tuple[Manifest, PackedSegment] | None = None
 
     @endpoint
-    def open(self, path: str, edition: Edition, client: tuple[str, str], folder: tuple[int, int]) -> MountedAt:
+    async def open(self, path: str, edition: Edition, client: tuple[str, str], folder: tuple[int, int]) -> MountedAt:
         """Mount.
 
         Args:
@@ -68,62 +68,96 @@ class HostMount(Actor):
         Raises:
             MountError: it cannot be mounted here.
         """
+        return await asyncio.to_thread(self._open, path, edition, client, folder)
+
+    @endpoint
+    async def prepare(self, edition: Edition) -> None:
+        """Learn what the mount will show next.
+
+        Raises:
+            MountError: the mount has ended.
+        """
+        await asyncio.to_thread(self._prepare, edition)
+
+    @endpoint
+    async def switch(self) -> None:
+        """Show what was prepared."""
+        await asyncio.to_thread(self._switch)
+
+    @concurrent_endpoint
+    async def lend(self, segment: int, block: int) -> Loan | None:
+        """A block for another host, which gives it back; None if it is not here."""
+        if self._blocks is None:
+            return None
+        slab = await self._slabs.get(self._blocks.size_of(segment, block))
+        try:
+            missing = await asyncio.to_thread(self._blocks.lend, segment, block, slab.memory)
+        except BaseException:
+            self._slabs.free(slab)
+            raise
+        if missing is None:
+            self._slabs.free(slab)
+            return None
+        return Loan(slab.buffer, missing, self._slabs.lend(slab))
+
+    @endpoint
+    async def give_back(self, loan: int) -> None:
+        """Another host has read what it was lent."""
+        self._slabs.give_back(loan)
+
+    @endpoint
+    async def received(self) -> int:
+        """How many bytes have arrived here."""
+        return 0 if self._blocks is None else self._blocks.received
+
+    @endpoint
+    async def close(self) -> None:
+        """Unmount, also while programs use it.
+
+        Raises:
+            MountError: it stays mounted.
+        """
+        await asyncio.to_thread(self._unmount)
+
+    async def __cleanup__(self, _error: BaseException | None) -> None:
+        await asyncio.to_thread(self._unmount)
+
+    def _open(self, path: str, edition: Edition, client: tuple[str, str], folder: tuple[int, int]) -> MountedAt:
         here = namespace()
-        os.chdir("/")
-        outside = folder if here[0] == client[0] else None
-        mount = self._mount = Mount(path, "remotemount", outside)
+        mount = self._mount = Mount(path, "remotemount", folder if here[0] == client[0] else None)
         # This process must never look for anything in its own mount.
         sys.path[:] = [entry for entry in sys.path if entry and not _is_below(entry, mount.path)]
         near = here == client
         try:
-            self._blocks = HostBlocks(spool_folder(), _BlockFetcher(self._rank, self._source))
-            self._tree = ManifestTree(self._learn(edition), self._blocks)
+            self._blocks = HostBlocks(Spool(), _BlockFetcher(self._rank, self._source))
+            self._blocks.add(edition.segment)
+            self._tree = ManifestTree(patched(None, decode_delta(edition.change)), self._blocks)
             self._session = FuseSession(mount.device, self._tree, Caching(names=None, contents=True))
             if not near:
                 mount.guard()
             if not self._session.wait_ready(GREETING):
                 raise MountError(f"the kernel of {socket.gethostname()} did not accept the mount at {mount.path}")
         except BaseException:
-            mount.close()
+            self._unmount()
             raise
-        self._prefill()
+        self._blocks.prefill(edition.segment, self._rank, self._hosts)
         return MountedAt(os.getpid(), mount.path, mount.source, near)
 
-    @endpoint
-    def prepare(self, edition: Edition) -> None:
-        """Learn what the mount will show next.
-
-        Raises:
-            MountError: the mount has ended.
-        """
-        if self._session is None or self._session.over:
+    def _prepare(self, edition: Edition) -> None:
+        if self._session is None or self._session.over or self._tree is None or self._blocks is None:
             raise MountError("the mount has ended: close it, and open it again")
-        self._next = self._learn(edition)
+        self._next = patched(self._tree.manifest, decode_delta(edition.change)), edition.segment
+        self._blocks.add(edition.segment)
+        self._blocks.retry()
 
-    @endpoint
-    def switch(self) -> None:
-        """Show what was prepared."""
-        assert self._tree is not None and self._session is not None and self._next is not None
-        self._tree.switch(self._next, self._session)
-        self._next = None
-        self._prefill()
-
-    @endpoint
-    def received(self) -> int:
-        """How many bytes have arrived here."""
-        return 0 if self._blocks is None else self._blocks.received
-
-    @endpoint
-    def close(self) -> None:
-        """Unmount, also while programs use it.
-
-        Raises:
-            MountError: it stays mounted.
-        """
-        self._unmount()
-
-    def __cleanup__(self, _error: BaseException | None) -> None:
-        self._unmount()
+    def _switch(self) -> None:
+        assert self._tree is not None and self._session is not None
+        assert self._blocks is not None and self._next is not None
+        (manifest, segment), self._next = self._next, None
+        self._tree.switch(manifest, self._session)
+        self._blocks.prefill(segment, self._rank, self._hosts)
+        blocks, tree = self._blocks, self._tree
+        threading.Thread(target=lambda: blocks.drop_unused(tree.live()), name="mount-space", daemon=True).start()
 
     def _unmount(self) -> None:
         mount, self._mount = self._mount, None
@@ -132,22 +166,6 @@ class HostMount(Actor):
         if self._blocks is not None:
             self._blocks.close()
 
-    def _learn(self, edition: Edition) -> Manifest:
-        assert self._blocks is not None
-        manifest = patched(None if self._tree is None else self._tree.manifest, decode_delta(edition.change))
-        file = self._blocks.add(edition.segment)
-        self._blocks.retry()
-        if edition.segment.blocks:
-            memory = RDMABuffer(file.view)
-            self._source.joined.call_one(self._rank, edition.segment.number, memory).get(_TRANSFER)
-        self._fetching = edition.segment
-        return manifest
-
-    def _prefill(self) -> None:
-        segment, self._fetching = self._fetching, None
-        if segment is not None and self._blocks is not None:
-            self._blocks.prefill(segment, self._rank, self._hosts)
-
 
 class _BlockFetcher:
     """Gets blocks from the client or other hosts, as the client says."""
@@ -155,7 +173,6 @@ class _BlockFetcher:
     def __init__(self, rank: int, source: Any) -> None:
         self._rank = rank
         self._source = source
-        self._leases: dict[tuple[int, int], int] = {}
 
     def fetch(self, segment: int, block: int, into: memoryview) -> Fetched:
         avoid: frozenset[int] = frozenset()
@@ -165,24 +182,26 @@ class _BlockFetcher:
                 way: Way = self._source.route.call_one(self._rank, segment, block, avoid).get(_TRANSFER)
             except (SupervisionError, ActorError, TimeoutError) as e:
                 raise FetchError(f"the client does not answer: {e}") from None
+            dead = False
             try:
-                way.buffer.read_into(into, offset=way.offset, size=len(into), timeout=_TRANSFER).get(_TRANSFER)
-            except (RDMAError, TimeoutError) as e:
-                why = str(e)
-                self._source.failed.broadcast(self._rank, segment, block, way.source, way.lease, True)
-                avoid |= {way.source} - {CLIENT}
-                continue
-            self._leases[segment, block] = way.lease
-            return Fetched(way.source, way.missing)
-        raise FetchError(why)
+                loan: Loan | None = way.loan or way.actor.lend.call_one(segment, block).get(_TRANSFER)
+                if loan is not None:
+                    loan.buffer.read_into(into, size=len(into), timeout=_TRANSFER).get(_TRANSFER)
+                    if way.source != CLIENT:
+                        way.actor.give_back.broadcast(loan.number)
+                    return Fetched(way.source, loan.missing, loan.number)
+            except (RDMAError, SupervisionError, ActorError, TimeoutError) as e:
+                why, dead = str(e), way.source != CLIENT
+            number = 0 if way.loan is None else way.loan.number
+            self._source.failed.broadcast(self._rank, segment, block, way.source, number, dead)
+            avoid |= {way.source} - {CLIENT}
+        raise FetchError(why or "no host that should have the block has it")
 
     def stored(self, segment: int, block: int, fetched: Fetched) -> None:
-        lease = self._leases.pop((segment, block), 0)
-        self._source.got.broadcast(self._rank, segment, block, fetched.source, lease)
+        self._source.got.broadcast(self._rank, segment, block, fetched.source, fetched.loan)
 
     def rejected(self, segment: int, block: int, fetched: Fetched) -> None:
-        lease = self._leases.pop((segment, block), 0)
-        self._source.failed.broadcast(self._rank, segment, block, fetched.source, lease, True)
+        self._source.failed.broadcast(self._rank, segment, block, fetched.source, fetched.loan, True)
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -235,9 +235,7 @@ def _open_folder(path: str, outside: tuple[int, int] | None) -> int:
         while outside is not None:
             here = os.stat(at)
             if (here.st_dev, here.st_ino) == outside:
-                raise MountError(
-                    f"the mount point {path} is in the folder that is to be mounted: name one outside of it"
-                )
+                raise MountError(f"the mount point {path} is below the folder that is mounted: name one outside")
             if at == "/":
                 break
             at = os.path.dirname(at)

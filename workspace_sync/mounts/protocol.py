@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import signal
 import struct
 import threading
 import time
@@ -58,6 +59,8 @@ _PAGES = 256
 #: The kernel wants room for the largest write, even where there are none (bytes).
 _REQUEST_SIZE = 16384
 _FOREVER = 1 << 40
+
+_DIRECT_IO = 1 << 0
 
 ROOT = 1
 
@@ -122,14 +125,17 @@ class Request:
     """One request of the kernel, to be answered once; later answers are ignored.
 
     Attributes:
-        cancelled: called when the process that waits for it was interrupted, if set.
+        cancelled: called when the thread that waits for it is killed, if set.
+        interrupted: whether that thread has got a signal meanwhile.
     """
 
-    __slots__ = ("_session", "_unique", "began", "cancelled")
+    __slots__ = ("_pid", "_session", "_unique", "began", "cancelled", "interrupted")
 
-    def __init__(self, session: FuseSession, unique: int) -> None:
+    def __init__(self, session: FuseSession, unique: int, pid: int) -> None:
         self._session = session
         self._unique = unique
+        self._pid = pid
+        self.interrupted = False
         self.began = time.monotonic()
         self.cancelled: Callable[[], None] | None = None
 
@@ -150,9 +156,18 @@ class Request:
         session = self._session
         self.data(_ATTR_OUT.pack(*session._attr_valid, 0), attributes.packed(session._uid, session._gid))
 
-    def opened(self, handle: int) -> None:
-        """Answer ``open`` or ``opendir``."""
-        self.data(_OPEN_OUT.pack(handle, 0, 0))
+    @property
+    def process(self) -> int:
+        """The process that asks; 0 if it is in another namespace."""
+        try:
+            with open(f"/proc/{self._pid}/status", encoding="utf-8", errors="replace") as file:
+                return next((int(line.split()[1]) for line in file if line.startswith("Tgid:")), 0)
+        except OSError:
+            return 0
+
+    def opened(self, handle: int, direct: bool = False) -> None:
+        """Answer ``open`` or ``opendir``; ``direct``: without the page cache, so the file cannot be mapped (shared)."""
+        self.data(_OPEN_OUT.pack(handle, _DIRECT_IO if direct else 0, 0))
 
     def entries(self, entries: Sequence[Listed], offset: int, size: int) -> None:
         """Answer ``readdir`` with as many entries from number ``offset`` on as fit into ``size`` bytes."""
@@ -185,6 +200,16 @@ class Request:
     def space(self, total: int, free: int, files: int, block: int = 4096) -> None:
         """Answer ``statfs``: bytes in all and free, and the number of files."""
         self.data(_STATFS.pack(total // block, free // block, free // block, files, 0, block, 255, block, 0))
+
+    def end_if_killed(self) -> None:
+        """Answer if the thread that waits is being killed, which it cannot be before.
+
+        After other signals the wait goes on: an error would be one of the file to that thread, in mapped memory SIGBUS.
+        """
+        if _is_killed(self._pid):
+            self.fail(errno.EINTR)
+            if self.cancelled is not None:
+                self.cancelled()
 
     def later(self) -> None:
         """Announce that another thread answers: the request can then be interrupted, and has a deadline."""
@@ -300,7 +325,7 @@ class FuseSession:
                 self._ended()
 
     def _dispatch(self, data: memoryview) -> None:
-        length, opcode, unique, node, *_ = _IN.unpack_from(data)
+        length, opcode, unique, node, _uid, _gid, pid, _, _ = _IN.unpack_from(data)
         body = data[_IN.size : length]
         if opcode == _FORGET:
             self._filesystem.forget(node, _U64.unpack_from(body)[0])
@@ -312,7 +337,7 @@ class FuseSession:
         elif opcode == _INIT:
             self._init(unique, body)
         else:
-            request = Request(self, unique)
+            request = Request(self, unique, pid)
             handler = self._handlers.get(opcode)
             if handler is None:
                 request.fail(0 if opcode == _DESTROY else errno.ENOSYS)
@@ -387,13 +412,12 @@ class FuseSession:
         self._waiting[request._unique] = request
 
     def _interrupt(self, unique: int, of: int) -> None:
-        request = self._waiting.pop(of, None)
+        request = self._waiting.get(of)
         if request is None:
             self._answer(unique, -errno.EAGAIN, ())  # not begun yet: the kernel tells again; answered: it ignores this
             return
-        request.fail(errno.EINTR)
-        if request.cancelled is not None:
-            request.cancelled()
+        request.interrupted = True  # the kernel tells only of the first signal
+        request.end_if_killed()
 
     def _watch(self) -> None:
         while not self._over.wait(min(1.0, self._deadline)):
@@ -401,6 +425,18 @@ class FuseSession:
             for request in list(self._waiting.values()):
                 if request.began < late:
                     request.fail(errno.EIO)
+                elif request.interrupted:
+                    request.end_if_killed()
+
+
+def _is_killed(thread: int) -> bool:
+    """Whether a thread has ended, or has SIGKILL to handle, as every signal that ends it becomes."""
+    try:
+        with open(f"/proc/{thread}/status", encoding="utf-8", errors="replace") as file:
+            pending = [int(line.split()[1], 16) for line in file if line.startswith(("SigPnd:", "ShdPnd:"))]
+    except OSError:
+        return thread != 0  # 0: it is in another namespace
+    return any(signals & 1 << (signal.SIGKILL - 1) for signals in pending)
 
 
 def ignore(_result: Any) -> None:

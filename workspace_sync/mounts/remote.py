@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_kernel.actor import Future, HostMesh, this_host
+from monarch_kernel.errors import SupervisionError
 from monarch_kernel.introspection import each_host
 from workspace_sync.model.errors import MountError
 from workspace_sync.mounts.host_mount import HostMount
@@ -124,6 +125,7 @@ class _Opened:
             self.source = self._processes.spawn(here, "mount-source", MountSource)
             for rank, host in enumerate(hosts):
                 self._mounts.append(self._processes.spawn(host, "mount", HostMount, rank, len(hosts), self.source))
+            self.source.joined.call_one(self._mounts).get(PATIENCE)
             edition = self._publish(path)
             calls = [mount.open.call_one(mntpoint, edition, namespace(), folder) for mount in self._mounts]
             self._report("mount", self._gather(calls, lambda _, mounted: self._processes.guard(mounted)))
@@ -143,7 +145,7 @@ class _Opened:
         self._report("show the new content", failed)
 
     def close(self) -> None:
-        failed = self._gather([mount.close.call_one() for mount in self._mounts])
+        failed = self._gather([mount.close.call_one() for mount in self._mounts], none_if_dead=True)
         self._processes.end()
         self._report("unmount", failed)
 
@@ -158,15 +160,17 @@ class _Opened:
         calls: Sequence[Future[Any]],
         then: Callable[[int, Any], None] | None = None,
         ranks: Sequence[int] | None = None,
+        none_if_dead: bool = False,
     ) -> dict[int, str]:
-        """Wait for calls, one a host; returns why some failed."""
+        """Wait for calls, one a host; returns why some failed. A dead host may count as one that has done it."""
         failed: dict[int, str] = {}
         for index, call in enumerate(calls):
             rank = index if ranks is None else ranks[index]
             try:
                 value = call.get(PATIENCE)
             except Exception as e:
-                failed[rank] = why(e)
+                if not (none_if_dead and isinstance(e, SupervisionError)):
+                    failed[rank] = why(e)
             else:
                 if then is not None:
                     then(rank, value)

@@ -22,6 +22,8 @@ from monarch_kernel.rdma import RDMABuffer, RDMATcpFallbackWarning
 
 _T = TypeVar("_T")
 
+#: What is shown: a pipe, socket or device would be one of the client's.
+_KINDS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 _WAY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 #: How long the transfer of one window may take (seconds).
 _TRANSFER = 60.0
@@ -109,7 +111,9 @@ class ServedFolder(Actor):
 
     def _stat(self, path: bytes) -> Seen:
         with contextlib.suppress(FileNotFoundError), self._at(path) as descriptor:
-            return _seen(os.fstat(descriptor))
+            about = os.fstat(descriptor)
+            if stat.S_IFMT(about.st_mode) in _KINDS:
+                return _seen(about)
         if path:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         return Seen(stat.S_IFDIR | 0o555, 0, 0, 0, 0, 2)
@@ -134,7 +138,8 @@ class ServedFolder(Actor):
                     for name in os.listdir(descriptor):
                         with contextlib.suppress(FileNotFoundError):  # it has gone since
                             about = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-                            found.append((os.fsencode(name), _seen(about)))
+                            if stat.S_IFMT(about.st_mode) in _KINDS:
+                                found.append((os.fsencode(name), _seen(about)))
                 finally:
                     os.close(descriptor)
         except FileNotFoundError:

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import mmap
 import time
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from monarch_kernel.actor import Actor, concurrent_endpoint, endpoint
 from monarch_kernel.rdma import RDMABuffer, RDMATcpFallbackWarning
 from workspace_sync.model.errors import MountError, ScanError
 from workspace_sync.model.manifest import Manifest, delta, encode_delta
 from workspace_sync.model.workspace import Workspace
-from workspace_sync.mounts.layout import BLOCK_SIZE, PackedSegment, lay_out
+from workspace_sync.mounts.layout import PackedSegment, lay_out
 from workspace_sync.mounts.routes import CLIENT, BlockRoutes
+from workspace_sync.mounts.slabs import Slab, Slabs
 from workspace_sync.scanning import Index, Scan, scan
 
-#: How many blocks the client has in memory for hosts at a time.
-SLABS = 8
-#: A host that has not said that it has its block after so long has ended (seconds).
-LEASE = 60.0
 #: How often a host that has to wait looks again, if nothing tells it to (seconds).
 _AGAIN = 0.5
 #: A mount shows all of a folder, whatever its rules leave out of a sync.
@@ -41,27 +36,32 @@ class Edition(NamedTuple):
     segment: PackedSegment
 
 
+class Loan(NamedTuple):
+    """A block in the memory of another process.
+
+    Attributes:
+        buffer: the memory.
+        missing: the numbers of the pieces that could not be read.
+        number: to be given back.
+    """
+
+    buffer: RDMABuffer
+    missing: frozenset[int]
+    number: int
+
+
 class Way(NamedTuple):
     """Where a host gets a block.
 
     Attributes:
         source: a host, or ``CLIENT``.
-        buffer: the memory that has it, from ``offset`` on.
-        missing: the numbers of the pieces that could not be read.
-        lease: to be given back, if the client is the source.
+        actor: the host's, which lends the block.
+        loan: the block itself, if the client is the source.
     """
 
     source: int
-    buffer: RDMABuffer
-    offset: int
-    missing: frozenset[int]
-    lease: int
-
-
-class _Slab:
-    def __init__(self, size: int) -> None:
-        self.memory = memoryview(mmap.mmap(-1, size))
-        self.buffer = RDMABuffer(self.memory)
+    actor: Any = None
+    loan: Loan | None = None
 
 
 class MountSource(Actor):
@@ -75,13 +75,10 @@ class MountSource(Actor):
         self._segments: list[PackedSegment] = []
         self._digests: set[bytes] = set()
         self._routes = BlockRoutes()
-        self._memories: dict[tuple[int, int], RDMABuffer] = {}
-        self._missing: dict[tuple[int, int], frozenset[int]] = {}
+        self._hosts: dict[int, Any] = {}
+        self._incomplete: set[tuple[int, int]] = set()
         self._news = asyncio.Event()
-        self._slabs: list[_Slab] = []
-        self._free: asyncio.Queue[_Slab] = asyncio.Queue()
-        self._leases: dict[int, tuple[_Slab, float]] = {}
-        self._numbers = itertools.count(1)
+        self._slabs = Slabs()
         self._scanning = asyncio.Lock()
         self._scan: Scan | None = None
         self._path = ""
@@ -105,15 +102,15 @@ class MountSource(Actor):
             self._scan, self._manifest = found, found.manifest
             self._segments.append(segment)
             self._digests.update(piece.digest for block in segment.blocks for piece in block.pieces)
-            for block in self._missing:  # what could not be read may have become readable
+            for block in self._incomplete:  # what could not be read may have become readable
                 self._routes.forget(block)
-            self._missing.clear()
+            self._incomplete.clear()
             return Edition(change, segment)
 
     @endpoint
-    async def joined(self, host: int, segment: int, memory: RDMABuffer) -> None:
-        """A host has room for a segment, and serves from there the blocks that it has."""
-        self._memories[host, segment] = memory
+    async def joined(self, hosts: list[Any]) -> None:
+        """The actors of all hosts, by their ranks."""
+        self._hosts = dict(enumerate(hosts))
 
     @concurrent_endpoint
     async def route(self, host: int, segment: int, block: int, avoid: frozenset[int]) -> Way:
@@ -125,23 +122,23 @@ class MountSource(Actor):
             if source == CLIENT:
                 return await self._from_here(host, segment, block)
             if source is not None:
-                offset = self._segments[segment].blocks[block].offset
-                missing = self._missing.get(key, frozenset())
-                return Way(source, self._memories[source, segment], offset, missing, 0)
+                return Way(source, self._hosts[source])
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(news.wait(), _AGAIN)
 
     @endpoint
-    async def got(self, host: int, segment: int, block: int, source: int, lease: int) -> None:
+    async def got(self, host: int, segment: int, block: int, source: int, loan: int) -> None:
         """A host has a block, verified."""
-        self._give_back(lease)
+        if source == CLIENT:
+            self._slabs.give_back(loan)
         self._routes.got(host, (segment, block), source)
         self._wake()
 
     @endpoint
-    async def failed(self, host: int, segment: int, block: int, source: int, lease: int, dead: bool) -> None:
+    async def failed(self, host: int, segment: int, block: int, source: int, loan: int, dead: bool) -> None:
         """A host did not get a block from where it was sent to."""
-        self._give_back(lease)
+        if source == CLIENT:
+            self._slabs.give_back(loan)
         self._routes.failed(host, (segment, block), source)
         if dead and source != CLIENT:
             self._routes.dead(source)
@@ -157,46 +154,23 @@ class MountSource(Actor):
         self._news = asyncio.Event()
 
     async def _from_here(self, host: int, segment: int, block: int) -> Way:
+        size = self._segments[segment].blocks[block].size
+        slab: Slab | None = None
         try:
-            slab = await self._slab()
+            slab = await self._slabs.get(size)
             missing = await asyncio.to_thread(self._fill, slab, segment, block)
         except BaseException:
+            if slab is not None:
+                self._slabs.free(slab)
             self._routes.failed(host, (segment, block), CLIENT)
             self._wake()
             raise
         if missing:
-            self._missing[segment, block] = missing
-        self._sent += self._segments[segment].blocks[block].size
-        lease = next(self._numbers)
-        self._leases[lease] = (slab, time.monotonic())
-        return Way(CLIENT, slab.buffer, 0, missing, lease)
+            self._incomplete.add((segment, block))
+        self._sent += size
+        return Way(CLIENT, None, Loan(slab.buffer, missing, self._slabs.lend(slab)))
 
-    async def _slab(self) -> _Slab:
-        largest = max((b.size for segment in self._segments for b in segment.blocks), default=BLOCK_SIZE)
-        while True:
-            if self._free.empty() and len(self._slabs) < SLABS:
-                self._slabs.append(_Slab(largest))
-                return self._slabs[-1]
-            try:
-                slab = await asyncio.wait_for(self._free.get(), 1.0)
-            except TimeoutError:
-                late = time.monotonic() - LEASE
-                for lease, (_, since) in list(self._leases.items()):
-                    if since < late:
-                        self._give_back(lease)
-                continue
-            if len(slab.memory) < largest:
-                self._slabs.remove(slab)
-                await slab.buffer.drop()
-                continue
-            return slab
-
-    def _give_back(self, lease: int) -> None:
-        held = self._leases.pop(lease, None)
-        if held is not None:
-            self._free.put_nowait(held[0])
-
-    def _fill(self, slab: _Slab, segment: int, block: int) -> frozenset[int]:
+    def _fill(self, slab: Slab, segment: int, block: int) -> frozenset[int]:
         """Read a block; returns the numbers of the pieces whose file is not what it was any more."""
         assert self._scan is not None
         missing: set[int] = set()

@@ -25,7 +25,7 @@ class ContentReader(Protocol):
     """Where the bytes of files come from."""
 
     def read(
-        self, entry: FileEntry, offset: int, size: int, done: Callable[[list[memoryview] | OSError], None]
+        self, entry: FileEntry, offset: int, size: int, done: Callable[[list[bytes] | OSError], None]
     ) -> Callable[[], None] | None:
         """Get bytes of a file. ``done`` is called at once (returns None) or later (returns what cancels it)."""
         ...
@@ -111,6 +111,14 @@ class ManifestTree:
         for number in folders:
             session.invalidate_node(number)
 
+    def live(self) -> set[bytes]:
+        """The digests of all pieces that may still be read: of the manifest, and of older files that are open."""
+        with self._lock:
+            entries = [node.what for node in self._nodes.values() if isinstance(node.what, FileEntry)]
+            manifest = self._manifest
+        entries += (entry for _, entry in manifest.files())
+        return {digest for entry in entries for digest, _, _ in entry.pieces()}
+
     # -- requests ----------------------------------------------------------------------------------------
 
     def lookup(self, request: Request, parent: int, name: bytes) -> None:
@@ -146,7 +154,7 @@ class ManifestTree:
             request.data()
             return
 
-        def done(result: list[memoryview] | OSError) -> None:
+        def done(result: list[bytes] | OSError) -> None:
             if isinstance(result, OSError):
                 request.fail(result.errno or errno.EIO)
             else:

@@ -1,0 +1,67 @@
+"""Fixtures for tests of mounts: hosts with homes of their own, so that ``~/mnt`` is another folder on each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.otheruser import other_user  # noqa: F401  # a fixture
+from tests.workers import Team, team
+from workspace_sync.mounts.mounting import mine
+
+
+def why_not() -> str:
+    """Why nothing can be mounted here; empty if it can."""
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+    except OSError as e:
+        return f"/dev/fuse: {e.strerror}"
+    if os.geteuid() != 0 and not shutil.which("fusermount3"):
+        return "neither root nor fusermount3"
+    return ""
+
+
+@pytest.fixture(autouse=True)
+def mounts_are_possible() -> Iterator[None]:
+    """Skips where there is no FUSE, and fails a test that leaves a mount."""
+    if why := why_not():
+        pytest.skip(f"nothing can be mounted here: {why}")
+    before = set(mine())
+    yield
+    assert set(mine()) <= before
+
+
+class MountHosts:
+    """Workers over TCP, each with a home and a store of its own.
+
+    Attributes:
+        team: the workers.
+        homes: their homes.
+        mesh: the hosts, attached.
+    """
+
+    def __init__(self, members: Team, homes: list[Path]) -> None:
+        self.team = members
+        self.homes = homes
+        self.mesh: Any = members.attach()
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], MountHosts]]:
+    """``hosts(2)``: two hosts."""
+    monkeypatch.setenv("MONARCH_KERNEL_SYNC_FOLDER", str(tmp_path / "client"))
+    with team("tcp") as members:
+
+        def start(count: int) -> MountHosts:
+            homes = [tmp_path / f"home{n}" for n in range(count)]
+            for home in homes:
+                home.mkdir(mode=0o700)
+                members.start(env={"HOME": str(home), "MONARCH_KERNEL_SYNC_FOLDER": str(home / "sync")})
+            return MountHosts(members, homes)
+
+        yield start
