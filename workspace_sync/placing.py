@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
-from monarch_kernel.workers import Placement
+from monarch_kernel.introspection import ToolHost
+from monarch_kernel.workers import Placement, place_ranks
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 
 
@@ -28,3 +30,18 @@ def placement(workspace: Workspace, folder: str, env: CondaEnvironment | None = 
     conda = os.path.isdir(os.path.join(env.conda_prefix, "conda-meta"))
     variables["CONDA_PREFIX" if conda else "VIRTUAL_ENV"] = prefix
     return Placement(folders, variables, os.path.join(prefix, "bin", "python"))
+
+
+def place(workspace: Workspace, hosts: Iterable[tuple[ToolHost, str, bool]]) -> None:
+    """Have ranks start in the trees of some hosts.
+
+    Args:
+        workspace: what was synced.
+        hosts: hosts that have it, each with the workspace's folder on it, and whether the environment is there.
+    """
+    asked = [
+        place_ranks(host.mesh, placement(workspace, folder, workspace.env if has_env else None))
+        for host, folder, has_env in hosts
+    ]
+    for each in asked:
+        each.get()

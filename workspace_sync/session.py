@@ -19,6 +19,7 @@ from workspace_sync.model.errors import ScanError, SyncError
 from workspace_sync.model.progress import SyncProgress
 from workspace_sync.model.report import HostReport, Phases, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
+from workspace_sync.placing import place
 from workspace_sync.scanning import Index, Scan, scan
 from workspace_sync.transfer.agents import agents_of
 from workspace_sync.transfer.calls import PATIENCE, Calls
@@ -263,11 +264,23 @@ class SyncClient:
 
     def _finished(self, report: SyncReport, run: StagingRun | None) -> SyncReport:
         report.hosts = [self._host_report(host, report, run) for host in self._hosts]
+        if not report.dry_run and (report.digest or run is not None):
+            place(self._workspace, self._placed(run))
         report.phases = self._phases
         report.seconds = time.monotonic() - self._began
         if report.failed:
             raise self._error(report, run)
         return report
+
+    def _placed(self, run: StagingRun | None) -> Generator[tuple[ToolHost, str, bool]]:
+        """The hosts that have trees, with the workspace's folder, and whether it has the environment."""
+        for host in self._hosts:
+            state = self._states.get(host.key)
+            each = run.hosts.get(host.key) if run is not None else None
+            switched = each.switched if each is not None else None
+            parts = switched.digests if switched is not None else state.parts if state is not None else {}
+            if state is not None and parts:
+                yield host, state.path, "env" in parts
 
     def _host_report(self, host: ToolHost, report: SyncReport, run: StagingRun | None) -> HostReport:
         state = self._states.get(host.key)

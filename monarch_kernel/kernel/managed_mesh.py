@@ -27,6 +27,8 @@ class UpOptions:
     preload: tuple[str, ...] = ()
     keep: bool = False
     idle: float = 0.0
+    environment: str = ""  # the folder of the environment whose interpreter runs the ranks; "": the kernel's own
+    sync: bool = False
 
 
 class ManagedMesh:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from IPython.core.error import UsageError
 
-from monarch_kernel.actor import Healed, HealError, MeshFailure, ProcMesh, SupervisionError, this_host
+from monarch_kernel.actor import Healed, HealError, HostMesh, MeshFailure, ProcMesh, SupervisionError, this_host
 from monarch_kernel.display.quantities import duration
 from monarch_kernel.errors import DeathKind
 from monarch_kernel.kernel.kept_meshes import attach, end_elsewhere, is_kept, kept_by_others
@@ -21,8 +22,17 @@ from monarch_kernel.meshes import KeptError, format_ranks, keep, kept_host_of
 INTERRUPT_TIMEOUT = 2.0
 
 
-def up(session: MeshSession, options: UpOptions) -> str:
+#: Gives hosts the notebook's folders; returns a line for the user.
+Sync = Callable[[HostMesh], str]
+
+
+def up(session: MeshSession, options: UpOptions, sync: Sync) -> str:
     """Start a mesh and use it.
+
+    Args:
+        session: the notebook's meshes.
+        options: of the mesh.
+        sync: is called before its ranks start, if the options say so.
 
     Returns:
         One line for the user.
@@ -43,6 +53,9 @@ def up(session: MeshSession, options: UpOptions) -> str:
     except (ValueError, KeptError) as error:
         raise UsageError(f"%mesh up: {error}") from None
     try:
+        synced = f"\n  {sync(hosts)}" if options.sync else ""
+        if options.environment:
+            hosts = hosts.with_python_executable(os.path.join(options.environment, "bin", "python"))
         procs = hosts.spawn_procs(per_host=options.dims, name=options.name, env=options.env, preload=preload)
         try:
             managed = ManagedMesh(procs, options)
@@ -68,7 +81,8 @@ def up(session: MeshSession, options: UpOptions) -> str:
     took = duration(time.monotonic() - started)
     group = f", torch.distributed over {options.dist}" if options.dist else ""
     stays = ", kept when this kernel ends" if host is not None else ""
-    return f"mesh {options.name}: {managed.describe()} on this host{group}{stays}, ready in {took}"
+    runs = f", in {options.environment}" if options.environment else ""
+    return f"mesh {options.name}: {managed.describe()} on this host{group}{runs}{stays}, ready in {took}{synced}"
 
 
 def reuse(session: MeshSession, options: UpOptions) -> str | None:
@@ -131,7 +145,7 @@ def down(session: MeshSession, name: str | None, force: bool = False) -> str:
     return f"mesh {procs.name}: {count} rank{'s' * (count != 1)} stopped{left}"
 
 
-def restart(session: MeshSession, name: str | None) -> str:
+def restart(session: MeshSession, name: str | None, sync: Sync) -> str:
     """Stop a mesh and start it again with the same options."""
     found = session.find(name, "%mesh restart")
     managed = session.managed(found.name)
@@ -141,7 +155,7 @@ def restart(session: MeshSession, name: str | None) -> str:
             "start it again the way it was started"
         )
     down(session, found.name)
-    return up(session, managed.options)
+    return up(session, managed.options, sync)
 
 
 def heal(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str:
@@ -222,6 +236,8 @@ def _differences(managed: ManagedMesh, options: UpOptions) -> list[str]:
         found.append(f"its --dist is {had.dist or 'not given'}, not {options.dist or 'left out'}")
     if had.env != options.env:
         found.append("its --env differs")
+    if had.environment != options.environment:
+        found.append(f"it runs in {had.environment or 'the environment of the kernel'}")
     if had.preload != options.preload:
         found.append("its --preload differs")
     if had.keep != options.keep:

@@ -26,6 +26,7 @@ from monarch_kernel.kernel.output.stream_watch import OwnOutput
 from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.stale_classes import StaleClasses
+from monarch_kernel.kernel.sync_run import Workspaces
 from monarch_kernel.kernel.usage_errors import nearest
 from monarch_kernel.meshes import format_points, list_proc_meshes
 from monarch_kernel.output import set_origin
@@ -53,6 +54,7 @@ class Notebook:
         self.session = session
         self.frontend = NotebookFrontend(self)
         self.stops = StopPrompt(self)
+        self.workspaces = Workspaces()
         self.router = OutputRouter(self._ordinary_output, self._tooltip)
         self._own_output = OwnOutput(self._make_way)
         self._calls = CallProgress(self.router, self._replaceable, session, self.file_label)
@@ -189,6 +191,12 @@ class Notebook:
         if output is None and cell in self._publishers:
             output = self.router.open(cell, CellOutput(self._publishers[cell]))
         return output
+
+    def progress_output(self) -> CellOutput | None:
+        """The output area of the running cell, for a progress line; None under `%%capture`, which would keep it."""
+        publisher = self._publishers.get(self._key)
+        captured = publisher is None or (publisher.live and getattr(self.shell.display_pub, "session", None) is None)
+        return None if captured else self.output_of(self._key)
 
     def _replaceable(self, cell: str) -> CellOutput | None:
         """The output area of a cell if it can show a line and remove it later.

@@ -65,9 +65,11 @@ def test_up_refuses(words: list[str], procs: int | None, said: str) -> None:
 
 
 def test_env() -> None:
-    assert up_arguments.env_arguments("%mesh up", ["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}
-    for wrong in ("A", "=1", "1A=2", "A B=1"):
-        assert "NAME=VALUE" in refused(up_arguments.env_arguments, "%mesh up", [wrong])
+    found = up_arguments.env_arguments("%mesh up", ["A=1", "B=x=y", "~/envs/train", "C="])
+    assert found == ({"A": "1", "B": "x=y", "C": ""}, "~/envs/train")
+    for wrong in ("", "=1", "1A=2", "A B=1"):
+        assert "VARIABLE=VALUE" in refused(up_arguments.env_arguments, "%mesh up", [wrong])
+    assert "not in a and b" in refused(up_arguments.env_arguments, "%mesh up", ["a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -218,6 +220,7 @@ KNOWN = Known(
     [3],
     ["train.py"],
     lambda: ["net"],
+    lambda word: ["library/", "train/"],
 )
 
 
@@ -240,6 +243,9 @@ KNOWN = Known(
         ("%mesh clear ", ["3", "all"]),
         ("%mesh break tr", ["train.py:"]),
         ("%mesh pm ", []),
+        ("%mesh sync ", ["library/", "train/"]),
+        ("%mesh sync library/ t", ["train/"]),
+        ("%mesh sync --links ", ["follow", "keep", "refuse"]),
         ("%mesh nonsense ", []),
         ("%%mesh ", ["m", "trainers"]),
         ("%%mesh -r ", ["gpus="]),

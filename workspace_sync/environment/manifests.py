@@ -9,16 +9,27 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from workspace_sync.environment.contents import Contents
+from workspace_sync.environment.editables import editables, places
 from workspace_sync.environment.facts import Needs, python_id
 from workspace_sync.environment.kinds import Environment, NamedPrefix, environment
-from workspace_sync.environment.prefixes import Decisions, decide, glibc_floor, read_records
-from workspace_sync.model.manifest import Folder, Manifest, seal
+from workspace_sync.environment.memory import Judged, recall, recall_contents, remember
+from workspace_sync.environment.prefixes import (
+    Decisions,
+    Records,
+    compiled_of,
+    decide,
+    glibc_floor,
+    index_records,
+    read_record,
+    read_records,
+)
+from workspace_sync.model.manifest import Folder, Manifest, Rewrite, delta, seal
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.scanning import Index, Scan, scan
 
@@ -59,6 +70,7 @@ def environment_manifest(
     env: Environment | NamedPrefix | str | os.PathLike[str],
     index: Index,
     *,
+    dirs: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> EnvironmentScan:
@@ -67,6 +79,8 @@ def environment_manifest(
     Args:
         env: which one: its prefix, a uv project, or a ``CondaEnvironment``.
         index: remembers what it was, apart from the index of the workspace's folders.
+        dirs: the folders of the workspace (absolute, links resolved) and their places in its tree, with those that
+            ``follow`` asks for. Editable installs in them lead to the tree on hosts.
         progress: as of ``scan``.
         cancelled: as of ``scan``.
 
@@ -76,20 +90,47 @@ def environment_manifest(
     about = environment(env)
     workspace = Workspace({about.folder: ""}, links="keep")
     scanned = scan(workspace, index, rules=RULES, progress=progress, cancelled=cancelled)
-    contents = Contents(about.folder, os.fsencode(about.prefix))
-    found = read_records(scanned.manifest, contents)
-    decisions = decide(about, scanned.manifest, contents, found)
-    manifest = applied(scanned.manifest, decisions, os.fsencode(about.prefix), os.fsencode(about.folder))
+    prefix = os.fsencode(about.prefix)
+    found = recall(index, prefix, scanned.manifest.digest)
+    if found is None:
+        found = _judge(about, prefix, scanned.manifest, index)
+    manifest = _leading_to_tree(about, found.manifest, prefix, dirs or {})
+    base_id = python_id(about.base) if about.base else ""
+    needs = Needs(about.prefix, found.native, found.glibc, about.base, base_id, about.version)
+    return EnvironmentScan(about, manifest, needs, list(found.notes), scanned)
+
+
+def _judge(about: Environment, prefix: bytes, scanned: Manifest, index: Index) -> Judged:
+    contents = Contents(about.folder, prefix, recall_contents(index, prefix))
+    decisions = decide(about, scanned, contents, read_records(scanned, contents))
+    manifest = applied(scanned, decisions, prefix, os.fsencode(about.folder))
     floor, machines = glibc_floor(manifest, contents)
-    needs = Needs(
-        about.prefix,
-        bool(machines),
-        floor,
-        about.base,
-        python_id(about.base) if about.base else "",
-        about.version,
-    )
-    return EnvironmentScan(about, manifest, needs, decisions.notes, scanned)
+    judged = Judged(prefix, scanned.digest, delta(None, manifest), decisions.notes, bool(machines), floor)
+    remember(index, judged, scanned, contents.known)
+    return judged
+
+
+def _leading_to_tree(about: Environment, manifest: Manifest, prefix: bytes, dirs: Mapping[str, str]) -> Manifest:
+    """The manifest with editable installs that lead to the workspace's tree."""
+    made = Decisions()
+    contents = Contents(about.folder, prefix)
+    for install in editables(about):
+        path = os.fsencode(install.file)
+        there = places(install, dirs)
+        if not there or manifest.file(path) is None:
+            continue
+        made.rewrites[path] = Rewrite("text", prefix, 0, (), there)
+        made.dropped |= compiled_of(path, manifest)
+    if not made.rewrites:
+        return manifest
+    found = Records()
+    sites = {path.rpartition(b"/")[0] for path in made.rewrites if not path.endswith(b".json")}
+    for path in manifest.folders:
+        # Only wheels have a RECORD, and an editable one says where it was installed from.
+        if path.rpartition(b"/")[0] in sites and path + b"/direct_url.json" in made.rewrites:
+            read_record(path + b"/RECORD", manifest, contents, found)
+    index_records(manifest, contents, found, made)
+    return applied(manifest, made, prefix, os.fsencode(about.folder))
 
 
 def applied(manifest: Manifest, decisions: Decisions, prefix: bytes, folder: bytes) -> Manifest:

@@ -44,12 +44,19 @@ def read_records(manifest: Manifest, contents: Contents) -> Records:
             for name, entry in folder.files.items():
                 if name.endswith(b".json"):
                     _read_conda(path + b"/" + name, entry, contents, found)
-        elif path.endswith(b".dist-info") and (entry := folder.files.get(b"RECORD")):
-            record = path + b"/RECORD"
-            found.record_files.append(record)
-            for listed, value, size in records.rows(contents.data(record, entry), record):
-                found.rows[listed] = (value, size, record)
+        elif path.endswith(b".dist-info") and b"RECORD" in folder.files:
+            read_record(path + b"/RECORD", manifest, contents, found)
     return found
+
+
+def read_record(path: bytes, manifest: Manifest, contents: Contents, found: Records) -> None:
+    """Read one RECORD."""
+    entry = manifest.file(path)
+    if entry is None:
+        return
+    found.record_files.append(path)
+    for listed, value, size in records.rows(contents.data(path, entry), path):
+        found.rows[listed] = (value, size, path)
 
 
 def _read_conda(path: bytes, entry: FileEntry, contents: Contents, found: Records) -> None:
@@ -106,7 +113,7 @@ def decide(environment: Environment, manifest: Manifest, contents: Contents, fou
         _decide_compiled(path, entry, manifest, contents, found, made)
     for path, package in found.conda_records.items():
         _index_conda(path, package, manifest, prefix, made)
-    _index_records(manifest, contents, found, made)
+    index_records(manifest, contents, found, made)
     if unchanged:
         made.notes.append(
             f"{len(unchanged)} data files name {printable(prefix)} and are copied as they are: " + _few(unchanged)
@@ -183,11 +190,21 @@ def _index_conda(path: bytes, package: records.CondaRecord, manifest: Manifest, 
         made.rewrites[path] = Rewrite("rattler" if sizes else "conda", prefix, 0, tuple(files))
 
 
-def _index_records(manifest: Manifest, contents: Contents, found: Records, made: Decisions) -> None:
+def compiled_of(path: bytes, manifest: Manifest) -> set[bytes]:
+    """The compiled modules of a source."""
+    folder, _, name = path.rpartition(b"/")
+    cache = folder + b"/__pycache__" if folder else b"__pycache__"
+    stem = name.removesuffix(b".py") + b"."
+    there = manifest.folders.get(cache)
+    return set() if there is None else {cache + b"/" + each for each in there.files if each.startswith(stem)}
+
+
+def index_records(manifest: Manifest, contents: Contents, found: Records, made: Decisions) -> None:
+    """Have RECORDs made after the files that they list and that are rewritten."""
     files: dict[bytes, list[bytes]] = {}
     for path, (value, _, record) in found.rows.items():
         entry = manifest.file(path)
-        if path not in made.rewrites or not value or entry is None:
+        if not value or entry is None or (path not in made.rewrites and entry.rewrite is None):
             continue
         # A hash that is not true now would not be made true by the host.
         if records.record_hash(contents.data(path, entry)) == value:

@@ -23,10 +23,12 @@ class Rewriter:
 
     Args:
         target: the prefix on this host, absolute.
+        tree: the folder of the workspace's tree on this host, for editable installs. None: beside the prefix.
     """
 
-    def __init__(self, target: str | bytes) -> None:
+    def __init__(self, target: str | bytes, tree: str | bytes | None = None) -> None:
         self.target = os.fsencode(target)
+        self.tree = os.path.join(os.path.dirname(self.target), b"tree") if tree is None else os.fsencode(tree)
         if not self.target.startswith(b"/") or b"\0" in self.target or b"\n" in self.target:
             raise ValueError(
                 f"{printable(self.target)!r} is no absolute path that an environment can have as its prefix"
@@ -53,7 +55,7 @@ class Rewriter:
             IncompatibleError: a binary has no space for the prefix of this host.
         """
         how = entry.rewrite
-        if how is None or how.prefix == self.target:
+        if how is None or (how.prefix == self.target and not how.places):
             return data
         try:
             return self._rewritten(how, data, path, read)
@@ -78,6 +80,9 @@ class Rewriter:
             return text.replace_pip(data, prefix, self.target)
         if kind == "env":
             return text.replace_conda_env(data, prefix, self.target)
+        if how.places:
+            moves = {source: (self.tree + b"/" + place).rstrip(b"/") for source, place in how.places}
+            return text.replace_paths(data, {**moves, prefix: self.target})
         if kind == "text":
             return text.replace_conda(data, prefix, self.target)
         if kind in ("record", "conda", "rattler"):

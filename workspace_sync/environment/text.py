@@ -13,12 +13,14 @@ Source: pip's vendored distlib/scripts.py (``_build_shebang``); rattler's instal
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 #: The bytes of a shebang that every Linux kernel reads, with ``#!`` and without the end of the line.
 LONGEST_SHEBANG = 127
 
+# What does not follow a path that ends here.
+_END = rb"(?!\.?[A-Za-z0-9_-])"
 _PYTHON = re.compile(rb"python[0-9.]*w?\Z|pypy[0-9.]*\Z")
 # distlib's long form, and rattler's; the interpreter may be quoted.
 _PIP_LONG = re.compile(rb"""#!/bin/sh\n'''exec' ("?)(/[^"\n]*?)\1((?: -[^"\n]*)?) "\$0" "\$@"\n' '''\n""")
@@ -30,12 +32,18 @@ _SHEBANG = re.compile(rb"#![ \t]*(/(?:\\ |[^ \t\r\n])*)([^\n]*)")
 @lru_cache(maxsize=64)
 def mentions(prefix: bytes) -> re.Pattern[bytes]:
     """What finds a prefix as a path or the start of one: ``/envs/a`` not in ``/envs/a2`` and ``/envs/a.bak``."""
-    return re.compile(re.escape(prefix) + rb"(?!\.?[A-Za-z0-9_-])")
+    return re.compile(re.escape(prefix) + _END)
 
 
 def replace(data: bytes, prefix: bytes, target: bytes) -> bytes:
     """Put another prefix in the place of one, wherever text names it."""
     return mentions(prefix).sub(lambda _: target, data)
+
+
+def replace_paths(data: bytes, moves: Mapping[bytes, bytes]) -> bytes:
+    """Put other paths in the place of some, in one pass; the longest that fits counts."""
+    either = b"|".join(re.escape(path) for path in sorted(moves, key=len, reverse=True))
+    return re.sub(b"(?:" + either + b")" + _END, lambda found: moves[found[0]], data)
 
 
 def replace_pip(data: bytes, prefix: bytes, target: bytes) -> bytes:

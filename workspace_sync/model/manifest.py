@@ -40,12 +40,14 @@ class Rewrite(msgspec.Struct, array_like=True, frozen=True, gc=False):
         prefix: the prefix that the file has at the client.
         space: the bytes that a padded binary has for it.
         files: the paths of the files whose hashes an index has, and which name the prefix, too; made before it.
+        places: folders of the client that a text names, as it names them, and their places in the workspace's tree.
     """
 
     kind: str
     prefix: bytes
     space: int = 0
     files: tuple[bytes, ...] = ()
+    places: tuple[tuple[bytes, bytes], ...] = ()
 
 
 class FileEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -22,6 +22,7 @@ class Known:
         breakpoints: the numbers of breakpoints.
         files: source files for breakpoints.
         of_ranks: queries a rank for the names of its variables.
+        folders: looks up the folders whose paths begin with a word.
     """
 
     meshes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -31,6 +32,7 @@ class Known:
     breakpoints: Iterable[int] = ()
     files: Iterable[str] = ()
     of_ranks: Callable[[], Iterable[str]] = tuple
+    folders: Callable[[str], Iterable[str]] = lambda word: ()
 
 
 class MeshCompleter:
@@ -91,6 +93,8 @@ class MeshCompleter:
                 for option, action in options.items()
                 if option.startswith("--") and (id(action) not in used or _repeatable(action))
             ] + ["--help"]
+        if command == "sync":
+            return list(known.folders(word))
         return self._positional(command, known, words, options)
 
     def _values(self, action: argparse.Action, known: Known, words: list[str]) -> list[str]:

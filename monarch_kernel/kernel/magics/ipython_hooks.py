@@ -93,4 +93,16 @@ def known(notebook: Notebook, of_ranks: Callable[[], Iterable[str]]) -> Known:
     debugger = hub.existing_debugger() if hub is not None else None
     breakpoints = [each.id for each in debugger.breakpoints()] if debugger is not None else []
     files = sorted(file.name for file in os.scandir() if file.name.endswith(".py"))
-    return Known(meshes, session.current, variables, kept, breakpoints, files, of_ranks)
+    return Known(meshes, session.current, variables, kept, breakpoints, files, of_ranks, _folders)
+
+
+def _folders(word: str) -> list[str]:
+    """The folders whose paths begin with a word, as it spells them; hidden ones if it names them."""
+    above, _, begun = word.rpartition("/")
+    above = above + "/" if "/" in word else ""
+    try:
+        entries = list(os.scandir(os.path.expanduser(above) or "."))
+    except OSError:
+        return []
+    shown = (each.name for each in entries if each.is_dir() and (begun.startswith(".") or each.name[0] != "."))
+    return [f"{above}{name}/" for name in shown]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from monarch_kernel.actor import HostMesh
 from monarch_kernel.display.quantities import memory
 from monarch_kernel.kernel import kept_meshes, mesh_lifecycle
 from monarch_kernel.kernel.cell_run import CellRun
+from monarch_kernel.kernel.environments import check_for_ranks, environment_prefix
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
 from monarch_kernel.kernel.magics.status_magics import rank_places
@@ -14,6 +16,8 @@ from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
 from monarch_kernel.kernel.magics.up_arguments import env_arguments, idle_argument, up_arguments
 from monarch_kernel.kernel.managed_mesh import UpOptions
 from monarch_kernel.kernel.mesh_lifecycle import deaths_of
+from monarch_kernel.kernel.output.sync_tables import receipt_line
+from monarch_kernel.kernel.sync_run import sync_to
 from monarch_kernel.kernel.usage_errors import usage_error
 
 
@@ -23,7 +27,10 @@ class LifecycleMagics(Subcommands):
     @magic_arguments("mesh up")
     @argument("words", nargs="*", metavar="NAME | DIM=SIZE", help="a name (default: m), and dimensions: gpus=4")
     @argument("--procs", type=int, metavar="N", help="that many processes in one dimension, gpus")
-    @argument("--env", action="append", default=[], metavar="K=V", help="an environment variable; repeatable")
+    @argument(
+        "--env", action="append", default=[], metavar="K=V | NAME", help="a variable (repeatable); or an environment"
+    )
+    @argument("--sync", action="store_true", help="first sync the folders that %%mesh sync would, and run in them")
     @argument("--dist", choices=["gloo", "nccl"], help="join all ranks in a torch.distributed process group")
     @argument("--preload", action="append", default=[], metavar="MODULE", help="import it once, for all ranks")
     @argument("--reuse", action="store_true", help="use the existing mesh of that name if it is like this")
@@ -35,17 +42,25 @@ class LifecycleMagics(Subcommands):
     def up(self, found: Arguments) -> None:
         """Start a mesh of processes on this host, and use it for the following cells."""
         name, dims = up_arguments(found.magic, found.words, found.procs)
-        env = env_arguments(found.magic, found.env)
+        env, environment = env_arguments(found.magic, found.env)
         preload = tuple(word for item in found.preload for word in item.split(",") if word)
         idle = idle_argument(found.magic, found.idle, found.keep)
         if found.reuse and found.replace:
             raise usage_error(found.magic, "give either --reuse or --replace, not both")
-        options = UpOptions(name, dims, env, found.dist or "", preload, found.keep, idle)
+        if environment:
+            environment = environment_prefix(found.magic, environment)
+            check_for_ranks(found.magic, environment)
+        options = UpOptions(name, dims, env, found.dist or "", preload, found.keep, idle, environment, found.sync)
         if found.replace and (ended := mesh_lifecycle.make_room(self._session, options)):
             print(ended)
         print(
-            (found.reuse and mesh_lifecycle.reuse(self._session, options)) or mesh_lifecycle.up(self._session, options)
+            (found.reuse and mesh_lifecycle.reuse(self._session, options))
+            or mesh_lifecycle.up(self._session, options, self._sync)
         )
+
+    def _sync(self, hosts: HostMesh) -> str:
+        """Sync what `%mesh sync` would to the hosts of a new mesh. Returns a line for the user."""
+        return receipt_line(sync_to(self._notebook, "%mesh up", hosts))
 
     @magic_arguments("mesh use")
     @argument("name", metavar="NAME", help="the mesh")
@@ -94,7 +109,7 @@ class LifecycleMagics(Subcommands):
     @mesh_argument()
     def restart(self, found: Arguments) -> None:
         """Stop a mesh and start it again with the same options; its variables are lost."""
-        print(mesh_lifecycle.restart(self._session, found.name))
+        print(mesh_lifecycle.restart(self._session, found.name, self._sync))
 
     # -- kept meshes ---------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from monarch_kernel.kernel.magics.stack_magics import StackMagics
 from monarch_kernel.kernel.magics.status_magics import StatusMagics
 from monarch_kernel.kernel.magics.stop_magics import StopMagics
 from monarch_kernel.kernel.magics.subcommands import Subcommands
+from monarch_kernel.kernel.magics.sync_magics import SyncMagics
 from monarch_kernel.kernel.magics.value_magics import ValueMagics
 from monarch_kernel.kernel.magics.variable_magics import VariableMagics
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
@@ -42,6 +43,7 @@ from monarch_kernel.kernel.usage_errors import nearest, usage_error
 GROUPS: tuple[type[Subcommands], ...] = (
     LifecycleMagics,
     StatusMagics,
+    SyncMagics,
     VariableMagics,
     StackMagics,
     ValueMagics,
@@ -53,7 +55,7 @@ GROUPS: tuple[type[Subcommands], ...] = (
 #: In the order in which `%mesh --help` lists them.
 SUBCOMMANDS = (
     *("up", "ls", "status", "use", "down", "interrupt", "heal", "restart", "attach", "detach"),
-    *("push", "pull", "logs"),
+    *("sync", "push", "pull", "logs"),
     *("stacks", "diff", "hang"),
     *("break", "clear", "debug", "pm"),
     *("focus", "debugpy"),

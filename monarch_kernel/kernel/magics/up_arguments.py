@@ -70,12 +70,18 @@ def idle_argument(command: str, hours: float | None, keep: bool) -> float:
     return hours * 3600
 
 
-def env_arguments(command: str, items: Sequence[str]) -> dict[str, str]:
-    """The variables of repeated `--env K=V`."""
+def env_arguments(command: str, items: Sequence[str]) -> tuple[dict[str, str], str]:
+    """The variables of repeated `--env K=V`, and the environment of `--env NAME`."""
     env: dict[str, str] = {}
+    names: list[str] = []
     for item in items:
         key, equals, value = item.partition("=")
-        if not equals or not key or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
-            raise usage_error(command, f"--env takes NAME=VALUE, not {item!r}")
-        env[key] = value
-    return env
+        if not equals and item:
+            names.append(item)
+        elif re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
+            env[key] = value
+        else:
+            raise usage_error(command, f"--env takes VARIABLE=VALUE, or the name of an environment, not {item!r}")
+    if len(names) > 1:
+        raise usage_error(command, f"ranks run in one environment, not in {' and '.join(names)}")
+    return env, "".join(names)

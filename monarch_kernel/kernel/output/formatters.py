@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from monarch_kernel.actor import ActorMesh, Future, HostMesh, ProcMesh, ValueMesh
-from monarch_kernel.display.tables import TableView, table_html
+from monarch_kernel.display.tables import TableView, table_html, table_text
+from monarch_kernel.kernel.output.sync_tables import receipt_table
 from monarch_kernel.meshes import format_points, format_ranks
 
 #: A future that is a cell's result is shown with its value if it is done within this time (seconds).
@@ -19,6 +20,8 @@ SOON = 0.3
 MOST_ROWS = 64
 #: How much of a value is shown (characters).
 LONGEST = 2_000
+#: The receipt of a sync, whose package is loaded when it is first used.
+_RECEIPT = ("workspace_sync.model.report", "SyncReport")
 #: How long a table waits for the states of processes (seconds).
 STATUS_TIMEOUT = 1.0
 
@@ -29,6 +32,8 @@ def install(ip: Any) -> None:
     formatters["text/plain"].for_type(Future, _future)
     for kind, table in _TABLES.items():
         formatters["text/html"].for_type(kind, partial(_html, table))
+    formatters["text/plain"].for_type_by_name(*_RECEIPT, _receipt)
+    formatters["text/html"].for_type_by_name(*_RECEIPT, partial(_html, receipt_table))
 
 
 def remove(ip: Any) -> None:
@@ -37,10 +42,16 @@ def remove(ip: Any) -> None:
     formatters["text/plain"].pop(Future, None)
     for kind in _TABLES:
         formatters["text/html"].pop(kind, None)
+    for mime in ("text/plain", "text/html"):
+        formatters[mime].pop(".".join(_RECEIPT), None)
 
 
 def _html(table: Callable[[Any], TableView], value: Any) -> str:
     return table_html(table(value))
+
+
+def _receipt(report: Any, printer: Any, _cycle: bool) -> None:
+    printer.text(table_text(receipt_table(report)))
 
 
 def _future(future: Future[Any], printer: Any, _cycle: bool) -> None:

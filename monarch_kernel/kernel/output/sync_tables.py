@@ -9,6 +9,7 @@ from monarch_kernel.display.quantities import duration, text_size
 from monarch_kernel.display.tables import TableView
 
 if TYPE_CHECKING:
+    from workspace_sync.model.progress import SyncProgress
     from workspace_sync.model.report import HostReport, Phases, StaleModule, SyncReport
 
 #: How many digits of a digest are shown.
@@ -34,10 +35,24 @@ def receipt_table(report: SyncReport) -> TableView:
         for host in report.hosts
     ]
     headings = ["host", "tree", "", "files", "received", "reused", "time"]
-    moved = list(dict.fromkeys(path for host in report.hosts for path in host.moved))
-    notes = [f"moved along, as ranks had made them: {names(moved)}"] if moved else []
+    notes = [f"{what}: {names(paths)}" for what, paths in _paths(report).items() if paths]
     notes += [stale_line(report.stale)] if report.stale else []
     return TableView(headings, rows, receipt_line(report), right=(3, 4, 5, 6), note="\n".join(notes))
+
+
+def _paths(report: SyncReport) -> dict[str, list[str]]:
+    """The paths that a person should know of, each once, although many hosts may name it."""
+    deleted = "would delete" if report.dry_run else "deleted"
+    told = {
+        "damaged": "problems",
+        deleted: "deleted",
+        "made by ranks, moved along": "moved",
+        "made by ranks, kept": "kept",
+    }
+    return {
+        what: list(dict.fromkeys(path for host in report.hosts for path in getattr(host, name)))
+        for what, name in told.items()
+    }
 
 
 def _state(host: HostReport, dry_run: bool) -> str:
@@ -53,12 +68,16 @@ def receipt_line(report: SyncReport) -> str:
     failed = len(report.failed)
     of = f"{len(report.hosts) - failed} of {len(report.hosts)}" if failed else f"{len(report.hosts)}"
     hosts = f"{of} host{'s' * (len(report.hosts) != 1)}"
+    took = f"in {duration(report.seconds)}{_phases(report.phases)}"
+    if not report.digest:  # the hosts' own trees: of a rollback, or verified
+        switched = any(host.switched for host in report.hosts)
+        return f"{hosts} {'went back' if switched else 'looked at'} {took}"
+    tree = f"tree {report.digest[:DIGITS]}: {report.files:,} files, {text_size(report.bytes)}"
     read = f", {text_size(report.hashed)} read" if report.hashed else ""
-    did = "nothing was changed" if report.dry_run else f"{text_size(report.sent)} sent to {hosts}"
-    return (
-        f"tree {report.digest[:DIGITS]}: {report.files:,} files, {text_size(report.bytes)}{read}; {did} in "
-        f"{duration(report.seconds)}{_phases(report.phases)}"
-    )
+    if report.dry_run:
+        lacks = sum(host.lacks for host in report.hosts)
+        return f"{tree}{read}; {hosts} would get {text_size(lacks)}; nothing was changed {took}"
+    return f"{tree}{read}; {text_size(report.sent)} sent to {hosts} {took}"
 
 
 def _phases(phases: Phases) -> str:
@@ -96,3 +115,23 @@ def bar(share: float, width: int = 24) -> str:
     halves = round(max(0.0, min(1.0, share)) * 2 * width)
     full, half = divmod(halves, 2)
     return "━" * full + "╸" * half + "─" * (width - full - half)
+
+
+_DOING = {
+    "scan": "reading",
+    "plan": "asking the hosts what they lack",
+    "send": "sending",
+    "stage": "making the trees",
+    "switch": "switching",
+}
+
+
+def progress_line(progress: SyncProgress) -> str:
+    """A moment of a sync in one line, with a bar if it is known how much there is to do."""
+    parts = [_DOING.get(progress.phase, progress.phase)]
+    if progress.total:
+        done = min(progress.done, progress.total)
+        parts[0] += f" {bar(done / progress.total)} {text_size(done)} of {text_size(progress.total)}"
+    if progress.hosts > 1:
+        parts.append(f"{progress.hosts_done} of {progress.hosts} hosts done")
+    return f"sync: {' · '.join(parts)}"

@@ -74,6 +74,12 @@ class PoolFunctions(Protocol):
     def gather(self, procs: Any, name: str) -> Any: ...
 
 
+class WorkspaceFunctions(Protocol):
+    """Folders and environments of the client on all hosts."""
+
+    async def sync_workspace(self, mesh: Any, workspace: Any, conda: bool, auto_reload: bool) -> Any: ...
+
+
 #: The module that provides the functions of each Protocol.
 MODULES: dict[type[Any], str] = {
     DebuggerFunctions: "monarch_kernel.debug",
@@ -81,6 +87,7 @@ MODULES: dict[type[Any], str] = {
     ConsoleServer: "monarch_kernel.debugger.terminal.server",
     BreakpointHandler: "monarch_kernel.debugger.rank.process",
     PoolFunctions: "monarch_kernel.pool",
+    WorkspaceFunctions: "workspace_sync.mesh_functions",
 }
 
 
@@ -107,3 +114,8 @@ def rank_debugger() -> BreakpointHandler:
 def pool_functions() -> PoolFunctions:
     """The pool, for ``map``, ``submit``, ``scatter`` and ``gather`` of a proc mesh."""
     return cast("PoolFunctions", import_module(MODULES[PoolFunctions]))
+
+
+def workspace_functions() -> WorkspaceFunctions:
+    """Workspace sync, for ``sync_workspace`` of host and proc meshes."""
+    return cast("WorkspaceFunctions", import_module(MODULES[WorkspaceFunctions]))

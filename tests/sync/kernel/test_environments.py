@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.sync.kernel.project import Project
 
 from tests.kernel.harness import Kernel
 from tests.kernel.screen import text
+from tests.sync.kernel.project import Project
 
 SEE = "%%mesh\nimport sys\nsys.prefix"
 

@@ -1,0 +1,5 @@
+"""Folders of this machine as mounts on hosts, as in ``monarch.remotemount``; ``workspace_sync`` has the code."""
+
+from workspace_sync.mounts import MountError, MountHandler, remotemount
+
+__all__ = ["MountError", "MountHandler", "remotemount"]

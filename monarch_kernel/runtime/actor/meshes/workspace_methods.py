@@ -1,0 +1,29 @@
+"""Workspace sync as a method of host and proc meshes; ``workspace_sync`` is loaded on first use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch_kernel.runtime.actor.extensions import workspace_functions
+
+
+class WorkspaceMethods:
+    """`sync_workspace` of a mesh of hosts or procs; of a slice, for its hosts."""
+
+    async def sync_workspace(self, workspace: Any, conda: bool = False, auto_reload: bool = False) -> Any:
+        """Sync folders of this machine, and perhaps an environment, to all hosts of this mesh.
+
+        Ranks that are spawned afterwards run in the synced tree. ``docs/sync.md`` says what is promised.
+
+        Args:
+            workspace: a ``monarch.tools.config.workspace.Workspace``.
+            conda: sync its environment, too: ``workspace.env``, or that of this process.
+            auto_reload: reload changed modules in ranks and live actors of this controller on these hosts.
+
+        Returns:
+            The receipt, a ``workspace_sync.SyncReport``.
+
+        Raises:
+            SyncError: a host stays on its old tree; the message names it, and why, and ``report`` is the receipt.
+        """
+        return await workspace_functions().sync_workspace(self, workspace, conda, auto_reload)

@@ -1,0 +1,104 @@
+"""``sync_workspace`` of host and proc meshes, by Monarch's names, in a program without a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_kernel.actor import Actor, HostMesh, ProcMesh, endpoint, shutdown_context, this_host
+from monarch_kernel.tools.config.workspace import Workspace
+from monarch_kernel.workers import client_path
+from tests.actor.actors import PATIENCE
+from tests.sync.hosts import StoreHosts
+from tests.sync.kernel.project import Project
+from workspace_sync import SyncError
+
+
+class Reader(Actor):
+    @endpoint
+    async def read(self) -> tuple[str, str]:
+        """The module that this rank imports, and its working directory."""
+        import model  # type: ignore[import-not-found]
+
+        return model.VERSION, os.getcwd()
+
+    @endpoint
+    async def sync(self, folder: str) -> str:
+        """Ranks cannot sync."""
+        try:
+            await this_host().sync_workspace(Workspace(dirs=[folder]))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+
+@pytest.fixture
+def here(project: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    """The project, in which this process runs."""
+    monkeypatch.setenv("MONARCH_KERNEL_SYNC_FOLDER", str(project.store))
+    monkeypatch.chdir(project.folder)
+    monkeypatch.syspath_prepend(project.folder)
+    yield project
+    shutdown_context().get(PATIENCE)  # the agents have this project's store
+
+
+def versions(mesh: HostMesh) -> list[str]:
+    readers: Any = mesh.spawn_procs().spawn("reader", Reader)
+    return [version for version, _ in readers.read.call().get(PATIENCE).values()]
+
+
+@pytest.mark.parametrize("kind", [HostMesh, ProcMesh])
+def test_the_signature_is_monarchs(kind: type[Any]) -> None:
+    """As ``inspect.signature`` shows that of torchmonarch 0.7.0."""
+    assert inspect.iscoroutinefunction(kind.sync_workspace)
+    found = inspect.signature(kind.sync_workspace).parameters
+    assert [(name, each.default) for name, each in found.items()][2:] == [("conda", False), ("auto_reload", False)]
+    assert list(found)[:2] == ["self", "workspace"]
+
+
+def test_hosts_slices_and_procs(here: Project, store_hosts: Callable[..., StoreHosts]) -> None:
+    """What Monarch refuses: a slice, the hosts of procs, and this host."""
+    hosts = store_hosts(2).mesh
+    report = asyncio.run(hosts.slice(hosts=1).sync_workspace(Workspace(dirs=["."])))
+    assert [host.switched for host in report.hosts] == [True]
+    here.write("model.py", "VERSION = 'second'\n")
+    procs = hosts.spawn_procs()
+    assert versions(hosts) == ["second", "first"]  # the first host has no tree, and this machine's folders
+    asyncio.run(procs.sync_workspace(Workspace(dirs=["."])))
+    here.write("model.py", "VERSION = 'third'\n")
+    assert versions(hosts) == ["second", "second"]
+    asyncio.run(this_host().sync_workspace(Workspace(dirs=["."])))
+    assert versions(this_host()) == ["third"]
+    tree = report.hosts[0].path + "/current/tree"
+    assert client_path(f"{tree}/data/load.py") == str(here.folder / "data" / "load.py")
+
+
+def test_an_event_loop_goes_on(here: Project) -> None:
+    async def work() -> int:
+        task = asyncio.create_task(this_host().sync_workspace(Workspace(dirs=["."])))
+        turns = 0
+        while not task.done():
+            await asyncio.sleep(0)
+            turns += 1
+        await task
+        return turns
+
+    assert asyncio.run(work()) > 10
+
+
+def test_errors(here: Project, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"takes a Workspace, as in Workspace\(dirs=\['.'\]\), not '.'"):
+        asyncio.run(this_host().sync_workspace("."))
+    workspace = Workspace(dirs=["."])
+    (here.folder / "link").symlink_to(tmp_path)
+    with pytest.raises(SyncError, match="link"):
+        asyncio.run(this_host().sync_workspace(workspace))
+    reader: Any = this_host().spawn_procs().spawn("reader", Reader)
+    (here.folder / "link").unlink()
+    assert "for the controller" in reader.sync.call_one(str(here.folder)).get(PATIENCE)
