@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from workspace_sync.model.errors import ScanError
 from workspace_sync.model.manifest import digest_of
-from workspace_sync.scanning.chunking import CHUNK
+from workspace_sync.scanning.chunking import ANCHOR, CHUNK, Cuts, again, even
 
 #: Threads that read and hash; more of them only wait for the disk.
 THREADS = min(8, os.cpu_count() or 1)
@@ -25,7 +25,7 @@ THREADS = min(8, os.cpu_count() or 1)
 _BATCH = 64
 #: How often a file that changes while it is read is read again.
 _TRIES = 4
-#: How much of a large file is read at once (bytes); a multiple of the chunk.
+#: How much of a large file is read at once (bytes); at least a chunk.
 _BLOCK = 8 * CHUNK
 
 
@@ -37,13 +37,13 @@ class Hashed:
         about: its size, times, mode, inode and device.
         digest: of its content.
         chunks: the digests of its chunks, if there are several.
-        sizes: the sizes of its chunks (bytes).
+        cuts: how it was cut, if it has several chunks.
     """
 
     about: os.stat_result
     digest: bytes
     chunks: tuple[bytes, ...] = ()
-    sizes: tuple[int, ...] = ()
+    cuts: Cuts | None = None
 
 
 #: What becomes of a file that is hashed; "unsteady": it changes whenever it is read; None: it is gone.
@@ -51,12 +51,14 @@ Outcome = Hashed | OSError | Literal["unsteady"] | None
 
 
 def hash_files(
-    paths: list[tuple[bytes, int]], report: Callable[[int], None], cancelled: Callable[[], bool] | None = None
+    paths: list[tuple[bytes, int, Cuts | None]],
+    report: Callable[[int], None],
+    cancelled: Callable[[], bool] | None = None,
 ) -> list[Outcome]:
     """Hash files.
 
     Args:
-        paths: where they are, and about how large they are (bytes).
+        paths: where they are, about how large they are (bytes), and how they were cut before.
         report: is called with bytes that were read since the last call, on any thread.
         cancelled: whether to stop.
 
@@ -67,8 +69,8 @@ def hash_files(
         ScanError: it was cancelled.
     """
     outcomes: list[Outcome] = [None] * len(paths)
-    small = [i for i, (_, size) in enumerate(paths) if size <= CHUNK]
-    large = sorted((i for i, (_, size) in enumerate(paths) if size > CHUNK), key=lambda i: -paths[i][1])
+    small = [i for i, (_, size, _) in enumerate(paths) if size <= CHUNK]
+    large = sorted((i for i, (_, size, _) in enumerate(paths) if size > CHUNK), key=lambda i: -paths[i][1])
     stopped = threading.Event()
 
     def some(numbers: list[int]) -> None:
@@ -78,7 +80,7 @@ def hash_files(
             stopped.set()
         read = 0
         for i in numbers:
-            outcomes[i] = outcome = _attempt(paths[i][0], report, stopped, None)
+            outcomes[i] = outcome = _attempt(paths[i][0], paths[i][2], report, stopped, None)
             if isinstance(outcome, Hashed) and not outcome.chunks:
                 read += outcome.about.st_size
         report(read)
@@ -94,7 +96,7 @@ def hash_files(
                 tasks += [pool.submit(some, batch) for batch in batches]
                 with ThreadPoolExecutor(THREADS, "chunks") as helpers:
                     for i in large:
-                        outcomes[i] = _attempt(paths[i][0], report, stopped, helpers)
+                        outcomes[i] = _attempt(paths[i][0], paths[i][2], report, stopped, helpers)
                         if cancelled is not None and cancelled():
                             stopped.set()
             else:
@@ -108,13 +110,17 @@ def hash_files(
 
 
 def _attempt(
-    path: bytes, report: Callable[[int], None], stopped: threading.Event, helpers: ThreadPoolExecutor | None
+    path: bytes,
+    known: Cuts | None,
+    report: Callable[[int], None],
+    stopped: threading.Event,
+    helpers: ThreadPoolExecutor | None,
 ) -> Outcome:
     for _ in range(_TRIES):
         if stopped.is_set():
             return None
         try:
-            found = _hash_once(path, report, stopped, helpers)
+            found = _hash_once(path, known, report, stopped, helpers)
         except FileNotFoundError:
             return None
         except OSError as e:
@@ -125,7 +131,11 @@ def _attempt(
 
 
 def _hash_once(
-    path: bytes, report: Callable[[int], None], stopped: threading.Event, helpers: ThreadPoolExecutor | None
+    path: bytes,
+    known: Cuts | None,
+    report: Callable[[int], None],
+    stopped: threading.Event,
+    helpers: ThreadPoolExecutor | None,
 ) -> Hashed | None:
     """Hash a file; None if it changed meanwhile."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -142,7 +152,11 @@ def _hash_once(
                 return None
             found = Hashed(before, digest_of(data))
         else:
-            large = _hash_large(fd, size, report, stopped, helpers)
+            if known is None:
+                sizes = even(size)
+            else:
+                sizes = again(known, size, lambda offset, length: os.pread(fd, length, offset))
+            large = _hash_large(fd, sizes, report, stopped, helpers)
             if large is None:
                 return None
             found = Hashed(before, *large)
@@ -155,40 +169,66 @@ def _hash_once(
 
 
 def _hash_large(
-    fd: int, size: int, report: Callable[[int], None], stopped: threading.Event, helpers: ThreadPoolExecutor | None
-) -> tuple[bytes, tuple[bytes, ...], tuple[int, ...]] | None:
+    fd: int,
+    sizes: tuple[int, ...],
+    report: Callable[[int], None],
+    stopped: threading.Event,
+    helpers: ThreadPoolExecutor | None,
+) -> tuple[bytes, tuple[bytes, ...], Cuts] | None:
     whole = blake3()
     digests: list[bytes] = []
+    anchors: list[bytes] = []
     pending: list[Future[list[bytes]] | None] = [None, None]
     blocks = [bytearray(_BLOCK) for _ in pending]
-    done = turn = 0
-    while done < size:
+    offset = turn = 0
+    for pieces in _blocks(sizes):
         if stopped.is_set():
             return None
         # One block is read while the chunks of the other are hashed.
         if (task := pending[turn]) is not None:
             digests += task.result()
             pending[turn] = None
-        view = memoryview(blocks[turn])[: min(_BLOCK, size - done)]
-        if not read_fully(fd, view, done):
+        view = memoryview(blocks[turn])[: sum(pieces)]
+        if not read_fully(fd, view, offset):
             return None
         if helpers is None:
-            digests += _chunk_digests(view)
+            digests += _chunk_digests(view, pieces)
         else:
-            pending[turn] = helpers.submit(_chunk_digests, view)
+            pending[turn] = helpers.submit(_chunk_digests, view, pieces)
         whole.update(view)
-        done += len(view)
+        start = 0
+        for size in pieces:
+            anchors.append(bytes(view[start : start + min(size, ANCHOR)]).ljust(ANCHOR, b"\0"))
+            start += size
+        offset += len(view)
         report(len(view))
         turn = 1 - turn
     for task in (pending[turn], pending[1 - turn]):
         if task is not None:
             digests += task.result()
-    last = size % CHUNK
-    return whole.digest(), tuple(digests), (CHUNK,) * (size // CHUNK) + ((last,) if last else ())
+    return whole.digest(), tuple(digests), Cuts(sizes, b"".join(anchors))
 
 
-def _chunk_digests(view: memoryview) -> list[bytes]:
-    return [digest_of(view[i : i + CHUNK]) for i in range(0, len(view), CHUNK)]
+def _blocks(sizes: tuple[int, ...]) -> Iterator[list[int]]:
+    """The sizes of chunks that are read at once."""
+    pieces: list[int] = []
+    length = 0
+    for size in sizes:
+        if length + size > _BLOCK:
+            yield pieces
+            pieces, length = [], 0
+        pieces.append(size)
+        length += size
+    yield pieces
+
+
+def _chunk_digests(view: memoryview, sizes: list[int]) -> list[bytes]:
+    digests: list[bytes] = []
+    start = 0
+    for size in sizes:
+        digests.append(digest_of(view[start : start + size]))
+        start += size
+    return digests
 
 
 def read_fully(fd: int, into: memoryview, offset: int) -> bool:

@@ -57,6 +57,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
         ignored: the entries that are left out, by name.
         subfolders: the names of the folders that are entered.
         folder: its entry in the manifest.
+        anchors: of its large files, by name; see ``chunking.Cuts``.
     """
 
     hints: bytes
@@ -65,6 +66,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     ignored: dict[bytes, Ignored]
     subfolders: list[bytes]
     folder: Folder
+    anchors: dict[bytes, bytes] = {}
 
 
 class _Saved(msgspec.Struct, array_like=True):

@@ -80,22 +80,20 @@ def _read(walk: Walk, progress: Callable[[int, int], None] | None, cancelled: Ca
             if progress is not None:
                 progress(done, max(total, done))
 
-    outcomes = hash_files([(each.path, each.size) for each in walk.to_hash], report, cancelled)
+    outcomes = hash_files([(each.path, each.size, each.known) for each in walk.to_hash], report, cancelled)
     problems = walk.problems
     for each, outcome in zip(walk.to_hash, outcomes, strict=True):
         found = walk.found[each.folder]
         name = found.items[each.item][0]
         if isinstance(outcome, Hashed):
             about = outcome.about
-            entry = FileEntry(
-                about.st_size,
-                about.st_mode & MODE_BITS,
-                outcome.digest,
-                about.st_mtime_ns,
-                outcome.chunks,
-                outcome.sizes,
+            sizes: tuple[int, ...] = ()
+            if outcome.cuts is not None:
+                sizes = outcome.cuts.sizes
+                found.record.anchors[name] = outcome.cuts.anchors
+            found.record.folder.files[name] = FileEntry(
+                about.st_size, about.st_mode & MODE_BITS, outcome.digest, about.st_mtime_ns, outcome.chunks, sizes
             )
-            found.record.folder.files[name] = entry
             found.items[each.item] = (name, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about[:3])
         else:
             _enter_problem(problems, each.path, outcome)

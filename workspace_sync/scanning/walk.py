@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from workspace_sync.model.errors import ScanError
-from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, printable
+from workspace_sync.model.manifest import MODE_BITS, Folder, printable
 from workspace_sync.model.workspace import Links, is_environment
+from workspace_sync.scanning.chunking import Cuts
 from workspace_sync.scanning.ignore import Scope, rules_around
 from workspace_sync.scanning.index import Ignored, Index, Record
 from workspace_sync.scanning.links import inner_target
@@ -43,14 +44,14 @@ class ToHash:
         item: the number of its item in the listing.
         path: where it is at the client.
         size: as listed (bytes).
-        entry: what is known of it from the last scan.
+        known: how it was cut before.
     """
 
     folder: bytes
     item: int
     path: bytes
     size: int
-    entry: FileEntry | None
+    known: Cuts | None
 
 
 @dataclass(slots=True)
@@ -233,6 +234,7 @@ class Walker:
                 dict(record.ignored),
                 list(record.subfolders),
                 Folder(folder.mode, folder.files, folder.links, {}),
+                record.anchors,
             )
             found = Found(record, list(map(tuple, msgspec.msgpack.decode(record.hints)[1])))
             self._walk.records[place] = record
@@ -265,7 +267,7 @@ class Walker:
                 hints = {item[0]: item for item in listed if len(item) == 5}
         record = Record(b"", folder.around.digest, within.digest, {}, [], Folder(mode, {}, {}, {}))
         found = Found(record, [])
-        before = old.folder if old is not None else record.folder
+        before = old if old is not None else record
         for listed in items:
             item = listed
             name = item[0]
@@ -295,18 +297,22 @@ class Walker:
         self._walk.found[place] = found
         self._enter(folder, within, record.subfolders)
 
-    def _file(self, folder: _Folder, found: Found, before: Folder, hint: list[Any] | None, item: Item) -> None:
+    def _file(self, folder: _Folder, found: Found, before: Record, hint: list[Any] | None, item: Item) -> None:
         """An entry that is not a folder, and not left out by a rule."""
         name, size, mtime, ctime, (mode, inode, device) = item
         path = folder.path + b"/" + name
         kind = stat.S_IFMT(mode)
         if kind == stat.S_IFREG:
-            entry = before.files.get(name)
+            entry = before.folder.files.get(name)
+            anchors = before.anchors.get(name)
             found.items.append(item)
             if entry is not None and hint is not None and hint[1:] == [size, mtime, ctime, [mode, inode, device]]:
                 found.record.folder.files[name] = entry
+                if anchors is not None:
+                    found.record.anchors[name] = anchors
             else:
-                self._walk.to_hash.append(ToHash(folder.place, len(found.items) - 1, path, size, entry))
+                known = Cuts(entry.sizes, anchors) if entry is not None and anchors is not None else None
+                self._walk.to_hash.append(ToHash(folder.place, len(found.items) - 1, path, size, known))
         elif kind == stat.S_IFLNK:
             try:
                 target = os.readlink(path)
