@@ -6,7 +6,7 @@ import getpass
 import os
 import random
 import socket
-import threading
+import sys
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable
@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from monarch_kernel.introspection import ToolHost, each_host
+from workspace_sync.environment import check_compatible, facts
 from workspace_sync.model import errors
-from workspace_sync.model.errors import ScanError, SyncError
+from workspace_sync.model.errors import IncompatibleError, ScanError, SyncError
 from workspace_sync.model.progress import SyncProgress
 from workspace_sync.model.report import HostReport, Phases, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.placing import place
-from workspace_sync.scanning import Index, Scan, scan
+from workspace_sync.sources import ENVIRONMENT, TREE, Found, Source, source_of
 from workspace_sync.transfer.agents import agents_of
 from workspace_sync.transfer.calls import PATIENCE, Calls
 from workspace_sync.transfer.messages import Failed, HostState
@@ -34,9 +35,6 @@ _SCANS = 3
 
 Folders = Workspace | str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Show = Callable[[SyncProgress], None]
-
-_indexes: dict[str, tuple[Index, threading.Lock]] = {}
-_indexes_lock = threading.Lock()
 
 
 def sync(
@@ -131,12 +129,12 @@ class SyncClient:
         if verify:
             self._verify()
         self._ask_for_states()
-        with _index_of(self._workspace) as index:
+        with source_of(self._workspace) as source:
             for left in reversed(range(_SCANS)):
-                found = self._scan(index)
+                found = self._find(source)
                 self._take_states()
                 try:
-                    return self._to_hosts(found, index, dry_run)
+                    return self._to_hosts(found, source, dry_run)
                 except ScanError:  # a file has changed since the scan
                     if not left:
                         raise
@@ -186,6 +184,7 @@ class SyncClient:
             if isinstance(answer.value, Failed):
                 self._failures[host] = answer.value
             else:
+                self._failures.pop(host, None)
                 self._states[host] = answer.value
         self._phases.plan += time.monotonic() - began
 
@@ -196,20 +195,30 @@ class SyncClient:
             else:
                 self._verified[host] = answer.value
 
-    def _scan(self, index: Index) -> Scan:
+    def _find(self, source: Source) -> Found:
         began = time.monotonic()
         show = self._progress
-        done = scan(self._workspace, index, progress=None if show is None else _scanning(show))
+        found = source.find(self._workspace, None if show is None else _scanning(show))
         self._phases.scan += time.monotonic() - began
-        return done
+        return found
 
-    def _to_hosts(self, found: Scan, index: Index, dry_run: bool) -> SyncReport:
-        files, size = found.manifest.count()
-        changes = Changes([Part("tree", found.manifest, found.read, index.remembered)])
-        report = SyncReport(self._workspace.id, found.manifest.digest.hex(), files, size, found.hashed, dry_run=dry_run)
+    def _to_hosts(self, found: Found, source: Source, dry_run: bool) -> SyncReport:
+        changes = Changes(found.parts)
+        report = SyncReport(self._workspace.id, found.digest(TREE), hashed=found.hashed, dry_run=dry_run)
+        report.environment = found.digest(ENVIRONMENT)
+        for part in found.parts:
+            files, size = part.manifest.count()
+            report.files += files
+            report.bytes += size
+        self._announce(found)
+        self._check_environment(found, report)
         deadline = time.monotonic() + BUSY_WAIT
         while True:
-            behind = {key: state for key, state in self._states.items() if _is_behind(state, changes)}
+            behind = {
+                key: state
+                for key, state in self._states.items()
+                if key not in self._failures and _is_behind(state, changes)
+            }
             if not behind:
                 return self._finished(report, None)
             began = time.monotonic()
@@ -230,8 +239,7 @@ class SyncClient:
             self._take_states()
         report.sent = run.sent
         if any(each.step is Step.SWITCHED for each in run.hosts.values()):
-            # Not a daemon: a program that ends after a sync still remembers what it has sent.
-            threading.Thread(target=index.remember, args=(found.manifest,), name="sync remember").start()
+            source.remember(found)
         return self._finished(report, run)
 
     def _run(self, states: dict[str, HostState], changes: Changes, dry_run: bool) -> StagingRun:
@@ -259,6 +267,35 @@ class SyncClient:
         if any(each.step is not Step.SWITCHED for each in run.hosts.values()):
             run.abort()
         self._phases.switch = time.monotonic() - began
+
+    def _announce(self, found: Found) -> None:
+        """Say what a large first sync is about to send."""
+        if found.tree is None or any(state.parts for state in self._states.values()):
+            return
+        about = found.tree.announcement()
+        if about is not None and self._progress is not None:
+            self._progress(SyncProgress("plan", note=str(about)))
+        elif about is not None:
+            print(about, file=sys.stderr)
+
+    def _check_environment(self, found: Found, report: SyncReport) -> None:
+        """Refuse hosts on which the environment cannot run, before anything is sent to them."""
+        env = found.environment
+        if env is None:
+            return
+        report.notes += env.notes
+        bases = [env.needs.base] if env.needs.base else []
+        part = next(part for part in found.parts if part.name == ENVIRONMENT)
+        behind = [key for key, state in self._states.items() if _differs(state, part)]
+        here = facts(bases)
+        for host, answer in self._calls.gather("facts", bases, hosts=behind).items():
+            if isinstance(answer.value, Failed):
+                self._failures[host] = answer.value
+                continue
+            try:
+                report.notes += check_compatible(here, answer.value, env.needs)
+            except IncompatibleError as e:
+                self._failures[host] = Failed("IncompatibleError", str(e))
 
     # -- the receipt ------------------------------------------------------------------------------------------
 
@@ -288,8 +325,8 @@ class SyncClient:
         entry.problems += self._verified.get(host.key, [])
         if state is not None:
             entry.path, entry.generation = state.path, state.generation
-            about = state.parts.get("tree")
-            entry.digest = about.digest.hex() if about is not None else ""
+            entry.digest = state.parts[TREE].digest.hex() if TREE in state.parts else ""
+            entry.environment = state.parts[ENVIRONMENT].digest.hex() if ENVIRONMENT in state.parts else ""
             entry.reused = report.bytes
         failed = self._failures.get(host.key)
         if failed is not None:
@@ -302,7 +339,8 @@ class SyncClient:
             entry.problems += each.problems
             if each.switched is not None:
                 entry.switched = True
-                entry.digest = each.switched.digests.get("tree", b"").hex()
+                entry.digest = each.switched.digests.get(TREE, b"").hex()
+                entry.environment = each.switched.digests.get(ENVIRONMENT, b"").hex()
                 entry.generation = each.switched.generation
                 entry.moved, entry.kept = each.switched.moved, each.switched.kept
                 entry.files = each.switched.files
@@ -325,11 +363,12 @@ class SyncClient:
 
 def _is_behind(state: HostState, changes: Changes) -> bool:
     """Whether a host has other trees, or damaged ones."""
-    if state.repair:
-        return True
-    return any(
-        (about := state.parts.get(part.name)) is None or about.digest != part.manifest.digest for part in changes.parts
-    )
+    return bool(state.repair) or any(_differs(state, part) for part in changes.parts)
+
+
+def _differs(state: HostState, part: Part) -> bool:
+    about = state.parts.get(part.name)
+    return about is None or about.digest != part.manifest.digest
 
 
 def _scanning(show: Show) -> Callable[[int, int], None]:
@@ -342,15 +381,6 @@ def _workspace_of(what: Folders, env: CondaEnvironment | None) -> Workspace:
     if isinstance(what, str | os.PathLike):
         return Workspace(dirs=[what], env=env)
     return Workspace(dirs=what, env=env)
-
-
-@contextmanager
-def _index_of(workspace: Workspace) -> Generator[Index]:
-    """The index of a workspace, which one sync of this process uses at a time."""
-    with _indexes_lock:
-        index, lock = _indexes.setdefault(workspace.id, (Index(workspace.id), threading.Lock()))
-    with lock:
-        yield index
 
 
 def _owner() -> str:

@@ -34,6 +34,7 @@ class HostReport(msgspec.Struct, array_like=True):
         lacks: bytes that it lacks, and would get (only in a dry run).
         problems: damaged content that was found on it.
         kept: what ranks had made where the new tree has something else, and where it is now.
+        environment: the digest of its environment (hex); empty if it has none.
     """
 
     host: str
@@ -51,6 +52,7 @@ class HostReport(msgspec.Struct, array_like=True):
     lacks: int = 0
     problems: list[str] = []
     kept: list[str] = []
+    environment: str = ""
 
 
 class StaleModule(msgspec.Struct, array_like=True):
@@ -82,6 +84,8 @@ class SyncReport(msgspec.Struct):
         phases: seconds by phase.
         seconds: of everything.
         dry_run: nothing was changed.
+        environment: the digest of the environment at the client (hex); empty if none was synced.
+        notes: what a person should know of the environment.
     """
 
     workspace: str
@@ -95,6 +99,8 @@ class SyncReport(msgspec.Struct):
     phases: Phases = msgspec.field(default_factory=Phases)
     seconds: float = 0.0
     dry_run: bool = False
+    environment: str = ""
+    notes: list[str] = []
 
     @property
     def failed(self) -> list[HostReport]:

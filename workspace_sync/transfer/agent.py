@@ -50,6 +50,11 @@ class SyncAgent(Actor):
         self._run(port, self._work.describe, workspace)
 
     @endpoint(explicit_response_port=True)
+    def facts(self, port: Any, bases: list[str]) -> None:
+        """``HostWork.facts``."""
+        self._run(port, self._work.facts, bases)
+
+    @endpoint(explicit_response_port=True)
     def fetch(self, port: Any, session: str, number: int, size: int, source: RDMABuffer, content: bool) -> None:
         """``HostWork.fetch``."""
         self._work.open_job(session)

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from monarch_kernel.rdma import RDMABuffer
+from workspace_sync.environment import MachineFacts, Rewriter, facts
 from workspace_sync.model.errors import SyncError, TamperedError
 from workspace_sync.model.manifest import (
     FileEntry,
@@ -173,6 +174,10 @@ class HostWork:
         parts = {part: PartState(digest, list(known.get(part, ()))) for part, digest in state.digests.items()}
         return HostState(self.host, folder.path, parts, state.repair, state.generation, state.generations)
 
+    def facts(self, bases: list[str]) -> MachineFacts:
+        """What decides whether an environment runs here."""
+        return facts(bases)
+
     # -- blocks -----------------------------------------------------------------------------------------
 
     def fetch(self, session: str, number: int, size: int, source: RDMABuffer, content: bool) -> RDMABuffer:
@@ -259,7 +264,7 @@ class HostWork:
             job.order = piece_order(deltas)
             if request.dry:
                 return self._would_stage(folder, targets, job)
-            staging = job.staging = folder.stage(targets)
+            staging = job.staging = folder.stage(targets, Rewriter(f"{folder.path}/current/env"))
             job.check()
             if request.inline:
                 wanted = dict(staging.missing)

@@ -1,0 +1,103 @@
+"""What the client remembers of its workspaces between syncs, and what it finds in their folders now."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from workspace_sync.environment import EnvironmentScan, environment_manifest
+from workspace_sync.model.manifest import Manifest
+from workspace_sync.model.workspace import Workspace
+from workspace_sync.scanning import Index, Scan, scan
+from workspace_sync.transfer.parts import Part
+
+#: The parts of a workspace, as hosts name them.
+TREE, ENVIRONMENT = "tree", "env"
+
+
+@dataclass
+class Found:
+    """A workspace as it is now.
+
+    Attributes:
+        parts: its tree and its environment, as far as it has them.
+        tree: the scan of its folders.
+        environment: the scan of its environment.
+    """
+
+    parts: list[Part] = field(default_factory=list[Part])
+    tree: Scan | None = None
+    environment: EnvironmentScan | None = None
+
+    @property
+    def hashed(self) -> int:
+        """Bytes that had to be read."""
+        tree = self.tree.hashed if self.tree is not None else 0
+        return tree + (self.environment.scan.hashed if self.environment is not None else 0)
+
+    def digest(self, part: str) -> str:
+        """The digest of a part (hex); empty: it has none."""
+        return next((each.manifest.digest.hex() for each in self.parts if each.name == part), "")
+
+
+class Source:
+    """One workspace at the client. One sync at a time uses it.
+
+    Args:
+        workspace: its id.
+    """
+
+    def __init__(self, workspace: str) -> None:
+        self.lock = threading.Lock()
+        self._indexes = {TREE: Index(workspace), ENVIRONMENT: Index(f"{workspace}-env")}
+        self._last: dict[str, Manifest] = {}
+
+    def find(self, workspace: Workspace, progress: Callable[[int, int], None] | None) -> Found:
+        """Scan the folders and the environment.
+
+        Raises:
+            ScanError: they cannot be read, or change without pause.
+        """
+        found = Found()
+        if workspace.roots():
+            tree = found.tree = scan(workspace, self._indexes[TREE], progress=progress)
+            found.parts.append(Part(TREE, tree.manifest, tree.read, self._remembered(TREE)))
+        if workspace.env is not None:
+            env = environment_manifest(workspace.env, self._indexes[ENVIRONMENT], progress=progress)
+            found.environment = env
+            found.parts.append(Part(ENVIRONMENT, env.manifest, env.read, self._remembered(ENVIRONMENT)))
+        return found
+
+    def remember(self, found: Found) -> None:
+        """Keep the manifests that hosts have now, so that the next sync sends only what differs from them."""
+        manifests = {part.name: part.manifest for part in found.parts}
+        self._last.update(manifests)
+
+        def save() -> None:
+            for part, manifest in manifests.items():
+                self._indexes[part].remember(manifest)
+
+        # Not a daemon: a program that ends after a sync still writes them.
+        threading.Thread(target=save, name="sync remember").start()
+
+    def _remembered(self, part: str) -> Callable[[bytes], Manifest | None]:
+        def remembered(digest: bytes) -> Manifest | None:
+            last = self._last.get(part)
+            return last if last is not None and last.digest == digest else self._indexes[part].remembered(digest)
+
+        return remembered
+
+
+_lock = threading.Lock()
+_sources: dict[str, Source] = {}
+
+
+@contextmanager
+def source_of(workspace: Workspace) -> Generator[Source]:
+    """The source of a workspace, which one sync of this process uses at a time."""
+    with _lock:
+        source = _sources.setdefault(workspace.id, Source(workspace.id))
+    with source.lock:
+        yield source
