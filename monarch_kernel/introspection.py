@@ -11,7 +11,8 @@
 * Collectives: ``failed_by_peer`` tells whether another rank caused the error of a process group, and ``said_first``
   extracts its message.
 * Changes of code: ``between_messages`` runs a function while the actors of this process are idle, and
-  ``actor_class_changed`` makes the runtime follow a class that was changed in place.
+  ``actor_class_changed`` makes the runtime follow a class that was changed in place. ``sources_changed`` tells
+  ``on_sources_changed`` that ranks run new sources.
 * Other processes: ``stacks_from_outside`` lets host agents read the stacks of ranks that cannot answer.
   ``controllers`` lists the controllers of this user on this machine, and ``ask_console`` connects to the debugger's
   console in one of them.
@@ -31,6 +32,7 @@ from monarch_kernel.runtime.actor.inspection.console_endpoint import Controller,
 from monarch_kernel.runtime.actor.inspection.external_stacks import stacks_from_outside
 from monarch_kernel.runtime.actor.inspection.failures import failures, keep_failure, on_failure
 from monarch_kernel.runtime.actor.inspection.mesh_lookup import Whole, deaths_of, home, hosts_of, whole_of
+from monarch_kernel.runtime.actor.inspection.source_changes import on_sources_changed, sources_changed
 from monarch_kernel.runtime.actor.inspection.tool_hosts import ToolHost, each_host, spawn_tool
 from monarch_kernel.runtime.actor.inspection.wait_errands import call_in_wait
 
@@ -63,9 +65,11 @@ __all__ = [
     "hosts_of",
     "keep_failure",
     "on_failure",
+    "on_sources_changed",
     "proc_here",
     "running_here",
     "said_first",
+    "sources_changed",
     "spawn_tool",
     "stacks_from_outside",
     "whole_of",

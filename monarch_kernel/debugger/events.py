@@ -86,6 +86,7 @@ class MeshBreakpoint:
         spec: where and when to stop.
         owner: the viewer that set it; "" for the user.
         bound: its state in ranks that have answered, by mesh and rank.
+        lost: why it is in no rank: its line is gone from the file that ranks have loaded since; otherwise "".
     """
 
     id: int
@@ -94,7 +95,8 @@ class MeshBreakpoint:
     spec: Breakpoint
     owner: str = ""
     bound: dict[tuple[str, int], Bound] = field(default_factory=dict[tuple[str, int], Bound])
+    lost: str = ""
 
     def holds_on(self, mesh: str, rank: int) -> bool:
         """Whether it applies to that rank."""
-        return self.mesh in (None, mesh) and (self.ranks is None or rank in self.ranks)
+        return not self.lost and self.mesh in (None, mesh) and (self.ranks is None or rank in self.ranks)

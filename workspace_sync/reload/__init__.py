@@ -8,15 +8,15 @@ modes of ``%autoreload``.
 from workspace_sync.reload.client import contact, enter, folders_of, refresh, refresh_here, stale_modules
 from workspace_sync.reload.live import LiveReport, meshes_on, sync_live
 from workspace_sync.reload.report import ModuleReport, RankReport, Refreshed
-from workspace_sync.reload.selection import Selection, selection_of
+from workspace_sync.reload.selection import ModuleSelection, selection_of
 from workspace_sync.reload.watch import Watcher, WatchEvent, watch
 
 __all__ = [
     "LiveReport",
     "ModuleReport",
+    "ModuleSelection",
     "RankReport",
     "Refreshed",
-    "Selection",
     "WatchEvent",
     "Watcher",
     "contact",

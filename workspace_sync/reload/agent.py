@@ -14,7 +14,7 @@ from workspace_sync.reload.folders import Folders
 from workspace_sync.reload.in_place import error_of, imports_here, reload_here, stale_here
 from workspace_sync.reload.loaded import enter_new_tree, loaded_modules
 from workspace_sync.reload.report import FAILED, KEPT, RELOADED, ModuleReport, RankReport
-from workspace_sync.reload.selection import Selection
+from workspace_sync.reload.selection import ModuleSelection
 
 T = TypeVar("T")
 Pairs = Sequence[tuple[str, str]]
@@ -55,7 +55,7 @@ class Reloader(Actor):
 
     @endpoint
     def reload(
-        self, folders: Pairs, changed: Collection[str] | None, selection: Selection, when: str, wait: float
+        self, folders: Pairs, changed: Collection[str] | None, selection: ModuleSelection, when: str, wait: float
     ) -> tuple[int, RankReport]:
         """Reload stale modules in place.
 

@@ -9,15 +9,15 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal
 
 from monarch_kernel.actor import ActorError, ProcMesh, SupervisionError
-from monarch_kernel.introspection import Whole, between_messages, whole_of
+from monarch_kernel.introspection import Whole, between_messages, sources_changed, whole_of
 from monarch_kernel.meshes import actor_meshes_on, format_ranks, list_proc_meshes, respawn_actors
 from monarch_kernel.workers import placement_of
 from workspace_sync.model.report import StaleModule
 from workspace_sync.reload.agent import Pairs, Reloader
 from workspace_sync.reload.in_place import reload_here
 from workspace_sync.reload.loaded import enter_new_tree, loaded_modules
-from workspace_sync.reload.report import FAILED, STALE, ModuleReport, RankReport, Refreshed
-from workspace_sync.reload.selection import EVERY, Selection
+from workspace_sync.reload.report import FAILED, RELOADED, STALE, ModuleReport, RankReport, Refreshed
+from workspace_sync.reload.selection import EVERY, ModuleSelection
 
 How = Literal["reload", "respawn", "restart"]
 When = Literal["idle", "now"]
@@ -77,7 +77,7 @@ def refresh(
     changed: Collection[str] | None = None,
     *,
     folders: Iterable[tuple[str, str]] | None = None,
-    selection: Selection = EVERY,
+    selection: ModuleSelection = EVERY,
     when: When = "idle",
     wait: float = 5.0,
     timeout: float = 60.0,
@@ -116,6 +116,9 @@ def refresh(
         result = _respawn(procs, pairs, paths, when, wait, timeout)
     else:
         result = _restart(procs, pairs, paths, timeout)
+    done = {module.file for rank in result.ranks for module in rank.modules if module.state == RELOADED}
+    if done:
+        sources_changed(done)
     result.how = how
     result.seconds = time.monotonic() - began
     return result
@@ -125,7 +128,7 @@ def refresh_here(
     changed: Collection[str] | None = None,
     *,
     folders: Iterable[tuple[str, str]] = (),
-    selection: Selection = EVERY,
+    selection: ModuleSelection = EVERY,
     wait: float = 5.0,
 ) -> list[ModuleReport]:
     """Reload stale modules of this process in place, so that calls of endpoints are checked as ranks define them.
@@ -168,7 +171,7 @@ def _restart(procs: ProcMesh, pairs: Pairs, paths: Collection[str] | None, timeo
     for rank in stale.ranks:
         rank.error = ""
         for module in rank.modules:
-            module.state, module.reason = "reloaded", ""
+            module.state, module.reason = RELOADED, ""
     stale.respawned, stale.restored = list(healed.respawned), list(healed.restored)
     return stale
 

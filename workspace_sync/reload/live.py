@@ -17,7 +17,7 @@ from workspace_sync.model.workspace import Workspace
 from workspace_sync.placing import placement
 from workspace_sync.reload.client import How, When, contact, enter, folders_of, refresh, stale_modules
 from workspace_sync.reload.report import FAILED, KEPT, RELOADED, Refreshed
-from workspace_sync.reload.selection import EVERY, Selection
+from workspace_sync.reload.selection import EVERY, ModuleSelection
 from workspace_sync.session import sync
 
 Pairs = list[tuple[str, str]]
@@ -67,7 +67,7 @@ def sync_live(
     workspace: Workspace,
     *,
     how: How | None = "reload",
-    selection: Selection = EVERY,
+    selection: ModuleSelection = EVERY,
     when: When = "idle",
     wait: float = 5.0,
     progress: Callable[[SyncProgress], None] | None = None,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 
-class Selection(msgspec.Struct, array_like=True, frozen=True):
+class ModuleSelection(msgspec.Struct, array_like=True, frozen=True):
     """A mode of ``%autoreload``, with what ``%aimport`` has named. Names stand for one module each, as in IPython.
 
     Attributes:
@@ -28,10 +28,10 @@ class Selection(msgspec.Struct, array_like=True, frozen=True):
 
 
 #: All modules.
-EVERY = Selection()
+EVERY = ModuleSelection()
 
 
-def selection_of(mode: str | int, included: Iterable[str] = (), excluded: Collection[str] = ()) -> Selection:
+def selection_of(mode: str | int, included: Iterable[str] = (), excluded: Collection[str] = ()) -> ModuleSelection:
     """The selection for what a user writes behind ``%autoreload``.
 
     Args:
@@ -48,4 +48,4 @@ def selection_of(mode: str | int, included: Iterable[str] = (), excluded: Collec
     wanted = modes.get(str(mode).strip().lower())
     if wanted is None:
         raise ValueError(f"%autoreload has no mode {mode!r}: use off, explicit, all or complete (0 to 3)")
-    return Selection(wanted, tuple(sorted(set(included))), tuple(sorted(set(excluded))))
+    return ModuleSelection(wanted, tuple(sorted(set(included))), tuple(sorted(set(excluded))))

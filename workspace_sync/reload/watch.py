@@ -16,7 +16,7 @@ import watchfiles
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.reload.client import How, When
 from workspace_sync.reload.live import LiveReport, sync_live
-from workspace_sync.reload.selection import EVERY, Selection
+from workspace_sync.reload.selection import EVERY, ModuleSelection
 from workspace_sync.scanning.ignore import rules_around, rules_within
 from workspace_sync.scanning.rules import Rules
 
@@ -217,7 +217,7 @@ def watch(
     *,
     on_event: Callable[[WatchEvent], object],
     how: How | None = "reload",
-    selection: Selection | Callable[[], Selection] = EVERY,
+    selection: ModuleSelection | Callable[[], ModuleSelection] = EVERY,
     when: When = "idle",
     wait: float = 5.0,
 ) -> Watcher:

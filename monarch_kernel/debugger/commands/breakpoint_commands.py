@@ -136,6 +136,8 @@ def _line(made: MeshBreakpoint) -> int:
 
 
 def _notes(made: MeshBreakpoint) -> list[str]:
+    if made.lost:
+        return [made.lost]
     notes: list[str] = []
     line = _line(made)
     if not made.spec.error and line != made.spec.line:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import linecache
 import logging
+import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
 
 from monarch_kernel.actor import ProcMesh
+from monarch_kernel.debugger.controller.line_follower import follow_line
 from monarch_kernel.debugger.controller.query import ask_agents
 from monarch_kernel.debugger.controller.registry import StopRegistry, WatchedMesh
 from monarch_kernel.debugger.controller.votes import Differs, First
@@ -51,6 +54,7 @@ class Breakpoints:
         self._lock = registry.lock
         self._by_id: dict[int, MeshBreakpoint] = {}
         self._last = 0
+        self._lines: dict[int, list[str]] = {}  # the file of each breakpoint, as it was when its line was counted
         self._meshes: dict[str, _OfMesh] = {}
         registry.listener = self
 
@@ -72,6 +76,9 @@ class Breakpoints:
 
     def _add(self, spec: Breakpoint, mesh: str | None, ranks: tuple[int, ...] | None, owner: str) -> MeshBreakpoint:
         self._last += 1
+        if spec.file:
+            linecache.checkcache(spec.file)
+            self._lines[self._last] = linecache.getlines(spec.file)
         made = self._by_id[self._last] = MeshBreakpoint(self._last, mesh, ranks, replace(spec, id=self._last), owner)
         return made
 
@@ -81,6 +88,7 @@ class Breakpoints:
             old = [each.id for each in self._by_id.values() if each.owner == owner and each.spec.file == file]
             for number in old:
                 del self._by_id[number]
+                self._lines.pop(number, None)
             made: list[MeshBreakpoint] = []
             for each in lines:
                 condition, log_text = str(each.get("condition") or ""), str(each.get("log") or "")
@@ -106,9 +114,39 @@ class Breakpoints:
             ]
             for each in gone:
                 del self._by_id[each]
+                self._lines.pop(each, None)
         if gone:
             self._arm(None)
         return len(gone)
+
+    def on_sources_changed(self, paths: Collection[str]) -> None:
+        """Move breakpoints along with the text of their lines, as ranks have loaded new versions of these files."""
+        changed = {os.path.realpath(path) for path in paths}
+        moved = False
+        with self._lock:
+            for each in self._by_id.values():
+                if each.spec.file and os.path.realpath(each.spec.file) in changed:
+                    moved = self._follow(each) or moved
+        if moved:
+            self._arm(None)
+
+    def _follow(self, made: MeshBreakpoint) -> bool:
+        """Move one breakpoint; returns whether its file is another one than before."""
+        old = self._lines.get(made.id, [])
+        linecache.checkcache(made.spec.file)
+        new = linecache.getlines(made.spec.file)
+        if not old or not new or old == new:
+            return False
+        line = follow_line(old, new, made.spec.line)
+        made.bound.clear()
+        if line is None:
+            text = old[made.spec.line - 1].strip() if made.spec.line <= len(old) else ""
+            made.lost = f"its line {made.spec.line} ({text}) is gone from the file: clear it, or set it at another line"
+        else:
+            made.spec = replace(made.spec, line=line)
+            self._lines[made.id] = new
+            made.lost = ""
+        return True
 
     # -- arming --------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from monarch_kernel.debugger.controller.viewers import DriverError, Viewer, View
 from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankStop
 from monarch_kernel.debugger.model.stops import Breakpoint, Evaluation, StopFrame, Variable
 from monarch_kernel.debugger.rank import process
+from monarch_kernel.introspection import on_sources_changed
 from monarch_kernel.subscriptions import Subscription
 
 HOWS = ("continue", "next", "step", "out", "until")
@@ -42,9 +43,11 @@ class MeshDebugger:
         self.registry = StopRegistry()
         self.viewers = Viewers()
         self.breakpoint_table = Breakpoints(self.registry)
+        self._sources = on_sources_changed(self.breakpoint_table.on_sources_changed)
 
     def close(self) -> None:
         """Close the debugger, when the runtime ends."""
+        self._sources.close()
         self.registry.close()
 
     def subscribe(self, callback: Callable[[Event], None]) -> Subscription:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from monarch_kernel.actor import ProcMesh
+from monarch_kernel.debugger.client_paths import stop_at_client
 from monarch_kernel.debugger.controller.hub_actor import hub_actor
 from monarch_kernel.debugger.events import Event, Key, RankGone, RankRanOff, RankResumed, RankStop, RankStopped
 from monarch_kernel.debugger.model.stops import Stop
@@ -212,6 +213,7 @@ class StopRegistry:
 
     def on_stopped(self, uid: str, rank: int, pid: int, stop: Stop) -> None:
         """Handle that a rank has stopped."""
+        stop = stop_at_client(stop)
         with self.lock:
             watched = self._watched.get(uid)
             if watched is None or stop.id in watched.over.get(rank, ()):

@@ -420,7 +420,10 @@ class RankSession:
     def source(self, path: str) -> str:
         """The text of a file, from a stopped rank that has it; "" if none does."""
         at = self._table.stop_with_file(path)
-        found = self._debugger.call([at], partial(read_source, path))[at.key] if at is not None else ""
+        if at is None:
+            return ""
+        loaded = next((frame.loaded for frame in at.stop.frames if frame.file == path), "")
+        found = self._debugger.call([at], partial(read_source, loaded or path))[at.key]
         return found if isinstance(found, str) else ""
 
 

@@ -68,10 +68,11 @@ class StopFrame:
     Attributes:
         index: 0 is the innermost.
         name: the function's qualified name; `<module>` at the top level of a file or cell.
-        file: as the code was compiled under.
+        file: as the code was compiled under; at the controller, its own name for a file that was synced from it.
         line: 1-based, the line that runs next (in frames further out: the line of the call).
         user: user code: not ours, nor of the standard library or an installed package.
         source: the text of the line without its indentation; "" if there is none.
+        loaded: the file as the code was compiled under, if `file` is the controller's name for it; otherwise "".
     """
 
     index: int
@@ -80,6 +81,7 @@ class StopFrame:
     line: int
     user: bool
     source: str
+    loaded: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from monarch_kernel.actor import ProcMesh
 from tests.sync.reload.sources import Sources
 from workspace_sync.model.report import HostReport, SyncReport
 from workspace_sync.model.workspace import Workspace
-from workspace_sync.reload import LiveReport, Selection, WatchEvent, selection_of, watch
+from workspace_sync.reload import LiveReport, ModuleSelection, WatchEvent, selection_of, watch
 from workspace_sync.reload.watch import Ignored, Watcher
 
 PATIENCE = 60.0
@@ -207,7 +207,7 @@ def test_ranks_follow_a_save(sources: Sources, procs: ProcMesh) -> None:
     named = procs.spawn("named", module.Named)
     assert named.name.call().get(PATIENCE).item(ranks=0) == "one"
     events: queue.Queue[WatchEvent] = queue.Queue()
-    mode = Selection("all")
+    mode = ModuleSelection("all")
     workspace = Workspace(dirs=[sources.folder])
     with watch(procs, workspace, on_event=events.put, selection=lambda: mode) as made:
         assert made.wait_ready(PATIENCE)
@@ -221,7 +221,7 @@ def test_ranks_follow_a_save(sources: Sources, procs: ProcMesh) -> None:
         sources.write(lib="def name():\n    return 'four'\n")
         _next(events, "synced")
         assert list(named.name.call().get(PATIENCE).values()) == ["four", "four"]
-        mode = Selection("off")
+        mode = ModuleSelection("off")
         sources.write(lib="def name():\n    return 'five'\n")
         _next(events, "synced")
         assert list(named.name.call().get(PATIENCE).values()) == ["four", "four"]

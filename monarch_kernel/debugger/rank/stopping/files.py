@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 
 from monarch_kernel.debugger.source_locations import LIBRARY, kind_of, matching_parts
+from monarch_kernel.workers import client_path
 
 _SAME = 1000
 
@@ -14,7 +15,8 @@ class Files:
     """The files that breakpoints name, and how well each loaded file matches them.
 
     The same file, or the same name of a cell, matches best. Without one, it is the file whose path shares the most
-    components with the asked one, counted from the end: a workspace may lie elsewhere on this host. A file of a library
+    components with the asked one, counted from the end: a workspace may lie elsewhere on this host. If it was synced
+    there, it matches as the controller's file that it was synced from. A file of a library
     has to match by more than its base name.
     """
 
@@ -49,6 +51,9 @@ class Files:
 
     def _score(self, asked: str, loaded: str) -> int:
         score = matching_parts(asked, loaded)
+        synced_from = client_path(loaded) if score < _SAME else None
+        if synced_from is not None:  # the person who asks names the controller's file
+            score = max(score, matching_parts(asked, synced_from))
         if 0 < score < _SAME and kind_of(loaded) == LIBRARY:
             whole = asked.strip(os.sep).count(os.sep) + 1
             return score if score > 1 and score == whole else 0

@@ -8,6 +8,7 @@ again on an agent that takes the place of a dead one.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,17 @@ from monarch_kernel.protocol.messages import PlaceRanks, ProcRef
 from monarch_kernel.protocol.placement import Placement, is_below, moved
 from monarch_kernel.runtime.actor.calls.requests import ask_agent
 from monarch_kernel.runtime.actor.meshes.actor_mesh import settled
-from monarch_kernel.runtime.actor.process import System, get_system
+from monarch_kernel.runtime.actor.process import System, get_system, started
 from monarch_kernel.runtime.node.future import Future, gathered, nothing
 from monarch_kernel.subscriptions import Subscribers
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
+
+# What stands in the place of `current/tree` where symbolic links were resolved, as in a working directory, in the tree
+# that a host has and in those that it had (docs/sync.md).
+_RESOLVED = re.compile(r"/(?:generations/[^/]+/tree|slots/[^/]+)(?=/|$)")
 
 
 class Placements:
@@ -81,7 +86,10 @@ class Placements:
 
     def client_path(self, path: str) -> str | None:
         """The controller's path for a path of a placed folder on any host; None if it is in none."""
-        return moved(path, self._back)
+        found = moved(path, self._back)
+        if found is None and self._back and _RESOLVED.search(path):
+            found = moved(_RESOLVED.sub("/current/tree", path, count=1), self._back)
+        return found
 
 
 def place_ranks(hosts: HostMesh | ProcMesh, placements: Placement | Sequence[Placement]) -> Future[None]:
@@ -139,4 +147,4 @@ def placement_of(hosts: HostMesh | ProcMesh) -> list[Placement | None]:
 
 def client_path(path: str) -> str | None:
     """This controller's path of a file in a placed folder of any host, for sources; None if it is in none."""
-    return get_system().placements.client_path(path)
+    return get_system().placements.client_path(path) if started() else None
