@@ -154,6 +154,8 @@ class HostMount(Actor):
         assert self._tree is not None and self._session is not None
         assert self._blocks is not None and self._next is not None
         (manifest, segment), self._next = self._next, None
+        if manifest.digest == self._tree.manifest.digest:
+            return
         self._tree.switch(manifest, self._session)
         self._blocks.prefill(segment, self._rank, self._hosts)
         blocks, tree = self._blocks, self._tree

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Set
 
 import msgspec
 
-from workspace_sync.model.manifest import FileEntry, Manifest
+from workspace_sync.model.manifest import FileEntry
 
 #: A block is closed when it has this many bytes; a piece is never cut.
 BLOCK_SIZE = 4 << 20
@@ -55,18 +55,18 @@ class PackedSegment(msgspec.Struct, array_like=True):
         return self.blocks[-1].offset + self.blocks[-1].size if self.blocks else 0
 
 
-def lay_out(manifest: Manifest, number: int, have: Set[bytes]) -> PackedSegment:
-    """The segment with the pieces of a manifest that no earlier segment has.
+def lay_out(files: Iterable[tuple[bytes, FileEntry]], number: int, have: Set[bytes]) -> PackedSegment:
+    """The segment with the pieces of files that no earlier segment has.
 
     Args:
-        manifest: the content.
+        files: with their paths; unchanged ones may be left out.
         number: of the segment.
         have: the digests of the pieces in earlier segments.
     """
     code: list[tuple[bytes, FileEntry]] = []
     small: list[tuple[bytes, FileEntry]] = []
     large: list[tuple[bytes, FileEntry]] = []
-    for path, entry in sorted(manifest.files()):
+    for path, entry in sorted(files, key=lambda item: item[0]):
         if entry.size >= SMALL:
             large.append((path, entry))
         elif path.endswith(_CODE):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from monarch_kernel.actor import Actor, concurrent_endpoint, endpoint
 from monarch_kernel.rdma import RDMABuffer, RDMATcpFallbackWarning
 from workspace_sync.model.errors import MountError, ScanError
-from workspace_sync.model.manifest import Manifest, delta, encode_delta
+from workspace_sync.model.manifest import FileEntry, Manifest, changes, delta, encode_delta
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.mounts.layout import PackedSegment, lay_out
 from workspace_sync.mounts.routes import CLIENT, BlockRoutes
@@ -98,7 +98,9 @@ class MountSource(Actor):
                 self._path, self._index = path, None
             found, self._index = await asyncio.to_thread(_scan, path, self._index)
             change = encode_delta(delta(self._manifest, found.manifest))
-            segment = await asyncio.to_thread(lay_out, found.manifest, len(self._segments), self._digests)
+            changed = changes(self._manifest, found.manifest)
+            files = [(each.path, each.new) for each in changed if isinstance(each.new, FileEntry)]
+            segment = await asyncio.to_thread(lay_out, files, len(self._segments), self._digests)
             self._scan, self._manifest = found, found.manifest
             self._segments.append(segment)
             self._digests.update(piece.digest for block in segment.blocks for piece in block.pieces)

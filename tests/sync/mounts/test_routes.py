@@ -79,7 +79,7 @@ def test_blocks_lie_without_gaps_with_code_first_and_every_piece_once() -> None:
     first = manifest(
         {b"big": 30 << 20, b"a.py": 5000, b"b.py": 3 << 19, b"c.txt": SMALL - 1, b"zero": 0, b"data": 9000}
     )
-    segment = lay_out(first, 0, set())
+    segment = lay_out(first.files(), 0, set())
     end = 0
     for block in segment.blocks:
         assert block.offset == end
@@ -97,8 +97,8 @@ def test_blocks_lie_without_gaps_with_code_first_and_every_piece_once() -> None:
 def test_a_later_segment_has_only_what_is_new() -> None:
     first = manifest({b"a.py": 5000, b"big": 8 << 20})
     have = {digest for _, entry in first.files() for digest, _, _ in entry.pieces()}
-    assert lay_out(first, 1, have).blocks == ()
+    assert lay_out(first.files(), 1, have).blocks == ()
     new = manifest({b"new.py": 700}, seed=9).folders[b""].files[b"new.py"]
     second = seal({b"": Folder(0o755, {**first.folders[b""].files, b"new.py": new}, {}, {})})
-    [block] = lay_out(second, 1, have).blocks
+    [block] = lay_out(second.files(), 1, have).blocks
     assert [piece.digest for piece in block.pieces] == [new.digest]
