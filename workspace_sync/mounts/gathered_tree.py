@@ -73,7 +73,7 @@ class GatheredTree:
         self._numbers = itertools.count(ROOT + 1)
         self._nodes: dict[int, _Node] = {}
         self._known: dict[tuple[int, bytes, tuple[int, int]], _Node] = {}
-        self._listings: dict[int, list[tuple[bytes, int, Seen]]] = {}
+        self._listings: dict[int, tuple[list[Listed], dict[bytes, Seen]]] = {}
         self._files: dict[int, _OpenFile] = {}
         self._handles = itertools.count(1)
         if not names:
@@ -159,36 +159,34 @@ class GatheredTree:
             return
         here = self._nodes[node]
 
-        def answer(listed: list[tuple[bytes, Seen]]) -> None:
+        def answer(found: list[tuple[bytes, Seen]]) -> None:
+            entries = [*_dots(), *(Listed(name, seen.inode, stat.S_IFMT(seen.mode)) for name, seen in found)]
             with self._lock:
-                self._listings[handle] = [(name, here.host, seen) for name, seen in listed]
+                self._listings[handle] = entries, dict(found)
             request.opened(handle)
 
         _when(request, self._hosts[here.host].listing.call_one(here.path), answer)
 
     def readdir(self, request: Request, node: int, handle: int, offset: int, size: int, plus: bool) -> None:
-        listing = [Listed(b".", 1, stat.S_IFDIR), Listed(b"..", 1, stat.S_IFDIR)]
         if node == ROOT and self._names:
             # Without what a lookup would give: that would ask every host.
-            listing += (Listed(name, 2 + host, stat.S_IFDIR) for name, host in self._names.items())
+            entries = [*_dots(), *(Listed(name, 2 + host, stat.S_IFDIR) for name, host in self._names.items())]
             if plus:
-                request.entries_plus(listing, offset, size, lambda _: Entered(0))
+                request.entries_plus(entries, offset, size, lambda _: Entered(0))
             else:
-                request.entries(listing, offset, size)
+                request.entries(entries, offset, size)
             return
         here = self._nodes[node]
-        found = self._listings[handle]
-        listing += (Listed(name, seen.inode, stat.S_IFMT(seen.mode)) for name, _, seen in found)
+        entries, about = self._listings[handle]
         if not plus:
-            request.entries(listing, offset, size)
+            request.entries(entries, offset, size)
             return
-        about = {name: seen for name, _, seen in found}
 
         def find(entry: Listed) -> Entered:
             path = here.path + b"/" + entry.name if here.path else entry.name
             return self._enter(here.host, path, about[entry.name])
 
-        request.entries_plus(listing, offset, size, find)
+        request.entries_plus(entries, offset, size, find)
 
     def releasedir(self, handle: int) -> None:
         with self._lock:
@@ -231,7 +229,7 @@ class _OpenFile:
         self._memory: bytearray | None = None
         self._buffer: RDMABuffer | None = None
         self._window: tuple[int, int, float] = (0, 0, 0.0)  # offset, bytes, when it was read
-        self._coming: int | None = None  # the offset of the window that is on its way
+        self._coming: tuple[int, int] | None = None  # offset and bytes of the window that is on its way
         self._waiting: list[tuple[Request, int, int]] = []
 
     def read(self, request: Request, offset: int, size: int) -> None:
@@ -245,19 +243,21 @@ class _OpenFile:
                 assert self._memory is not None
                 request.data(bytes(self._memory[offset - start : offset - start + size]))
                 return
-            if self._coming is not None and self._coming <= offset and offset + size <= self._coming + WINDOW:
+            coming = self._coming
+            if coming is not None and coming[0] <= offset and offset + size <= sum(coming):
                 self._waiting.append((request, offset, size))
                 return
-            if self._in_order < 2 or self._coming is not None:
+            length = WINDOW if self._in_order >= 2 else size
+            if coming is not None or length <= _LARGE:
                 asked = None
             else:
                 if self._memory is None:
                     self._memory = bytearray(WINDOW)
                     self._buffer = RDMABuffer(self._memory)
                 self._window = (0, 0, 0.0)
-                self._coming = offset
+                self._coming = offset, length
                 self._waiting = [(request, offset, size)]
-                asked = self._host.read_to.call_one(self.remote, offset, WINDOW, self._buffer)
+                asked = self._host.read_to.call_one(self.remote, offset, length, self._buffer)
         if asked is None:
             _when(request, self._host.read.call_one(self.remote, offset, size), request.data)
         else:
@@ -272,8 +272,9 @@ class _OpenFile:
         count = _result(asked)
         with self._lock:
             waiting, self._waiting = self._waiting, []
-            start, self._coming = self._coming, None
-            assert start is not None and self._memory is not None
+            coming, self._coming = self._coming, None
+            assert coming is not None and self._memory is not None
+            start = coming[0]
             if count >= 0:
                 self._window = (start, count, time.monotonic())
                 for request, offset, size in waiting:
@@ -281,6 +282,10 @@ class _OpenFile:
         if count < 0:
             for request, _, _ in waiting:
                 request.fail(-count)
+
+
+def _dots() -> list[Listed]:
+    return [Listed(b".", ROOT, stat.S_IFDIR), Listed(b"..", ROOT, stat.S_IFDIR)]
 
 
 def _attributes(seen: Seen) -> Attributes:

@@ -31,6 +31,8 @@ class ContentReader(Protocol):
         ...
 
 
+#: How many listings of folders are kept.
+_LISTINGS = 16
 #: What an inode is one version of: its path, and what tells the versions of a file or link apart.
 _Key = tuple[bytes, bytes | tuple[bytes, int, int] | None]
 
@@ -72,6 +74,7 @@ class ManifestTree:
         # When a folder last changed (ns): Python and others keep listings for as long as that is the same.
         self._opened = time.time_ns()
         self._times: dict[bytes, int] = {}
+        self._listings: dict[tuple[bytes, bytes], list[Listed]] = {}
         self._numbers = itertools.count(ROOT + 1)
 
     @property
@@ -176,7 +179,7 @@ class ManifestTree:
             if folder is None:
                 request.fail(errno.ENOENT)
                 return
-            entries = _listing(here.path, folder)
+            entries = self._entries(here.path, folder)
             if not plus:
                 request.entries(entries, offset, size)
                 return
@@ -203,6 +206,16 @@ class ManifestTree:
                 del self._known[_key(known.path, known.what)]
 
     # -- inodes ------------------------------------------------------------------------------------------
+
+    def _entries(self, path: bytes, folder: Folder) -> list[Listed]:
+        """The entries of a folder, kept for the next request: the kernel asks for a large folder in many parts."""
+        key = path, folder.digest
+        entries = self._listings.get(key)
+        if entries is None:
+            entries = self._listings[key] = _listing(path, folder)
+            while len(self._listings) > _LISTINGS:
+                del self._listings[next(iter(self._listings))]
+        return entries
 
     def _folder(self, number: int) -> Folder | None:
         node = self._nodes[number]

@@ -25,6 +25,10 @@ from workspace_sync.mounts.mounting import mine
 Hosts = Callable[[int], MountHosts]
 
 
+#: The number of the system call ``read``: x86-64, others.
+READ = ("0", "63")
+
+
 def servers() -> list[int]:
     """The processes that serve mounts here."""
     return [int(each.source.split(b":")[3]) for each in mine()]
@@ -247,6 +251,53 @@ def test_a_mount_that_nothing_could_remove_is_removed_by_the_next(hosts: Hosts, 
     with handle.open():
         assert [each.dead for each in mine()] == [False]
         assert not difference(snapshot(tree), snapshot(on.homes[0] / "mnt"))
+
+
+def test_a_reader_that_waits_for_the_client_can_be_killed(hosts: Hosts, tree: Path) -> None:
+    on = hosts(1)
+    with remotemount(on.mesh, str(tree), "~/mnt") as handle:
+        [source] = handle._opened._processes._tools[0].pids().values()
+        os.kill(source, signal.SIGSTOP)
+        try:
+            with subprocess.Popen(["cat", on.homes[0] / "mnt" / "large.bin"], stdout=subprocess.DEVNULL) as reader:
+                in_read = Path(f"/proc/{reader.pid}/syscall")
+                wait_until(lambda: in_read.read_text().split()[0] in READ, "it waits for the content")
+                reader.send_signal(signal.SIGINT)
+                reader.wait(20)
+        finally:
+            os.kill(source, signal.SIGCONT)
+        assert (on.homes[0] / "mnt" / "large.bin").read_bytes() == (tree / "large.bin").read_bytes()
+
+
+def test_without_the_client_what_is_here_can_be_read_and_the_rest_is_an_error_at_once(hosts: Hosts, tree: Path) -> None:
+    on = hosts(2)
+    write(tree / "data", random.Random(1).randbytes(9 << 20))
+    handle = remotemount(on.mesh, str(tree), "~/mnt").open()
+    at = [home / "mnt" for home in on.homes]
+    assert (at[0] / "large.bin").read_bytes() == (tree / "large.bin").read_bytes()
+    [source] = handle._opened._processes._tools[0].pids().values()
+    os.kill(source, signal.SIGKILL)
+    assert (at[0] / "large.bin").read_bytes() == (tree / "large.bin").read_bytes()
+    with pytest.raises(OSError) as lost:
+        (at[0] / "data").read_bytes()
+    assert lost.value.errno == errno.EIO
+    with pytest.raises(MountError, match="cannot be mounted"):
+        handle.refresh()
+    handle.close()
+
+
+def test_space_of_old_versions_is_given_back(hosts: Hosts, tmp_path: Path) -> None:
+    on = hosts(1)
+    file, at = tmp_path / "source" / "data", on.homes[0] / "mnt" / "data"
+    write(file, random.Random(0).randbytes(9 << 20))
+    with remotemount(on.mesh, str(file.parent), "~/mnt") as handle:
+        [spool] = [p for p in Path(f"/proc/{servers()[0]}/fd").iterdir() if "/mounts/" in os.readlink(p)]
+        for version in range(1, 6):
+            at.read_bytes()
+            write(file, random.Random(version).randbytes(9 << 20))
+            handle.refresh()
+            assert at.read_bytes() == file.read_bytes()
+        wait_until(lambda: os.stat(spool).st_blocks * 512 < 25 << 20, "old versions take no space")
 
 
 def test_the_other_hosts_go_on_when_one_is_lost(hosts: Hosts, tree: Path) -> None:
