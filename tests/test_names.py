@@ -31,6 +31,7 @@ INTERNAL = {
     "RequestError": "becomes an answer of the Debug Adapter Protocol",
     "StillBusy": "a reload says which actors were busy",
     "TimeLimitError": "a rank answers that the time was up",
+    "Unsound": "becomes the reason why a module is not reloaded",
     "Unfit": "the data plane tries the next backend",
     "WorkFailure": "a transfer over RDMA cards turns it into RDMAError",
 }

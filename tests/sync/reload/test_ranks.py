@@ -235,6 +235,42 @@ def test_dead_ranks_are_named(sources: Sources, procs: ProcMesh, folders: Any, c
     assert list(result.errors.values()) == [[1]]
 
 
+ASYNC = """
+import asyncio, os
+from monarch_kernel.actor import Actor, concurrent_endpoint, endpoint
+class Talker(Actor):
+    @concurrent_endpoint
+    async def wait(self, path):
+        while not os.path.exists(path):
+            await asyncio.sleep(0.005)
+        return self.tag()
+    def tag(self):
+        return {!r}
+    @endpoint
+    async def now(self):
+        return self.tag()
+"""
+
+
+def test_async_actors_are_waited_for_and_follow(
+    sources: Sources, procs: ProcMesh, folders: Any, tmp_path: Path
+) -> None:
+    module = sources.load("talker", ASYNC.format("old"))
+    talkers = procs.spawn("talkers", module.Talker)
+    talkers.now.call().get(PATIENCE)
+    contact(procs, folders)
+    go = tmp_path / "go"
+    running = talkers.slice(ranks=0).wait.call_one(str(go))
+    assert talkers.slice(ranks=0).now.call_one().get(PATIENCE) == "old"  # the other one runs beside it
+    sources.write(talker=ASYNC.format("new"))
+    assert list(refresh(procs, folders=folders, wait=0.3).errors.values()) == [[0]]
+    assert talkers.slice(ranks=0).now.call_one().get(PATIENCE) == "old"  # its messages are not held for good
+    go.touch()
+    assert running.get(PATIENCE) == "old"
+    assert refresh(procs, folders=folders).done
+    assert list(talkers.now.call().get(PATIENCE).values()) == ["new", "new"]
+
+
 PLACE = """
 from monarch_kernel.actor import Actor, endpoint
 import os, sys, traceback
