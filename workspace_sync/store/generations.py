@@ -12,6 +12,7 @@ from workspace_sync.store.failures import explain, explained
 from workspace_sync.store.records import Generation, read_record, remove_record, write_record
 
 CURRENT = "current"
+_NEXT = "current.new"
 _GENERATION = re.compile(r"generations/([1-9][0-9]*)")
 _NAME = re.compile(r"([1-9][0-9]*)(\.state(?:\.new)?)?")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -95,19 +96,16 @@ class Generations:
             os.mkdir(number, 0o700, dir_fd=self._folder.fd)
             for part, (slot, _) in generation.parts.items():
                 os.symlink(f"../../slots/{slot}", f"{number}/{part}", dir_fd=self._folder.fd)
-            new = f"{CURRENT}.new"
-            try:
-                os.unlink(new, dir_fd=self._workspace.fd)
-            except FileNotFoundError:
-                pass
-            os.symlink(f"generations/{number}", new, dir_fd=self._workspace.fd)
-            os.rename(new, CURRENT, src_dir_fd=self._workspace.fd, dst_dir_fd=self._workspace.fd)
+            remove_record(self._workspace, _NEXT)
+            os.symlink(f"generations/{number}", _NEXT, dir_fd=self._workspace.fd)
+            os.rename(_NEXT, CURRENT, src_dir_fd=self._workspace.fd, dst_dir_fd=self._workspace.fd)
 
     def drop_others(self) -> None:
         """Remove the links of all generations but the current one, records of such that were never switched to, and
         damaged records of earlier ones: there is no way back to those."""
         current = self.current_number()
         with explain(self._folder.path):
+            remove_record(self._workspace, _NEXT)
             for name in self._folder.names():
                 match = _NAME.fullmatch(name)
                 if match is None:

@@ -71,7 +71,7 @@ class Generation(msgspec.Struct, array_like=True):
     @property
     def digests(self) -> dict[str, bytes]:
         """The digests of its trees by part."""
-        return {part: digest for part, (_, digest) in self.parts.items()}
+        return {part: digest for part, (_, digest) in self.parts.items() if digest}
 
 
 class ManifestRecord(msgspec.Struct, array_like=True):
@@ -97,7 +97,7 @@ def write_record(folder: PrivateFolder, name: str, record: object) -> None:
 
 
 def remove_record(folder: PrivateFolder, name: str) -> None:
-    """Remove a record, if it is there."""
+    """Remove a record, or a link, if it is there."""
     try:
         os.unlink(name, dir_fd=folder.fd)
     except FileNotFoundError:

@@ -150,6 +150,10 @@ class SlotChange:
                 links.append((path, new))
             elif new is not None:
                 files.append((path, new))
+        for path, content in self.have.rewritten.items():
+            before, after = self.have.manifest.file(path), self.target.manifest.file(path)
+            if before and after and (before.digest, before.rewrite) == (after.digest, after.rewrite):
+                self.target.rewritten[path] = content
         self._check_names([*folders, *(path for path, _ in links), *(path for path, _ in files)])
         self._check_space(removed, files)
         for path in self._touched:
@@ -193,8 +197,6 @@ class SlotChange:
                 os.fchmod(fd, self.target.mode(new))
             finally:
                 os.close(fd)
-        if path in self.have.rewritten:
-            self.target.rewritten[path] = self.have.rewritten[path]
         return True
 
     def _mostly_same(self, path: bytes, old: FileEntry, new: FileEntry) -> bool:
@@ -252,8 +254,8 @@ class SlotChange:
         free = about.f_bavail * about.f_frsize
         if needed > free:
             raise StoreError(
-                f"{self.tree.path}: the new files take {needed} bytes, and the disk has {free} free: free some space, "
-                "or name a folder elsewhere in MONARCH_KERNEL_SYNC_FOLDER"
+                f"{self.tree.path}: No space left on device (the new files take {needed} bytes, and {free} are free: "
+                "free some space, or name a folder elsewhere in MONARCH_KERNEL_SYNC_FOLDER)"
             )
 
     # -- removal ---------------------------------------------------------------------------------------

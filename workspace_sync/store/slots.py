@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from monarch_kernel.private_files import PrivateFolder
 from workspace_sync.model.errors import TamperedError
-from workspace_sync.model.manifest import Manifest, delta
+from workspace_sync.model.manifest import Manifest, ManifestError, delta, patched
 from workspace_sync.store.examination import HeldManifest, Problem, compared, empty, examined, glanced
 from workspace_sync.store.failures import explain
 from workspace_sync.store.generations import SLOT
@@ -28,7 +28,9 @@ from workspace_sync.store.tree import TreeFolder
 #: The part whose files several trees may share: an environment is written by installers only.
 ENVIRONMENT = "env"
 _STATE = ".state"
-_HEX = re.compile("[0-9a-f]{64}")
+_MANIFEST = re.compile("([0-9a-f]{64})(?:-([0-9a-f]{64}))?")
+#: So many manifests may be noted as differences to each other.
+_LONGEST_CHAIN = 8
 #: Manifests that are kept in memory.
 _IN_MEMORY = 6
 
@@ -63,7 +65,7 @@ class Slots:
 
     def manifest_path(self, digest: bytes) -> str:
         """The path of a manifest, for messages."""
-        return f"{self._manifests.path}/{digest.hex()}"
+        return f"{self._manifests.path}/{_manifest_name(digest, self._saved().get(digest, b''))}"
 
     def held(self, part: str, digest: bytes) -> HeldManifest | None:
         """A manifest as the slots of a part hold it; None: it is not here, or damaged. That of nothing is empty."""
@@ -77,6 +79,7 @@ class Slots:
             held = self._read(digest)
             if held is None:
                 return None
+            self._share(held)
             self._remember(held)
         held.read_only = self.read_only(part)
         return held
@@ -86,25 +89,46 @@ class Slots:
         return part == ENVIRONMENT and self._shares()
 
     def _read(self, digest: bytes) -> HeldManifest | None:
-        try:
-            record = read_record(self._manifests, digest.hex(), ManifestRecord)
-        except (FileNotFoundError, TamperedError):
+        base = self._saved().get(digest)
+        if base is None:
             return None
-        manifest = Manifest(record.manifest.folders)
-        if b"" not in manifest.folders or manifest.digest != digest:
+        try:
+            record = read_record(self._manifests, _manifest_name(digest, base), ManifestRecord)
+            if base:
+                before = self.glimpse(base)
+                manifest = None if before is None else patched(before.manifest, record.manifest)
+            else:
+                manifest = Manifest(record.manifest.folders)
+        except (FileNotFoundError, TamperedError, ManifestError):
+            return None
+        if manifest is None or b"" not in manifest.folders or manifest.digest != digest:
             return None
         return HeldManifest(manifest, record.rewritten)
 
+    def _saved(self) -> dict[bytes, bytes]:
+        """The manifests on disk, each with the one that it is noted as the difference to; empty: it is noted whole."""
+        found: dict[bytes, bytes] = {}
+        for name in self._manifests.names():
+            if (match := _MANIFEST.fullmatch(name)) is not None:
+                digest = bytes.fromhex(match[1])
+                if found.get(digest) != b"":
+                    found[digest] = bytes.fromhex(match[2] or "")
+        return found
+
     def _remember(self, held: HeldManifest) -> None:
         with self._mutex:
-            for other in self._held.values():  # equal folders are kept once
-                for path, folder in held.manifest.folders.items():
-                    same = other.manifest.folders.get(path)
-                    if same is not None and same.digest == folder.digest:
-                        held.manifest.folders[path] = same
             self._held[held.manifest.digest] = held
             while len(self._held) > _IN_MEMORY:
                 del self._held[next(iter(self._held))]
+
+    def _share(self, held: HeldManifest) -> None:
+        """Let a manifest that was read use the folders of one that is in memory."""
+        with self._mutex:
+            other = next(reversed(self._held.values()), None)
+        for path, folder in held.manifest.folders.items() if other is not None else ():
+            same = other.manifest.folders.get(path) if other is not None else None
+            if same is not None and same.digest == folder.digest:
+                held.manifest.folders[path] = same
 
     def glimpse(self, digest: bytes) -> HeldManifest | None:
         """A manifest, without keeping it in memory."""
@@ -112,21 +136,32 @@ class Slots:
             held = self._held.get(digest)
         return held or self._read(digest)
 
-    def save(self, held: HeldManifest) -> None:
-        """Keep a manifest on disk."""
-        record = ManifestRecord(delta(None, held.manifest), held.rewritten)
-        write_record(self._manifests, held.manifest.digest.hex(), record)
+    def save(self, held: HeldManifest, base: HeldManifest | None = None) -> None:
+        """Keep a manifest on disk.
+
+        Args:
+            base: a similar one that is on disk; only the difference is written then.
+        """
+        saved = self._saved()
+        digest, before = held.manifest.digest, b"" if base is None else base.manifest.digest
+        chain: list[bytes] = []
+        at = before
+        while at and at not in chain:
+            chain.append(at)
+            at = saved.get(at, digest)
+        if at or len(chain) > _LONGEST_CHAIN or saved.get(digest) == b"":
+            before = b""
+        difference = delta(base.manifest if base is not None and before else None, held.manifest)
+        write_record(self._manifests, _manifest_name(digest, before), ManifestRecord(difference, held.rewritten))
+        if digest in saved and saved[digest] != before:
+            remove_record(self._manifests, _manifest_name(digest, saved[digest]))
         with self._mutex:
-            self._held.pop(held.manifest.digest, None)
+            self._held.pop(digest, None)
         self._remember(held)
 
     def has_saved(self, digest: bytes) -> bool:
         """Whether a manifest is on disk."""
-        try:
-            os.stat(digest.hex(), dir_fd=self._manifests.fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return True
+        return digest in self._saved()
 
     def drop_manifests(self, needed: Iterable[bytes]) -> None:
         """Remove the manifests that no slot holds and that are not needed otherwise."""
@@ -135,12 +170,27 @@ class Slots:
             record = self.record(slot)
             if record is not None:
                 keep |= {record.digest, record.target}
+        saved = self._saved()
+        todo = list(keep)
+        while todo:
+            base = saved.get(todo.pop(), b"")
+            if base and base not in keep:
+                keep.add(base)
+                todo.append(base)
         for name in self._manifests.names():
-            if _HEX.fullmatch(name.removesuffix(".new")) and (len(name) > 64 or bytes.fromhex(name) not in keep):
+            match = _MANIFEST.fullmatch(name)
+            if name.endswith(".new") or (match is not None and bytes.fromhex(match[1]) not in keep):
                 remove_record(self._manifests, name)
         with self._mutex:
             for digest in self._held.keys() - keep:
                 del self._held[digest]
+
+    def settle_manifests(self) -> None:
+        """Note as a whole what is noted as a difference, so that no chain grows."""
+        for digest, base in self._saved().items():
+            held = self.glimpse(digest) if base else None
+            if held is not None:
+                self.save(held)
 
     # -- slots ------------------------------------------------------------------------------------------------
 
@@ -296,8 +346,7 @@ class Slots:
                 digests = [record.target, record.digest] if record is not None else []
                 candidates = [held for digest in digests if digest and (held := self.held(part, digest))]
                 if not candidates:
-                    known = [bytes.fromhex(name) for name in self._manifests.names() if _HEX.fullmatch(name)]
-                    candidates = [held for digest in known if (held := self.held(part, digest))]
+                    candidates = [held for digest in self._saved() if (held := self.held(part, digest))]
                 unfinished = record is not None and bool(record.target)
                 have = examined(tree, candidates, aside, unfinished=unfinished, stopped=stopped)
             if record is None or record.digest != have.manifest.digest:
@@ -321,6 +370,10 @@ def carry(part: str, tree: TreeFolder, manifest: Manifest, current: Donor | None
             keeper.keep(part, tree, path)
         else:
             keeper.move(part, tree, path, current.tree, current.held.manifest)
+
+
+def _manifest_name(digest: bytes, base: bytes) -> str:
+    return f"{digest.hex()}-{base.hex()}" if base else digest.hex()
 
 
 def _working_folders() -> set[str]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from workspace_sync.model.manifest import FileEntry, digest_of, printable
+from workspace_sync.model.manifest import FileEntry, Folder, digest_of, printable
 from workspace_sync.store.examination import HeldManifest, Problem
 from workspace_sync.store.objects import Objects
 from workspace_sync.store.tree import TreeFolder, join
@@ -134,26 +134,22 @@ class Sources:
             self._search(left, self._more(lacking))
 
     def _search(self, left: set[bytes], donors: Sequence[Donor]) -> None:
-        seen: set[bytes] = set()
+        def found(digest: bytes, place: ContentPlace) -> None:
+            if digest in left:
+                left.discard(digest)
+                self._places[digest] = place
+
         for donor in donors:
+            for path, (digest, size) in donor.held.rewritten.items():
+                found(digest, ContentPlace(donor, path, 0, size))
             for path, folder in donor.held.manifest.folders.items():
-                if folder.digest in seen:
+                if left.isdisjoint(_digests(folder)):
                     continue
-                seen.add(folder.digest)
                 for name, entry in folder.files.items():
-                    if entry.rewrite is not None:
-                        content = donor.held.rewritten.get(join(path, name))
-                        if content is not None and content[0] in left:
-                            left.discard(content[0])
-                            self._places[content[0]] = ContentPlace(donor, join(path, name), 0, content[1])
-                        continue
-                    if entry.digest in left:
-                        left.discard(entry.digest)
-                        self._places[entry.digest] = ContentPlace(donor, join(path, name), 0, entry.size)
-                    for digest, offset, size in entry.pieces() if entry.chunks else ():
-                        if digest in left:
-                            left.discard(digest)
-                            self._places[digest] = ContentPlace(donor, join(path, name), offset, size)
+                    if entry.rewrite is None:
+                        found(entry.digest, ContentPlace(donor, join(path, name), 0, entry.size))
+                        for digest, offset, size in entry.pieces() if entry.chunks else ():
+                            found(digest, ContentPlace(donor, join(path, name), offset, size))
 
     def piece(self, digest: bytes, size: int) -> bytes | None:
         """The content of a piece; None: this host does not have it."""
@@ -174,6 +170,27 @@ class Sources:
             return data
         self.damaged_object(digest)
         return None
+
+
+#: What ``_digests`` has found, by the digest of a folder.
+_known_digests: dict[bytes, frozenset[bytes]] = {}
+_MOST_KNOWN = 1 << 16
+
+
+def _digests(folder: Folder) -> frozenset[bytes]:
+    """The digests of all content in a folder: trees of one workspace share most folders, so it is asked often."""
+    found = _known_digests.get(folder.digest)
+    if found is None:
+        found = frozenset(
+            digest
+            for entry in folder.files.values()
+            if entry.rewrite is None
+            for digest in (entry.digest, *entry.chunks)
+        )
+        if len(_known_digests) >= _MOST_KNOWN:
+            _known_digests.clear()
+        _known_digests[folder.digest] = found
+    return found
 
 
 def _read(place: ContentPlace) -> bytes | None:

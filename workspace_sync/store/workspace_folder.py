@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,8 +36,6 @@ _LEAST_GENERATIONS = 2
 _SEARCH_OTHERS = 1 << 20
 #: How long a verification waits for a sync that is under way (seconds).
 _PATIENCE = 10.0
-#: How much nicer the work after a switch is to other processes.
-_NICE = 10
 
 
 class WorkspaceState(msgspec.Struct, array_like=True):
@@ -264,14 +261,14 @@ class WorkspaceFolder:
         """Choose a slot for a tree, and change it as far as this host has the content."""
         known = self.slots.held(part, manifest.digest)
         target = HeldManifest(manifest, dict(known.rewritten) if known else {}, self.slots.read_only(part))
-        if known is None:
-            self.slots.save(target)
         donors: list[Donor] = []
         now = None
         if current[0] and (held := self.slots.held(part, current[1])) is not None:
             now = Donor(self.slots.open(current[0]), held)
             trees.append(now.tree)
             donors.append(now)
+        if known is None:
+            self.slots.save(target, now.held if now is not None else None)
         free = self.slots.free(part, current[0], manifest.digest)
         slot = free[0] if free else self.slots.new(part)
         tree = self.slots.open(slot)
@@ -350,7 +347,8 @@ class WorkspaceFolder:
         if not keep_made and not held.manifest.count()[0] and not change.have.manifest.count()[0]:
             self._clear(slot, change.part, change.tree, held, keeper, lambda digest: True)
             return
-        self.slots.save(held)
+        if held.manifest.digest != change.target.manifest.digest:
+            self.slots.save(held, change.target)
         self.slots.note(slot, change.part, held.manifest.digest)
 
     def _drop_manifests(self) -> None:
@@ -374,7 +372,7 @@ class WorkspaceFolder:
             return current
         for slot, change in changes.items():
             if change.target.rewritten:
-                self.slots.save(change.target)
+                self.slots.save(change.target, change.have)
             self.slots.note(slot, change.part, change.target.manifest.digest)
         before = current.number if current is not None else 0
         generation = Generation(
@@ -495,8 +493,8 @@ class WorkspaceFolder:
     def follow(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Bring the older slots to the current trees, so that the next change is small, and drop what is not needed.
 
-        The work is done by a thread of low priority, for which this one waits; the lock is held meanwhile. If a sync is
-        under way, nothing is done.
+        Meant for a thread of its own, of low priority. The lock is held meanwhile; if a sync is under way, nothing is
+        done.
 
         Args:
             stopped: asked often; true: stop soon. The rest is done another time.
@@ -504,23 +502,11 @@ class WorkspaceFolder:
         Raises:
             StoreError: the store cannot be read or written.
         """
-        failed: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-                with self.lock("this host, which tidies up after a sync", 0):
-                    self._follow(stopped)
-            except (WorkspaceBusyError, InterruptedError):
-                return
-            except BaseException as e:
-                failed.append(e)
-
-        thread = threading.Thread(target=work, name="monarch-sync-follow")
-        thread.start()
-        thread.join()
-        if failed:
-            raise failed[0]
+        try:
+            with self.lock("this host, which tidies up after a sync", 0):
+                self._follow(stopped)
+        except (WorkspaceBusyError, InterruptedError):
+            return
 
     def _follow(self, stopped: Callable[[], bool]) -> None:
         self._generations.drop_others()
@@ -535,6 +521,7 @@ class WorkspaceFolder:
         for old in state.generations[KEEP_GENERATIONS:]:
             self._generations.forget(old.number)
         self._drop_manifests()
+        self.slots.settle_manifests()
         kept = state.generations[:KEEP_GENERATIONS]
         while self._store.collect(stopped=stopped) and len(kept) > _LEAST_GENERATIONS:
             self._generations.forget(kept.pop().number)
