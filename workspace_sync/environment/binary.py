@@ -6,6 +6,9 @@ NULs, so that nothing moves. The padding is still there at the prefix of the cli
 
 from __future__ import annotations
 
+import posixpath
+
+from workspace_sync.environment.elf import read_elf
 from workspace_sync.environment.text import mentions
 
 
@@ -60,3 +63,32 @@ def restored(data: bytes, prefix: bytes, placeholder: bytes) -> bytes | None:
         return replace_padded(data, prefix, placeholder, len(placeholder))
     except PrefixTooLongError:
         return None
+
+
+def replace_runpaths(data: bytes, prefix: bytes, path: bytes, place: bytes = b"") -> bytes:
+    """Have an ELF file look for libraries relative to itself, wherever it looks for them below a prefix.
+
+    Code that was compiled at the client has no padding, and ``$ORIGIN`` mostly is shorter than the prefix.
+
+    Args:
+        path: of the file in the environment.
+        place: where the environment has what is at the prefix; empty: the prefix is its own.
+
+    Raises:
+        PrefixTooLongError: the relative path is longer, or the string is part of another one.
+    """
+    elf = read_elf(lambda size, at: data[at : at + size])
+    folder = posixpath.dirname(path)
+    for listed in () if elf is None else elf.runpaths:
+        moved = b":".join(_relative(part, prefix, folder, place) for part in listed.split(b":"))
+        if len(moved) > len(listed) or (moved != listed and b"\0" + listed + b"\0" not in data):
+            raise PrefixTooLongError(len(prefix))
+        data = data.replace(b"\0" + listed + b"\0", b"\0" + moved.ljust(len(listed), b"\0") + b"\0")
+    return data
+
+
+def _relative(part: bytes, prefix: bytes, folder: bytes, place: bytes) -> bytes:
+    if not mentions(prefix).match(part):
+        return part
+    inner = posixpath.relpath(posixpath.join(place, part[len(prefix) :].strip(b"/")) or b".", folder or b".")
+    return b"$ORIGIN" if inner == b"." else b"$ORIGIN/" + inner

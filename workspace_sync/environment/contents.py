@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from workspace_sync.environment.compiled import source_stamp
-from workspace_sync.environment.elf import read_elf
+from workspace_sync.environment.elf import Elf, read_elf
 from workspace_sync.environment.text import mentions
 from workspace_sync.model.errors import ScanError
 from workspace_sync.model.manifest import FileEntry, printable
@@ -31,6 +31,7 @@ class Content(msgspec.Struct, array_like=True, frozen=True, gc=False):
         machine: of an ELF file; empty for others.
         glibc: what an ELF file needs; empty if nothing.
         hidden: all its mentions are in what is not loaded (debug information).
+        runpath: all its mentions are where it looks for shared libraries.
     """
 
     mentions: int
@@ -39,6 +40,7 @@ class Content(msgspec.Struct, array_like=True, frozen=True, gc=False):
     machine: str = ""
     glibc: tuple[int, ...] = ()
     hidden: bool = False
+    runpath: bool = False
 
 
 class Contents:
@@ -111,9 +113,15 @@ class Contents:
         if path.endswith(b".pyc"):
             return Content(len(found), "pyc", source_stamp(head) or ())
         if (elf := read_elf(lambda size, at: os.pread(fd, size, at))) is not None:
-            hidden = bool(found) and not any(start <= at < end for at in found for start, end in elf.loaded)
-            return Content(len(found), "code", (), elf.machine, elf.glibc, hidden)
+            loaded = self._loaded(found, elf)
+            hidden = bool(found) and not loaded
+            runpath = sum(len(self._pattern.findall(each)) for each in elf.runpaths)
+            return Content(len(found), "code", (), elf.machine, elf.glibc, hidden, 0 < runpath == loaded)
         return Content(len(found), "code" if head.startswith(_CODE) else "data" if zeros else "text")
+
+    @staticmethod
+    def _loaded(found: list[int], elf: Elf) -> int:
+        return sum(any(start <= at < end for start, end in elf.loaded) for at in found)
 
     def _found(self, fd: int) -> tuple[list[int], bool]:
         """Where a file names the prefix, and whether it has NULs; its memory is that of a block.

@@ -164,7 +164,7 @@ def follow(installs: Iterable[EditableInstall], roots: Mapping[str, str]) -> Fol
         roots: the folders of the workspace (absolute, links resolved) and their places in the tree.
     """
     dirs: dict[str, str] = {}
-    notes: list[str] = []
+    refused: dict[str, str] = {}
     for install in installs:
         for _, path in install.paths:
             wanted = path if os.path.isdir(path) else os.path.dirname(path)
@@ -179,9 +179,8 @@ def follow(installs: Iterable[EditableInstall], roots: Mapping[str, str]) -> Fol
                 dirs[folder] = _place(folder, install.name, {*roots.values(), *dirs.values()})
                 break
             else:
-                notes.append(_not_followed(install, wanted, [*roots, *dirs]))
-    notes += _rebuilding(installs)
-    return Followed(dirs, list(dict.fromkeys(notes)))
+                refused.setdefault(wanted, _not_followed(install, wanted, [*roots, *dirs]))
+    return Followed(dirs, [*refused.values(), *_rebuilding(installs)])
 
 
 def _may_be_taken(folder: str) -> bool:

@@ -24,14 +24,14 @@ class Elf:
         machine: as ``platform.machine()`` calls it; a number for others.
         glibc: the newest version of glibc that it needs; empty if none.
         libraries: the shared libraries that it needs.
-        runpath: the folders in which they are looked for.
+        runpaths: the lists of folders in which they are looked for, as they stand in the file.
         loaded: the (start, end) in the file of what is loaded when it runs; debug information is not.
     """
 
     machine: str
     glibc: tuple[int, ...]
     libraries: tuple[bytes, ...]
-    runpath: tuple[bytes, ...]
+    runpaths: tuple[bytes, ...]
     loaded: tuple[tuple[int, int], ...]
 
 
@@ -91,7 +91,7 @@ def _read(file: _Reader) -> Elf:
     sections = list(_sections(file))
     glibc: tuple[int, ...] = ()
     libraries: list[bytes] = []
-    runpath: list[bytes] = []
+    runpaths: list[bytes] = []
     for section in sections:
         if section.kind == _VERNEED:
             glibc = max([glibc, *_glibc(file, section, _strings(file, sections[section.link]))])
@@ -101,9 +101,9 @@ def _read(file: _Reader) -> Elf:
                 if tag == _NEEDED:
                     libraries.append(_text(strings, value))
                 elif tag in (_RPATH, _RUNPATH):
-                    runpath += _text(strings, value).split(b":")
+                    runpaths.append(_text(strings, value))
     loaded = tuple((s.offset, s.offset + s.size) for s in sections if s.flags & _ALLOC and s.kind != _NOBITS)
-    return Elf(_MACHINES.get(machine, str(machine)), glibc, tuple(libraries), tuple(runpath), loaded)
+    return Elf(_MACHINES.get(machine, str(machine)), glibc, tuple(libraries), tuple(runpaths), loaded)
 
 
 def _sections(file: _Reader) -> Iterator[_Section]:

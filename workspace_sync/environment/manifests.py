@@ -8,12 +8,10 @@ import at the client does not change the environment. Hosts compile those when t
 from __future__ import annotations
 
 import os
-import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import msgspec
-
+from workspace_sync.environment.base import base_scan, with_base
 from workspace_sync.environment.contents import Contents
 from workspace_sync.environment.editables import editables, places
 from workspace_sync.environment.facts import Needs, python_id
@@ -22,6 +20,7 @@ from workspace_sync.environment.memory import Judged, recall, recall_contents, r
 from workspace_sync.environment.prefixes import (
     Decisions,
     Records,
+    applied,
     compiled_of,
     decide,
     glibc_floor,
@@ -29,7 +28,7 @@ from workspace_sync.environment.prefixes import (
     read_record,
     read_records,
 )
-from workspace_sync.model.manifest import Folder, Manifest, Rewrite, delta, seal
+from workspace_sync.model.manifest import Manifest, Rewrite, delta
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.scanning import Index, Scan, scan
 
@@ -52,18 +51,34 @@ class EnvironmentScan:
         manifest: its files.
         needs: what a host must have.
         notes: what a person should know.
-        scan: the scan of its folder, which reads content.
+        scans: the scans of its folder, and perhaps of its Python, which read content.
     """
 
     environment: Environment
     manifest: Manifest
     needs: Needs
     notes: list[str]
-    scan: Scan
+    scans: list[Scan]
+
+    @property
+    def hashed(self) -> int:
+        """Bytes that had to be read to know it."""
+        return sum(each.hashed for each in self.scans)
 
     def read(self, digest: bytes, into: memoryview) -> None:
-        """Read one piece of content by its digest (``Scan.read``)."""
-        self.scan.read(digest, into)
+        """Read one piece of content by its digest.
+
+        Raises:
+            KeyError: the environment has no such piece.
+            ScanError: the file has changed since the scan.
+        """
+        for each in self.scans[:-1]:
+            try:
+                each.read(digest, into)
+            except KeyError:
+                continue
+            return
+        self.scans[-1].read(digest, into)
 
 
 def environment_manifest(
@@ -71,6 +86,7 @@ def environment_manifest(
     index: Index,
     *,
     dirs: Mapping[str, str] | None = None,
+    with_python: bool = False,
     progress: Callable[[int, int], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> EnvironmentScan:
@@ -81,11 +97,13 @@ def environment_manifest(
         index: remembers what it was, apart from the index of the workspace's folders.
         dirs: the folders of the workspace (absolute, links resolved) and their places in its tree, with those that
             ``follow`` asks for. Editable installs in them lead to the tree on hosts.
+        with_python: send the Python of a venv along, for hosts that do not have it (``needs.base``).
         progress: as of ``scan``.
         cancelled: as of ``scan``.
 
     Raises:
         ScanError: it is none, cannot be read, or does not hold still.
+        IncompatibleError: its Python cannot be sent along.
     """
     about = environment(env)
     workspace = Workspace({about.folder: ""}, links="keep")
@@ -95,9 +113,16 @@ def environment_manifest(
     if found is None:
         found = _judge(about, prefix, scanned.manifest, index)
     manifest = _leading_to_tree(about, found.manifest, prefix, dirs or {})
+    if with_python and about.base:
+        own = Index(os.path.basename(index.path) + "-python", os.path.dirname(os.path.dirname(index.path)))
+        base, python = base_scan(about, own, progress=progress, cancelled=cancelled)
+        manifest = with_base(manifest, python.manifest, about)
+        native, glibc = found.native or python.native, max(found.glibc, python.glibc)
+        needs = Needs(about.prefix, native, glibc, version=about.version)
+        return EnvironmentScan(about, manifest, needs, list(found.notes), [scanned, base])
     base_id = python_id(about.base) if about.base else ""
     needs = Needs(about.prefix, found.native, found.glibc, about.base, base_id, about.version)
-    return EnvironmentScan(about, manifest, needs, list(found.notes), scanned)
+    return EnvironmentScan(about, manifest, needs, list(found.notes), [scanned])
 
 
 def _judge(about: Environment, prefix: bytes, scanned: Manifest, index: Index) -> Judged:
@@ -131,45 +156,3 @@ def _leading_to_tree(about: Environment, manifest: Manifest, prefix: bytes, dirs
             read_record(path + b"/RECORD", manifest, contents, found)
     index_records(manifest, contents, found, made)
     return applied(manifest, made, prefix, os.fsencode(about.folder))
-
-
-def applied(manifest: Manifest, decisions: Decisions, prefix: bytes, folder: bytes) -> Manifest:
-    """A manifest with the decisions in it; what it shares with the one given is not copied."""
-    changed: dict[bytes, Folder] = {}
-
-    def of(path: bytes) -> Folder:
-        if path not in changed:
-            old = manifest.folders[path]
-            changed[path] = Folder(old.mode, dict(old.files), dict(old.links), dict(old.folders))
-        return changed[path]
-
-    for path, how in decisions.rewrites.items():
-        parent, _, name = path.rpartition(b"/")
-        files = of(parent).files
-        files[name] = msgspec.structs.replace(files[name], rewrite=how)
-    for path in decisions.dropped:
-        parent, _, name = path.rpartition(b"/")
-        del of(parent).files[name]
-    for path, each in manifest.folders.items():
-        for name, target in each.links.items():
-            if (inside := _inside(target, prefix, folder)) is not None:
-                of(path).links[name] = posixpath.relpath(inside or b".", path or b".")
-    gone: set[bytes] = set()
-    for path in [p for p in changed if p.endswith(b"__pycache__")]:
-        each = changed[path]
-        if not (each.files or each.links or each.folders):
-            parent, _, name = path.rpartition(b"/")
-            del of(parent).folders[name]
-            gone.add(path)
-    folders = {path: changed.get(path, each) for path, each in manifest.folders.items() if path not in gone}
-    return seal(folders, [path for path in changed if path not in gone])
-
-
-def _inside(target: bytes, prefix: bytes, folder: bytes) -> bytes | None:
-    """The path in the environment that an absolute link leads to; None: it leads elsewhere."""
-    for root in (prefix, folder):
-        if target == root:
-            return b""
-        if target.startswith(root + b"/"):
-            return target[len(root) + 1 :]
-    return None

@@ -7,10 +7,12 @@ import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from workspace_sync.environment import binary, records, text
 from workspace_sync.environment.contents import Content, Contents
 from workspace_sync.environment.kinds import Environment
-from workspace_sync.model.manifest import FileEntry, Manifest, Rewrite, printable
+from workspace_sync.model.manifest import FileEntry, Folder, Manifest, Rewrite, printable, seal
 
 _CACHE = b"__pycache__"
 
@@ -134,7 +136,7 @@ def _of_file(path: bytes, entry: FileEntry, contents: Contents, found: Records) 
         by_pip = listed is None and path in found.rows
         return Rewrite("script" if by_pip else "text", prefix)
     if content.form == "code" and not content.hidden:
-        return Rewrite("binary", prefix, len(prefix))
+        return Rewrite("runpath", prefix) if content.runpath else Rewrite("binary", prefix, len(prefix))
     return None
 
 
@@ -157,18 +159,27 @@ def _as_recorded(data: bytes, prefix: bytes, listed: records.CondaPath) -> Rewri
 def _decide_compiled(
     path: bytes, entry: FileEntry, manifest: Manifest, contents: Contents, found: Records, made: Decisions
 ) -> None:
-    folder, _, name = path.rpartition(b"/")
     content = contents.content(path, entry)
-    if folder.endswith(_CACHE):
-        source = posixpath.join(posixpath.dirname(folder), name.partition(b".")[0] + b".py")
-        source_entry = manifest.file(source)
-        current = source_entry is not None and _is_current(content.stamp, source_entry)
-        # The compiler puts more than strings of a source that names the prefix into the module.
-        if not current or not found.lists(path) or source in made.rewrites:
-            made.dropped.add(path)
-            return
-    if content.mentions:
+    cached = path.rpartition(b"/")[0].endswith(_CACHE)
+    # The compiler puts more than strings of a source that names the prefix into the module.
+    if cached and (not found.lists(path) or source_of(path) in made.rewrites or is_stale(path, content, manifest)):
+        made.dropped.add(path)
+    elif content.mentions:
         made.rewrites[path] = Rewrite("pyc", contents.prefix)
+
+
+def source_of(path: bytes) -> bytes:
+    """The source of a compiled module in a ``__pycache__``."""
+    folder, _, name = path.rpartition(b"/")
+    return posixpath.join(posixpath.dirname(folder), name.partition(b".")[0] + b".py")
+
+
+def is_stale(path: bytes, content: Content, manifest: Manifest) -> bool:
+    """Whether a compiled module in a ``__pycache__`` is not of the source that is there."""
+    if not path.rpartition(b"/")[0].endswith(_CACHE):
+        return False
+    source = manifest.file(source_of(path))
+    return source is None or not _is_current(content.stamp, source)
 
 
 def _is_current(stamp: tuple[int, ...], source: FileEntry) -> bool:
@@ -235,3 +246,45 @@ def _all(manifest: Manifest, contents: Contents) -> Iterator[Content]:
     for _, entry in manifest.files():
         if (content := contents.known.get(entry.digest)) is not None:
             yield content
+
+
+def applied(manifest: Manifest, decisions: Decisions, prefix: bytes, folder: bytes) -> Manifest:
+    """A manifest with the decisions in it; what it shares with the one given is not copied."""
+    changed: dict[bytes, Folder] = {}
+
+    def of(path: bytes) -> Folder:
+        if path not in changed:
+            old = manifest.folders[path]
+            changed[path] = Folder(old.mode, dict(old.files), dict(old.links), dict(old.folders))
+        return changed[path]
+
+    for path, how in decisions.rewrites.items():
+        parent, _, name = path.rpartition(b"/")
+        files = of(parent).files
+        files[name] = msgspec.structs.replace(files[name], rewrite=how)
+    for path in decisions.dropped:
+        parent, _, name = path.rpartition(b"/")
+        del of(parent).files[name]
+    for path, each in manifest.folders.items():
+        for name, target in each.links.items():
+            if (inside := _inside(target, prefix, folder)) is not None:
+                of(path).links[name] = posixpath.relpath(inside or b".", path or b".")
+    gone: set[bytes] = set()
+    for path in [p for p in changed if p.endswith(b"__pycache__")]:
+        each = changed[path]
+        if not (each.files or each.links or each.folders):
+            parent, _, name = path.rpartition(b"/")
+            del of(parent).folders[name]
+            gone.add(path)
+    folders = {path: changed.get(path, each) for path, each in manifest.folders.items() if path not in gone}
+    return seal(folders, [path for path in changed if path not in gone])
+
+
+def _inside(target: bytes, prefix: bytes, folder: bytes) -> bytes | None:
+    """The path in the environment that an absolute link leads to; None: it leads elsewhere."""
+    for root in (prefix, folder):
+        if target == root:
+            return b""
+        if target.startswith(root + b"/"):
+            return target[len(root) + 1 :]
+    return None

@@ -74,6 +74,11 @@ class Rewriter:
         kind, prefix = how.kind, how.prefix
         if kind == "binary":
             return binary.replace_padded(data, prefix, self.target, how.space)
+        if kind == "runpath":
+            return binary.replace_runpaths(data, prefix, path, how.places[0][1] if how.places else b"")
+        if kind == "home":
+            moves = {source: self.target + b"/" + place for source, place in how.places}
+            return text.replace_paths(data, {**moves, prefix: self.target})
         if kind == "pyc":
             return compiled.replace_compiled(data, prefix, self.target)
         if kind == "script":

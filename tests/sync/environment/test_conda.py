@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,19 +43,26 @@ def test_with_a_python(channel: Channel, short_folder: Path, tmp_path: Path) -> 
     scanned = environment_manifest(source, Index("e", str(tmp_path)))
     made = stored(scanned, tmp_path / "store", str(target))
     assert_equal_trees(installed(made), target)
-    # It has no prefix of its own in it any more, runs at the new place, and so does what needs the longer prefix.
     for path, what in installed(made).items():
         assert not isinstance(what, bytes) or bytes(source) + b"/" not in what, path
-    done = subprocess.run(
-        [made / "bin" / "python", "-c", "import sys, pure, math; pure.main(); print(sys.prefix)"],
-        capture_output=True,
-        text=True,
-        check=True,
+    # It runs at the path that its files name, with nothing of the environments that were installed.
+    for each in (source, target):
+        each.rename(f"{each}-away")
+    shutil.copytree(made, target, symlinks=True)
+    code = (
+        "import sys, pure, math; pure.main(); print(sys.prefix);"
+        "print([line.split()[-1] for line in open('/proc/self/maps') if 'python' in line.split()[-1]])"
     )
-    assert done.stdout == f"pure\n{made}\n"
-    assert subprocess.run([made / "bin" / "where"], capture_output=True, text=True, check=True).stdout == (
-        f"{target}/share:{target}/lib\n"
-    )
+    done = subprocess.run([target / "bin" / "python", "-c", code], capture_output=True, text=True, check=True)
+    hello, prefix, maps = done.stdout.splitlines()
+    assert (hello, prefix) == ("pure", str(target))
+    assert eval(maps) and all(path.startswith(f"{target}/") for path in eval(maps))
+    for script, said in (
+        ("pure", "pure\n"),
+        ("of-python", f"{target}/lib\n"),
+        ("where", f"{target}/share:{target}/lib\n"),
+    ):
+        assert subprocess.run([target / "bin" / script], capture_output=True, text=True, check=True).stdout == said
 
 
 def test_a_prefix_that_does_not_fit_is_refused(channel: Channel, short_folder: Path, tmp_path: Path) -> None:

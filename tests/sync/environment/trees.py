@@ -7,6 +7,7 @@ from pathlib import Path
 
 from workspace_sync.environment import EnvironmentScan, Rewriter
 from workspace_sync.model.manifest import FileEntry
+from workspace_sync.scanning import Scan
 from workspace_sync.store import Store
 
 
@@ -41,23 +42,30 @@ def moved(scanned: EnvironmentScan, target: Path) -> dict[str, bytes | str | int
     return tree
 
 
-def stored(scanned: EnvironmentScan, root: Path, target: str) -> Path:
+def stored(scanned: EnvironmentScan, root: Path, target: str | None = None, tree: Scan | None = None) -> Path:
     """The folder that a host's store makes of an environment.
 
     Args:
         root: of the store.
-        target: the prefix that its files are to name.
+        target: the prefix that its files are to name. None: its own.
+        tree: the folders that belong to it.
     """
     folder = Store(str(root)).workspace("name-0123456789abcdef")
+    made = Path(folder.path) / "current" / "env"
+    manifests = {"env": scanned.manifest} if tree is None else {"env": scanned.manifest, "tree": tree.manifest}
     with folder.lock("test", 1.0):
-        staging = folder.stage({"env": scanned.manifest}, Rewriter(target))
+        staging = folder.stage(manifests, Rewriter(target or str(made)))
         for digest, size in staging.missing:
             data = memoryview(bytearray(size))
-            scanned.read(digest, data)
+            try:
+                scanned.read(digest, data)
+            except KeyError:
+                assert tree is not None
+                tree.read(digest, data)
             staging.put(digest, data)
         staging.finish()
         staging.commit()
-    return Path(folder.path) / "current" / "env"
+    return made
 
 
 def installed(prefix: Path) -> dict[str, bytes | str | int]:
