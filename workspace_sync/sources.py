@@ -35,7 +35,7 @@ class Found:
     def hashed(self) -> int:
         """Bytes that had to be read."""
         tree = self.tree.hashed if self.tree is not None else 0
-        return tree + (self.environment.scan.hashed if self.environment is not None else 0)
+        return tree + (self.environment.hashed if self.environment is not None else 0)
 
     def digest(self, part: str) -> str:
         """The digest of a part (hex); empty: it has none."""
