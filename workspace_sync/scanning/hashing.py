@@ -34,13 +34,20 @@ class Hashed:
     """A file as it was read.
 
     Attributes:
-        about: its size, times, mode, inode and device.
+        size: bytes.
+        mtime: when it was changed (ns since the epoch).
+        ctime: when it, or what ``lstat`` says of it, was changed (ns since the epoch).
+        node: its mode, inode and device.
         digest: of its content.
         chunks: the digests of its chunks, if there are several.
         cuts: how it was cut, if it has several chunks.
     """
 
-    about: os.stat_result
+    # No stat_result: it takes three times the memory, and there is one for each file of a first scan.
+    size: int
+    mtime: int
+    ctime: int
+    node: tuple[int, ...]
     digest: bytes
     chunks: tuple[bytes, ...] = ()
     cuts: Cuts | None = None
@@ -82,7 +89,7 @@ def hash_files(
         for i in numbers:
             outcomes[i] = outcome = _attempt(paths[i][0], paths[i][2], report, stopped, None)
             if isinstance(outcome, Hashed) and not outcome.chunks:
-                read += outcome.about.st_size
+                read += outcome.size
         report(read)
 
     batches = [small[i : i + _BATCH] for i in range(0, len(small), _BATCH)]
@@ -150,7 +157,7 @@ def _hash_once(
                 data += more
             if len(data) != size:
                 return None
-            found = Hashed(before, digest_of(data))
+            found = Hashed(*_hint(before), digest_of(data))
         else:
             if known is None:
                 sizes = even(size)
@@ -159,13 +166,15 @@ def _hash_once(
             large = _hash_large(fd, sizes, report, stopped, helpers)
             if large is None:
                 return None
-            found = Hashed(before, *large)
+            found = Hashed(*_hint(before), *large)
         after = os.fstat(fd)
     finally:
         os.close(fd)
-    if (after.st_size, after.st_mtime_ns, after.st_ctime_ns) != (size, before.st_mtime_ns, before.st_ctime_ns):
-        return None
-    return found
+    return found if _hint(after) == _hint(before) else None
+
+
+def _hint(about: os.stat_result) -> tuple[int, int, int, tuple[int, ...]]:
+    return about.st_size, about.st_mtime_ns, about.st_ctime_ns, about[:3]
 
 
 def _hash_large(

@@ -82,19 +82,20 @@ def _read(walk: Walk, progress: Callable[[int, int], None] | None, cancelled: Ca
 
     outcomes = hash_files([(each.path, each.size, each.known) for each in walk.to_hash], report, cancelled)
     problems = walk.problems
-    for each, outcome in zip(walk.to_hash, outcomes, strict=True):
+    for i, each in enumerate(walk.to_hash):
+        outcome, outcomes[i] = outcomes[i], None
         found = walk.found[each.folder]
         name = found.items[each.item][0]
         if isinstance(outcome, Hashed):
-            about = outcome.about
             sizes: tuple[int, ...] = ()
             if outcome.cuts is not None:
                 sizes = outcome.cuts.sizes
                 found.record.anchors[name] = outcome.cuts.anchors
+            mode = outcome.node[0] & MODE_BITS
             found.record.folder.files[name] = FileEntry(
-                about.st_size, about.st_mode & MODE_BITS, outcome.digest, about.st_mtime_ns, outcome.chunks, sizes
+                outcome.size, mode, outcome.digest, outcome.mtime, outcome.chunks, sizes
             )
-            found.items[each.item] = (name, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about[:3])
+            found.items[each.item] = (name, outcome.size, outcome.mtime, outcome.ctime, outcome.node)
         else:
             _enter_problem(problems, each.path, outcome)
             found.trusted = False  # it is gone, although it was listed

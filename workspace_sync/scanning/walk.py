@@ -192,6 +192,9 @@ class Walker:
         except PermissionError:
             self._walk.problems.unreadable.append(path)
             return
+        except OSError as e:
+            self._walk.problems.failed.append((path, e.strerror or str(e)))
+            return
         if old is not None and old.outer == folder.around.digest:
             # Rules of a repository of its own may change without a trace in the listing.
             expected = None if b".git" in ignored else old.inner
