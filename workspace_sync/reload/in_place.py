@@ -138,8 +138,13 @@ def _found_elsewhere(name: str, path: str) -> str:
 def _imports_of(name: str, loaded: Loaded, sources: Mapping[str, bytes]) -> Imports | None:
     source = sources.get(name, loaded.source)
     is_package = hasattr(sys.modules[name], "__path__")
+    return _read_imports(source, name, is_package) if source else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_imports(source: bytes, name: str, is_package: bool) -> Imports | None:
     try:
-        return Imports(source, name, is_package) if source else None
+        return Imports(source, name, is_package)
     except (SyntaxError, ValueError):
         return None
 

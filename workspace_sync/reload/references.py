@@ -24,8 +24,8 @@ def redirect(pairs: Mapping[int, tuple[Any, Any]], journal: Journal, skip: Itera
     Returns:
         What could not be replaced, in words.
     """
-    # One reference is the pair's, one is that of the call.
-    shared = [new for new, _old in pairs.values() if sys.getrefcount(new) > 3]
+    # Four references are those of the module, the pair, this loop and the call. Few have more, and the heap is large.
+    shared = [new for new, _old in pairs.values() if sys.getrefcount(new) > 4]
     if not shared:
         return []
     skipped = {id(each) for each in skip} | {id(pairs), id(shared)} | {id(pair) for pair in pairs.values()}
