@@ -7,7 +7,7 @@ from typing import Any
 
 from workspace_sync.model.report import SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
-from workspace_sync.session import sync
+from workspace_sync.reload import sync_live
 
 
 async def sync_workspace(mesh: Any, workspace: Workspace, conda: bool, auto_reload: bool) -> SyncReport:
@@ -16,4 +16,5 @@ async def sync_workspace(mesh: Any, workspace: Workspace, conda: bool, auto_relo
         raise TypeError(f"sync_workspace() takes a Workspace, as in Workspace(dirs=['.']), not {workspace!r}")
     env = (workspace.env or CondaEnvironment()) if conda else None
     wanted = Workspace(workspace.dirs, env, links=workspace.links)
-    return await asyncio.to_thread(sync, mesh, wanted)
+    live = await asyncio.to_thread(sync_live, mesh, wanted, how="reload" if auto_reload else None)
+    return live.sync

@@ -68,9 +68,10 @@ def load(ip: Any) -> None:
 
 
 def kernel_ends(ip: Any) -> None:
-    """Mark the cells that still run on ranks as abandoned, because the kernel has ended."""
+    """End what goes on between cells, and mark the cells that still run on ranks as abandoned, as the kernel ends."""
     extension: _Extension | None = getattr(ip, _ATTRIBUTE, None)
     if extension is not None:
+        extension.notebook.workspaces.unwatch()
         extension.notebook.router.abandon("the kernel ended before this cell did")
 
 

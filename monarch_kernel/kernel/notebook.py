@@ -108,6 +108,7 @@ class Notebook:
 
     def close(self) -> None:
         """Detach from the shell."""
+        self.workspaces.unwatch()
         self._own_output.stop()
         self._calls.close()
         self.stops.close()

@@ -7,17 +7,26 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from IPython.display import display
+
 from monarch_kernel.actor import HostMesh, ProcMesh, this_host
-from monarch_kernel.kernel.output.sync_tables import progress_line
+from monarch_kernel.kernel.output.sync_tables import names, progress_line
 from monarch_kernel.kernel.progress import QUIET
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.usage_errors import nearest, usage_error
+from monarch_kernel.meshes import format_ranks
 
 if TYPE_CHECKING:
     from monarch_kernel.kernel.notebook import Notebook
     from workspace_sync.model.progress import SyncProgress
     from workspace_sync.model.report import SyncReport
     from workspace_sync.model.workspace import Links, Workspace
+    from workspace_sync.reload import LiveReport, ModuleSelection, Watcher, WatchEvent
+    from workspace_sync.reload.client import How
+
+
+#: How long a sync of a watch that is ended may go on (seconds).
+END_TIMEOUT = 2.0
 
 
 class Workspaces:
@@ -29,6 +38,8 @@ class Workspaces:
 
     def __init__(self) -> None:
         self.last: Workspace | None = None
+        self._watcher: Watcher | None = None
+        self._line: WatchLine | None = None
 
     def chosen(self, command: str, dirs: Sequence[str], env: bool, links: Links | None) -> Workspace:
         """The workspace that a line names: its folders; else those of the last sync, or else the notebook's folder.
@@ -54,6 +65,68 @@ class Workspaces:
             return Workspace(list(dirs) or ["."], active, links=links or "refuse")
         except (OSError, ValueError) as error:
             raise usage_error(command, str(error)) from None
+
+    # -- the watch ------------------------------------------------------------------------------
+
+    def watch(self, notebook: Notebook, hosts: HostMesh | ProcMesh, workspace: Workspace, how: How) -> None:
+        """Sync at every save from now on, with one line in the running cell that says what was done last."""
+        from workspace_sync.reload import ModuleSelection, watch
+
+        self.unwatch()
+        self.last = workspace
+        line = self._line = WatchLine(notebook)
+        self._watcher = watch(
+            hosts,
+            workspace,
+            on_event=line.on_event,
+            how=how,
+            selection=lambda: autoreload_selection(notebook.shell) or ModuleSelection(),
+        )
+        self._watcher.wait_ready()
+
+    def unwatch(self) -> str:
+        """End the watch, if there is one. Returns a line for the user; empty if there was none."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is None or self._line is None:
+            return ""
+        watcher.stop(END_TIMEOUT)
+        return f"no longer watched: {', '.join(map(str, self.last.roots() if self.last else ()))}"
+
+
+class WatchLine:
+    """The line of a watch, which is updated in the cell that began it.
+
+    Args:
+        notebook: in which that cell runs.
+    """
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._router = notebook.router
+        self._output = notebook.progress_output()
+
+    def on_event(self, event: WatchEvent) -> None:
+        """Show an event. Called on the watcher's thread."""
+        output = self._output
+        if output is None:
+            return
+        said = f"{time.strftime('%H:%M:%S')} {event.text}"
+        if output.live:
+            if output.notice(said):
+                self._router.touch(output)
+        elif event.kind != "synced":  # a terminal cannot replace a line, and a person may be typing there
+            output.show_text("stderr", f"{said}\n")
+
+
+def autoreload_selection(shell: Any) -> ModuleSelection | None:
+    """The mode of `%autoreload` in this kernel, for ranks; None if that extension is not loaded."""
+    from workspace_sync.reload import selection_of
+
+    magics = shell.magics_manager.registry.get("AutoreloadMagics")
+    if magics is None:
+        return None
+    state = magics._reloader
+    mode = "off" if not state.enabled else "all" if state.check_all else "explicit"
+    return selection_of(mode, state.modules, state.skip_modules)
 
 
 def hosts_named(session: MeshSession, variables: dict[str, Any], name: str | None, command: str) -> HostMesh | ProcMesh:
@@ -88,16 +161,36 @@ def sync_to(notebook: Notebook, command: str, hosts: HostMesh | ProcMesh) -> Syn
         UsageError: a host stays on its old tree.
     """
     from workspace_sync import sync
-    from workspace_sync.model.errors import SyncError
 
     workspace = notebook.workspaces.chosen(command, (), False, None)
-    try:
-        with shown_progress(notebook) as progress:
-            report = sync(hosts, workspace, env=workspace.env, progress=progress)
-    except SyncError as error:
-        raise usage_error(command, str(error)) from None
+    with sync_errors(command), shown_progress(notebook) as progress:
+        report = sync(hosts, workspace, env=workspace.env, progress=progress)
     notebook.workspaces.last = workspace
     return report
+
+
+@contextmanager
+def sync_errors(command: str) -> Generator[None]:
+    """Show the receipt of a sync that failed on some hosts, and raise its error as a sentence."""
+    from workspace_sync.model.errors import SyncError
+
+    try:
+        yield
+    except SyncError as error:
+        if error.report is not None:
+            display(error.report)
+        raise usage_error(command, str(error)) from None
+
+
+def show_receipt(live: LiveReport) -> SyncReport:
+    """Print what ranks do not follow. Returns the receipt, for the cell to show."""
+    for each in live.refreshed:
+        if each.respawned:
+            restored = f", from their checkpoints: {names(each.restored)}" if each.restored else ""
+            print(f"mesh {each.mesh}: created again: {names(each.respawned)}{restored}")
+        for why, ranks in each.errors.items():
+            print(f"mesh {each.mesh}: {format_ranks(ranks, limit=6)} were left alone: {why}")
+    return live.sync
 
 
 @contextmanager

@@ -10,11 +10,9 @@ import msgspec
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.introspection import each_host
 from monarch_kernel.meshes import list_proc_meshes
-from monarch_kernel.workers import place_ranks
 from workspace_sync.model.progress import SyncProgress
 from workspace_sync.model.report import StaleModule, SyncReport
 from workspace_sync.model.workspace import Workspace
-from workspace_sync.placing import placement
 from workspace_sync.reload.client import How, When, contact, enter, folders_of, refresh, stale_modules
 from workspace_sync.reload.report import FAILED, KEPT, RELOADED, Refreshed
 from workspace_sync.reload.selection import EVERY, ModuleSelection
@@ -70,12 +68,14 @@ def sync_live(
     selection: ModuleSelection = EVERY,
     when: When = "idle",
     wait: float = 5.0,
+    verify: bool = False,
+    rollback: bool | int = False,
     progress: Callable[[SyncProgress], None] | None = None,
 ) -> LiveReport:
     """Sync a workspace, have ranks start in it from now on, and have those that run already follow.
 
     Args:
-        hosts, workspace, progress: as for ``workspace_sync.sync``.
+        hosts, workspace, verify, rollback, progress: as for ``workspace_sync.sync``.
         how: as for ``refresh``; None: modules that are stale then are only named, in the receipt.
         selection, when, wait: as for ``refresh``.
 
@@ -84,8 +84,7 @@ def sync_live(
     """
     for procs in meshes_on(hosts):
         contact(procs, _folders(procs, workspace))
-    report = sync(hosts, workspace, env=workspace.env, progress=progress)
-    place(hosts, workspace, report)
+    report = sync(hosts, workspace, env=workspace.env, verify=verify, rollback=rollback, progress=progress)
     live = LiveReport(report)
     for procs in meshes_on(hosts):
         pairs = _folders(procs, workspace)
@@ -111,13 +110,6 @@ def meshes_on(hosts: Any) -> list[ProcMesh]:
         if not keys.isdisjoint(host.key for host in each_host(procs)):
             found.append(procs)
     return found
-
-
-def place(hosts: Any, workspace: Workspace, report: SyncReport) -> None:
-    """Have ranks that start from now on do so in the trees that their hosts have."""
-    for host, done in zip(each_host(hosts), report.hosts, strict=True):
-        if done.path and not host.gone:
-            place_ranks(host.mesh, placement(workspace, done.path, workspace.env)).get()
 
 
 def _folders(procs: ProcMesh, workspace: Workspace) -> Pairs:

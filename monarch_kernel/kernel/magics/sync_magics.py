@@ -5,18 +5,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from IPython.core.magic_arguments import argument, magic_arguments
-from IPython.display import display
 
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_option
 from monarch_kernel.kernel.magics.subcommands import Subcommands
-from monarch_kernel.kernel.sync_run import hosts_named, shown_progress
+from monarch_kernel.kernel.sync_run import (
+    autoreload_selection,
+    hosts_named,
+    show_receipt,
+    shown_progress,
+    sync_errors,
+)
 from monarch_kernel.kernel.usage_errors import usage_error
 
 if TYPE_CHECKING:
+    from monarch_kernel.actor import HostMesh, ProcMesh
     from workspace_sync.model.report import SyncReport
+    from workspace_sync.model.workspace import Workspace
+    from workspace_sync.reload.client import How
 
-_ONE_OF = ("dry_run", "rollback", "watch", "unwatch")
-_WAYS = ("reload", "respawn", "restart")
+_WAYS: tuple[How, ...] = ("reload", "respawn", "restart")
+#: Options of which a line has at most one.
+_APART = (
+    *(("dry_run", other) for other in ("rollback", "watch", "unwatch", *_WAYS)),
+    *(("rollback", other) for other in ("verify", "watch", "unwatch", "env")),
+    *(("unwatch", other) for other in ("watch", "verify", "env", *_WAYS)),
+    *(("reload", "respawn"), ("reload", "restart"), ("respawn", "restart"), ("verify", "watch")),
+)
 
 
 class SyncMagics(Subcommands):
@@ -29,44 +43,69 @@ class SyncMagics(Subcommands):
     @argument("-n", "--dry-run", action="store_true", help="only show what would be sent and deleted")
     @argument("--verify", action="store_true", help="hash all files on the hosts; damaged ones are sent again")
     @argument("--rollback", nargs="?", type=int, const=1, metavar="N", help="go back to the tree before (or N trees)")
+    @argument("--reload", action="store_true", help="reload changed modules in ranks and live actors, in place")
+    @argument("--respawn", action="store_true", help="... or create the actors again, from their checkpoints")
+    @argument("--restart", action="store_true", help="... or replace the ranks, and their actors with them")
+    @argument("--watch", action="store_true", help="sync and reload now and at every save")
+    @argument("--unwatch", action="store_true", help="no longer do so")
     @mesh_option("the mesh, or a variable with hosts (default: the mesh in use, or this host)")
     def sync(self, found: Arguments) -> SyncReport | None:
         """Give all hosts of a mesh the notebook's folders as they are now; ranks started later run in them."""
-        from workspace_sync import sync, verify
-        from workspace_sync.model.errors import SyncError
-
         _check_choices(found)
         notebook = self._notebook
+        if found.unwatch:
+            print(notebook.workspaces.unwatch() or "Nothing is being watched.")
+            return None
         workspace = notebook.workspaces.chosen(found.magic, found.dirs, found.env, found.links)
         hosts = hosts_named(self._session, notebook.shell.user_ns, found.on, found.magic)
-        try:
-            with shown_progress(notebook) as progress:
-                if found.verify and found.dry_run:
-                    report = verify(hosts, workspace, progress=progress)
-                else:
-                    report = sync(
-                        hosts,
-                        workspace,
-                        env=workspace.env,
-                        dry_run=found.dry_run,
-                        verify=found.verify,
-                        rollback=found.rollback or False,
-                        progress=progress,
-                    )
-        except SyncError as error:
-            if error.report is not None:
-                display(error.report)
-            raise usage_error(found.magic, str(error)) from None
-        if not found.dry_run:
-            notebook.workspaces.last = workspace
-        return report
+        how: How | None = next((way for way in _WAYS if getattr(found, way)), None)
+        if found.watch:
+            notebook.workspaces.watch(notebook, hosts, workspace, how or "reload")
+            return None
+        if found.dry_run:
+            return self._look(found, hosts, workspace)
+        return self._sync(found, hosts, workspace, how)
+
+    def _look(self, found: Arguments, hosts: HostMesh | ProcMesh, workspace: Workspace) -> SyncReport:
+        """What a sync would do, or with `--verify` what is damaged."""
+        from workspace_sync import sync, verify
+
+        with sync_errors(found.magic), shown_progress(self._notebook) as progress:
+            if found.verify:
+                return verify(hosts, workspace, progress=progress)
+            return sync(hosts, workspace, env=workspace.env, dry_run=True, progress=progress)
+
+    def _sync(
+        self, found: Arguments, hosts: HostMesh | ProcMesh, workspace: Workspace, how: How | None
+    ) -> SyncReport | None:
+        from workspace_sync.reload import ModuleSelection, sync_live
+
+        notebook = self._notebook
+        selection = ModuleSelection()
+        mode = autoreload_selection(notebook.shell)
+        if how is None and mode is not None and mode.mode != "off":
+            how, selection = "reload", mode
+        with sync_errors(found.magic), shown_progress(notebook) as progress:
+            live = sync_live(
+                hosts,
+                workspace,
+                how=how,
+                selection=selection,
+                verify=found.verify,
+                rollback=found.rollback or False,
+                progress=progress,
+            )
+        notebook.workspaces.last = workspace
+        return show_receipt(live)
 
 
 def _check_choices(found: Arguments) -> None:
     """Raise UsageError if options contradict each other."""
     if found.rollback is not None and found.rollback < 1:
         raise usage_error(found.magic, f"--rollback takes a number of trees of at least 1, not {found.rollback}")
-    for choices in (("dry_run", "rollback"), ("verify", "rollback")):
+    for choices in _APART:
         given = [f"--{name.replace('_', '-')}" for name in choices if getattr(found, name)]
         if len(given) > 1:
             raise usage_error(found.magic, f"give either {given[0]} or {given[1]}, not both")
+    if found.unwatch and found.dirs:
+        raise usage_error(found.magic, "--unwatch takes no folders: at most one workspace is watched")

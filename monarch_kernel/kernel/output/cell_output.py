@@ -52,6 +52,11 @@ class CellOutput:
         self._publishing = threading.RLock()
         self.tooltip: Tooltip | None = None
 
+    @property
+    def live(self) -> bool:
+        """Whether lines that are shown can be replaced later."""
+        return self._publisher.live
+
     def feed(self, source: Source, kind: str, stream: str, data: Any) -> bool:
         """Record one event; returns whether there is something new to show."""
         with self._lock:

@@ -100,7 +100,8 @@ def stale_line(stale: Sequence[StaleModule]) -> str:
     done = [module.name for module in stale if module.state == "reloaded"]
     if done:
         parts.append(f"reloaded: {names(done)}")
-    parts += [f"{m.name} was left alone: {m.state}" for m in stale if m.state not in ("stale", "reloaded")]
+    silent = ("stale", "reloaded", "current")
+    parts += [f"{module.name} was left alone: {module.state}" for module in stale if module.state not in silent]
     return "\n".join(parts)
 
 

@@ -102,3 +102,17 @@ def test_errors(here: Project, tmp_path: Path) -> None:
     reader: Any = this_host().spawn_procs().spawn("reader", Reader)
     (here.folder / "link").unlink()
     assert "for the controller" in reader.sync.call_one(str(here.folder)).get(PATIENCE)
+
+
+def test_auto_reload_reaches_live_actors(here: Project) -> None:
+    """Also those that were spawned before the first sync; Monarch's reaches none."""
+    reader: Any = this_host().spawn_procs().spawn("reader", Reader)
+    assert reader.read.call_one().get(PATIENCE)[0] == "first"
+    here.write("model.py", "VERSION = 'second'\n")
+    report = asyncio.run(this_host().sync_workspace(Workspace(dirs=["."]), auto_reload=True))
+    assert [(module.name, module.state) for module in report.stale] == [("model", "reloaded")]
+    assert reader.read.call_one().get(PATIENCE)[0] == "second"
+    here.write("model.py", "VERSION = 'third'\n")
+    report = asyncio.run(this_host().sync_workspace(Workspace(dirs=["."])))
+    assert [(module.name, module.state) for module in report.stale] == [("model", "stale")]
+    assert reader.read.call_one().get(PATIENCE)[0] == "second"

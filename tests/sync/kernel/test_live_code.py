@@ -1,0 +1,112 @@
+"""Ranks and live actors that follow a sync, on request, at every save, and by the mode of `%autoreload`."""
+
+from __future__ import annotations
+
+import re
+
+from tests.kernel.harness import Cell, Kernel
+from tests.kernel.screen import text
+from tests.sync.kernel.project import Project
+
+USE = "%%mesh\nimport model\nmodel.VERSION"
+ACTORS = """
+from monarch_kernel.actor import this_host
+from worker import Worker
+workers = this_host().spawn_procs(per_host={"gpus": 2}, name="w").spawn("workers", Worker)
+print(*workers.add.call(5).get().values())
+"""
+WORKER = """
+from monarch_kernel.actor import Actor, endpoint
+class Worker(Actor):
+    def __init__(self):
+        self.total = 0
+    @endpoint
+    def add(self, n):
+        self.total += n
+        return self.total
+"""
+
+
+def begin(kernel: Kernel) -> None:
+    """Sync, and have two ranks import the module."""
+    kernel.ok("%mesh sync")
+    kernel.ok("%mesh up --procs 2")
+    assert text(kernel.ok(USE)) == "[0-1] 'first'"
+
+
+def test_stale_modules_are_named_with_three_ways_out(kernel: Kernel, project: Project) -> None:
+    begin(kernel)
+    project.write("model.py", "VERSION = 'second'\n")
+    said = kernel.ok("%mesh sync").text
+    assert "ranks 0-1 have imported an older model: %mesh sync --reload" in said, said
+    assert "--respawn creates the actors again, --restart restarts the ranks" in said
+    assert text(kernel.ok(USE)) == "[0-1] 'first'"
+    assert "reloaded: model" in kernel.ok("%mesh sync --reload").text
+    assert text(kernel.ok(USE)) == "[0-1] 'second'"
+    assert "older" not in kernel.ok("%mesh sync").text
+    assert "older model" in kernel.ok("%mesh sync --rollback").text
+
+
+def test_live_actors_keep_their_state(kernel: Kernel, project: Project) -> None:
+    project.write("worker.py", WORKER)
+    kernel.ok("%mesh sync")
+    assert "5 5" in kernel.ok(ACTORS).stdout
+    project.write("worker.py", WORKER.replace("+= n", "+= 100 * n"))
+    kernel.ok("%mesh sync --reload")
+    assert kernel.ok("list(workers.add.call(1).get().values())").text == "[105, 105]"
+    project.write("worker.py", WORKER.replace("+= n", "-= n"))
+    out = kernel.ok("%mesh sync --respawn")
+    assert "created again: workers" in out.stdout
+    assert kernel.ok("list(workers.add.call(1).get().values())").text == "[-1, -1]"
+    pids = kernel.ok("import monarch_kernel; list(monarch_kernel.get_mesh('w').pids().values())").text
+    project.write("worker.py", WORKER.replace("+= n", "+= 2 * n"))
+    kernel.ok("%mesh sync --restart")
+    assert kernel.ok("list(workers.add.call(1).get().values())").text == "[2, 2]"
+    assert kernel.ok("list(monarch_kernel.get_mesh('w').pids().values())").text != pids
+
+
+def test_the_mode_of_autoreload_holds_on_ranks(kernel: Kernel, project: Project) -> None:
+    begin(kernel)
+    kernel.ok("%load_ext autoreload\n%autoreload 2")
+    project.write("model.py", "VERSION = 'second'\n")
+    assert "reloaded: model" in kernel.ok("%mesh sync").text
+    assert text(kernel.ok(USE)) == "[0-1] 'second'"
+    kernel.ok("%autoreload 0")
+    project.write("model.py", "VERSION = 'third'\n")
+    assert "older model" in kernel.ok("%mesh sync").text
+    kernel.ok("%autoreload 1\n%aimport data.load")
+    assert "reloaded" not in kernel.ok("%mesh sync").text
+    kernel.ok("%aimport model")
+    assert "reloaded: model" in kernel.ok("%mesh sync").text
+
+
+def test_a_watch_shows_one_line(kernel: Kernel, project: Project) -> None:
+    begin(kernel)
+    cell = kernel.send("%mesh sync --watch")
+    cell.wait()
+    project.write("model.py", "VERSION = 'saved'\n")
+    line = said_by(cell, "reloaded model")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d synced 1 file to 1 host, reloaded model \(\d+\.\d\d s\)", line), line
+    assert text(kernel.ok(USE)) == "[0-1] 'saved'"
+    project.write("model.py", "VERSION = (\n")
+    assert "model.py" in said_by(cell, "SyntaxError")
+    assert text(kernel.ok(USE)) == "[0-1] 'saved'"
+    project.write("model.py", "VERSION = 'mended'\n")
+    said_by(cell, "reloaded model")
+    assert text(kernel.ok(USE)) == "[0-1] 'mended'"
+    assert len(cell.outcome.displays) <= 1, "one line, which is updated"
+    out = kernel.ok("%mesh sync --unwatch")
+    assert f"no longer watched: {project.folder}" in out.stdout
+    assert "Nothing is being watched" in kernel.ok("%mesh sync --unwatch").stdout
+    project.write("model.py", "VERSION = 'unseen'\n")
+    assert "older model" in kernel.ok("%mesh sync").text
+
+
+def said_by(cell: Cell, words: str) -> str:
+    """Read what the watch shows until its line has these words."""
+    while True:
+        shown = cell.outcome.updates or cell.outcome.displays
+        line = shown[-1].get("text/plain", "") if shown else ""
+        if words in line:
+            return str(line).strip()
+        cell.read()
