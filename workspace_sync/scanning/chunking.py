@@ -54,6 +54,8 @@ def again(known: Cuts, size: int, read: Callable[[int, int], bytes]) -> tuple[in
         size: its size now (bytes).
         read: gives the bytes at (offset, size); fewer at the end of the file.
     """
+    if size == sum(known.sizes):
+        return known.sizes  # what was changed in place, as most files of one size are, has its cuts where they were
     starts: list[int] = []
     position = number = 0  # where it is believed that this chunk starts now
     found = 0
@@ -94,6 +96,8 @@ def _search(
     numbers = range(number, number + _FARTHER) if misses <= 2 else (number - misses + 1, number, number + 1)
     best: tuple[int, int] | None = None
     for each in numbers:
+        if best is not None and each > number + 1:
+            break
         anchor = known.anchor(each)
         if len(anchor) < ANCHOR or len(set(anchor)) < ANCHOR // 4:
             continue  # such bytes are everywhere

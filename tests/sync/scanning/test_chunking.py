@@ -88,6 +88,14 @@ def test_another_content_is_new(client: Client, large: Path) -> None:
     assert changed(client, large, data) == (13, len(data))
 
 
+def test_edits_in_place_of_a_file_with_uneven_cuts(client: Client, large: Path) -> None:
+    data = bytearray(b"a line\n" + DATA)
+    changed(client, large, data)
+    data[3 * CHUNK + 100 : 3 * CHUNK + 200] = bytes(100)
+    data[9 * CHUNK + 7 : 9 * CHUNK + 50] = bytes(43)  # the start of a chunk
+    assert changed(client, large, data) == (2, 2 * CHUNK)
+
+
 def test_repeated_bytes_do_no_harm(client: Client, large: Path) -> None:
     zeros = bytes(20 * CHUNK)
     assert changed(client, large, zeros)[0] == 1
