@@ -25,6 +25,7 @@ from workspace_sync.store.examination import HeldManifest, without
 from workspace_sync.store.failures import explain
 from workspace_sync.store.kept import Keeper
 from workspace_sync.store.objects import write_all
+from workspace_sync.store.processes import open_files, resolved
 from workspace_sync.store.sources import ContentPlace, Sources
 from workspace_sync.store.tree import TreeFolder, join
 
@@ -103,6 +104,8 @@ class SlotChange:
         self._freed: set[bytes] = set()
         #: Modules that change, by folder: the stems of their names.
         self._stems: dict[bytes, set[bytes]] = {}
+        #: Files of the slot that processes have open, once it is known.
+        self._open: set[bytes] | None = None
         self._umask = _umask()
         self.reused = 0
 
@@ -205,9 +208,14 @@ class SlotChange:
             return False
         if 2 * sum(size for _, _, size in set(old.pieces()) & set(new.pieces())) < new.size:
             return False
+        if self._facts.reflink:
+            return True
+        if self._open is None:
+            self._open = open_files(resolved(self.tree.fd))
         about = self.tree.stat(path)
         return (
-            about is not None
+            b"%b/%b" % (resolved(self.tree.fd), path) not in self._open  # a rank may have mapped it
+            and about is not None
             and stat.S_ISREG(about.st_mode)
             and about.st_nlink == 1
             and (about.st_mtime_ns, about.st_size) == (old.mtime, old.size)

@@ -14,6 +14,7 @@ from workspace_sync.store.examination import HeldManifest, Problem, compared, em
 from workspace_sync.store.failures import explain
 from workspace_sync.store.generations import SLOT
 from workspace_sync.store.kept import Keeper, strays
+from workspace_sync.store.processes import resolved, working_folders
 from workspace_sync.store.records import (
     ManifestRecord,
     SlotRecord,
@@ -264,11 +265,12 @@ class Slots:
 
     def free(self, part: str, current: str, digest: bytes) -> list[str]:
         """The slots of a part in which no process works, but the current one; the best for a tree first."""
-        busy = _working_folders()
+        busy = working_folders()
+        here = resolved(self._folder.fd)
 
         def is_free(slot: str) -> bool:
-            path = self.path(slot)
-            return slot != current and not any(each == path or each.startswith(path + "/") for each in busy)
+            path = b"%b/%b" % (here, slot.encode())
+            return slot != current and not any(each == path or each.startswith(path + b"/") for each in busy)
 
         def order(slot: str) -> tuple[bool, bool]:
             record = self.record(slot)
@@ -374,15 +376,3 @@ def carry(part: str, tree: TreeFolder, manifest: Manifest, current: Donor | None
 
 def _manifest_name(digest: bytes, base: bytes) -> str:
     return f"{digest.hex()}-{base.hex()}" if base else digest.hex()
-
-
-def _working_folders() -> set[str]:
-    """The folders in which processes of this user work."""
-    found: set[str] = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                found.add(os.readlink(f"/proc/{name}/cwd"))
-            except OSError:  # it has ended, or belongs to another user
-                continue
-    return found

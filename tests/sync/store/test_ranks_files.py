@@ -118,7 +118,14 @@ def test_caches_stay(folder: WorkspaceFolder) -> None:
     assert on_disk(tree(folder)) == expected(Content({b"x": b"y"}))
 
 
-def test_a_slot_in_which_a_process_works_is_not_changed(folder: WorkspaceFolder) -> None:
+def test_a_slot_in_which_a_process_works_is_not_changed(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir(mode=0o700)
+    (tmp_path / "linked").symlink_to("home")
+    with Store(str(tmp_path / "linked" / "store")) as store:
+        slot_in_use(store.workspace("w"))
+
+
+def slot_in_use(folder: WorkspaceFolder) -> None:
     sync(folder, version(1))
     working = os.path.realpath(tree(folder) / "pkg")
     before = on_disk(os.path.dirname(working))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,6 +56,34 @@ def test_a_small_change_in_a_large_file_is_one_piece(store: Store) -> None:
         roll_back(folder)
         assert on_disk(tree(folder)) == expected(content)
         assert folder.verify() == []
+
+
+@pytest.mark.parametrize("how", ["open", "mapped"])
+def test_a_large_file_that_a_process_uses_is_not_changed_under_it(store: Store, how: str) -> None:
+    folder = store.workspace("w")
+    data = noise(20 * CHUNK, 1)
+    sync(folder, Content({b"dir/large": data}, CHUNK))
+    code = """
+import mmap, sys
+file = open(sys.argv[1], "rb")
+seen = file if sys.argv[2] == "open" else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+if sys.argv[2] == "mapped":
+    file.close()
+print("ready", flush=True)
+sys.stdin.readline()
+seen.seek(0)
+sys.stdout.buffer.write(seen.read())
+"""
+    command = [sys.executable, "-c", code, os.path.realpath(f"{tree(folder)}/dir/large"), how]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        for n in range(3):
+            sync(folder, Content({b"dir/large": edited(data, n * CHUNK, b"edit")}, CHUNK))
+            folder.follow()
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        assert process.stdout.read() == data
 
 
 @pytest.mark.parametrize("how", ["inserted", "cut", "grown"])
