@@ -20,12 +20,17 @@ from monarch_kernel.actor import Future
 from monarch_kernel.errors import ActorError, RDMAError, SupervisionError
 from monarch_kernel.rdma import RDMABuffer
 from workspace_sync.mounts.protocol import ROOT, Attributes, Entered, Listed, Request, ignore
-from workspace_sync.mounts.served_folder import Seen
+from workspace_sync.mounts.served_folder import START, Seen
 
 #: How long the kernel may trust names, sizes and times (seconds).
 FRESH = 0.5
 #: A file that is read in order is read this far ahead (bytes).
 WINDOW = 4 << 20
+#: After so many questions about entries of a folder within ``FRESH`` all of it is listed, unless it is too large.
+_ENTRIES = 8
+_LARGEST_FOLDER = 100_000
+#: How many listings are kept.
+_FOLDERS = 64
 #: From this size on, bytes go over the data plane.
 _LARGE = 64 << 10
 
@@ -55,6 +60,54 @@ class _Node:
     handles: list[int] = field(default_factory=list[int])
 
 
+class _FolderCache:
+    """What folders of hosts held a moment ago, for programs that ask for one entry after the other.
+
+    After some questions about entries of one folder its whole listing is asked for, and answers the next ones while it
+    is fresh.
+    """
+
+    def __init__(self, hosts: list[_Host]) -> None:
+        self._hosts = hosts
+        self._lock = threading.Lock()
+        self._listed: dict[tuple[int, bytes], tuple[float, dict[bytes, Seen]]] = {}
+        self._asked: dict[tuple[int, bytes], tuple[float, int]] = {}
+
+    def enter(self, host: int, folder: bytes, entries: dict[bytes, Seen]) -> None:
+        """A listing has arrived."""
+        with self._lock:
+            self._listed.pop((host, folder), None)
+            self._listed[host, folder] = (time.monotonic(), entries)
+            while len(self._listed) > _FOLDERS:
+                del self._listed[next(iter(self._listed))]
+
+    def find(self, host: int, path: bytes) -> Seen | int | None:
+        """What a path is; None: nothing; 0: it is not known, ask."""
+        folder, _, name = path.rpartition(b"/")
+        key = (host, folder)
+        now = time.monotonic()
+        with self._lock:
+            listed = self._listed.get(key)
+            if listed is not None and now - listed[0] < FRESH / 2:
+                return listed[1].get(name)
+            since, count = self._asked.get(key, (now, 0))
+            if now - since > FRESH:
+                since, count = now, 0
+            self._asked[key] = (since, count + 1)
+            while len(self._asked) > _FOLDERS:
+                del self._asked[next(iter(self._asked))]
+            worth = count == _ENTRIES and (listed is None or len(listed[1]) <= _LARGEST_FOLDER)
+        if worth:
+
+            def done(call: Future[Any]) -> None:
+                found = _result(call)
+                if not isinstance(found, int):
+                    self.enter(host, folder, dict(found))
+
+            self._hosts[host].listing.call_one(folder).add_done_callback(done)
+        return 0
+
+
 class GatheredTree:
     """A read-only file system over the folders of hosts.
 
@@ -67,6 +120,7 @@ class GatheredTree:
 
     def __init__(self, names: list[bytes], hosts: list[_Host], gateway: int) -> None:
         self._gateway = gateway
+        self._recent = _FolderCache(hosts)
         self._names = {name: host for host, name in enumerate(names)}
         self._hosts = hosts
         self._lock = threading.Lock()
@@ -94,6 +148,12 @@ class GatheredTree:
             host = above.host
             path = above.path + b"/" + name if above.path else name
 
+        recent = self._recent.find(host, path) if path else 0
+        if recent != 0:
+            assert not isinstance(recent, int)
+            request.found(Entered(0) if recent is None else self._enter(host, path, recent))
+            return
+
         def answer(seen: Seen) -> None:
             request.found(self._enter(host, path, seen))
 
@@ -113,6 +173,11 @@ class GatheredTree:
         with self._lock:
             handle = here.handles[-1] if here.handles else None
         host = self._hosts[here.host]
+        if handle is None and here.path:
+            recent = self._recent.find(here.host, here.path)
+            if recent and not isinstance(recent, int) and recent.identity == here.identity:
+                request.attributes(_attributes(recent))
+                return
 
         def answer(seen: Seen) -> None:
             if here.identity not in (seen.identity, (0, 0)) and here.path:
@@ -131,13 +196,11 @@ class GatheredTree:
         here = self._nodes[node]
         host = self._hosts[here.host]
 
-        def answer(remote: int) -> None:
-            if remote < 0:
-                request.fail(-remote)
-                return
+        def answer(opened: tuple[int, bytes]) -> None:
+            remote, start = opened
             handle = next(self._handles)
             with self._lock:
-                self._files[handle] = _OpenFile(host, remote, here)
+                self._files[handle] = _OpenFile(host, remote, here, start)
                 here.handles.append(remote)
             request.opened(handle, direct=request.process == self._gateway)
 
@@ -161,8 +224,10 @@ class GatheredTree:
 
         def answer(found: list[tuple[bytes, Seen]]) -> None:
             entries = [*_dots(), *(Listed(name, seen.inode, stat.S_IFMT(seen.mode)) for name, seen in found)]
+            about = dict(found)
+            self._recent.enter(here.host, here.path, about)
             with self._lock:
-                self._listings[handle] = entries, dict(found)
+                self._listings[handle] = entries, about
             request.opened(handle)
 
         _when(request, self._hosts[here.host].listing.call_one(here.path), answer)
@@ -219,8 +284,10 @@ class GatheredTree:
 class _OpenFile:
     """A file that is open on its host; what is read in order comes in windows, over the data plane."""
 
-    def __init__(self, host: _Host, remote: int, node: _Node) -> None:
+    def __init__(self, host: _Host, remote: int, node: _Node, start: bytes) -> None:
         self.node = node
+        self._start = start  # the first bytes, as of its opening
+        self._opened = time.monotonic()
         self.remote = remote
         self._host = host
         self._lock = threading.Lock()
@@ -238,6 +305,10 @@ class _OpenFile:
             near = abs(offset - self._next) <= WINDOW // 2
             self._in_order = self._in_order + 1 if near and offset else 0
             self._next = offset + size
+            small = len(self._start) < START
+            if (small or offset + size <= len(self._start)) and time.monotonic() - self._opened < FRESH / 2:
+                request.data(self._start[offset : offset + size])
+                return
             start, count, when = self._window
             if start <= offset and offset + size <= start + count and time.monotonic() - when < FRESH:
                 assert self._memory is not None

@@ -22,6 +22,8 @@ from monarch_kernel.rdma import RDMABuffer, RDMATcpFallbackWarning
 
 _T = TypeVar("_T")
 
+#: An answer to ``open`` has this much of the file already (bytes).
+START = 32 << 10
 #: What is shown: a pipe, socket or device would be one of the client's.
 _KINDS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 _WAY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -76,8 +78,8 @@ class ServedFolder(Actor):
         return await _answer(self._readlink, path)
 
     @concurrent_endpoint
-    async def open(self, path: bytes, identity: tuple[int, int]) -> int:
-        """Open a regular file; returns a handle. ESTALE: it is another file by now."""
+    async def open(self, path: bytes, identity: tuple[int, int]) -> tuple[int, bytes] | int:
+        """Open a regular file; returns a handle and the first ``START`` bytes. ESTALE: it is another file by now."""
         return await _answer(self._open_file, path, identity)
 
     @concurrent_endpoint
@@ -155,7 +157,7 @@ class ServedFolder(Actor):
             raise PermissionError(errno.EACCES, "the link leads out of the folder")
         return inner
 
-    def _open_file(self, path: bytes, identity: tuple[int, int]) -> int:
+    def _open_file(self, path: bytes, identity: tuple[int, int]) -> tuple[int, bytes]:
         with self._at(path) as way:
             about = os.fstat(way)
             if (about.st_dev, about.st_ino) != identity:
@@ -163,9 +165,14 @@ class ServedFolder(Actor):
             if not stat.S_ISREG(about.st_mode):  # to open a pipe or a device does something
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             descriptor = os.open(f"/proc/self/fd/{way}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            start = os.pread(descriptor, START, 0)
+        except BaseException:
+            os.close(descriptor)
+            raise
         handle = next(self._numbers)
         self._open[handle] = descriptor
-        return handle
+        return handle, start
 
     @contextmanager
     def _at(self, path: bytes) -> Generator[int]:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.otheruser import other_user  # noqa: F401  # a fixture
 from tests.workers import Team, team
-from workspace_sync.mounts.mounting import mine
+from workspace_sync.mounts.mounting import Mounted, mine
 
 
 def why_not() -> str:
@@ -26,14 +26,18 @@ def why_not() -> str:
     return ""
 
 
+def mounts_below(folder: Path) -> list[Mounted]:
+    """The mounts of this package in a folder; other processes of this user may have others."""
+    return [each for each in mine() if each.mountpoint.startswith(os.fsencode(folder) + b"/")]
+
+
 @pytest.fixture(autouse=True)
-def mounts_are_possible() -> Iterator[None]:
+def mounts_are_possible(tmp_path: Path) -> Iterator[None]:
     """Skips where there is no FUSE, and fails a test that leaves a mount."""
     if why := why_not():
         pytest.skip(f"nothing can be mounted here: {why}")
-    before = set(mine())
     yield
-    assert set(mine()) <= before
+    assert not mounts_below(tmp_path)
 
 
 class MountHosts:
@@ -49,6 +53,10 @@ class MountHosts:
         self.team = members
         self.homes = homes
         self.mesh: Any = members.attach()
+
+    def servers(self) -> list[int]:
+        """The processes that serve mounts in the homes."""
+        return [int(each.source.split(b":")[3]) for each in mounts_below(self.homes[0].parent)]
 
 
 @pytest.fixture

@@ -17,21 +17,15 @@ from typing import Any
 import pytest
 
 from tests.conftest import alive, wait_until
-from tests.sync.mounts.conftest import MountHosts
+from tests.sync.mounts.conftest import MountHosts, mounts_below
 from tests.sync.trees import difference, mutate, snapshot, write
 from workspace_sync.mounts import MountError, remotemount
-from workspace_sync.mounts.mounting import mine
 
 Hosts = Callable[[int], MountHosts]
 
 
 #: The number of the system call ``read``: x86-64, others.
 READ = ("0", "63")
-
-
-def servers() -> list[int]:
-    """The processes that serve mounts here."""
-    return [int(each.source.split(b":")[3]) for each in mine()]
 
 
 def egress(handle: Any) -> int:
@@ -219,13 +213,13 @@ def test_a_killed_server_leaves_no_mount_and_the_folder_can_be_mounted_again(hos
     at.mkdir()
     handle = remotemount(on.mesh, str(tree), "~/mnt").open()
     reader = os.open(at / "large.bin", os.O_RDONLY)
-    [pid] = servers()
+    [pid] = on.servers()
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(OSError):
         os.pread(reader, 1 << 20, 5 << 20)
     with suppress(OSError):
         os.close(reader)
-    wait_until(lambda: not servers(), "the mount is gone")
+    wait_until(lambda: not on.servers(), "the mount is gone")
     with pytest.raises(MountError, match="node0"):
         handle.refresh()
     handle.close()
@@ -234,22 +228,22 @@ def test_a_killed_server_leaves_no_mount_and_the_folder_can_be_mounted_again(hos
         assert not difference(snapshot(tree), snapshot(at))
 
 
-def test_a_mount_that_nothing_could_remove_is_removed_by_the_next(hosts: Hosts, tree: Path) -> None:
+def test_a_dead_mount_is_removed_by_the_next(hosts: Hosts, tree: Path, tmp_path: Path) -> None:
     on = hosts(1)
     handle = remotemount(on.mesh, str(tree), "~/mnt").open()
     for guardian in handle._opened._processes._guardians:
         guardian.kill()
         guardian.wait()
-    [pid] = servers()
+    [pid] = on.servers()
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not alive(pid), "the server has ended")
-    assert [each.dead for each in mine()] == [True]
+    assert [each.dead for each in mounts_below(tmp_path)] == [True]
     with pytest.raises(OSError) as dead:
         os.listdir(on.homes[0] / "mnt")
     assert dead.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
     handle.close()
     with handle.open():
-        assert [each.dead for each in mine()] == [False]
+        assert [each.dead for each in mounts_below(tmp_path)] == [False]
         assert not difference(snapshot(tree), snapshot(on.homes[0] / "mnt"))
 
 
@@ -291,7 +285,7 @@ def test_space_of_old_versions_is_given_back(hosts: Hosts, tmp_path: Path) -> No
     file, at = tmp_path / "source" / "data", on.homes[0] / "mnt" / "data"
     write(file, random.Random(0).randbytes(9 << 20))
     with remotemount(on.mesh, str(file.parent), "~/mnt") as handle:
-        [spool] = [p for p in Path(f"/proc/{servers()[0]}/fd").iterdir() if "/mounts/" in os.readlink(p)]
+        [spool] = [p for p in Path(f"/proc/{on.servers()[0]}/fd").iterdir() if "/mounts/" in os.readlink(p)]
         for version in range(1, 6):
             at.read_bytes()
             write(file, random.Random(version).randbytes(9 << 20))
@@ -304,7 +298,7 @@ def test_the_other_hosts_go_on_when_one_is_lost(hosts: Hosts, tree: Path) -> Non
     on = hosts(2)
     handle = remotemount(on.mesh, str(tree), "~/mnt").open()
     os.kill(on.team[0].pid, signal.SIGKILL)
-    wait_until(lambda: len(servers()) == 1, "the lost host has no mount")
+    wait_until(lambda: len(on.servers()) == 1, "the lost host has no mount")
     write(tree / "new", "new")
     with pytest.raises(MountError, match="1 of 2 hosts.*node0"):
         handle.refresh()
@@ -330,14 +324,14 @@ def test_a_client_that_ends_leaves_no_mount(hosts: Hosts, tree: Path, how: str) 
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == "ready\n"
-        [pid] = servers()
+        [pid] = on.servers()
         reader = os.open(on.homes[0] / "mnt" / "large.bin", os.O_RDONLY)
         if how == "killed":
             client.kill()
         else:
             client.communicate("\n", timeout=30)
         client.wait(30)
-        wait_until(lambda: not servers(), "the mount is gone")
+        wait_until(lambda: not on.servers(), "the mount is gone")
         with pytest.raises(OSError):
             os.pread(reader, 1 << 20, 5 << 20)
         with suppress(OSError):
@@ -365,7 +359,7 @@ def test_what_cannot_be_mounted_is_refused_with_a_reason(hosts: Hosts, tree: Pat
     ):
         with pytest.raises(MountError, match=why):
             remotemount(on.mesh, str(source), at).open()
-    assert not servers()
+    assert not on.servers()
     assert not (tree / "empty" / "mnt").exists()
 
 
