@@ -17,6 +17,8 @@ def strays(tree: TreeFolder, manifest: Manifest) -> Iterator[bytes]:
     Only folders that were changed since the tree was made are read.
     """
     for path, folder in manifest.folders.items():
+        if path.rpartition(b"/")[2] in CACHES:
+            continue
         try:
             about = os.stat(path, dir_fd=tree.fd, follow_symlinks=False) if path else os.stat(tree.fd)
             if about.st_mtime_ns == folder_time(folder.digest):

@@ -118,6 +118,18 @@ def test_caches_stay(folder: WorkspaceFolder) -> None:
     assert on_disk(tree(folder)) == expected(Content({b"x": b"y"}))
 
 
+def test_what_is_added_to_a_cache_of_the_client_stays(folder: WorkspaceFolder) -> None:
+    """In an environment, compiled files are content; ranks compile more, of modules that may change."""
+    files = {b"a.py": b"a", b"b.py": b"1", b"__pycache__/a.cpython-311.pyc": b"compiled"}
+    sync(folder, Content(files))
+    (tree(folder) / "__pycache__" / "b.cpython-311.pyc").write_text("compiled by a rank")
+    content = Content({**files, b"b.py": b"2"})
+    _, generation = sync(folder, content)
+    assert generation.moved == [] and on_disk(tree(folder)) == expected(content)
+    sync(folder, Content({**files, b"b.py": b"3"}))
+    assert on_disk(tree(folder)) == expected(Content({**files, b"b.py": b"3"}))
+
+
 def test_a_slot_in_which_a_process_works_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir(mode=0o700)
     (tmp_path / "linked").symlink_to("home")

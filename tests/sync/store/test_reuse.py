@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,23 @@ def test_files_are_renamed_without_being_written(store: Store) -> None:
     assert on_disk(tree(folder)) == expected(renamed)
     assert {path.stat().st_ino for path in Path(f"{tree(folder)}/new/deep").iterdir()} == inodes
     assert staging.reused == 50_000
+
+
+def test_pieces_arrive_in_any_order_from_any_thread(store: Store) -> None:
+    folder = store.workspace("w")
+    files: dict[bytes, bytes] = {b"d%d/f%d" % (n % 90, n): b"%d" % (n // 2) for n in range(600)}
+    content = Content({**files, b"large": noise(1 << 20, 1)}, 4096)
+    with folder.lock("the test", 5):
+        staging = folder.stage({"tree": content.manifest})
+        pieces = staging.missing
+        random.Random(1).shuffle(pieces)
+        assert len(pieces) == 300 + 256
+        with ThreadPoolExecutor(8) as pool:  # each piece twice
+            list(pool.map(lambda piece: staging.put(piece[0], memoryview(content.pieces[piece[0]])), pieces * 2))
+        staging.finish()
+        staging.commit()
+    assert on_disk(tree(folder)) == expected(content)
+    assert folder.verify() == []
 
 
 def test_a_mode_is_changed_where_the_file_is(store: Store) -> None:
