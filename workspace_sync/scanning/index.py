@@ -33,7 +33,7 @@ _RECENT = 4
 _LARGEST = 2 << 30
 
 
-class Ignored(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class LeftOutEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """An entry of a folder that is left out.
 
     Attributes:
@@ -63,7 +63,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     hints: bytes
     outer: bytes
     inner: bytes
-    ignored: dict[bytes, Ignored]
+    ignored: dict[bytes, LeftOutEntry]
     subfolders: list[bytes]
     folder: Folder
     anchors: dict[bytes, bytes] = {}

@@ -20,7 +20,7 @@ from workspace_sync.model.manifest import MODE_BITS, Folder, printable
 from workspace_sync.model.workspace import Links, is_environment
 from workspace_sync.scanning.chunking import Cuts
 from workspace_sync.scanning.ignore import Scope, rules_around
-from workspace_sync.scanning.index import Ignored, Index, Record
+from workspace_sync.scanning.index import Index, LeftOutEntry, Record
 from workspace_sync.scanning.links import inner_target
 from workspace_sync.scanning.problems import Problems
 from workspace_sync.scanning.rules import GITIGNORE, MESHIGNORE, RuleFile, Rules
@@ -28,7 +28,7 @@ from workspace_sync.scanning.rules import GITIGNORE, MESHIGNORE, RuleFile, Rules
 _encode = msgspec.msgpack.encode
 _ENVIRONMENT = "default: a Python environment"
 _KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
-_NONE_IGNORED: dict[bytes, Ignored] = {}
+_NONE_IGNORED: dict[bytes, LeftOutEntry] = {}
 
 #: An entry of a listing: (name,) of a folder that is entered; (name, whether it is a folder) of what is left out; else
 #: (name, size, mtime, ctime, (mode, inode, device)).
@@ -55,7 +55,7 @@ class ToHash:
 
 
 @dataclass(slots=True)
-class Found:
+class ChangedFolder:
     """A folder that is not as it was.
 
     Attributes:
@@ -84,7 +84,7 @@ class Walk:
     reasons: list[str]
     problems: Problems = field(default_factory=Problems)
     records: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
-    found: dict[bytes, Found] = field(default_factory=dict[bytes, Found])
+    found: dict[bytes, ChangedFolder] = field(default_factory=dict[bytes, ChangedFolder])
     to_hash: list[ToHash] = field(default_factory=list[ToHash])
 
 
@@ -224,7 +224,7 @@ class Walker:
         found = self._reopened(parent)
         found.record.subfolders.remove(name)
 
-    def _reopened(self, place: bytes) -> Found:
+    def _reopened(self, place: bytes) -> ChangedFolder:
         """A folder that was visited, to be changed, and not to be trusted by the next scan."""
         found = self._walk.found.get(place)
         if found is None:
@@ -239,7 +239,7 @@ class Walker:
                 Folder(folder.mode, folder.files, folder.links, {}),
                 record.anchors,
             )
-            found = Found(record, list(map(tuple, msgspec.msgpack.decode(record.hints)[1])))
+            found = ChangedFolder(record, list(map(tuple, msgspec.msgpack.decode(record.hints)[1])))
             self._walk.records[place] = record
             self._walk.found[place] = found
         found.trusted = False
@@ -259,7 +259,7 @@ class Walker:
             found = self._reopened(place.rpartition(b"/")[0])
             name = os.path.basename(path)
             found.record.subfolders.remove(name)
-            found.record.ignored[name] = Ignored(self._reason(_ENVIRONMENT), folder=True)
+            found.record.ignored[name] = LeftOutEntry(self._reason(_ENVIRONMENT), folder=True)
             return
         hints: dict[bytes, list[Any]] = {}
         judged = False  # whether earlier verdicts still hold
@@ -269,7 +269,7 @@ class Walker:
                 _, listed = msgspec.msgpack.decode(old.hints)
                 hints = {item[0]: item for item in listed if len(item) == 5}
         record = Record(b"", folder.around.digest, within.digest, {}, [], Folder(mode, {}, {}, {}))
-        found = Found(record, [])
+        found = ChangedFolder(record, [])
         before = old if old is not None else record
         for listed in items:
             item = listed
@@ -289,7 +289,7 @@ class Walker:
             if judged and old is not None and name in old.ignored:
                 kept = False
             if not kept and (why := self._why_left_out(within, name, path + b"/" + name, is_folder)) is not None:
-                record.ignored[name] = Ignored(self._reason(why), 0 if is_folder else item[1], is_folder)
+                record.ignored[name] = LeftOutEntry(self._reason(why), 0 if is_folder else item[1], is_folder)
                 found.items.append(item if name in (GITIGNORE, MESHIGNORE) else (name, is_folder))
             elif is_folder:
                 record.subfolders.append(name)
@@ -300,7 +300,7 @@ class Walker:
         self._walk.found[place] = found
         self._enter(folder, within, record.subfolders)
 
-    def _file(self, folder: _Folder, found: Found, before: Record, hint: list[Any] | None, item: Item) -> None:
+    def _file(self, folder: _Folder, found: ChangedFolder, before: Record, hint: list[Any] | None, item: Item) -> None:
         """An entry that is not a folder, and not left out by a rule."""
         name, size, mtime, ctime, (mode, inode, device) = item
         path = folder.path + b"/" + name
@@ -331,7 +331,9 @@ class Walker:
                 found.record.folder.links[name] = inner
             found.items.append(item)
         else:
-            found.record.ignored[name] = Ignored(self._reason(f"cannot be synced: {_KINDS.get(kind, 'special file')}"))
+            found.record.ignored[name] = LeftOutEntry(
+                self._reason(f"cannot be synced: {_KINDS.get(kind, 'special file')}")
+            )
             found.items.append((name, False))
 
     def _why_left_out(self, within: Scope, name: bytes, path: bytes, is_folder: bool) -> str | None:
