@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import display
 
 from monarch_kernel.actor import HostMesh, ProcMesh, this_host
+from monarch_kernel.kernel.output.mesh_tables import HostTree
 from monarch_kernel.kernel.output.sync_tables import names, progress_line
 from monarch_kernel.kernel.progress import QUIET
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.usage_errors import nearest, usage_error
-from monarch_kernel.meshes import format_ranks
+from monarch_kernel.meshes import format_ranks, parse_ranks
+from monarch_kernel.workers import placement_of
 
 if TYPE_CHECKING:
     from monarch_kernel.kernel.notebook import Notebook
@@ -152,6 +154,35 @@ def hosts_named(session: MeshSession, variables: dict[str, Any], name: str | Non
     known = [*meshes, *(each for each, held in variables.items() if isinstance(held, HostMesh))]
     there = f"there are {', '.join(known)}" if known else "no mesh is up"
     raise usage_error(command, f"there is no mesh {name!r}{nearest(name, known)}; {there}")
+
+
+def host_trees(notebook: Notebook, mesh: ProcMesh) -> list[HostTree]:
+    """The synced trees of a mesh's hosts; empty if this notebook has synced nothing to them."""
+    if not any(placement_of(mesh)):
+        return []
+    from workspace_sync import status
+    from workspace_sync.sources import ENVIRONMENT, TREE
+
+    now = time.time()
+    found: list[HostTree] = []
+    for state in status(mesh, notebook.workspaces.chosen("%mesh status", (), False, None)):
+        digests = {part: about.digest.hex() for part, about in state.parts.items()}
+        since = next((each.time for each in state.generations if each.number == state.generation), now)
+        earlier = sum(each.number != state.generation for each in state.generations)
+        tree, environment = digests.get(TREE, ""), digests.get(ENVIRONMENT, "")
+        found.append(HostTree(state.host, tree, environment, max(0.0, now - since), earlier, state.repair))
+    return found
+
+
+def older_modules(mesh: ProcMesh, timeout: float) -> dict[int, list[str]]:
+    """The modules that ranks have imported in an older version than their hosts have; ranks that answer in time."""
+    from workspace_sync.reload import stale_modules
+
+    found: dict[int, list[str]] = {}
+    for module in stale_modules(mesh, timeout=timeout):
+        for rank in parse_ranks(module.ranks, mesh.extent):
+            found.setdefault(rank, []).append(module.name)
+    return found
 
 
 def sync_to(notebook: Notebook, command: str, hosts: HostMesh | ProcMesh) -> SyncReport:

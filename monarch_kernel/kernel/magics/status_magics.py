@@ -22,6 +22,7 @@ from monarch_kernel.kernel.output.mesh_tables import (
     kept_elsewhere,
     kept_here,
 )
+from monarch_kernel.kernel.sync_run import host_trees, older_modules
 from monarch_kernel.kernel.usage_errors import usage_error
 from monarch_kernel.meshes import KeptError, held, kept_host_of
 
@@ -61,10 +62,12 @@ class StatusMagics(Subcommands):
     @mesh_argument()
     @ranks_option()
     def status(self, found: Arguments) -> MeshStatus:
-        """Show each rank of a mesh: its state, process and memory, and what it is doing."""
+        """Show each rank of a mesh: its state, process and memory, and what it is doing; and what hosts have synced."""
         mesh, ranks = self.addressed(found)
         states = mesh.status().get(ASK_TIMEOUT)
         places = rank_places(self._notebook, mesh)
+        trees = host_trees(self._notebook, mesh)
+        older = older_modules(mesh, ASK_TIMEOUT) if trees else {}
         listed: list[RankSummary] = []
         for rank in ranks:
             status = states.get(rank)
@@ -79,9 +82,10 @@ class StatusMagics(Subcommands):
                     status.rss_bytes,
                     status.cpu_percent,
                     status.uptime_s,
+                    older.get(rank, ()),
                 )
             )
-        return MeshStatus(mesh.name, listed, kept_here(kept_host_of(mesh)))
+        return MeshStatus(mesh.name, listed, kept_here(kept_host_of(mesh)), trees)
 
     @magic_arguments("mesh logs")
     @mesh_argument()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from monarch_kernel.display.quantities import duration, memory
 from monarch_kernel.display.tables import AsTable, TableView
+from monarch_kernel.kernel.output.sync_tables import DIGITS, names
 from monarch_kernel.meshes import KeptHost, KeptInfo
 
 
@@ -99,6 +100,7 @@ class RankSummary:
         pid: the process id; 0 if there is none yet.
         host: the host of the process.
         doing: where its code is, or why it is not alive.
+        older: the modules that it has imported in an older version than its host has now.
         rss_bytes, cpu_percent, uptime: figures of the process, while it is alive.
     """
 
@@ -111,6 +113,7 @@ class RankSummary:
     rss_bytes: int = 0
     cpu_percent: float = 0.0
     uptime: float = 0.0
+    older: Sequence[str] = ()
 
     @property
     def runs(self) -> bool:
@@ -118,13 +121,43 @@ class RankSummary:
         return self.state in ("alive", "unresponsive")
 
 
+@dataclass(frozen=True, slots=True)
+class HostTree:
+    """The synced tree of a host.
+
+    Attributes:
+        host: its name.
+        digest: of the tree (hex); empty if it has none.
+        environment: of the synced environment (hex); empty if it has none.
+        age: the time since the host switched to them (seconds).
+        earlier: how many earlier trees a rollback can go to.
+        repair: why the next sync will look at all of its files; empty: it is in order.
+    """
+
+    host: str
+    digest: str
+    environment: str = ""
+    age: float = 0.0
+    earlier: int = 0
+    repair: str = ""
+
+    def __str__(self) -> str:
+        if not self.digest and not self.environment:
+            return "no synced tree"
+        with_env = f" with environment {self.environment[:DIGITS]}" if self.environment else ""
+        back = f", {self.earlier} earlier" if self.earlier else ""
+        repair = f"; to be repaired: {self.repair}" if self.repair else ""
+        return f"tree {self.digest[:DIGITS]}{with_env}, {duration(self.age)} old{back}{repair}"
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class MeshStatus(AsTable):
-    """The current state of the ranks of one mesh."""
+    """The current state of the ranks of one mesh, and the synced trees of its hosts."""
 
     mesh: str
     ranks: Sequence[RankSummary]
     kept: KeptState | None = None
+    trees: Sequence[HostTree] = ()
 
     def table(self) -> TableView:
         """One row for each rank."""
@@ -144,7 +177,15 @@ class MeshStatus(AsTable):
         ]
         lost = f": kept {self.kept}" if self.kept is not None and self.kept.lost else ""
         headings = ["rank", "at", "state", "pid", "host", "memory", "cpu", "up", "doing"]
-        return TableView(headings, rows, caption=f"mesh {self.mesh}{lost}", right=(0, 3, 5, 6, 7))
+        if any(rank.older for rank in self.ranks):
+            headings.append("older modules")
+            rows = [[*row, names(rank.older)] for row, rank in zip(rows, self.ranks, strict=True)]
+        said = dict.fromkeys(map(str, self.trees))
+        notes = [
+            f"{', '.join(tree.host for tree in self.trees if str(tree) == text)}: {text}" if len(said) > 1 else text
+            for text in said
+        ]
+        return TableView(headings, rows, f"mesh {self.mesh}{lost}", right=(0, 3, 5, 6, 7), note="\n".join(notes))
 
 
 def kept_here(host: KeptHost | None) -> KeptState | None:

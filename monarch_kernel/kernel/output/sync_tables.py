@@ -36,7 +36,8 @@ def receipt_table(report: SyncReport) -> TableView:
     ]
     headings = ["host", "tree", "", "files", "received", "reused", "time"]
     notes = [f"{what}: {names(paths)}" for what, paths in _paths(report).items() if paths]
-    notes += [stale_line(report.stale)] if report.stale else []
+    notes += report.notes
+    notes += filter(None, [stale_line(report.stale)])
     return TableView(headings, rows, receipt_line(report), right=(3, 4, 5, 6), note="\n".join(notes))
 
 
@@ -72,7 +73,8 @@ def receipt_line(report: SyncReport) -> str:
     if not report.digest:  # the hosts' own trees: of a rollback, or verified
         switched = any(host.switched for host in report.hosts)
         return f"{hosts} {'went back' if switched else 'looked at'} {took}"
-    tree = f"tree {report.digest[:DIGITS]}: {report.files:,} files, {text_size(report.bytes)}"
+    with_env = f" with environment {report.environment[:DIGITS]}" if report.environment else ""
+    tree = f"tree {report.digest[:DIGITS]}{with_env}: {report.files:,} files, {text_size(report.bytes)}"
     read = f", {text_size(report.hashed)} read" if report.hashed else ""
     if report.dry_run:
         lacks = sum(host.lacks for host in report.hosts)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import site
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -44,3 +47,13 @@ class Project:
         """What ranks see of it on this machine."""
         [folder] = (self.store / "w").iterdir()
         return folder / "current" / "tree"
+
+
+def make_environment(folder: Path, *, usable: bool = True) -> Path:
+    """A venv that has a package of its own and, if it is to be usable for ranks, what these need."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    (packages / "only_there.py").write_text("HERE = 'in the environment'\n")
+    if usable:
+        (packages / "others.pth").write_text("\n".join(site.getsitepackages()))
+    return folder

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import re
-import site
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.kernel.harness import Kernel
 from tests.kernel.screen import text
-from tests.sync.kernel.project import Project
+from tests.sync.kernel.project import Project, make_environment
 
 SEE = "%%mesh\nimport sys\nsys.prefix"
-
-
-def make_environment(folder: Path, *, usable: bool = True) -> Path:
-    """A venv that has a package of its own and, if it is to be usable for ranks, what these need."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    [packages] = folder.glob("lib/python*/site-packages")
-    (packages / "only_there.py").write_text("HERE = 'in the environment'\n")
-    if usable:
-        (packages / "others.pth").write_text("\n".join(site.getsitepackages()))
-    return folder
 
 
 def test_ranks_run_in_an_environment(kernel: Kernel, project: Project, tmp_path: Path) -> None:

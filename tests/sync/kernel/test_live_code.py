@@ -27,10 +27,10 @@ class Worker(Actor):
 """
 
 
-def begin(kernel: Kernel) -> None:
+def begin(kernel: Kernel, name: str = "m") -> None:
     """Sync, and have two ranks import the module."""
     kernel.ok("%mesh sync")
-    kernel.ok("%mesh up --procs 2")
+    kernel.ok(f"%mesh up {name} --procs 2")
     assert text(kernel.ok(USE)) == "[0-1] 'first'"
 
 
@@ -110,3 +110,21 @@ def said_by(cell: Cell, words: str) -> str:
         if words in line:
             return str(line).strip()
         cell.read()
+
+
+def test_status_shows_trees_and_ranks_with_older_modules(kernel: Kernel, project: Project) -> None:
+    kernel.ok("%mesh up --procs 1")
+    assert "tree" not in kernel.ok("%mesh status").text
+    begin(kernel, name="own")
+    assert re.search(r"\ntree [0-9a-f]{8}, \d+\.\d s old$", kernel.ok("%mesh status own").text)
+    project.write("model.py", "VERSION = 'second'\n")
+    kernel.ok("%mesh sync")
+    kernel.ok("%%mesh own -r 1\nimport importlib, sys; del sys.modules['model']; import model")
+    out = kernel.ok("state = %mesh status own\nstate")
+    assert re.search(r"^rank .* doing +older modules$", out.text, re.MULTILINE), out.text
+    assert re.search(r"^ +0 .* model$", out.text, re.MULTILINE), out.text
+    assert re.search(r"^ +1 .* idle$", out.text, re.MULTILINE), out.text
+    assert re.search(r"\ntree [0-9a-f]{8}, \d+\.\d s old, 1 earlier$", out.text), out.text
+    assert (
+        kernel.ok("[list(rank.older) for rank in state.ranks], state.trees[0].earlier").text == "([['model'], []], 1)"
+    )

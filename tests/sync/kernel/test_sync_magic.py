@@ -83,7 +83,7 @@ MISTAKES = [
     ("--on other", "there is no mesh 'other'; no mesh is up"),
     ("--rollback 0", "--rollback takes a number of trees of at least 1, not 0"),
     ("--dry-run --rollback", "give either --dry-run or --rollback, not both"),
-    ("--verify --rollback", "give either --verify or --rollback, not both"),
+    ("--verify --rollback", "give either --rollback or --verify, not both"),
     ("--links maybe", "invalid choice: 'maybe'"),
     ("--no-such", "there is no option --no-such"),
     ("--rollback", "there is no"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import Actor, HostMesh, ProcMesh, endpoint, shutdown_context, this_host
-from monarch_kernel.tools.config.workspace import Workspace
+from monarch_kernel.tools.config.workspace import CondaEnvironment, Workspace
 from monarch_kernel.workers import client_path
 from tests.actor.actors import PATIENCE
 from tests.sync.hosts import StoreHosts
-from tests.sync.kernel.project import Project
+from tests.sync.kernel.project import Project, make_environment
 from workspace_sync import SyncError
 
 
@@ -116,3 +117,27 @@ def test_auto_reload_reaches_live_actors(here: Project) -> None:
     report = asyncio.run(this_host().sync_workspace(Workspace(dirs=["."])))
     assert [(module.name, module.state) for module in report.stale] == [("model", "stale")]
     assert reader.read.call_one().get(PATIENCE)[0] == "second"
+
+
+def test_ranks_run_from_the_synced_environment(here: Project, tmp_path: Path) -> None:
+    """Those that start later, without being told so; with_python_executable() names it as this process does."""
+    env = make_environment(tmp_path / "env")
+    other = make_environment(tmp_path / "other")
+    workspace = Workspace(dirs=["."], env=CondaEnvironment(env))
+    report = asyncio.run(this_host().sync_workspace(workspace, conda=True))
+    synced = f"{report.hosts[0].path}/current/env"
+    reader: Any = this_host().spawn_procs().spawn("prefix", Prefix)
+    assert reader.prefix.call_one().get(PATIENCE) == [synced, "in the environment", synced]
+    reader = this_host().with_python_executable(f"{env}/bin/python").spawn_procs().spawn("prefix", Prefix)
+    assert reader.prefix.call_one().get(PATIENCE)[0] == synced
+    reader = this_host().with_python_executable(f"{other}/bin/python").spawn_procs().spawn("prefix", Prefix)
+    assert reader.prefix.call_one().get(PATIENCE)[0] == str(other)  # not synced, and here
+
+
+class Prefix(Actor):
+    @endpoint
+    def prefix(self) -> list[str]:
+        """Where this rank's interpreter is, a value of a package there, and what its programs take for active."""
+        import only_there  # type: ignore[import-not-found]
+
+        return [sys.prefix, only_there.HERE, os.environ.get("VIRTUAL_ENV", "")]
