@@ -5,10 +5,14 @@ A sync puts the controller's folders elsewhere on hosts; ``monarch_kernel.worker
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, cast
 
+from monarch_kernel.debugger.model.evidence import Evidence
 from monarch_kernel.debugger.model.stacks import Snapshot
 from monarch_kernel.debugger.model.stops import Stop
+from monarch_kernel.debugger.source_locations import Place
 from monarch_kernel.workers import client_path
 
 
@@ -39,3 +43,26 @@ def snapshot_at_client(snapshot: Snapshot) -> Snapshot:
         for stack in snapshot.stacks
     )
     return snapshot._replace(stacks=stacks)
+
+
+def evidence_at_client(evidence: Evidence) -> Evidence:
+    """What a rank reports about itself, with files as the controller names them, so that those of all hosts compare."""
+    places = [place for place in (evidence.place, *evidence.stack) if place is not None]
+    if all(client_path(place.file) is None for place in places):
+        return evidence
+    return cast("Evidence", _renamed(evidence, {}))
+
+
+def _renamed(value: Any, names: dict[str, str]) -> Any:
+    if isinstance(value, Place):
+        if value.file not in names:
+            names[value.file] = client_path(value.file) or value.file
+        return value._replace(file=names[value.file])
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {field.name: _renamed(getattr(value, field.name), names) for field in fields(value)}
+        return replace(value, **changed)
+    if type(value) is tuple:
+        return tuple(_renamed(each, names) for each in cast("tuple[Any, ...]", value))
+    if isinstance(value, Mapping):
+        return {key: _renamed(each, names) for key, each in cast("Mapping[Any, Any]", value).items()}
+    return value

@@ -12,11 +12,14 @@ import pytest
 
 from monarch_kernel.actor import Actor, endpoint, this_host
 from monarch_kernel.debugger import get_debugger
+from monarch_kernel.debugger.client_paths import evidence_at_client
 from monarch_kernel.debugger.commands.breakpoint_commands import described
 from monarch_kernel.debugger.controller.hub import MeshDebugger
 from monarch_kernel.debugger.controller.line_follower import follow_line
 from monarch_kernel.debugger.controller.stacks import stacks
 from monarch_kernel.debugger.dap.rank_session import RankSession
+from monarch_kernel.debugger.model.evidence import WAITS, Evidence, Operation, Wait
+from monarch_kernel.debugger.source_locations import Place
 from monarch_kernel.workers import Placement, client_path, place_ranks
 from tests.actor.actors import PATIENCE
 from tests.conftest import wait_until
@@ -161,6 +164,19 @@ def test_a_resolved_path_of_any_tree_is_the_controllers_file(host: Host) -> None
     for path in (host.tree, host.workspace / "slots/7", host.workspace / "generations/3/tree"):
         assert client_path(str(path / "deep" / "a.py")) == str(host.client / "deep" / "a.py")
     assert client_path("/elsewhere/slots/7/a.py") is None
+
+
+def test_the_evidence_of_hosts_names_the_same_lines(host: Host) -> None:
+    place_ranks(this_host(), Placement({str(host.client): str(host.tree)})).get(PATIENCE)
+    there, here = str(host.tree / "synced_code.py"), str(host.file)
+
+    def evidence(file: str) -> Evidence:
+        place = Place(file, 4, "work")
+        called = Operation("g", 1, "all_reduce", place=place)
+        return Evidence(0, WAITS, history={"g": (called,)}, waits=(Wait(called, place=place),), place=place)
+
+    assert evidence_at_client(evidence(there)) == evidence(here)
+    assert evidence_at_client(evidence("/usr/lib/x.py")) == evidence("/usr/lib/x.py")
 
 
 @pytest.mark.parametrize(

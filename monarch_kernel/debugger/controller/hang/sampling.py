@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
+from monarch_kernel.debugger.client_paths import evidence_at_client
 from monarch_kernel.debugger.controller.hang import history
 from monarch_kernel.debugger.controller.hang.judge import judge, settle
 from monarch_kernel.debugger.controller.hang.verdict import Verdict
@@ -55,7 +56,9 @@ def _sample(
         left = max(0.05, deadline - time.monotonic())
         answers = ask(mesh, collect, depth, ranks=missing, timeout=min(PROMPT, left))
         for rank, each in answers.values.items():
-            found[rank] = replace(each, rank=rank)  # its rank in the mesh that was asked, which may be a slice
+            found[rank] = replace(
+                evidence_at_client(each), rank=rank
+            )  # its rank in the mesh that was asked, which may be a slice
         for rank, why in answers.dead.items():
             found[rank] = Evidence(rank, DEAD, why, answered=False, signal=_signal_of(mesh, rank))
         for rank in answers.errors:
