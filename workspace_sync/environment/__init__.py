@@ -4,13 +4,17 @@ No function here needs actors. ``environment_manifest`` reads an environment at 
 hosts on which it cannot run, and ``Rewriter`` puts a host's prefix into its files.
 """
 
+from workspace_sync.environment.creation import create
+from workspace_sync.environment.distributions import Changed, changed_distributions, distributions
 from workspace_sync.environment.editables import EditableInstall, Followed, editables, follow
 from workspace_sync.environment.facts import MachineFacts, Needs, check_compatible, facts
 from workspace_sync.environment.kinds import Environment, environment
 from workspace_sync.environment.manifests import EnvironmentScan, environment_manifest
+from workspace_sync.environment.packing import pack, unpack
 from workspace_sync.environment.rewriter import Rewriter
 
 __all__ = [
+    "Changed",
     "EditableInstall",
     "Environment",
     "EnvironmentScan",
@@ -18,10 +22,15 @@ __all__ = [
     "MachineFacts",
     "Needs",
     "Rewriter",
+    "changed_distributions",
     "check_compatible",
+    "create",
+    "distributions",
     "editables",
     "environment",
     "environment_manifest",
     "facts",
     "follow",
+    "pack",
+    "unpack",
 ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from workspace_sync.environment import binary, records, text
+from workspace_sync.environment import binary, hashes, records, text
 from workspace_sync.environment.contents import Content, Contents
 from workspace_sync.environment.kinds import Environment
 from workspace_sync.model.manifest import FileEntry, Folder, Manifest, Rewrite, printable, seal
@@ -57,7 +57,7 @@ def read_record(path: bytes, manifest: Manifest, contents: Contents, found: Reco
     if entry is None:
         return
     found.record_files.append(path)
-    for listed, value, size in records.rows(contents.data(path, entry), path):
+    for listed, value, size in hashes.rows(contents.data(path, entry), path):
         found.rows[listed] = (value, size, path)
 
 
@@ -218,7 +218,7 @@ def index_records(manifest: Manifest, contents: Contents, found: Records, made: 
         if not value or entry is None or (path not in made.rewrites and entry.rewrite is None):
             continue
         # A hash that is not true now would not be made true by the host.
-        if records.record_hash(contents.data(path, entry)) == value:
+        if hashes.record_hash(contents.data(path, entry)) == value:
             files.setdefault(record, []).append(path)
     for record in found.record_files:
         entry = manifest.file(record)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from workspace_sync.environment import binary, compiled, records, text
+from workspace_sync.environment import binary, compiled
+from workspace_sync.environment.rewriting import rewritten
 from workspace_sync.model.errors import IncompatibleError
-from workspace_sync.model.manifest import FileEntry, Rewrite, printable
+from workspace_sync.model.manifest import FileEntry, printable
 
 _WHAT_TO_DO = (
     "set MONARCH_KERNEL_SYNC_FOLDER on that host to a shorter path, or reinstall the package that has the file into an "
@@ -58,7 +59,9 @@ class Rewriter:
         if how is None or (how.prefix == self.target and not how.places):
             return data
         try:
-            return self._rewritten(how, data, path, read)
+            return rewritten(
+                (how.kind, how.prefix, how.space, how.files, how.places), data, self.target, self.tree, path, read
+            )
         except binary.PrefixTooLongError as e:
             raise IncompatibleError(
                 f"{printable(path)} has the environment's prefix {printable(how.prefix)} compiled into it, with space "
@@ -69,30 +72,3 @@ class Rewriter:
             raise IncompatibleError(
                 f"{printable(path)} cannot be moved to another prefix: {e}; remove it, and sync again"
             ) from None
-
-    def _rewritten(self, how: Rewrite, data: bytes, path: bytes, read: Callable[[bytes], bytes] | None) -> bytes:
-        kind, prefix = how.kind, how.prefix
-        if kind == "binary":
-            return binary.replace_padded(data, prefix, self.target, how.space)
-        if kind == "runpath":
-            return binary.replace_runpaths(data, prefix, path, how.places[0][1] if how.places else b"")
-        if kind == "home":
-            moves = {source: self.target + b"/" + place for source, place in how.places}
-            return text.replace_paths(data, {**moves, prefix: self.target})
-        if kind == "pyc":
-            return compiled.replace_compiled(data, prefix, self.target)
-        if kind == "script":
-            return text.replace_pip(data, prefix, self.target)
-        if kind == "env":
-            return text.replace_conda_env(data, prefix, self.target)
-        if how.places:
-            moves = {source: (self.tree + b"/" + place).rstrip(b"/") for source, place in how.places}
-            return text.replace_paths(data, {**moves, prefix: self.target})
-        if kind == "text":
-            return text.replace_conda(data, prefix, self.target)
-        if kind in ("record", "conda", "rattler"):
-            made = {} if read is None else {each: read(each) for each in how.files}
-            if kind == "record":
-                return records.replace_record(data, path, prefix, self.target, made)
-            return records.replace_conda_record(data, prefix, self.target, made, sizes=kind == "rattler")
-        raise ValueError(f"{printable(path)} is to be rewritten as {kind!r}, which is unknown here")

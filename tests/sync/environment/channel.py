@@ -43,7 +43,7 @@ _LEFT_OUT = {
     "dbm",
     "curses",
 }
-_DYNLOAD = ("math", "_struct", "zlib", "_random", "_sha512", "_bisect", "_posixsubprocess", "select", "fcntl", "_csv")
+_MODULES_LEFT_OUT = ("_test", "_codecs_", "_xx", "xx", "_tkinter", "_ctypes", "_decimal", "_sqlite3")
 
 
 @dataclass
@@ -187,7 +187,7 @@ def _python(folder: Path) -> tuple[dict[str, bytes]]:
     for root, folders, names in os.walk(base / "lib" / f"python{VERSION}"):
         folders[:] = [name for name in folders if name not in _LEFT_OUT and not name.startswith("config-")]
         for name in names:
-            if root.endswith("lib-dynload") and not name.startswith(_DYNLOAD):
+            if root.endswith("lib-dynload") and name.startswith(_MODULES_LEFT_OUT):
                 continue
             path = Path(root) / name
             files[str(path.relative_to(base))] = path.read_bytes()

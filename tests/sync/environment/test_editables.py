@@ -13,7 +13,7 @@ import pytest
 from tests.sync.environment.trees import stored
 from tests.sync.environment.wheels import pip, venv, wheel
 from workspace_sync.environment import editables, environment, environment_manifest, follow
-from workspace_sync.environment.records import record_hash
+from workspace_sync.environment.hashes import record_hash
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.scanning import Index, scan
 

@@ -1,0 +1,274 @@
+"""Environments from lock files, on a host that has its own package cache, or reaches the packages' addresses.
+
+Conda environments (``conda-lock.yml``, pixi's lock file, and lists that begin with ``@EXPLICIT``) are installed by
+py-rattler from the cache that it shares with pixi; wheels (``uv.lock``, ``pylock.toml``) by uv, or else by pip, with
+the hashes of the lock file. Nothing is solved and nothing is built: what the file does not name exactly is an error.
+
+Source: PEP 751 (pylock.toml); https://docs.astral.sh/uv/concepts/resolution/#lockfile; https://conda.github.io/conda-lock/.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import posixpath
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urljoin, urlsplit
+
+from workspace_sync.environment.kinds import Environment, environment
+from workspace_sync.model.errors import IncompatibleError, StoreError
+
+
+@dataclass(frozen=True)
+class LockedWheel:
+    """A wheel of a lock file.
+
+    Attributes:
+        name: of the package.
+        url: where it is.
+        hashes: "sha256:…" and the like; one that fits is enough.
+    """
+
+    name: str
+    url: str
+    hashes: tuple[str, ...]
+
+
+def create(lock: str | os.PathLike[str], prefix: str | os.PathLike[str], *, cache: str | None = None) -> Environment:
+    """Make the environment of a lock file for this machine and this Python.
+
+    Args:
+        lock: ``conda-lock.yml``, ``pixi.lock``, a list that begins with ``@EXPLICIT``, ``uv.lock`` or ``pylock.toml``.
+        prefix: a path that does not exist.
+        cache: the package cache. None: that of the installer.
+
+    Raises:
+        IncompatibleError: the lock file is for other machines or Pythons, or names what cannot be installed as it is.
+        StoreError: an installer is missing, or could not do it. What stands at the prefix then is incomplete.
+    """
+    path = os.path.abspath(os.path.expanduser(os.fspath(lock)))
+    target = os.path.abspath(os.path.expanduser(os.fspath(prefix)))
+    if os.path.lexists(target):
+        raise StoreError(f"{target} exists: name a path that does not")
+    try:
+        if path.endswith(".toml") or os.path.basename(path) == "uv.lock":
+            with open(path, "rb") as file:
+                content = tomllib.load(file)
+            wheels = _of_uv(content, path) if "package" in content else _of_pylock(content, path)
+            _make_venv(target)
+            _install_wheels(wheels, target, cache)
+        else:
+            _install_conda(path, target, cache)
+    except tomllib.TOMLDecodeError as e:
+        raise StoreError(f"{path} is no lock file: {e}") from None
+    except OSError as e:
+        raise StoreError(f"{path} cannot be installed: {e.strerror or e}") from None
+    return environment(target)
+
+
+def _install_conda(path: str, prefix: str, cache: str | None) -> None:
+    if importlib.util.find_spec("rattler") is None:
+        raise StoreError(f"{path} needs py-rattler: pip install 'monarch_kernel[environments]'")
+    import asyncio
+
+    import rattler
+
+    platform = rattler.Subdir.current()
+    with open(path, encoding="utf-8", errors="replace") as file:
+        explicit = "@EXPLICIT" in file.read(1 << 16)
+    wheels: list[LockedWheel] = []
+    if explicit:
+        records = list(_of_explicit(path, platform))
+    else:
+        try:
+            locked = rattler.LockFile.from_path(Path(path)).default_environment()
+        except Exception as e:  # py-rattler raises an exception of its own for each cause, without a common base
+            raise StoreError(f"{path} is no lock file that py-rattler can read: {e}") from None
+        names = {str(each.name): each for each in (locked.platforms() if locked is not None else [])}
+        if locked is None or str(platform) not in names:
+            raise IncompatibleError(
+                f"{path} is for {', '.join(sorted(names)) or 'no platform'}, and this host is {platform}: lock for it"
+            )
+        records = locked.conda_repodata_records_for_platform(names[str(platform)]) or []
+        for each in locked.pypi_packages_for_platform(names[str(platform)]) or []:
+            hashes = each.hashes
+            sha256 = hashes.sha256.hex() if hashes is not None and hashes.sha256 is not None else ""
+            if not each.location.endswith(".whl") or not sha256:
+                raise IncompatibleError(f"{path} has {each.name} as {each.location}, which is no wheel with a SHA-256")
+            wheels.append(LockedWheel(str(each.name), each.location, (f"sha256:{sha256}",)))
+    try:
+        asyncio.run(rattler.install(records, prefix, cache_dir=Path(cache) if cache else None, show_progress=False))
+    except Exception as e:
+        raise StoreError(f"{path} could not be installed to {prefix}, which is incomplete now: {e}") from None
+    if wheels:
+        _install_wheels(wheels, prefix, None)
+
+
+def _of_explicit(path: str, platform: Any) -> Iterator[Any]:
+    import rattler
+
+    with open(path, encoding="utf-8") as file:
+        lines = [line.strip() for line in file]
+    with_python = any("/python-" in line for line in lines)
+    for line in lines:
+        if not line or line.startswith(("#", "@")):
+            continue
+        url, _, digest = line.partition("#")
+        file_name = posixpath.basename(unquote(urlsplit(url).path))
+        subdir = posixpath.basename(posixpath.dirname(urlsplit(url).path))
+        stem = file_name.removesuffix(".conda").removesuffix(".tar.bz2")
+        parts = stem.rsplit("-", 2)
+        if len(parts) != 3 or stem == file_name:
+            raise StoreError(f"{path} lists {line!r}, which is no conda package")
+        if subdir not in (str(platform), "noarch"):
+            raise IncompatibleError(f"{path} lists {file_name} for {subdir}, and this host is {platform}: lock for it")
+        digest = digest.removeprefix("sha256:")
+        package = rattler.PackageRecord(
+            parts[0],
+            parts[1],
+            rattler.BuildString(parts[2]),
+            _build_number(parts[2]),
+            subdir,
+            md5=bytes.fromhex(digest) if len(digest) == 32 else None,
+            sha256=bytes.fromhex(digest) if len(digest) == 64 else None,
+            # Only the channel says which kind it is; one without modules is linked alike.
+            noarch=("python" if with_python else "generic") if subdir == "noarch" else None,
+        )
+        yield rattler.RepoDataRecord(package, file_name, url, posixpath.dirname(posixpath.dirname(url)))
+
+
+def _build_number(build: str) -> int:
+    tail = build.rpartition("_")[2]
+    return int(tail) if tail.isdigit() else 0
+
+
+def _make_venv(prefix: str) -> None:
+    base = getattr(sys, "_base_executable", sys.executable)
+    done = subprocess.run([base, "-m", "venv", "--without-pip", prefix], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StoreError(f"{base} could not make a venv at {prefix}: {done.stderr.strip() or done.stdout.strip()}")
+
+
+def _install_wheels(wheels: list[LockedWheel], prefix: str, cache: str | None) -> None:
+    if not wheels:
+        return
+    python = os.path.join(prefix, "bin", "python")
+    lines = [f"{each.name} @ {each.url} " + " ".join(f"--hash={value}" for value in each.hashes) for each in wheels]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+        file.flush()
+        common = ["install", "--quiet", "--no-deps", "--require-hashes", "-r", file.name]
+        if uv := shutil.which("uv"):
+            command = [uv, "pip", *common, "--python", python, *(["--cache-dir", cache] if cache else [])]
+        elif importlib.util.find_spec("pip") is not None:
+            command = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", *common]
+            command += ["--cache-dir", cache] if cache else []
+        else:
+            raise StoreError("neither uv nor pip is there to install wheels: install one of them")
+        done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip())[-2000:]
+        raise StoreError(f"wheels could not be installed to {prefix}, which is incomplete now: {said}")
+
+
+def _of_pylock(content: dict[str, Any], path: str) -> list[LockedWheel]:
+    from packaging.pylock import PackageWheel, Pylock, PylockSelectError, PylockValidationError
+
+    try:
+        selected = list(Pylock.from_dict(content).select())
+    except PylockValidationError as e:
+        raise StoreError(f"{path} is no valid pylock.toml: {e}") from None
+    except PylockSelectError as e:
+        raise IncompatibleError(f"{path} does not fit this host: {e}") from None
+    found: list[LockedWheel] = []
+    for package, source in selected:
+        if not isinstance(source, PackageWheel):
+            raise IncompatibleError(_no_wheel(path, package.name, str(package.version or "")))
+        url = source.url or _beside(path, source.path or "")
+        found.append(LockedWheel(package.name, url, tuple(f"{kind}:{value}" for kind, value in source.hashes.items())))
+    return found
+
+
+def _no_wheel(path: str, name: str, version: str) -> str:
+    return (
+        f"{path} has no wheel of {f'{name} {version}'.strip()} for this host, and nothing is built here: build a wheel "
+        "of it and lock that, or sync the environment instead"
+    )
+
+
+def _beside(path: str, relative: str) -> str:
+    return Path(os.path.normpath(os.path.join(os.path.dirname(path), relative))).as_uri()
+
+
+def _of_uv(content: dict[str, Any], path: str) -> list[LockedWheel]:
+    """The wheels that the projects of a uv workspace need here; the projects themselves are not installed."""
+    from packaging.markers import Marker
+    from packaging.specifiers import SpecifierSet
+
+    needed = content.get("requires-python", "")
+    here = ".".join(map(str, sys.version_info[:3]))
+    if not SpecifierSet(needed).contains(here):
+        raise IncompatibleError(f"{path} is for Python {needed}, and this is Python {here}")
+    packages: list[dict[str, Any]] = content["package"]
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for package in packages:
+        by_name.setdefault(package["name"], []).append(package)
+    todo = [package for package in packages if {"editable", "virtual"} & package.get("source", {}).keys()]
+    seen: dict[tuple[str, str], dict[str, Any]] = {}
+    extras: set[tuple[str, str]] = set()
+    while todo:
+        package = todo.pop()
+        seen[package["name"], package.get("version", "")] = package
+        wanted = [*package.get("dependencies", [])]
+        for name, extra in extras:
+            if name == package["name"]:
+                wanted += package.get("optional-dependencies", {}).get(extra, [])
+        for edge in wanted:
+            if "marker" in edge and not Marker(edge["marker"]).evaluate({"extra": ""}):
+                continue
+            new = {(edge["name"], extra) for extra in edge.get("extra", [])} - extras
+            extras |= new
+            for each in by_name.get(edge["name"], []):
+                if edge.get("version", each.get("version")) != each.get("version"):
+                    continue
+                if new or (each["name"], each.get("version", "")) not in seen:
+                    todo.append(each)
+    return [
+        _uv_wheel(package, path)
+        for package in seen.values()
+        if not {"editable", "virtual"} & package.get("source", {}).keys()
+    ]
+
+
+def _uv_wheel(package: Mapping[str, Any], path: str) -> LockedWheel:
+    from packaging.tags import sys_tags
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+    rank = {tag: i for i, tag in enumerate(sys_tags())}
+    registry = package.get("source", {}).get("registry", "")
+    best: tuple[int, Mapping[str, Any], str] | None = None
+    for wheel in package.get("wheels", []):
+        where = wheel.get("url") or wheel.get("path") or wheel.get("filename", "")
+        try:
+            tags = parse_wheel_filename(posixpath.basename(unquote(urlsplit(where).path)))[3]
+        except InvalidWheelFilename:
+            continue
+        order = min((rank[tag] for tag in tags if tag in rank), default=None)
+        if order is not None and (best is None or order < best[0]):
+            best = order, wheel, where
+    if best is None or "hash" not in best[1]:
+        raise IncompatibleError(_no_wheel(path, package["name"], package.get("version", "")))
+    _, wheel, where = best
+    if "url" not in wheel:
+        base = registry if urlsplit(registry).scheme else os.path.join(os.path.dirname(path), registry)
+        remote = urlsplit(base).scheme != ""
+        where = urljoin(base.rstrip("/") + "/", where) if remote else _beside(path, os.path.join(base, where))
+    return LockedWheel(package["name"], where, (wheel["hash"],))
