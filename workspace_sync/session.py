@@ -21,10 +21,10 @@ from workspace_sync.model.progress import SyncProgress
 from workspace_sync.model.report import HostReport, Phases, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.placing import place
-from workspace_sync.sources import ENVIRONMENT, TREE, Found, Source, source_of
+from workspace_sync.sources import ENVIRONMENT, TREE, FoundWorkspace, WorkspaceSource, source_of
 from workspace_sync.transfer.agents import agents_of
 from workspace_sync.transfer.calls import PATIENCE, Calls
-from workspace_sync.transfer.messages import Failed, HostState
+from workspace_sync.transfer.messages import Collected, Failed, HostState
 from workspace_sync.transfer.parts import Changes, Part
 from workspace_sync.transfer.staging_run import StagingRun, Step
 
@@ -91,6 +91,24 @@ def verify(hosts: Any, workspace: Folders = ".", *, progress: Show | None = None
 def status(hosts: Any, workspace: Folders = ".") -> list[HostState]:
     """What the hosts have of a workspace; one entry a host that answers. Reads only records."""
     return SyncClient(hosts, _workspace_of(workspace, None), None).status()
+
+
+def collect(hosts: Any, *, limit: int | None = None) -> list[Collected]:
+    """Remove old content from the stores of hosts: what no tree needs that is kept, the oldest first.
+
+    Args:
+        hosts: a mesh.
+        limit: how much may stay (bytes); by default ``MONARCH_KERNEL_SYNC_KEEP`` of each host.
+    """
+    found = each_host(hosts)
+    calls = Calls(agents_of([host for host in found if not host.gone]), PATIENCE)
+    answers = calls.gather("collect", limit)
+    names = {host.key: host for host in found}
+    collected = [
+        Collected(names[key].name, error=answer.value.text) if isinstance(answer.value, Failed) else answer.value
+        for key, answer in answers.items()
+    ]
+    return collected + [Collected(host.name, error=f"it is gone: {host.gone}") for host in found if host.gone]
 
 
 def folder_name(workspace: Workspace) -> str:
@@ -195,14 +213,14 @@ class SyncClient:
             else:
                 self._verified[host] = answer.value
 
-    def _find(self, source: Source) -> Found:
+    def _find(self, source: WorkspaceSource) -> FoundWorkspace:
         began = time.monotonic()
         show = self._progress
         found = source.find(self._workspace, None if show is None else _scanning(show))
         self._phases.scan += time.monotonic() - began
         return found
 
-    def _to_hosts(self, found: Found, source: Source, dry_run: bool) -> SyncReport:
+    def _to_hosts(self, found: FoundWorkspace, source: WorkspaceSource, dry_run: bool) -> SyncReport:
         changes = Changes(found.parts)
         report = SyncReport(self._workspace.id, found.digest(TREE), hashed=found.hashed, dry_run=dry_run)
         report.environment = found.digest(ENVIRONMENT)
@@ -268,7 +286,7 @@ class SyncClient:
             run.abort()
         self._phases.switch = time.monotonic() - began
 
-    def _announce(self, found: Found) -> None:
+    def _announce(self, found: FoundWorkspace) -> None:
         """Say what a large first sync is about to send."""
         if found.tree is None or any(state.parts for state in self._states.values()):
             return
@@ -278,7 +296,7 @@ class SyncClient:
         elif about is not None:
             print(about, file=sys.stderr)
 
-    def _check_environment(self, found: Found, report: SyncReport) -> None:
+    def _check_environment(self, found: FoundWorkspace, report: SyncReport) -> None:
         """Refuse hosts on which the environment cannot run, before anything is sent to them."""
         env = found.environment
         if env is None:

@@ -18,7 +18,7 @@ TREE, ENVIRONMENT = "tree", "env"
 
 
 @dataclass
-class Found:
+class FoundWorkspace:
     """A workspace as it is now.
 
     Attributes:
@@ -42,7 +42,7 @@ class Found:
         return next((each.manifest.digest.hex() for each in self.parts if each.name == part), "")
 
 
-class Source:
+class WorkspaceSource:
     """One workspace at the client. One sync at a time uses it.
 
     Args:
@@ -54,13 +54,13 @@ class Source:
         self._indexes = {TREE: Index(workspace), ENVIRONMENT: Index(f"{workspace}-env")}
         self._last: dict[str, Manifest] = {}
 
-    def find(self, workspace: Workspace, progress: Callable[[int, int], None] | None) -> Found:
+    def find(self, workspace: Workspace, progress: Callable[[int, int], None] | None) -> FoundWorkspace:
         """Scan the folders and the environment.
 
         Raises:
             ScanError: they cannot be read, or change without pause.
         """
-        found = Found()
+        found = FoundWorkspace()
         if workspace.roots():
             tree = found.tree = scan(workspace, self._indexes[TREE], progress=progress)
             found.parts.append(Part(TREE, tree.manifest, tree.read, self._remembered(TREE)))
@@ -70,7 +70,7 @@ class Source:
             found.parts.append(Part(ENVIRONMENT, env.manifest, env.read, self._remembered(ENVIRONMENT)))
         return found
 
-    def remember(self, found: Found) -> None:
+    def remember(self, found: FoundWorkspace) -> None:
         """Keep the manifests that hosts have now, so that the next sync sends only what differs from them."""
         manifests = {part.name: part.manifest for part in found.parts}
         self._last.update(manifests)
@@ -91,13 +91,13 @@ class Source:
 
 
 _lock = threading.Lock()
-_sources: dict[str, Source] = {}
+_sources: dict[str, WorkspaceSource] = {}
 
 
 @contextmanager
-def source_of(workspace: Workspace) -> Generator[Source]:
+def source_of(workspace: Workspace) -> Generator[WorkspaceSource]:
     """The source of a workspace, which one sync of this process uses at a time."""
     with _lock:
-        source = _sources.setdefault(workspace.id, Source(workspace.id))
+        source = _sources.setdefault(workspace.id, WorkspaceSource(workspace.id))
     with source.lock:
         yield source

@@ -6,9 +6,9 @@ import os
 import re
 import sys
 
-from monarch_kernel.kernel.output.sync_tables import names
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.workers import placement_of
+from workspace_sync.receipt import names
 
 # A line that may change an environment: `%pip install x`, `!uv pip install x`, `%conda update x`, `!python -m pip ...`.
 _INSTALLS = re.compile(

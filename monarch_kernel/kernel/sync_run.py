@@ -11,12 +11,12 @@ from IPython.display import display
 
 from monarch_kernel.actor import HostMesh, ProcMesh, this_host
 from monarch_kernel.kernel.output.mesh_tables import HostTree
-from monarch_kernel.kernel.output.sync_tables import names, progress_line
 from monarch_kernel.kernel.progress import QUIET
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.usage_errors import nearest, usage_error
 from monarch_kernel.meshes import format_ranks, parse_ranks
 from monarch_kernel.workers import placement_of
+from workspace_sync.receipt import names, progress_line
 
 if TYPE_CHECKING:
     from monarch_kernel.kernel.notebook import Notebook

@@ -89,6 +89,11 @@ class SyncAgent(Actor):
         self._run(port, self._work.verify, workspace)
 
     @endpoint(explicit_response_port=True)
+    def collect(self, port: Any, limit: int | None) -> None:
+        """``HostWork.collect``."""
+        self._run(port, self._work.collect, limit)
+
+    @endpoint(explicit_response_port=True)
     def finish(self, port: Any, session: str) -> None:
         """``HostWork.finish``."""
         self._run(port, self._work.finish, session)

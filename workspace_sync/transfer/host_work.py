@@ -26,6 +26,7 @@ from workspace_sync.model.manifest import (
 from workspace_sync.store import Staging, Store, WorkspaceFolder
 from workspace_sync.transfer.blocks import Piece, block_bytes, fill, piece_order, pieces_in
 from workspace_sync.transfer.messages import (
+    Collected,
     HostState,
     PartState,
     Staged,
@@ -358,6 +359,16 @@ class HostWork:
         job.held.clear()
         job.closing.close()
         self._jobs.pop(session, None)
+
+    def collect(self, limit: int | None) -> Collected:
+        """Remove old content that nothing needs."""
+        before = self._objects_size()
+        self.store.collect(limit)
+        left = self._objects_size()
+        return Collected(self.host, max(0, before - left), left)
+
+    def _objects_size(self) -> int:
+        return sum(about.st_size for _, about in self.store.objects.all())
 
     # -- afterwards ---------------------------------------------------------------------------------------
 

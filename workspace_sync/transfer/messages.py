@@ -138,6 +138,22 @@ class Switched(msgspec.Struct, array_like=True):
     seconds: float = 0.0
 
 
+class Collected(msgspec.Struct, array_like=True):
+    """What was removed from the store of a host.
+
+    Attributes:
+        host: its name.
+        freed: bytes that were removed.
+        left: bytes of old content that stay.
+        error: why it could not be done; empty if it was.
+    """
+
+    host: str
+    freed: int = 0
+    left: int = 0
+    error: str = ""
+
+
 class Failed(msgspec.Struct, array_like=True):
     """A host could not do what it was asked to.
 

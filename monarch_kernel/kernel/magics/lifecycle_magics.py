@@ -16,9 +16,9 @@ from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
 from monarch_kernel.kernel.magics.up_arguments import env_arguments, idle_argument, up_arguments
 from monarch_kernel.kernel.managed_mesh import UpOptions
 from monarch_kernel.kernel.mesh_lifecycle import deaths_of
-from monarch_kernel.kernel.output.sync_tables import receipt_line
 from monarch_kernel.kernel.sync_run import sync_to
 from monarch_kernel.kernel.usage_errors import usage_error
+from workspace_sync.receipt import receipt_line
 
 
 class LifecycleMagics(Subcommands):

@@ -11,8 +11,8 @@ from typing import Any
 
 from monarch_kernel.actor import ActorMesh, Future, HostMesh, ProcMesh, ValueMesh
 from monarch_kernel.display.tables import TableView, table_html, table_text
-from monarch_kernel.kernel.output.sync_tables import receipt_table
 from monarch_kernel.meshes import format_points, format_ranks
+from workspace_sync.receipt import receipt_table
 
 #: A future that is a cell's result is shown with its value if it is done within this time (seconds).
 SOON = 0.3

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from monarch_kernel.display.quantities import duration, memory
 from monarch_kernel.display.tables import AsTable, TableView
-from monarch_kernel.kernel.output.sync_tables import DIGITS, names
 from monarch_kernel.meshes import KeptHost, KeptInfo
+from workspace_sync.receipt import DIGITS, names
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,228 @@
+"""The command line: ``python -m workspace_sync sync --host tcp://node1:26600 ~/project``.
+
+Exit codes: 0, all hosts have what was asked for; 1, some hosts do not, or damage was found; 2, nothing was done, as the
+command, a folder or a key is wrong; 130, Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from monarch_kernel.actor import attach_to_workers, shutdown_context, this_host
+from monarch_kernel.display.quantities import duration, text_size
+from monarch_kernel.display.tables import TableView, table_text
+from workspace_sync import session
+from workspace_sync.model.errors import ScanError, SyncError
+from workspace_sync.model.progress import SyncProgress
+from workspace_sync.model.report import SyncReport
+from workspace_sync.model.workspace import CondaEnvironment, Workspace
+from workspace_sync.receipt import DIGITS, progress_line, receipt_table
+from workspace_sync.transfer.messages import HostState
+
+#: What is done by then needs no progress (seconds).
+_SOON = 1.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: the arguments; by default those of the process.
+
+    Returns:
+        The exit status.
+    """
+    options = _parser().parse_args(argv)
+    try:
+        return int(options.run(options))
+    except SyncError as e:
+        report = e.report
+        if isinstance(report, SyncReport):
+            _show(report, options)
+        print(e, file=sys.stderr)
+        return 2 if isinstance(e, ScanError) else 1
+    except (ValueError, TypeError, OSError) as e:
+        print(e, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as e:
+        print("interrupted;", *getattr(e, "__notes__", ["the hosts keep the trees that they have"]), file=sys.stderr)
+        return 130
+    finally:
+        shutdown_context()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m workspace_sync",
+        description="The content of folders, and of an environment, on every host: verified, and switched at once.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a worker (monarch-kernel worker), as tcp://node1:26600; several times for several (default: this host)",
+    )
+    common.add_argument("--key-file", metavar="FILE", help="the key that the workers trust")
+    common.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="for connecting (30)")
+    common.add_argument("--json", action="store_true", help="print the report as JSON")
+    about = argparse.ArgumentParser(add_help=False, parents=[common])
+    about.add_argument("dirs", nargs="*", metavar="DIR", help="folders of the workspace (default: the current one)")
+    about.add_argument("--env", nargs="?", const="", metavar="PREFIX", help="and an environment (default: this one)")
+    about.add_argument(
+        "--links",
+        choices=("refuse", "follow", "keep"),
+        default="refuse",
+        help="symbolic links that lead out of the workspace (refuse)",
+    )
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], text: str, base: argparse.ArgumentParser) -> Any:
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", parents=[base])
+        command.set_defaults(run=run)
+        return command
+
+    sync = add("sync", _sync, "bring hosts to what the workspace holds now", about)
+    sync.add_argument("--dry-run", action="store_true", help="only say what would be sent and deleted")
+    sync.add_argument("--verify", action="store_true", help="hash all files on the hosts first, and mend damaged ones")
+    add("status", _status, "say which trees hosts have", about)
+    add("verify", _verify, "hash all files of the workspace on the hosts", about)
+    rollback = add("rollback", _rollback, "go back to an earlier tree, which hosts still have", about)
+    rollback.add_argument("--steps", type=int, default=1, help="how many trees to go back (1)")
+    collect = add("collect", _collect, "remove old content that no tree needs from hosts", common)
+    collect.add_argument("--limit", type=int, metavar="BYTES", help="how much old content may stay")
+    return parser
+
+
+# -- commands ---------------------------------------------------------------------------------------
+
+
+def _sync(options: argparse.Namespace) -> int:
+    with _Bar() as bar:
+        report = session.sync(
+            _hosts(options), _workspace(options), dry_run=options.dry_run, verify=options.verify, progress=bar
+        )
+    _show(report, options)
+    return 0
+
+
+def _rollback(options: argparse.Namespace) -> int:
+    with _Bar() as bar:
+        report = session.rollback(_hosts(options), _workspace(options), steps=options.steps, progress=bar)
+    _show(report, options)
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    with _Bar() as bar:
+        report = session.verify(_hosts(options), _workspace(options), progress=bar)
+    _show(report, options)
+    return 1 if any(host.problems for host in report.hosts) else 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    states = session.status(_hosts(options), _workspace(options))
+    if options.json:
+        _print_json(states)
+    else:
+        print(table_text(_state_table(states)))
+    return 0
+
+
+def _collect(options: argparse.Namespace) -> int:
+    found = session.collect(_hosts(options), limit=options.limit)
+    if options.json:
+        _print_json(found)
+    else:
+        rows = [[each.host, text_size(each.freed), text_size(each.left), each.error] for each in found]
+        print(table_text(TableView(["host", "removed", "left", ""], rows, right=(1, 2))))
+    return 1 if any(each.error for each in found) else 0
+
+
+# -- what they are about ----------------------------------------------------------------------------
+
+
+def _hosts(options: argparse.Namespace) -> Any:
+    if not options.host:
+        return this_host()
+    return attach_to_workers(workers=options.host, key_file=options.key_file, timeout=options.timeout)
+
+
+def _workspace(options: argparse.Namespace) -> Workspace:
+    env = None if options.env is None else CondaEnvironment(options.env or None)
+    return Workspace(options.dirs or ["."], env, links=options.links)
+
+
+# -- what they print --------------------------------------------------------------------------------
+
+
+def _show(report: SyncReport, options: argparse.Namespace) -> None:
+    if options.json:
+        _print_json(report)
+        return
+    print(table_text(receipt_table(report)))
+    for note in report.notes:
+        print(f"note: {note}")
+
+
+def _print_json(what: Any) -> None:
+    print(msgspec.json.encode(_plain(what)).decode())
+
+
+def _plain(what: Any) -> Any:
+    """Structs by the names of their fields, and bytes as hexadecimal digits."""
+    if isinstance(what, msgspec.Struct):
+        return {name: _plain(getattr(what, name)) for name in what.__struct_fields__}
+    if isinstance(what, dict):
+        return {key: _plain(value) for key, value in what.items()}
+    if isinstance(what, list | tuple):
+        return [_plain(each) for each in what]
+    return what.hex() if isinstance(what, bytes) else what
+
+
+def _state_table(states: Sequence[HostState]) -> TableView:
+    rows: list[list[str]] = []
+    for state in states:
+        digests = [part.digest.hex()[:DIGITS] for part in state.parts.values()]
+        since = max((each.time for each in state.generations if each.number == state.generation), default=0.0)
+        age = f"{duration(time.time() - since)} ago" if since else ""
+        earlier = sum(each.number < state.generation for each in state.generations)
+        rows.append([state.host, " ".join(digests) or "none", age, str(earlier), state.path, state.repair])
+    return TableView(["host", "tree", "switched", "earlier", "folder", ""], rows, right=(3,)).without_empty_columns()
+
+
+class _Bar:
+    """Progress on the terminal, of what takes over a second; notes are printed and stay."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._status: Any = None
+        self._terminal = sys.stderr.isatty()
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, progress: SyncProgress) -> None:
+        if progress.note:
+            print(progress.note, file=sys.stderr)
+            return
+        if not self._terminal or time.monotonic() - self._began < _SOON:
+            return
+        if self._status is None:
+            from rich.console import Console  # takes 30 ms to import
+            from rich.status import Status
+
+            self._status = Status("", console=Console(stderr=True))
+            self._status.start()
+        self._status.update(progress_line(progress))
