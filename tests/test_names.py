@@ -38,7 +38,6 @@ INTERNAL = {
     "TimeLimitError": "a rank answers that the time was up",
     "Unsound": "becomes the reason why a module is not reloaded",
     "Unfit": "the data plane tries the next backend",
-    "Unsound": "a reload says why it leaves something alone",
     "WorkFailure": "a transfer over RDMA cards turns it into RDMAError",
 }
 
