@@ -9,7 +9,7 @@ import msgspec
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.introspection import each_host
-from monarch_kernel.meshes import list_proc_meshes
+from monarch_kernel.meshes import format_ranks, list_proc_meshes
 from workspace_sync.model.progress import SyncProgress
 from workspace_sync.model.report import StaleModule, SyncReport
 from workspace_sync.model.workspace import Workspace
@@ -76,7 +76,7 @@ def sync_live(
 
     Args:
         hosts, workspace, verify, rollback, progress: as for ``workspace_sync.sync``.
-        how: as for ``refresh``; None: modules that are stale then are only named, in the receipt.
+        how: as for ``refresh``, where there are stale modules; None: these are only named, in the receipt.
         selection, when, wait: as for ``refresh``.
 
     Raises:
@@ -88,15 +88,17 @@ def sync_live(
     live = LiveReport(report)
     for procs in meshes_on(hosts):
         pairs = _folders(procs, workspace)
-        if how is None:
+        if how != "reload":
             enter(procs, pairs)
-            report.stale += stale_modules(procs, folders=pairs)
-            continue
+            stale = stale_modules(procs, folders=pairs)
+            if how is None or not stale:  # actors and ranks that have nothing to follow go on
+                report.stale += stale
+                continue
         done = refresh(procs, how, folders=pairs, selection=selection, when=when, wait=wait)
         if any(rank.modules or rank.error for rank in done.ranks):
             live.refreshed.append(done)
             report.stale += [
-                StaleModule(name, ",".join(map(str, ranks)), reason or state)
+                StaleModule(name, format_ranks(ranks), reason or state)
                 for (name, state, reason), ranks in sorted(done.modules().items())
             ]
     return live

@@ -17,7 +17,7 @@ from monarch_kernel.actor import ProcMesh
 from tests.sync.reload.sources import Sources
 from workspace_sync.model.report import HostReport, SyncReport
 from workspace_sync.model.workspace import Workspace
-from workspace_sync.reload import LiveReport, ModuleSelection, WatchEvent, selection_of, watch
+from workspace_sync.reload import LiveReport, ModuleSelection, WatchEvent, selection_of, sync_live, watch
 from workspace_sync.reload.watch import Ignored, Watcher
 
 PATIENCE = 60.0
@@ -225,6 +225,30 @@ def test_ranks_follow_a_save(sources: Sources, procs: ProcMesh) -> None:
         sources.write(lib="def name():\n    return 'five'\n")
         _next(events, "synced")
         assert list(named.name.call().get(PATIENCE).values()) == ["four", "four"]
+
+
+def test_actors_that_have_nothing_to_follow_are_not_created_again(sources: Sources, procs: ProcMesh) -> None:
+    text = """
+    from monarch_kernel.actor import Actor, endpoint
+    class Count(Actor):
+        def __init__(self):
+            self.n = 0
+        @endpoint
+        def up(self):
+            self.n += {}
+            return self.n
+    """
+    counts = procs.spawn("counts", sources.load("count", text.format(1)).Count)
+    assert list(counts.up.call().get(PATIENCE).values()) == [1, 1]
+    workspace = Workspace(dirs=[sources.folder])
+    assert sync_live(procs, workspace, how="respawn").refreshed == []
+    assert list(counts.up.call().get(PATIENCE).values()) == [2, 2]
+    sources.write(count=text.format(10))
+    (stale,) = sync_live(procs, workspace, how=None).sync.stale
+    assert (stale.name, stale.ranks, stale.state) == ("count", "0-1", "stale")
+    live = sync_live(procs, workspace, how="respawn")
+    assert [each.respawned for each in live.refreshed] == [["counts"]]
+    assert list(counts.up.call().get(PATIENCE).values()) == [10, 10]
 
 
 def _next(events: queue.Queue[WatchEvent], kind: str) -> Any:
