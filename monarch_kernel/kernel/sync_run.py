@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -228,16 +229,36 @@ def show_receipt(live: LiveReport) -> SyncReport:
 def shown_progress(notebook: Notebook) -> Generator[Callable[[SyncProgress], None]]:
     """Show the progress of a sync in the running cell, if it takes long."""
     output = notebook.progress_output()
-    began = time.monotonic()
+    lock = threading.Lock()
+    line, due, ended = "sync: asking the hosts what they have", False, False
 
-    def show(progress: SyncProgress) -> None:
-        if progress.note:
-            print(progress.note)
-        elif output is not None and time.monotonic() - began >= QUIET and output.progress(progress_line(progress)):
+    def update() -> None:
+        if output is not None and due and not ended and output.progress(line):
             notebook.router.touch(output)
 
+    def begin() -> None:
+        nonlocal due
+        with lock:
+            due = True
+            update()
+
+    def show(progress: SyncProgress) -> None:
+        nonlocal line
+        if progress.note:
+            print(progress.note)
+            return
+        with lock:
+            line = progress_line(progress)
+            update()
+
+    timer = threading.Timer(QUIET, begin)  # also if nothing is told in that time, as while a host does not answer
+    timer.daemon = True
+    timer.start()
     try:
         yield show
     finally:
+        timer.cancel()
+        with lock:
+            ended = True
         if output is not None and output.progress(""):
             output.show()
