@@ -17,11 +17,15 @@ class Project:
     Args:
         folder: of the project.
         store: of synced trees.
+
+    Attributes:
+        variables: more variables for kernels that are started in it.
     """
 
     def __init__(self, folder: Path, store: Path) -> None:
         self.folder = folder
         self.store = store
+        self.variables: dict[str, str] = {}
         self.write("model.py", "VERSION = 'first'\n")
         self.write("data/load.py", "def load():\n    return 'first'\n")
         self.write("notes/junk.tmp", "not to be synced")
@@ -34,6 +38,7 @@ class Project:
             **os.environ,
             "MONARCH_KERNEL_SYNC_FOLDER": str(self.store),
             "PYTHONPATH": str(ROOT),
+            **self.variables,
         }
 
     def write(self, path: str, text: str) -> None:

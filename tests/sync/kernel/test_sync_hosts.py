@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.harness import Kernel
+from tests.kernel.harness import Kernel, stop_kernel
 from tests.kernel.screen import text
 from tests.sync.kernel.project import Project
 from tests.workers import team
@@ -95,3 +95,27 @@ def test_a_terminal(project: Project) -> None:
     assert re.search(r"^\S+ +[0-9a-f]{8} +new +3 ", done.stdout, re.MULTILINE), done.stdout
     assert f"no longer watched: {project.folder}" in done.stdout
     assert "UsageError: %mesh sync: there is no folder" in done.stdout + done.stderr
+
+
+def test_a_kept_mesh_stays_in_the_tree(start: Callable[..., Kernel], project: Project, tmp_path: Path) -> None:
+    """The next kernel syncs to it, and its ranks and the ones that it starts follow."""
+    project.variables["MONARCH_KERNEL_KEPT_DIR"] = str(tmp_path / "kept")
+    first = start()
+    first.ok("%mesh up kept --procs 1 --keep --sync")
+    use = "%%mesh kept\nimport model, os\nmodel.VERSION, model.__file__.startswith(os.environ['WORKSPACE_DIR'])"
+    assert text(first.ok(use)) == "[0] ('first', True)"
+    stop_kernel(first)
+    second = start()
+    try:
+        second.ok("%mesh attach kept")
+        project.write("model.py", "VERSION = 'second'\n")
+        assert "reloaded: model" in second.ok("%mesh sync --reload").text
+        assert text(second.ok(use)) == "[0] ('second', True)"
+        second.ok(
+            "import monarch_kernel, os, signal, time\nmesh = monarch_kernel.get_mesh('kept')\n"
+            "os.kill(mesh.pids().item(gpus=0), signal.SIGKILL)\nwhile not mesh.dead():\n    time.sleep(0.01)"
+        )
+        second.ok("%mesh heal")
+        assert text(second.ok(use)) == "[0] ('second', True)"
+    finally:
+        second.ok("%mesh down kept")
