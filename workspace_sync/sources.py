@@ -7,7 +7,16 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from workspace_sync.environment import EnvironmentScan, environment_manifest
+from workspace_sync.environment import (
+    EnvironmentScan,
+    Followed,
+    editables,
+    environment,
+    environment_manifest,
+    follow,
+    joined,
+    reader,
+)
 from workspace_sync.model.manifest import Manifest
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.scanning import Index, Scan, scan
@@ -15,6 +24,8 @@ from workspace_sync.transfer.parts import Part
 
 #: The parts of a workspace, as hosts name them.
 TREE, ENVIRONMENT = "tree", "env"
+# The name of an index only: hosts have editable installs in the tree.
+SOURCES = "sources"
 
 
 @dataclass
@@ -24,18 +35,19 @@ class FoundWorkspace:
     Attributes:
         parts: its tree and its environment, as far as it has them.
         tree: the scan of its folders.
+        sources: the scan of the editable installs of its environment.
         environment: the scan of its environment.
     """
 
     parts: list[Part] = field(default_factory=list[Part])
     tree: Scan | None = None
+    sources: Scan | None = None
     environment: EnvironmentScan | None = None
 
     @property
     def hashed(self) -> int:
         """Bytes that had to be read."""
-        tree = self.tree.hashed if self.tree is not None else 0
-        return tree + (self.environment.hashed if self.environment is not None else 0)
+        return sum(each.hashed for each in (self.tree, self.sources, self.environment) if each is not None)
 
     def digest(self, part: str) -> str:
         """The digest of a part (hex); empty: it has none."""
@@ -51,21 +63,40 @@ class WorkspaceSource:
 
     def __init__(self, workspace: str) -> None:
         self.lock = threading.Lock()
-        self._indexes = {TREE: Index(workspace), ENVIRONMENT: Index(f"{workspace}-env")}
+        self._indexes = {
+            TREE: Index(workspace),
+            ENVIRONMENT: Index(f"{workspace}-env"),
+            SOURCES: Index(f"{workspace}-sources"),
+        }
         self._last: dict[str, Manifest] = {}
 
     def find(self, workspace: Workspace, progress: Callable[[int, int], None] | None) -> FoundWorkspace:
         """Scan the folders and the environment.
 
         Raises:
-            ScanError: they cannot be read, or change without pause.
+            ScanError: they cannot be read, or change without pause; or the tree has a folder of the name that editable
+                installs get.
         """
         found = FoundWorkspace()
-        if workspace.roots():
-            tree = found.tree = scan(workspace, self._indexes[TREE], progress=progress)
-            found.parts.append(Part(TREE, tree.manifest, tree.read, self._remembered(TREE)))
-        if workspace.env is not None:
-            env = environment_manifest(workspace.env, self._indexes[ENVIRONMENT], progress=progress)
+        roots = workspace.roots()
+        about = environment(workspace.env) if workspace.env is not None else None
+        followed = Followed({}, []) if about is None else follow(editables(about), roots)
+        scans: list[Scan] = []
+        if roots:
+            found.tree = scan(workspace, self._indexes[TREE], progress=progress)
+            scans.append(found.tree)
+        if followed.dirs:
+            # Apart from the workspace's own folders, of which one may be the root of the tree.
+            sources = Workspace(followed.dirs, links="keep")
+            found.sources = scan(sources, self._indexes[SOURCES], progress=progress)
+            scans.append(found.sources)
+        if scans:
+            manifest = scans[0].manifest if len(scans) == 1 else joined(scans[0].manifest, scans[1].manifest)
+            found.parts.append(Part(TREE, manifest, reader(scans), self._remembered(TREE)))
+        if about is not None:
+            dirs = {**roots, **followed.dirs}
+            env = environment_manifest(about, self._indexes[ENVIRONMENT], dirs=dirs, progress=progress)
+            env.notes += followed.notes
             found.environment = env
             found.parts.append(Part(ENVIRONMENT, env.manifest, env.read, self._remembered(ENVIRONMENT)))
         return found

@@ -9,7 +9,7 @@ from workspace_sync.environment.distributions import Changed, changed_distributi
 from workspace_sync.environment.editables import EditableInstall, Followed, editables, follow
 from workspace_sync.environment.facts import MachineFacts, Needs, check_compatible, facts
 from workspace_sync.environment.kinds import Environment, environment
-from workspace_sync.environment.manifests import EnvironmentScan, environment_manifest
+from workspace_sync.environment.manifests import EnvironmentScan, environment_manifest, joined, reader
 from workspace_sync.environment.packing import pack, unpack
 from workspace_sync.environment.rewriter import Rewriter
 
@@ -31,6 +31,8 @@ __all__ = [
     "environment_manifest",
     "facts",
     "follow",
+    "joined",
     "pack",
+    "reader",
     "unpack",
 ]

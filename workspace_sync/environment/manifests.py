@@ -8,7 +8,7 @@ import at the client does not change the environment. Hosts compile those when t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from workspace_sync.environment.base import base_scan, with_base
@@ -28,7 +28,8 @@ from workspace_sync.environment.prefixes import (
     read_record,
     read_records,
 )
-from workspace_sync.model.manifest import Manifest, Rewrite, delta
+from workspace_sync.model.errors import ScanError
+from workspace_sync.model.manifest import Folder, Manifest, Rewrite, delta, printable, seal
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.scanning import Index, Scan, scan
 
@@ -72,13 +73,40 @@ class EnvironmentScan:
             KeyError: the environment has no such piece.
             ScanError: the file has changed since the scan.
         """
-        for each in self.scans[:-1]:
+        reader(self.scans)(digest, into)
+
+
+def reader(scans: Sequence[Scan]) -> Callable[[bytes, memoryview], None]:
+    """Reads a piece of content from the first of some scans that has it."""
+
+    def read(digest: bytes, into: memoryview) -> None:
+        for each in scans[:-1]:
             try:
                 each.read(digest, into)
             except KeyError:
                 continue
             return
-        self.scans[-1].read(digest, into)
+        scans[-1].read(digest, into)
+
+    return read
+
+
+def joined(tree: Manifest, sources: Manifest) -> Manifest:
+    """The tree of a workspace with the folder of its environment's editable installs.
+
+    Raises:
+        ScanError: the tree has something of that name.
+    """
+    root, more = tree.folders[b""], sources.folders[b""]
+    for name in more.folders:
+        if name in root.folders or name in root.files or name in root.links:
+            raise ScanError(
+                f"the tree has {printable(name)!r}, which is where the editable installs of the environment go: "
+                "rename it, or give its folder another place in the workspace"
+            )
+    folders = {**tree.folders, **{path: folder for path, folder in sources.folders.items() if path}}
+    folders[b""] = Folder(root.mode, root.files, root.links, {**root.folders, **more.folders})
+    return seal(folders, [b""])
 
 
 def environment_manifest(

@@ -14,8 +14,10 @@ from tests.sync.environment.trees import stored
 from tests.sync.environment.wheels import pip, venv, wheel
 from workspace_sync.environment import editables, environment, environment_manifest, follow
 from workspace_sync.environment.hashes import record_hash
-from workspace_sync.model.workspace import Workspace
+from workspace_sync.model.errors import ScanError
+from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.scanning import Index, scan
+from workspace_sync.sources import WorkspaceSource
 
 SITE = "lib/python{}.{}/site-packages".format(*sys.version_info)
 # What setuptools leaves for a package whose modules are not all in one folder.
@@ -179,3 +181,26 @@ def test_a_backend_of_the_real_world(tmp_path: Path) -> None:
     hatch.unlink()
     followed = follow(editables(environment(prefix)), {})
     assert followed.dirs == {str(project): "editables/member"} and followed.notes == []
+
+
+def test_a_sync_takes_them_along(installed: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONARCH_KERNEL_SYNC_FOLDER", str(tmp_path / "sync"))
+    prefix, root = installed
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "notebook.py").write_text("x = 1\n")
+    workspace = Workspace({own: ""}, env=CondaEnvironment(str(prefix)))
+    parts = {part.name: part for part in WorkspaceSource(workspace.id).find(workspace, None).parts}
+    names = {path for path, _ in parts["tree"].manifest.files()}
+    assert {b"notebook.py", b"editables/paths/src/by_path/__init__.py"} <= names
+    module = parts["tree"].manifest.file(b"editables/paths/src/by_path/__init__.py")
+    assert module is not None
+    data = memoryview(bytearray(module.size))
+    parts["tree"].read(module.digest, data)
+    assert bytes(data) == (root / "paths/src/by_path/__init__.py").read_bytes()
+    link = parts["env"].manifest.file(f"{SITE}/easy-install.pth".encode())
+    assert link is not None and link.rewrite is not None
+    assert link.rewrite.places == ((f"{root}/links".encode(), b"editables/links"),)
+    (own / "editables").mkdir()
+    with pytest.raises(ScanError, match="the tree has 'editables', which is where the editable installs"):
+        WorkspaceSource(workspace.id).find(workspace, None)
