@@ -34,6 +34,15 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.kept.kept_host import KeptError
     from monarch_kernel.runtime.transfer.backend_settings import RDMATcpFallbackWarning
     from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError
+    from workspace_sync.model.errors import (
+        IncompatibleError,
+        MountError,
+        ScanError,
+        StoreError,
+        SyncError,
+        TamperedError,
+        WorkspaceBusyError,
+    )
 
 __all__ = [
     "ActorError",
@@ -44,6 +53,7 @@ __all__ = [
     "DriverError",
     "Fault",
     "HealError",
+    "IncompatibleError",
     "InstallError",
     "InvalidSettingError",
     "KeptError",
@@ -52,6 +62,7 @@ __all__ = [
     "MeshCellError",
     "MeshCellInterrupt",
     "MeshFailure",
+    "MountError",
     "NotOursError",
     "NotPrivateError",
     "NotSteppable",
@@ -59,9 +70,14 @@ __all__ = [
     "RDMATcpFallbackWarning",
     "RDMATimeoutError",
     "RankFailure",
+    "ScanError",
+    "StoreError",
     "SupervisionError",
+    "SyncError",
+    "TamperedError",
     "TaskInterrupted",
     "UnknownDimensionError",
+    "WorkspaceBusyError",
     "build_actor_error",
     "capture",
     "label_files",
@@ -72,19 +88,26 @@ _LOADED_AT_FIRST_USE = {
     "CellSyntaxError": "monarch_kernel.kernel.output.cell_errors",
     "DriverError": "monarch_kernel.debugger.controller.viewers",
     "HealError": "monarch_kernel.runtime.actor.healing.report",
+    "IncompatibleError": "workspace_sync.model.errors",
     "InstallError": "monarch_kernel.kernel.install",
     "KeptError": "monarch_kernel.runtime.actor.kept.kept_host",
     "KeyFileError": "monarch_kernel.protocol.keys.guarded_files",
     "KeyFileExistsError": "monarch_kernel.protocol.keys.guarded_files",
     "MeshCellError": "monarch_kernel.kernel.output.cell_errors",
     "MeshCellInterrupt": "monarch_kernel.kernel.output.cell_errors",
+    "MountError": "workspace_sync.model.errors",
     "NotOursError": "monarch_kernel.protocol.private_files",
     "NotPrivateError": "monarch_kernel.protocol.private_files",
     "NotSteppable": "monarch_kernel.debugger.model.stops",
     "RDMAError": "monarch_kernel.runtime.transfer.errors",
     "RDMATcpFallbackWarning": "monarch_kernel.runtime.transfer.backend_settings",
     "RDMATimeoutError": "monarch_kernel.runtime.transfer.errors",
+    "ScanError": "workspace_sync.model.errors",
+    "StoreError": "workspace_sync.model.errors",
+    "SyncError": "workspace_sync.model.errors",
+    "TamperedError": "workspace_sync.model.errors",
     "TaskInterrupted": "monarch_kernel.pool.worker",
+    "WorkspaceBusyError": "workspace_sync.model.errors",
 }
 
 

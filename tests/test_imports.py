@@ -118,7 +118,7 @@ EXCEPTIONS = {
     f"{RUNTIME}.actor.unhandled_fault": {"monarch_kernel.actor"},
     f"{DEBUGGER}.rank.stacks.tasks": {f"{RUNTIME}.actor.execution.interruptible"},
     # Exceptions of tools are loaded when a program names one.
-    "monarch_kernel.errors": {DEBUGGER, POOL, KERNEL},
+    "monarch_kernel.errors": {DEBUGGER, POOL, KERNEL, "workspace_sync"},
 }
 # What the runtime must never know of, and what may be imported only where it is used.
 JUPYTER = {

@@ -1,4 +1,4 @@
-"""The replacement of dead procs and actors.
+"""The replacement of dead procs and actors (long because all of it shares one record of what was spawned).
 
 A dead proc stays dead: its successor is another proc, with a new id, at the same rank of its mesh. So no message for
 the old proc can reach the new one, and records of the old one's death stay true. Mesh handles name the procs they were
