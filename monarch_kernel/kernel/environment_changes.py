@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
+from typing import TYPE_CHECKING
 
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.workers import placement_of
+
+if TYPE_CHECKING:
+    from workspace_sync.environment.distributions import Installed
 from workspace_sync.receipt import names
 
 # A line that may change an environment: `%pip install x`, `!uv pip install x`, `%conda update x`, `!python -m pip ...`.
@@ -27,44 +29,43 @@ class EnvironmentChanges:
 
     def __init__(self, session: MeshSession) -> None:
         self._session = session
-        self._before: dict[str, str] | None = None
+        self._before: dict[str, Installed] | None = None
 
     def before(self, cell: str) -> None:
         """Note what is installed, if the cell with this text may change it."""
-        self._before = installed() if _INSTALLS.search(cell) and self._concerned() else None
+        self._before = _installed() if _INSTALLS.search(cell) and self._concerned() else None
 
     def notice(self) -> str:
         """The line to print below the cell; empty if nothing has changed, or no host has a synced tree."""
         before, self._before = self._before, None
         if before is None:
             return ""
-        after = installed()
-        new = [f"{name} {version}" for name, version in after.items() if before.get(name) != version]
-        gone = [f"{name} was removed" for name in before if name not in after]
-        meshes = self._concerned()
-        if not (new or gone) or not meshes:
+        from workspace_sync.environment import changed_distributions
+
+        after, meshes = _installed(), self._concerned()
+        if after is None or not meshes:
             return ""
-        what = "; ".join(filter(None, (f"installed {names(new)}" if new else "", *gone)))
-        return f"{what}: %mesh sync --env brings this to the hosts of {names(meshes)}"
+        found = changed_distributions(before, after)
+        new = [f"{name} {version}" for name, version in found.added.items()]
+        new += [f"{name} {now}" for name, (_, now) in found.changed.items()]
+        parts = [f"installed {names(new)}"] if new else []
+        parts += [f"removed {names(list(found.removed))}"] if found.removed else []
+        if not parts:
+            return ""
+        return f"{'; '.join(parts)}: %mesh sync --env brings this to the hosts of {names(meshes)}"
 
     def _concerned(self) -> list[str]:
         """The meshes with hosts that have a synced tree."""
         return [name for name, mesh in self._session.proc_meshes().items() if any(placement_of(mesh))]
 
 
-def installed() -> dict[str, str]:
-    """The versions of what is installed in this interpreter's environment, by name; reads only names of files."""
-    found: dict[str, str] = {}
-    for folder in dict.fromkeys([*sys.path, os.path.join(sys.prefix, "conda-meta")]):
-        try:
-            entries = os.listdir(folder) if folder.startswith(sys.prefix) else []
-        except OSError:
-            continue
-        for entry in entries:
-            if entry.endswith((".dist-info", ".egg-info")):
-                name, _, version = entry.rpartition(".")[0].partition("-")
-                found[name] = version
-            elif entry.endswith(".json") and folder.endswith("conda-meta"):
-                name, version, _build = [*entry.rsplit("-", 2), "", ""][:3]
-                found[name] = version
-    return dict(sorted(found.items()))
+def _installed() -> dict[str, Installed] | None:
+    """What is installed in the environment that this kernel runs in; None if it is in none."""
+    from workspace_sync.environment import distributions, environment
+    from workspace_sync.model.errors import ScanError
+    from workspace_sync.model.workspace import CondaEnvironment
+
+    try:
+        return distributions(environment(CondaEnvironment()))
+    except (ValueError, ScanError):
+        return None

@@ -59,13 +59,13 @@ def test_a_mesh_syncs_first(kernel: Kernel, project: Project) -> None:
 
 @pytest.mark.parametrize("synced", [True, False])
 def test_an_installation_is_offered_to_hosts(kernel: Kernel, tmp_path: Path, synced: bool) -> None:
-    packages = tmp_path / "env" / "lib"
-    (packages / "old-1.0.dist-info").mkdir(parents=True)
-    kernel.ok(f"import sys; sys.prefix = {str(packages.parent)!r}; sys.path.append({str(packages)!r})")
+    [packages] = make_environment(tmp_path / "env", usable=False).glob("lib/python*/site-packages")
+    (packages / "old-1.0.dist-info").mkdir()
+    kernel.ok(f"import sys; sys.prefix = {str(tmp_path / 'env')!r}")
     kernel.ok(f"%mesh up --procs 1 {'--sync' if synced else ''}")
     out = kernel.ok(
         f"!echo uv pip install demo; mkdir {packages}/demo-2.1.dist-info; rmdir {packages}/old-1.0.dist-info"
     )
-    said = "installed demo 2.1; old was removed: %mesh sync --env brings this to the hosts of m"
+    said = "installed demo 2.1; removed old: %mesh sync --env brings this to the hosts of m"
     assert (said in out.stdout) == synced, out.stdout
     assert "%mesh sync" not in kernel.ok(f"!echo pip install demo; ls {packages}").stdout
