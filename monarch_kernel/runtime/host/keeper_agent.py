@@ -144,7 +144,7 @@ class KeeperAgent(WorkerAgent):
                 deaths[proc.id] = proc.exit.death()
             elif proc.state == "alive":
                 pids[proc.id] = proc.pid
-                if proc.root == holder.id:
+                if proc.root == holder.id and not proc.tool:
                     self._tell(proc.id, Adopt(holder))
         self._free_since = 0.0
         self._note_use()
@@ -236,7 +236,7 @@ class KeeperAgent(WorkerAgent):
     def _on_hello(self, link: PeerLink) -> None:
         super()._on_hello(link)
         proc = self._procs.get(link.peer)
-        if proc is not None and self._holder is not None and proc.root == self._holder.id:
+        if proc is not None and not proc.tool and self._holder is not None and proc.root == self._holder.id:
             link.send(encode(Adopt(self._holder)))
         self._describe()
 
