@@ -16,6 +16,7 @@ from workspace_sync.environment import (
     follow,
     joined,
     reader,
+    stale_extensions,
 )
 from workspace_sync.model.manifest import Manifest
 from workspace_sync.model.workspace import Workspace
@@ -97,6 +98,8 @@ class WorkspaceSource:
             dirs = {**roots, **followed.dirs}
             env = environment_manifest(about, self._indexes[ENVIRONMENT], dirs=dirs, progress=progress)
             env.notes += followed.notes
+            if found.sources is not None:
+                env.notes += stale_extensions(found.sources.manifest, about.version)
             found.environment = env
             found.parts.append(Part(ENVIRONMENT, env.manifest, env.read, self._remembered(ENVIRONMENT)))
         return found

@@ -7,6 +7,7 @@ hosts on which it cannot run, and ``Rewriter`` puts a host's prefix into its fil
 from workspace_sync.environment.creation import create
 from workspace_sync.environment.distributions import Changed, changed_distributions, distributions
 from workspace_sync.environment.editables import EditableInstall, Followed, editables, follow
+from workspace_sync.environment.extensions import stale_extensions
 from workspace_sync.environment.facts import MachineFacts, Needs, check_compatible, facts
 from workspace_sync.environment.kinds import Environment, environment
 from workspace_sync.environment.manifests import EnvironmentScan, environment_manifest, joined, reader
@@ -34,5 +35,6 @@ __all__ = [
     "joined",
     "pack",
     "reader",
+    "stale_extensions",
     "unpack",
 ]

@@ -12,9 +12,10 @@ import pytest
 
 from tests.sync.environment.trees import stored
 from tests.sync.environment.wheels import pip, venv, wheel
-from workspace_sync.environment import editables, environment, environment_manifest, follow
+from workspace_sync.environment import editables, environment, environment_manifest, follow, stale_extensions
 from workspace_sync.environment.hashes import record_hash
 from workspace_sync.model.errors import ScanError
+from workspace_sync.model.manifest import FileEntry, Folder, seal
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.scanning import Index, scan
 from workspace_sync.sources import WorkspaceSource
@@ -204,3 +205,20 @@ def test_a_sync_takes_them_along(installed: tuple[Path, Path], tmp_path: Path, m
     (own / "editables").mkdir()
     with pytest.raises(ScanError, match="the tree has 'editables', which is where the editable installs"):
         WorkspaceSource(workspace.id).find(workspace, None)
+
+
+def test_stale_extensions_are_named() -> None:
+    def file(mtime: int) -> FileEntry:
+        return FileEntry(1, 0o755, bytes(32), mtime)
+
+    files = {
+        b"old.cpython-311-x86_64-linux-gnu.so": file(1),
+        b"new.abi3.so": file(3),
+        b"other.cpython-310-x86_64-linux-gnu.so": file(9),
+        b"code.pyx": file(2),
+    }
+    notes = stale_extensions(seal({b"": Folder(0o755, {}, {}, {}), b"p": Folder(0o755, files, {}, {})}), "3.11")
+    assert notes == [
+        "p/old.cpython-311-x86_64-linux-gnu.so is older than a source beside it: build it again",
+        "p/other.cpython-310-x86_64-linux-gnu.so is for Python 3.10, and the environment has 3.11",
+    ]

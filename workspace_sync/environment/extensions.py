@@ -1,0 +1,34 @@
+"""Compiled extensions in the sources of editable installs that are not what their sources say."""
+
+from __future__ import annotations
+
+import re
+
+from workspace_sync.model.manifest import Manifest, printable
+
+_SOURCES = (b".c", b".cc", b".cpp", b".cxx", b".pyx", b".cu", b".rs", b".f90")
+_ABI = re.compile(rb"\.cpython-(\d)(\d+)[a-z]*-[^.]*\.so\Z")
+
+
+def stale_extensions(sources: Manifest, version: str) -> list[str]:
+    """Sentences on extensions that are older than a source beside them, or for another Python.
+
+    Args:
+        sources: the folders with the sources.
+        version: of the environment's Python, as "3.11".
+    """
+    notes: list[str] = []
+    for path, folder in sources.folders.items():
+        newest = max((entry.mtime for name, entry in folder.files.items() if name.endswith(_SOURCES)), default=0)
+        for name, entry in folder.files.items():
+            if not name.endswith(b".so"):
+                continue
+            shown = printable(path + b"/" + name)
+            found = _ABI.search(name)
+            if found is not None and f"{int(found[1])}.{int(found[2])}" != version:
+                notes.append(
+                    f"{shown} is for Python {int(found[1])}.{int(found[2])}, and the environment has {version}"
+                )
+            elif entry.mtime < newest:
+                notes.append(f"{shown} is older than a source beside it: build it again")
+    return notes
