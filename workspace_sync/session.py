@@ -55,7 +55,7 @@ def sync(
     Args:
         hosts: a mesh of hosts, procs or actors, or a slice of one.
         workspace: what to sync: a ``Workspace``, or one or several folders.
-        env: the environment that goes with it.
+        env: the environment that goes with it, instead of the workspace's own.
         dry_run: only report what would be sent and deleted.
         verify: hash all files on the hosts first; damaged ones are sent again.
         rollback: go back to the tree before (or so many trees), instead of syncing.
@@ -395,7 +395,7 @@ def _scanning(show: Show) -> Callable[[int, int], None]:
 
 def _workspace_of(what: Folders, env: CondaEnvironment | None) -> Workspace:
     if isinstance(what, Workspace):
-        return what
+        return what if env is None else Workspace(what.dirs, env, links=what.links)
     if isinstance(what, str | os.PathLike):
         return Workspace(dirs=[what], env=env)
     return Workspace(dirs=what, env=env)
