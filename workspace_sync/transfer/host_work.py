@@ -24,7 +24,7 @@ from workspace_sync.model.manifest import (
     printable,
 )
 from workspace_sync.store import Staging, Store, WorkspaceFolder
-from workspace_sync.transfer.blocks import Piece, block_bytes, fill, piece_order, pieces_in
+from workspace_sync.transfer.blocks import Piece, block_bytes, block_memory, fill, piece_order, pieces_in
 from workspace_sync.transfer.messages import (
     Collected,
     HostState,
@@ -56,7 +56,7 @@ class SyncOverError(SyncError):
 
 @dataclass(slots=True)
 class _HeldBlock:
-    memory: bytearray
+    memory: memoryview
     handle: RDMABuffer
 
 
@@ -192,7 +192,7 @@ class HostWork:
             StoreError: it could not be stored.
         """
         job = self._job(session)
-        memory = bytearray(size)
+        memory = block_memory(size)
         try:
             source.read_into(memory, timeout=FETCH_TIMEOUT).get()
         except Exception as e:
@@ -204,10 +204,10 @@ class HostWork:
             job.held[number] = _HeldBlock(memory, handle)
         return handle
 
-    def _store(self, job: _Job, number: int, memory: bytearray) -> None:
+    def _store(self, job: _Job, number: int, memory: memoryview) -> None:
         staging = job.opened()
         try:
-            pieces = pieces_in(memoryview(memory))
+            pieces = pieces_in(memory)
             for digest, data in pieces:
                 job.check()
                 staging.put(digest, data)
@@ -222,8 +222,8 @@ class HostWork:
             held = job.held.get(number)
             if held is None:
                 pieces = job.tables[number]
-                memory = bytearray(block_bytes(pieces))
-                fill(memoryview(memory), pieces, job.reader().read)
+                memory = block_memory(block_bytes(pieces))
+                fill(memory, pieces, job.reader().read)
                 held = job.held[number] = _HeldBlock(memory, RDMABuffer(memory))
         return held.handle
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from monarch_kernel.rdma import RDMABuffer
-from workspace_sync.transfer.blocks import ContentBlock, fill
+from workspace_sync.transfer.blocks import ContentBlock, block_memory, fill
 
 #: Threads that read files and build blocks.
 BUILDERS = 2
@@ -85,7 +85,7 @@ class Supply:
             try:
                 block = self._blocks[number]
                 if isinstance(block, ContentBlock):
-                    memory = memoryview(bytearray(block.size))
+                    memory = block_memory(block.size)
                     fill(memory, block.pieces, self._read)
                 else:
                     memory = block
