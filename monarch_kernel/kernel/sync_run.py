@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from IPython.core.error import UsageError
 from IPython.display import display
 
 from monarch_kernel.actor import HostMesh, ProcMesh, this_host
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from workspace_sync.model.workspace import Links, Workspace
     from workspace_sync.reload import LiveReport, ModuleSelection, Watcher, WatchEvent
     from workspace_sync.reload.client import How
+    from workspace_sync.transfer.messages import HostState
 
 
 #: How long a sync of a watch that is ended may go on (seconds).
@@ -157,16 +160,27 @@ def hosts_named(session: MeshSession, variables: dict[str, Any], name: str | Non
     raise usage_error(command, f"there is no mesh {name!r}{nearest(name, known)}; {there}")
 
 
-def host_trees(notebook: Notebook, mesh: ProcMesh) -> list[HostTree]:
-    """The synced trees of a mesh's hosts; empty if this notebook has synced nothing to them."""
+def host_trees(notebook: Notebook, mesh: ProcMesh, timeout: float) -> list[HostTree]:
+    """The synced trees of a mesh's hosts; empty if this notebook has synced nothing to them, or they do not answer."""
     if not any(placement_of(mesh)):
         return []
-    from workspace_sync import status
+    from workspace_sync import SyncError, status
     from workspace_sync.sources import ENVIRONMENT, TREE
 
+    answers: queue.SimpleQueue[list[HostState]] = queue.SimpleQueue()
+
+    def ask() -> None:
+        with suppress(UsageError, SyncError):  # a folder is gone
+            answers.put(status(mesh, notebook.workspaces.chosen("%mesh status", (), False, None)))
+
+    threading.Thread(target=ask, name="monarch-host-trees", daemon=True).start()
+    try:
+        states = answers.get(timeout=timeout)
+    except queue.Empty:
+        return []
     now = time.time()
     found: list[HostTree] = []
-    for state in status(mesh, notebook.workspaces.chosen("%mesh status", (), False, None)):
+    for state in states:
         digests = {part: about.digest.hex() for part, about in state.parts.items()}
         since = next((each.time for each in state.generations if each.number == state.generation), now)
         earlier = sum(each.number != state.generation for each in state.generations)

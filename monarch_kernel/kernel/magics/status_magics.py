@@ -66,7 +66,7 @@ class StatusMagics(Subcommands):
         mesh, ranks = self.addressed(found)
         states = mesh.status().get(ASK_TIMEOUT)
         places = rank_places(self._notebook, mesh)
-        trees = host_trees(self._notebook, mesh)
+        trees = host_trees(self._notebook, mesh, ASK_TIMEOUT)
         older = older_modules(mesh, ASK_TIMEOUT) if trees else {}
         listed: list[RankSummary] = []
         for rank in ranks:
