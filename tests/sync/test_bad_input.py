@@ -18,6 +18,7 @@ from tests.sync.trees import difference, make_tree, snapshot, write
 from workspace_sync import Workspace, sync, verify
 from workspace_sync.model.errors import ScanError, SyncError
 from workspace_sync.model.report import SyncReport
+from workspace_sync.store import Store
 
 Hosts = Callable[..., StoreHosts]
 MB = 1 << 20
@@ -267,3 +268,21 @@ def test_two_clients_that_sync_one_workspace_do_not_mix(store_hosts: Hosts, smal
     assert hosts.trees() == [expected, expected]
     assert [leftovers(store) for store in hosts.stores] == [[], []]
     synced(hosts, small)
+
+
+def test_a_large_tree_waits_for_a_busy_host(store_hosts: Hosts, tmp_path: Path) -> None:
+    """Its manifest does not fit into a message, and is offered again when the host is free."""
+    large = tmp_path / "source"
+    for number in range(2500):
+        write(large / f"folder{number % 50}" / f"{number}.txt", os.urandom(40))
+    hosts = store_hosts(1)
+    workspace = Workspace(dirs={large: ""})
+    with Store(str(hosts.stores[0])) as store:
+        lock = store.workspace(f"{workspace.name}-{workspace.id}").lock("another client", 5.0)
+        lock.__enter__()
+        release = threading.Timer(1.5, lambda: lock.__exit__(None, None, None))
+        release.start()
+        try:
+            synced(hosts, large)
+        finally:
+            release.join()

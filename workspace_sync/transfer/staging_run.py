@@ -167,6 +167,8 @@ class StagingRun:
             ScanError: a file has changed since it was scanned.
         """
         now = time.monotonic()
+        for change in (change for run in self.hosts.values() for change in run.changes):
+            change.blocks.clear()  # they were of an earlier run, whose hosts were busy
         for host, run in self.hosts.items():
             large = self._manifest_blocks(run.changes)
             if large:
