@@ -63,6 +63,7 @@ def shown(bench: Bench) -> Table:
         "files": bench.large.spec.files,
         "gb": bench.large.spec.size / 1e9,
         "some": bench.some.spec.files,
+        "few": bench.few.spec.files,
         "some_gb": bench.some.spec.size / 1e9,
         "big": bench.big.spec.size / 1e6,
         "several": bench.several,

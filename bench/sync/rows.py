@@ -54,9 +54,7 @@ ROWS = [
     SyncRow("some_client_mb", "  peak memory of the client (MB)"),
     SyncRow("some_host_mb", "  peak memory of a host's largest process (MB)"),
     SyncRow("edit8_s", "{some:,} files, one edited, until ranks on {several} hosts import it (s)"),
-    SyncRow(
-        "edit64_s", "{files:,} files, one edited, until ranks on 64 hosts that share a store import it (s)", most=2
-    ),
+    SyncRow("edit64_s", "{few:,} files, the same on {many} hosts, workers of this machine (s)", most=2),
     SyncRow("inside_s", "4 KB changed in a file of {big:,.0f} MB (s)"),
     SyncRow("inside_bytes", "  bytes sent"),
     SyncRow("inside_chunks", "  that is, whole chunks", most=2),
@@ -67,4 +65,5 @@ ROWS = [
     SyncRow("env_of_copy", "  of the speed of `cp -a` on its disk"),
     SyncRow("env_of_disk", "  of the disk's speed in a row"),
     SyncRow("kills_mixed", "{kills} random kill -9: neither old nor new tree", most=0),
+    SyncRow("kills_other", "  syncs afterwards that failed, or left something", most=0),
 ]

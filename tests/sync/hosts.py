@@ -13,9 +13,9 @@ from tests.workers import Team
 from workspace_sync.store import Store
 from workspace_sync.store.records import SlotRecord, read_record
 
-#: What the folder of a workspace has, and the name of an object.
+#: What the folder of a workspace has, and the name of an object; one that an agent was killed over is collected by age.
 NAMES = {"current", "generations", "kept", "lock", "manifests", "slots"}
-OBJECT = re.compile("[0-9a-f]{62}")
+OBJECT = re.compile(r"[0-9a-f]{62}|[0-9]+-[0-9]+\.new")
 
 
 class StoreHosts:
