@@ -74,7 +74,8 @@ def receipt_line(report: SyncReport) -> str:
         switched = any(host.switched for host in report.hosts)
         return f"{hosts} {'went back' if switched else 'looked at'} {took}"
     with_env = f" with environment {report.environment[:DIGITS]}" if report.environment else ""
-    tree = f"tree {report.digest[:DIGITS]}{with_env}: {report.files:,} files, {text_size(report.bytes)}"
+    files = f"{report.files:,} file{'s' * (report.files != 1)}"
+    tree = f"tree {report.digest[:DIGITS]}{with_env}: {files}, {text_size(report.bytes)}"
     read = f", {text_size(report.hashed)} read" if report.hashed else ""
     if report.dry_run:
         lacks = sum(host.lacks for host in report.hosts)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """`0.2 s`, `14 s`, `3 min 5 s`, `2 h 10 min`."""
+    """`8 ms`, `0.2 s`, `14 s`, `3 min 5 s`, `2 h 10 min`."""
+    if 0 < seconds < 0.1:
+        return f"{max(1, round(seconds * 1e3))} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = int(seconds)
@@ -21,7 +23,9 @@ def memory(size: int) -> str:
 
 
 def text_size(size: int) -> str:
-    """The size of a text: `120 bytes`, `14 kB`, `1.4 MB`."""
+    """The size of a text: `120 bytes`, `14 kB`, `1.4 MB`, `2.5 GB`."""
     if size < 1_000:
-        return f"{size} bytes"
-    return f"{size / 1e3:.0f} kB" if size < 1e6 else f"{size / 1e6:.1f} MB"
+        return f"{size} byte{'s' * (size != 1)}"
+    if size < 1e6:
+        return f"{size / 1e3:.0f} kB"
+    return f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"

@@ -147,7 +147,7 @@ class HostTree:
         with_env = f" with environment {self.environment[:DIGITS]}" if self.environment else ""
         back = f", {self.earlier} earlier" if self.earlier else ""
         repair = f"; to be repaired: {self.repair}" if self.repair else ""
-        return f"tree {self.digest[:DIGITS]}{with_env}, {duration(self.age)} old{back}{repair}"
+        return f"tree {self.digest[:DIGITS]}{with_env}, {duration(max(0.1, self.age))} old{back}{repair}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
