@@ -104,6 +104,7 @@ class _Host:
 
     Attributes:
         wanted: blocks that it lacks and does not fetch, in order.
+        holds: blocks that it has, as far as it can pass them on.
         flights: its fetches under way, by block and source; two of one block if one was overtaken.
         serves: fetches of others from it.
         client_fetches: its fetches from the client.
@@ -114,6 +115,7 @@ class _Host:
     """
 
     wanted: dict[int, None] = field(default_factory=dict[int, None])
+    holds: set[int] = field(default_factory=set[int])
     flights: dict[int, dict[str, _Read]] = field(default_factory=dict[int, dict[str, _Read]])
     serves: int = 0
     client_fetches: int = 0
@@ -167,6 +169,7 @@ class Scheduler:
         self._unheld: dict[int, None] = {}  # blocks that nobody holds and nobody fetches from the client
         self._total = 0
         self._client_serves = 0
+        self._open: dict[str, _Host] = {}  # hosts that serve one more reader
         self._typical = {True: _Typical(), False: _Typical()}  # from the client?
         self._dead: set[str] = set()
         self._turn = 0
@@ -177,7 +180,9 @@ class Scheduler:
         """A host lacks these blocks (number -> bytes); a host may be told of several times."""
         if host in self._dead:
             return []
-        state = self._hosts.setdefault(host, _Host())
+        if host not in self._hosts:
+            self._hosts[host] = self._open[host] = _Host()
+        state = self._hosts[host]
         for block, size in blocks.items():
             if block not in self._sizes:
                 self._sizes[block] = size
@@ -235,6 +240,8 @@ class Scheduler:
         holders = self._holders.get(block, {})
         if host in holders:
             del holders[host]
+            if host in self._hosts:
+                self._hosts[host].holds.discard(block)
             if not holders and not self._given[block]:
                 self._unhold(block)
         for name, other in self._hosts.items():
@@ -246,6 +253,7 @@ class Scheduler:
         """A host is gone, or takes no part any more."""
         self._dead.add(host)
         state = self._hosts.pop(host, None)
+        self._open.pop(host, None)
         if state is None:
             return []
         actions: list[Action] = []
@@ -308,7 +316,10 @@ class Scheduler:
             self._unheld.pop(block, None)
             self.sent += self._sizes[block]
         else:
-            self._hosts[source].serves += 1
+            serving = self._hosts[source]
+            serving.serves += 1
+            if serving.serves >= self.limits.host_readers:
+                self._open.pop(source, None)
         return Fetch(host, block, source)
 
     def _landed(self, host: str, block: int, source: str) -> float | None:
@@ -342,13 +353,16 @@ class Scheduler:
             read.counts = False
             if source == CLIENT:
                 self._client_serves -= 1
-            elif source in self._hosts:
-                self._hosts[source].serves -= 1
+            elif (serving := self._hosts.get(source)) is not None:
+                serving.serves -= 1
+                if serving.serves < self.limits.host_readers:
+                    self._open[source] = serving
 
     def _held(self, block: int, host: str) -> None:
         holders = self._holders[block]
         first = not holders
         holders[host] = None
+        self._hosts[host].holds.add(block)
         self._unheld.pop(block, None)
         if first:
             for name in self._lacking[block]:
@@ -400,11 +414,15 @@ class Scheduler:
             for block in self._unheld:
                 if block in state.wanted:
                     return self._start(name, block, CLIENT, now)
-        for block in list(state.ready):
+        refuses = any(failures >= limits.pair for failures in state.bad.values())
+        # Most hosts find all sources busy most of the time: this says so without a look at their blocks one by one.
+        if not refuses and all(state.ready.keys().isdisjoint(each.holds) for each in self._open.values()):
+            return None
+        for block in state.ready:
             source = self._best_holder(name, state, block)
             if source is not None:
                 return self._start(name, block, source, now)
-            if self._only_client(state, block) and self._client_serves < limits.client_readers:
+            if refuses and self._client_serves < limits.client_readers and self._only_client(state, block):
                 return self._start(name, block, CLIENT, now)
         return None
 
@@ -414,9 +432,10 @@ class Scheduler:
     def _best_holder(self, name: str, state: _Host, block: int, but: str | None = None) -> str | None:
         """The least busy host that has the block, and serves one more reader."""
         best, load = None, self.limits.host_readers
-        for holder in self._holders[block]:
+        holders = self._holders[block]
+        for holder in self._open if len(self._open) < len(holders) else holders:
             serves = self._hosts[holder].serves
-            if serves < load and holder not in (name, but) and self._usable(state, holder):
+            if serves < load and holder in holders and holder not in (name, but) and self._usable(state, holder):
                 best, load = holder, serves
         return best
 
