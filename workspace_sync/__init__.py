@@ -22,8 +22,13 @@ if TYPE_CHECKING:
     from workspace_sync.model.progress import SyncProgress
     from workspace_sync.model.report import HostReport, Phases, StaleModule, SyncReport
     from workspace_sync.model.workspace import CondaEnvironment, Workspace
-    from workspace_sync.session import rollback, status, sync, verify
+    from workspace_sync.mounts import gather_mount, remotemount
+    from workspace_sync.reload.live import rollback, sync
+    from workspace_sync.reload.watch import watch
+    from workspace_sync.session import status, verify
 
+_LIVE = "workspace_sync.reload.live"
+_MOUNTS = "workspace_sync.mounts"
 _ERRORS = "workspace_sync.model.errors"
 _REPORT = "workspace_sync.model.report"
 _WORKSPACE = "workspace_sync.model.workspace"
@@ -43,10 +48,13 @@ _PLACES = {
     "TamperedError": _ERRORS,
     "Workspace": _WORKSPACE,
     "WorkspaceBusyError": _ERRORS,
-    "rollback": _SESSION,
+    "gather_mount": _MOUNTS,
+    "remotemount": _MOUNTS,
+    "rollback": _LIVE,
     "status": _SESSION,
-    "sync": _SESSION,
+    "sync": _LIVE,
     "verify": _SESSION,
+    "watch": "workspace_sync.reload.watch",
 }
 
 __all__ = [
@@ -64,10 +72,13 @@ __all__ = [
     "TamperedError",
     "Workspace",
     "WorkspaceBusyError",
+    "gather_mount",
+    "remotemount",
     "rollback",
     "status",
     "sync",
     "verify",
+    "watch",
 ]
 
 

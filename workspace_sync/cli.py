@@ -23,6 +23,8 @@ from workspace_sync.model.progress import SyncProgress
 from workspace_sync.model.report import SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.receipt import DIGITS, progress_line, receipt_table
+from workspace_sync.reload import WatchEvent, watch
+from workspace_sync.reload.live import rollback, sync
 from workspace_sync.transfer.messages import HostState
 
 #: What is done by then needs no progress (seconds).
@@ -89,15 +91,18 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         return command
 
-    sync = add("sync", _sync, "bring hosts to what the workspace holds now", about)
-    sync.add_argument("--dry-run", action="store_true", help="only say what would be sent and deleted")
-    sync.add_argument("--verify", action="store_true", help="hash all files on the hosts first, and mend damaged ones")
+    syncing = add("sync", _sync, "bring hosts to what the workspace holds now", about)
+    syncing.add_argument("--dry-run", action="store_true", help="only say what would be sent and deleted")
+    syncing.add_argument(
+        "--verify", action="store_true", help="hash all files on the hosts first, and mend damaged ones"
+    )
+    syncing.add_argument("--watch", action="store_true", help="and again at every save, until Ctrl-C")
     add("status", _status, "say which trees hosts have", about)
     add("verify", _verify, "hash all files of the workspace on the hosts", about)
-    rollback = add("rollback", _rollback, "go back to an earlier tree, which hosts still have", about)
-    rollback.add_argument("--steps", type=int, default=1, help="how many trees to go back (1)")
-    collect = add("collect", _collect, "remove old content that no tree needs from hosts", common)
-    collect.add_argument("--limit", type=int, metavar="BYTES", help="how much old content may stay")
+    back = add("rollback", _rollback, "go back to an earlier tree, which hosts still have", about)
+    back.add_argument("--steps", type=int, default=1, help="how many trees to go back (1)")
+    collecting = add("collect", _collect, "remove old content that no tree needs from hosts", common)
+    collecting.add_argument("--limit", type=int, metavar="BYTES", help="how much old content may stay")
     return parser
 
 
@@ -105,17 +110,37 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _sync(options: argparse.Namespace) -> int:
+    if options.watch:
+        return _watch(options)
     with _Bar() as bar:
-        report = session.sync(
+        report = sync(
             _hosts(options), _workspace(options), dry_run=options.dry_run, verify=options.verify, progress=bar
         )
     _show(report, options)
     return 0
 
 
+def _watch(options: argparse.Namespace) -> int:
+    """Sync at every save, until Ctrl-C."""
+
+    def tell(event: WatchEvent) -> None:
+        if options.json:
+            _print_json(event)
+        else:
+            print(f"{time.strftime('%H:%M:%S')} {event.text}")
+        sys.stdout.flush()
+
+    with watch(_hosts(options), _workspace(options), on_event=tell, how=None) as watcher:
+        try:
+            watcher.wait()
+        except KeyboardInterrupt:
+            return 130
+    return 2  # it has said why it cannot go on
+
+
 def _rollback(options: argparse.Namespace) -> int:
     with _Bar() as bar:
-        report = session.rollback(_hosts(options), _workspace(options), steps=options.steps, progress=bar)
+        report = rollback(_hosts(options), _workspace(options), steps=options.steps, progress=bar)
     _show(report, options)
     return 0
 

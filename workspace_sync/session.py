@@ -1,4 +1,4 @@
-"""The client: ``sync``, ``rollback``, ``verify`` and ``status`` of a workspace on the hosts of a mesh."""
+"""The client: what it does with a workspace on the hosts of a mesh. ``workspace_sync.reload.live`` tells ranks, too."""
 
 from __future__ import annotations
 
@@ -37,60 +37,15 @@ Folders = Workspace | str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Show = Callable[[SyncProgress], None]
 
 
-def sync(
-    hosts: Any,
-    workspace: Folders = ".",
-    *,
-    env: CondaEnvironment | None = None,
-    dry_run: bool = False,
-    verify: bool = False,
-    rollback: bool | int = False,
-    progress: Show | None = None,
-) -> SyncReport:
-    """Give every host of a mesh the content that the workspace has now.
-
-    Each host ends with the new tree or keeps the old one; hosts switch after all have staged. It blocks: in a
-    coroutine, ``await asyncio.to_thread(sync, ...)``.
-
-    Args:
-        hosts: a mesh of hosts, procs or actors, or a slice of one.
-        workspace: what to sync: a ``Workspace``, or one or several folders.
-        env: the environment that goes with it, instead of the workspace's own.
-        dry_run: only report what would be sent and deleted.
-        verify: hash all files on the hosts first; damaged ones are sent again.
-        rollback: go back to the tree before (or so many trees), instead of syncing.
-        progress: is called a few times a second, on the calling thread.
-
-    Raises:
-        SyncError: hosts stay on their old tree; the message names them, and ``report`` has all. Its subclasses:
-            ``WorkspaceBusyError``, ``StoreError``, ``TamperedError``, ``IncompatibleError``.
-        ScanError: the folders cannot be read, or change without pause; nothing was changed anywhere.
-        TypeError: ``hosts`` is no mesh.
-    """
-    client = SyncClient(hosts, _workspace_of(workspace, env), progress)
-    if rollback:
-        return client.rollback(int(rollback))
-    return client.sync(dry_run=dry_run, verify=verify)
-
-
-def rollback(hosts: Any, workspace: Folders = ".", *, steps: int = 1, progress: Show | None = None) -> SyncReport:
-    """Go back to an earlier tree, which the hosts still have; the client's folders are not read.
-
-    Raises:
-        SyncError: hosts have no such tree any more; they stay on the current one.
-    """
-    return SyncClient(hosts, _workspace_of(workspace, None), progress).rollback(steps)
-
-
 def verify(hosts: Any, workspace: Folders = ".", *, progress: Show | None = None) -> SyncReport:
     """Hash all files of the workspace on the hosts; changes nothing. ``problems`` of each host's report has what is
     wrong; the next sync repairs it."""
-    return SyncClient(hosts, _workspace_of(workspace, None), progress).verify()
+    return SyncClient(hosts, workspace_of(workspace), progress).verify()
 
 
 def status(hosts: Any, workspace: Folders = ".") -> list[HostState]:
     """What the hosts have of a workspace; one entry a host that answers. Reads only records."""
-    return SyncClient(hosts, _workspace_of(workspace, None), None).status()
+    return SyncClient(hosts, workspace_of(workspace), None).status()
 
 
 def collect(hosts: Any, *, limit: int | None = None) -> list[Collected]:
@@ -109,6 +64,20 @@ def collect(hosts: Any, *, limit: int | None = None) -> list[Collected]:
         for key, answer in answers.items()
     ]
     return collected + [Collected(host.name, error=f"it is gone: {host.gone}") for host in found if host.gone]
+
+
+def workspace_of(what: Folders, env: CondaEnvironment | None = None) -> Workspace:
+    """The workspace that is meant.
+
+    Args:
+        what: it, or one or several folders.
+        env: the environment that goes with it, instead of its own.
+    """
+    if isinstance(what, Workspace):
+        return what if env is None else Workspace(what.dirs, env, links=what.links)
+    if isinstance(what, str | os.PathLike):
+        return Workspace(dirs=[what], env=env)
+    return Workspace(dirs=what, env=env)
 
 
 def folder_name(workspace: Workspace) -> str:
@@ -391,14 +360,6 @@ def _differs(state: HostState, part: Part) -> bool:
 
 def _scanning(show: Show) -> Callable[[int, int], None]:
     return lambda done, total: show(SyncProgress("scan", done, total))
-
-
-def _workspace_of(what: Folders, env: CondaEnvironment | None) -> Workspace:
-    if isinstance(what, Workspace):
-        return what if env is None else Workspace(what.dirs, env, links=what.links)
-    if isinstance(what, str | os.PathLike):
-        return Workspace(dirs=[what], env=env)
-    return Workspace(dirs=what, env=env)
 
 
 def _owner() -> str:

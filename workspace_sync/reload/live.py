@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,13 +9,13 @@ import msgspec
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.introspection import each_host
 from monarch_kernel.meshes import format_ranks, list_proc_meshes
-from workspace_sync.model.progress import SyncProgress
+from workspace_sync.model.errors import SyncError
 from workspace_sync.model.report import StaleModule, SyncReport
-from workspace_sync.model.workspace import Workspace
+from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.reload.client import How, When, contact, enter, folders_of, refresh, stale_modules
 from workspace_sync.reload.report import FAILED, KEPT, RELOADED, Refreshed
 from workspace_sync.reload.selection import EVERY, ModuleSelection
-from workspace_sync.session import sync
+from workspace_sync.session import Folders, Show, SyncClient, workspace_of
 
 Pairs = list[tuple[str, str]]
 
@@ -60,6 +59,52 @@ class LiveReport(msgspec.Struct):
         return f"{', '.join(parts) or 'nothing has changed'} ({self.sync.seconds:.2f} s)"
 
 
+def sync(
+    hosts: Any,
+    workspace: Folders = ".",
+    *,
+    env: CondaEnvironment | None = None,
+    dry_run: bool = False,
+    verify: bool = False,
+    rollback: bool | int = False,
+    progress: Show | None = None,
+) -> SyncReport:
+    """Give every host of a mesh the content that the workspace has now.
+
+    Each host ends with the new tree or keeps the old one; hosts switch after all have staged. Ranks that are spawned on
+    it afterwards start in the tree. Those that run already enter it, and keep the modules that they have: ``stale`` of
+    the receipt names them. It blocks: in a coroutine, ``await asyncio.to_thread(sync, ...)``.
+
+    Args:
+        hosts: a mesh of hosts, procs or actors, or a slice of one.
+        workspace: what to sync: a ``Workspace``, or one or several folders.
+        env: the environment that goes with it, instead of the workspace's own.
+        dry_run: only report what would be sent and deleted.
+        verify: hash all files on the hosts first; damaged ones are sent again.
+        rollback: go back to the tree before (or so many trees), instead of syncing.
+        progress: is called a few times a second, on the calling thread.
+
+    Raises:
+        SyncError: hosts stay on their old tree; the message names them, and ``report`` has all. Its subclasses:
+            ``WorkspaceBusyError``, ``StoreError``, ``TamperedError``, ``IncompatibleError``.
+        ScanError: the folders cannot be read, or change without pause; nothing was changed anywhere.
+        TypeError: ``hosts`` is no mesh.
+    """
+    found = workspace_of(workspace, env)
+    if dry_run and not rollback:
+        return SyncClient(hosts, found, progress).sync(dry_run=True, verify=verify)
+    return sync_live(hosts, found, how=None, verify=verify, rollback=rollback, progress=progress).sync
+
+
+def rollback(hosts: Any, workspace: Folders = ".", *, steps: int = 1, progress: Show | None = None) -> SyncReport:
+    """Go back to an earlier tree, which the hosts still have; the client's folders are not read.
+
+    Raises:
+        SyncError: hosts have no such tree any more; they stay on the current one.
+    """
+    return sync_live(hosts, workspace_of(workspace), how=None, rollback=steps, progress=progress).sync
+
+
 def sync_live(
     hosts: Any,
     workspace: Workspace,
@@ -70,7 +115,7 @@ def sync_live(
     wait: float = 5.0,
     verify: bool = False,
     rollback: bool | int = False,
-    progress: Callable[[SyncProgress], None] | None = None,
+    progress: Show | None = None,
 ) -> LiveReport:
     """Sync a workspace, have ranks start in it from now on, and have those that run already follow.
 
@@ -80,24 +125,44 @@ def sync_live(
         selection, when, wait: as for ``refresh``.
 
     Raises:
-        SyncError, ScanError: as ``sync`` does; ranks of hosts that have switched follow at the next sync.
+        SyncError, ScanError: as ``sync`` does. Ranks of hosts that have switched follow before.
     """
     for procs in meshes_on(hosts):
         contact(procs, _folders(procs, workspace))
-    report = sync(hosts, workspace, env=workspace.env, verify=verify, rollback=rollback, progress=progress)
-    live = LiveReport(report)
+    client = SyncClient(hosts, workspace, progress)
+    try:
+        report = client.rollback(int(rollback)) if rollback else client.sync(dry_run=False, verify=verify)
+    except SyncError as e:
+        report = e.report
+        if isinstance(report, SyncReport) and any(host.switched for host in report.hosts):
+            _follow(LiveReport(report), hosts, workspace, how, selection, when, wait)
+        raise
+    return _follow(LiveReport(report), hosts, workspace, how, selection, when, wait)
+
+
+def _follow(
+    live: LiveReport,
+    hosts: Any,
+    workspace: Workspace,
+    how: How | None,
+    selection: ModuleSelection,
+    when: When,
+    wait: float,
+) -> LiveReport:
+    """Have ranks that run already follow a sync, and add to its receipt what they have."""
+    stale = live.sync.stale
     for procs in meshes_on(hosts):
         pairs = _folders(procs, workspace)
         if how != "reload":
             enter(procs, pairs)
-            stale = stale_modules(procs, folders=pairs)
-            if how is None or not stale:  # actors and ranks that have nothing to follow go on
-                report.stale += stale
+            found = stale_modules(procs, folders=pairs)
+            if how is None or not found:  # actors and ranks that have nothing to follow go on
+                stale += found
                 continue
         done = refresh(procs, how, folders=pairs, selection=selection, when=when, wait=wait)
         if any(rank.modules or rank.error for rank in done.ranks):
             live.refreshed.append(done)
-            report.stale += [
+            stale += [
                 StaleModule(name, format_ranks(ranks), reason or state)
                 for (name, state, reason), ranks in sorted(done.modules().items())
             ]

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import msgspec
 import watchfiles
 
-from workspace_sync.model.workspace import Workspace
 from workspace_sync.reload.client import How, When
 from workspace_sync.reload.live import LiveReport, sync_live
 from workspace_sync.reload.selection import EVERY, ModuleSelection
 from workspace_sync.scanning.ignore import rules_around, rules_within
 from workspace_sync.scanning.rules import Rules
+from workspace_sync.session import Folders, workspace_of
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ class Ignored:
 
 def watch(
     hosts: Any,
-    workspace: Workspace,
+    workspace: Folders,
     *,
     on_event: Callable[[WatchEvent], object],
     how: How | None = "reload",
@@ -225,7 +225,7 @@ def watch(
 
     Args:
         hosts: a mesh of hosts or procs.
-        workspace: what to watch and to sync.
+        workspace: what to watch and to sync: a ``Workspace``, or one or several folders.
         on_event: called with each ``WatchEvent`` on a thread of its own. Nothing is told where nothing has changed.
         how, when, wait: as for ``refresh``; ``how`` None: only sync.
         selection: which modules to reload, or a function that says it each time (the mode of ``%autoreload``).
@@ -236,12 +236,13 @@ def watch(
     Raises:
         ValueError: the workspace has no folders.
     """
-    folders = list(workspace.roots())
+    found = workspace_of(workspace)
+    folders = list(found.roots())
     if not folders:
         raise ValueError("this workspace has no folders to watch")
 
     def act() -> LiveReport:
         chosen = selection() if callable(selection) else selection
-        return sync_live(hosts, workspace, how=how, selection=chosen, when=when, wait=wait)
+        return sync_live(hosts, found, how=how, selection=chosen, when=when, wait=wait)
 
     return Watcher(folders, act, on_event)

@@ -97,3 +97,19 @@ def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
     assert b"interrupted; the hosts keep the trees that they have" in ended.stderr
     assert not list(tmp_path.glob("store/w/*/current"))
     assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+
+
+def test_a_watch_syncs_at_every_save_until_ctrl_c(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    command = [sys.executable, "-m", "workspace_sync", "sync", "--watch", "--json", str(folder)]
+    env = {**os.environ, "MONARCH_KERNEL_SYNC_FOLDER": str(tmp_path / "store")}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True) as watching:
+        assert watching.stdout is not None
+        assert json.loads(watching.stdout.readline())["kind"] == "synced"
+        (folder / "a.txt").write_text("one")
+        assert json.loads(watching.stdout.readline())["report"]["sync"]["hosts"][0]["files"] == 1
+        (there,) = tmp_path.glob("store/w/*/current/tree/folder/a.txt")
+        assert there.read_text() == "one"
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(60) == 130

@@ -1,0 +1,83 @@
+"""What ``sync`` does with ranks: those that run are told, and later ones start in the tree, also if a host failed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_kernel.actor import Actor, endpoint, shutdown_context
+from tests.actor.actors import PATIENCE
+from tests.conftest import alive, wait_until
+from tests.sync.hosts import StoreHosts
+from workspace_sync import SyncError, Workspace, rollback, sync
+from workspace_sync.transfer.staging_run import StagingRun
+
+
+class Importer(Actor):
+    @endpoint
+    def look(self) -> tuple[str, str]:
+        """The module that this rank imports, and its working directory."""
+        import synced_module  # type: ignore[import-not-found]
+
+        return synced_module.VERSION, os.path.realpath(os.getcwd())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a module, in which this process runs."""
+    made = tmp_path / "folder"
+    made.mkdir()
+    (made / "synced_module.py").write_text("VERSION = 'one'\n")
+    monkeypatch.chdir(made)
+    monkeypatch.syspath_prepend(made)
+    return made
+
+
+def look(mesh: Any) -> list[tuple[str, str]]:
+    return list(mesh.look.call().get(PATIENCE).values())
+
+
+def test_ranks_that_run_are_told_and_a_host_that_is_lost_in_the_switch_is_unknown(
+    store_hosts: Callable[..., StoreHosts], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = store_hosts(2)
+    workspace = Workspace(dirs=["."])
+    sync(made.mesh, workspace)
+    agents = [pid for worker in made.team for pid in worker.ranks()]
+    old = made.mesh.spawn_procs().spawn("old", Importer)
+    slots = [where for _, where in look(old)]
+    assert [str(store) in where for store, where in zip(made.stores, slots, strict=True)] == [True, True]
+
+    (folder / "synced_module.py").write_text("VERSION = 'second'\n")
+    report = sync(made.mesh, workspace)
+    assert [(each.name, each.ranks, each.state) for each in report.stale] == [("synced_module", "0-1", "stale")]
+    assert [version for version, _ in look(old)] == ["one", "one"]
+    now = [where for _, where in look(old)]
+    assert all(before != after for before, after in zip(slots, now, strict=True)), "they work in the new tree"
+    assert not rollback(made.mesh, workspace).stale, "ranks have what the hosts have again"
+
+    # The agent of a host ends when the switch has begun: nobody knows whether it has switched.
+    (folder / "synced_module.py").write_text("VERSION = 'the third'\n")
+    real = StagingRun.commit
+
+    def commit(run: StagingRun) -> None:
+        os.kill(agents[1], signal.SIGKILL)
+        wait_until(lambda: not alive(agents[1]), "the agent is dead")
+        real(run)
+
+    with monkeypatch.context() as patch, pytest.raises(SyncError, match="node1") as caught:
+        patch.setattr(StagingRun, "commit", commit)
+        sync(made.mesh, workspace)
+    partly: Any = caught.value.report
+    assert "has switched" in partly.hosts[1].error
+    assert [host.switched for host in partly.hosts] == [True, False]
+    assert [each.name for each in partly.stale] == ["synced_module"]
+    fresh = made.mesh.spawn_procs().spawn("fresh", Importer)
+    assert [version for version, _ in look(fresh)] == ["the third", "one"]
+    assert sync(made.mesh, workspace).hosts[1].switched
+    shutdown_context().get(PATIENCE)
