@@ -79,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     about = argparse.ArgumentParser(add_help=False, parents=[common])
     about.add_argument("dirs", nargs="*", metavar="DIR", help="folders of the workspace (default: the current one)")
     about.add_argument("--env", nargs="?", const="", metavar="PREFIX", help="and an environment (default: this one)")
+    about.add_argument("--with-python", action="store_true", help="... with the Python that a venv was made from")
     about.add_argument(
         "--links",
         choices=("refuse", "follow", "keep"),
@@ -181,7 +182,9 @@ def _hosts(options: argparse.Namespace) -> Any:
 
 
 def _workspace(options: argparse.Namespace) -> Workspace:
-    env = None if options.env is None else CondaEnvironment(options.env or None)
+    if options.with_python and options.env is None:
+        raise ValueError("--with-python is about the Python of an environment: give --env, too")
+    env = None if options.env is None else CondaEnvironment(options.env or None, with_python=options.with_python)
     return Workspace(options.dirs or ["."], env, links=options.links)
 
 

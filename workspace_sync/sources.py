@@ -96,7 +96,9 @@ class WorkspaceSource:
             found.parts.append(Part(TREE, manifest, reader(scans), self._remembered(TREE)))
         if about is not None:
             dirs = {**roots, **followed.dirs}
-            env = environment_manifest(about, self._indexes[ENVIRONMENT], dirs=dirs, progress=progress)
+            with_python = workspace.env is not None and workspace.env.with_python
+            index = self._indexes[ENVIRONMENT]
+            env = environment_manifest(about, index, dirs=dirs, with_python=with_python, progress=progress)
             env.notes += followed.notes
             if found.sources is not None:
                 env.notes += stale_extensions(found.sources.manifest, about.version)

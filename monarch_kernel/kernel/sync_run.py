@@ -47,7 +47,9 @@ class Workspaces:
         self._watcher: Watcher | None = None
         self._line: WatchLine | None = None
 
-    def chosen(self, command: str, dirs: Sequence[str], env: bool, links: Links | None) -> Workspace:
+    def chosen(
+        self, command: str, dirs: Sequence[str], env: bool, links: Links | None, with_python: bool = False
+    ) -> Workspace:
         """The workspace that a line names: its folders; else those of the last sync, or else the notebook's folder.
 
         Args:
@@ -55,6 +57,7 @@ class Workspaces:
             dirs: folders.
             env: with the environment of this kernel. Once synced, it stays part of the workspace.
             links: what becomes of links that lead out of the workspace.
+            with_python: with the Python that the environment was made from.
 
         Raises:
             UsageError: a folder does not exist, or the folders do not go together.
@@ -63,7 +66,7 @@ class Workspaces:
 
         last = self.last
         try:
-            active = CondaEnvironment() if env else None
+            active = CondaEnvironment(with_python=with_python) if env else None
             if active is not None:
                 active.conda_prefix  # noqa: B018  # raises if there is none
             if not dirs and last is not None:

@@ -107,8 +107,8 @@ def check_compatible(client: MachineFacts, host: MachineFacts, needs: Needs) -> 
         there = host.bases.get(needs.base, "")
         has = f"the host has another Python there ({there})" if there else "the host has none there"
         raise IncompatibleError(
-            f"{where}: it is a venv of the Python at {needs.base} ({needs.base_id}), and {has}; have that Python sent "
-            "along, or install it there"
+            f"{where}: it is a venv of the Python at {needs.base} ({needs.base_id}), and {has}; install it there, or "
+            "have it sent along: CondaEnvironment(..., with_python=True), or --env with --with-python"
         )
     notes: list[str] = []
     if client.driver != host.driver and (client.driver or host.driver):

@@ -23,9 +23,12 @@ class CondaEnvironment:
 
     Args:
         conda_prefix: its folder. None: that of this interpreter; if this interpreter is in none, the active one.
+        with_python: send the Python that a venv was made from along, for hosts that do not have it. Environments of
+            conda hold their own.
     """
 
-    def __init__(self, conda_prefix: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, conda_prefix: str | os.PathLike[str] | None = None, *, with_python: bool = False) -> None:
+        self.with_python = with_python
         if conda_prefix is not None:
             _check_folder(conda_prefix)
         self._conda_prefix = None if conda_prefix is None else os.fspath(conda_prefix)
@@ -49,7 +52,8 @@ class CondaEnvironment:
         )
 
     def __repr__(self) -> str:
-        return f"CondaEnvironment({'' if self._conda_prefix is None else repr(self._conda_prefix)})"
+        given = [] if self._conda_prefix is None else [repr(self._conda_prefix)]
+        return f"CondaEnvironment({', '.join([*given, *['with_python=True'] * self.with_python])})"
 
 
 def is_environment(folder: str | bytes) -> bool:

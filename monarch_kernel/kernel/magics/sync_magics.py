@@ -39,6 +39,7 @@ class SyncMagics(Subcommands):
     @magic_arguments("mesh sync")
     @argument("dirs", nargs="*", metavar="DIR", help="folders (default: as last time; at first the notebook's folder)")
     @argument("--env", action="store_true", help="also the environment that this kernel runs in")
+    @argument("--with-python", action="store_true", help="... with the Python that it was made from, if it is a venv")
     @argument("--links", choices=["refuse", "follow", "keep"], help="links that lead out of the folders")
     @argument("-n", "--dry-run", action="store_true", help="only show what would be sent and deleted")
     @argument("--verify", action="store_true", help="hash all files on the hosts; damaged ones are sent again")
@@ -56,7 +57,7 @@ class SyncMagics(Subcommands):
         if found.unwatch:
             print(notebook.workspaces.unwatch() or "Nothing is being watched.")
             return None
-        workspace = notebook.workspaces.chosen(found.magic, found.dirs, found.env, found.links)
+        workspace = notebook.workspaces.chosen(found.magic, found.dirs, found.env, found.links, found.with_python)
         hosts = hosts_named(self._session, notebook.shell.user_ns, found.on, found.magic)
         how: How | None = next((way for way in _WAYS if getattr(found, way)), None)
         if found.watch:
@@ -107,5 +108,7 @@ def _check_choices(found: Arguments) -> None:
         given = [f"--{name.replace('_', '-')}" for name in choices if getattr(found, name)]
         if len(given) > 1:
             raise usage_error(found.magic, f"give either {given[0]} or {given[1]}, not both")
+    if found.with_python and not found.env:
+        raise usage_error(found.magic, "--with-python is about the Python of the environment: give --env, too")
     if found.unwatch and found.dirs:
         raise usage_error(found.magic, "--unwatch takes no folders: at most one workspace is watched")

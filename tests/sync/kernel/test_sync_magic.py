@@ -84,6 +84,7 @@ MISTAKES = [
     ("--rollback 0", "--rollback takes a number of trees of at least 1, not 0"),
     ("--dry-run --rollback", "give either --dry-run or --rollback, not both"),
     ("--verify --rollback", "give either --rollback or --verify, not both"),
+    ("--with-python", "--with-python is about the Python of the environment: give --env, too"),
     ("--links maybe", "invalid choice: 'maybe'"),
     ("--no-such", "there is no option --no-such"),
     ("--rollback", "there is no"),
