@@ -61,7 +61,8 @@ def _state(host: HostReport, dry_run: bool) -> str:
         return f"failed: {host.error}"
     if dry_run:
         return "would change" if host.files or host.received else "up to date"
-    return "new" if host.switched else "up to date"
+    state = "new" if host.switched else "up to date"
+    return f"{state}, in the store of {host.shares}" if host.shares else state
 
 
 def receipt_line(report: SyncReport) -> str:

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -132,7 +132,7 @@ class SyncClient:
         """See ``rollback``."""
         self._ask_for_states()
         self._take_states()
-        run = self._run(dict(self._states), Changes([]), False)
+        run = self._run(self._makers(), Changes([]), False)
         with self._ending(run):
             run.stage_earlier(steps)
             self._switch(run)
@@ -175,6 +175,24 @@ class SyncClient:
                 self._states[host] = answer.value
         self._phases.plan += time.monotonic() - began
 
+    def _by_store(self) -> dict[str, str]:
+        """For each store the host that makes trees there: hosts with a common home folder share one."""
+        found: dict[str, str] = {}
+        for host in self._hosts:
+            state = self._states.get(host.key)
+            if state is not None and host.key not in self._failures:
+                found.setdefault(state.store, host.key)
+        return found
+
+    def _makers(self) -> dict[str, HostState]:
+        """The hosts that make trees."""
+        return {key: self._states[key] for key in self._by_store().values()}
+
+    def _maker_of(self, host: ToolHost, by_store: Mapping[str, str]) -> str:
+        """The host that makes the trees which a host sees."""
+        state = self._states.get(host.key)
+        return host.key if state is None or host.key in self._failures else by_store[state.store]
+
     def _verify(self) -> None:
         for host, answer in self._calls.gather("verify", self._folder).items():
             if isinstance(answer.value, Failed):
@@ -201,11 +219,7 @@ class SyncClient:
         self._check_environment(found, report)
         deadline = time.monotonic() + BUSY_WAIT
         while True:
-            behind = {
-                key: state
-                for key, state in self._states.items()
-                if key not in self._failures and _is_behind(state, changes)
-            }
+            behind = {key: state for key, state in self._makers().items() if _is_behind(state, changes)}
             if not behind:
                 return self._finished(report, None)
             began = time.monotonic()
@@ -287,7 +301,8 @@ class SyncClient:
     # -- the receipt ------------------------------------------------------------------------------------------
 
     def _finished(self, report: SyncReport, run: StagingRun | None) -> SyncReport:
-        report.hosts = [self._host_report(host, report, run) for host in self._hosts]
+        by_store = self._by_store()
+        report.hosts = [self._host_report(host, self._maker_of(host, by_store), report, run) for host in self._hosts]
         if not report.dry_run and (report.digest or run is not None):
             place(self._workspace, self._placed(run))
         report.phases = self._phases
@@ -298,15 +313,16 @@ class SyncClient:
 
     def _placed(self, run: StagingRun | None) -> Generator[tuple[ToolHost, str, bool]]:
         """The hosts that have trees, with the workspace's folder, and whether it has the environment."""
+        by_store = self._by_store()
         for host in self._hosts:
             state = self._states.get(host.key)
-            each = run.hosts.get(host.key) if run is not None else None
+            each = run.hosts.get(self._maker_of(host, by_store)) if run is not None else None
             switched = each.switched if each is not None else None
             parts = switched.digests if switched is not None else state.parts if state is not None else {}
             if state is not None and parts:
                 yield host, state.path, "env" in parts
 
-    def _host_report(self, host: ToolHost, report: SyncReport, run: StagingRun | None) -> HostReport:
+    def _host_report(self, host: ToolHost, maker: str, report: SyncReport, run: StagingRun | None) -> HostReport:
         state = self._states.get(host.key)
         entry = HostReport(host.name, seconds=time.monotonic() - self._began)
         entry.problems += self._verified.get(host.key, [])
@@ -318,8 +334,17 @@ class SyncClient:
         failed = self._failures.get(host.key)
         if failed is not None:
             entry.error = failed.text
-        each = run.hosts.get(host.key) if run is not None else None
-        if each is not None:
+        if maker != host.key:
+            entry.shares = next(each.name for each in self._hosts if each.key == maker)
+        each = run.hosts.get(maker) if run is not None else None
+        if each is not None and entry.shares:
+            entry.error = entry.error or each.error
+            if each.switched is not None:
+                entry.switched = True
+                entry.digest = each.switched.digests.get(TREE, b"").hex()
+                entry.environment = each.switched.digests.get(ENVIRONMENT, b"").hex()
+                entry.generation = each.switched.generation
+        elif each is not None:
             entry.error = entry.error or each.error
             entry.files, entry.received, entry.reused = each.files, each.received, each.reused
             entry.deleted, entry.lacks = each.deleted, sum(size for _, size in each.missing)

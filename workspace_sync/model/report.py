@@ -35,6 +35,7 @@ class HostReport(msgspec.Struct, array_like=True):
         problems: damaged content that was found on it.
         kept: what ranks had made where the new tree has something else, and where it is now.
         environment: the digest of its environment (hex); empty if it has none.
+        shares: the host whose store it uses, as by a common home folder, and that made the tree for both; or empty.
     """
 
     host: str
@@ -53,6 +54,7 @@ class HostReport(msgspec.Struct, array_like=True):
     problems: list[str] = []
     kept: list[str] = []
     environment: str = ""
+    shares: str = ""
 
 
 class StaleModule(msgspec.Struct, array_like=True):

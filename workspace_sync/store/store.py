@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import time
 from collections.abc import Callable
 
@@ -19,6 +20,8 @@ from workspace_sync.store.tree import TreeFolder
 from workspace_sync.store.workspace_folder import WorkspaceFolder
 
 _RECORD = "store.state"
+#: A link whose target tells this store from every other one: it is made at once, whole, or not at all.
+_IDENTITY = "identity"
 #: Objects that are younger may belong to a switch that is not noted yet (seconds).
 _GRACE = 600.0
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
@@ -59,6 +62,15 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def identity(self) -> str:
+        """What tells this store from every other one, also to hosts that share its file system."""
+        with explain(self.path):
+            try:
+                os.symlink(secrets.token_hex(16), _IDENTITY, dir_fd=self._root.fd)
+            except FileExistsError:
+                pass
+            return os.readlink(_IDENTITY, dir_fd=self._root.fd)
 
     def private_folder(self, *names: str) -> PrivateFolder:
         """A folder of the store, made if it does not exist.

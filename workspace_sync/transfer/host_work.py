@@ -167,13 +167,14 @@ class HostWork:
     def describe(self, workspace: str) -> HostState:
         """What the host has of a workspace; changes nothing."""
         folder = self.store.workspace(workspace)
+        store = self.store.identity()
         state = folder.state()
         known: dict[str, dict[bytes, None]] = {}
         for generation in state.generations:
             for part, digest in generation.digests.items():
                 known.setdefault(part, {})[digest] = None
         parts = {part: PartState(digest, list(known.get(part, ()))) for part, digest in state.digests.items()}
-        return HostState(self.host, folder.path, parts, state.repair, state.generation, state.generations)
+        return HostState(self.host, folder.path, parts, state.repair, state.generation, state.generations, store)
 
     def facts(self, bases: list[str]) -> MachineFacts:
         """What decides whether an environment runs here."""

@@ -39,6 +39,7 @@ class HostState(msgspec.Struct, array_like=True):
         repair: why the next sync must look at all files first; empty: it need not.
         generation: the number of what ranks see; 0: none.
         generations: those that a rollback can go to (``store.Generation``), the newest first.
+        store: the identity of its store; hosts with a common home folder may have one together.
     """
 
     host: str
@@ -47,6 +48,7 @@ class HostState(msgspec.Struct, array_like=True):
     repair: str = ""
     generation: int = 0
     generations: list[Generation] = []
+    store: str = ""
 
 
 class PartTarget(msgspec.Struct, array_like=True):
