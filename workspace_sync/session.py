@@ -215,6 +215,7 @@ class SyncClient:
             files, size = part.manifest.count()
             report.files += files
             report.bytes += size
+        report.notes += found.notes
         self._announce(found)
         self._check_environment(found, report)
         deadline = time.monotonic() + BUSY_WAIT

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from workspace_sync.collisions import collisions
 from workspace_sync.environment import (
     EnvironmentScan,
     Followed,
@@ -38,12 +40,14 @@ class FoundWorkspace:
         tree: the scan of its folders.
         sources: the scan of the editable installs of its environment.
         environment: the scan of its environment.
+        notes: what a person should know of the folders.
     """
 
     parts: list[Part] = field(default_factory=list[Part])
     tree: Scan | None = None
     sources: Scan | None = None
     environment: EnvironmentScan | None = None
+    notes: list[str] = field(default_factory=list[str])
 
     @property
     def hashed(self) -> int:
@@ -94,14 +98,15 @@ class WorkspaceSource:
         if scans:
             manifest = scans[0].manifest if len(scans) == 1 else joined(scans[0].manifest, scans[1].manifest)
             found.parts.append(Part(TREE, manifest, reader(scans), self._remembered(TREE)))
+            found.notes += collisions(manifest, {**roots, **followed.dirs})
+            version = about.version if about is not None else f"{sys.version_info[0]}.{sys.version_info[1]}"
+            found.notes += stale_extensions(manifest, version)
         if about is not None:
             dirs = {**roots, **followed.dirs}
             with_python = workspace.env is not None and workspace.env.with_python
             index = self._indexes[ENVIRONMENT]
             env = environment_manifest(about, index, dirs=dirs, with_python=with_python, progress=progress)
             env.notes += followed.notes
-            if found.sources is not None:
-                env.notes += stale_extensions(found.sources.manifest, about.version)
             found.environment = env
             found.parts.append(Part(ENVIRONMENT, env.manifest, env.read, self._remembered(ENVIRONMENT)))
         return found

@@ -1,4 +1,4 @@
-"""Compiled extensions in the sources of editable installs that are not what their sources say."""
+"""Compiled extensions in folders of a workspace that are not what the sources beside them say."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ def stale_extensions(sources: Manifest, version: str) -> list[str]:
     """
     notes: list[str] = []
     for path, folder in sources.folders.items():
+        if not any(name.endswith(b".so") for name in folder.files):
+            continue
         newest = max((entry.mtime for name, entry in folder.files.items() if name.endswith(_SOURCES)), default=0)
         for name, entry in folder.files.items():
             if not name.endswith(b".so"):

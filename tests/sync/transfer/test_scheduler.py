@@ -250,3 +250,18 @@ def test_whatever_the_limits_are(sim: Net, window: int, client_readers: int, hos
     sim.run()
     sim.check()
     assert not sim.given_up
+
+
+def test_a_block_that_its_holder_has_forgotten_comes_from_elsewhere() -> None:
+    scheduler = Scheduler(FetchLimits())
+    assert [(each.host, each.source) for each in fetches(scheduler.need("h0", {1: MIB}, 0.0))] == [("h0", CLIENT)]
+    assert not fetches(scheduler.forgot("h0", 1, 0.0)), "it has not had it yet"
+    scheduler.fetched("h0", 1, CLIENT, 0.1)
+    assert [(each.host, each.source) for each in fetches(scheduler.need("h1", {1: MIB}, 0.2))] == [("h1", "h0")]
+    assert [(each.host, each.source) for each in fetches(scheduler.forgot("h0", 1, 0.3))] == [("h1", CLIENT)]
+    scheduler.fetched("h1", 1, CLIENT, 0.4)
+    assert scheduler.done
+
+
+def fetches(actions: list[Action]) -> list[Fetch]:
+    return [each for each in actions if isinstance(each, Fetch)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from monarch_kernel.meshes import list_proc_meshes
 from tests.sync.hosts import StoreHosts, current_tree
 from tests.sync.trees import difference, mutate, snapshot
 from workspace_sync import Workspace, rollback, status, sync, verify
+from workspace_sync.transfer.calls import Calls
 
 Hosts = Callable[..., StoreHosts]
 
@@ -111,3 +115,56 @@ def test_a_slice_and_a_mesh_of_ranks(store_hosts: Hosts, tree: Path) -> None:
     assert len(report.hosts) == 2
     assert [host.switched for host in report.hosts] == [True, False]
     assert [got is not None for got in made.trees()] == [True, True, False]
+
+
+def test_two_threads_sync_different_workspaces(store_hosts: Hosts, tree: Path, tmp_path: Path) -> None:
+    made = store_hosts(2)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "only.bin").write_bytes(random.Random(2).randbytes(3 << 20))
+    with ThreadPoolExecutor(2) as pool:
+        reports = []
+        for count in range(3):
+            (other / "count").write_text(str(count))
+            reports = list(pool.map(lambda folder: sync(made.mesh, at_root(folder)), [tree, other]))
+    assert reports[0].workspace != reports[1].workspace
+    for folder, report in zip((tree, other), reports, strict=True):
+        expected = snapshot(folder)
+        for host in report.hosts:
+            assert not difference(snapshot(f"{host.path}/current/tree"), expected)
+
+
+def test_ctrl_c_in_the_switch_is_raised_when_all_have_switched(
+    store_hosts: Hosts, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = store_hosts(2)
+    real = Calls.ask
+
+    def ask(calls: Calls, host: str, about: str, *args: Any) -> None:
+        real(calls, host, about, *args)
+        if about == "commit":
+            monkeypatch.setattr(Calls, "ask", real)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Calls, "ask", ask)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        sync(made.mesh, at_root(tree))
+    assert caught.value.__notes__ == ["the switch had begun: the hosts have the new tree"]
+    all_equal(made, tree)
+
+
+def test_modules_that_two_folders_offer_and_old_extensions_are_named(store_hosts: Hosts, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "src" / "shared").mkdir(parents=True)
+        (tmp_path / name / "src" / "shared" / "__init__.py").touch()
+        (tmp_path / name / "setup.py").touch()
+    (tmp_path / "one" / f"{name}.py").touch()
+    (tmp_path / "one" / "fast.c").write_text("new")
+    (tmp_path / "one" / "fast.so").write_text("old")
+    os.utime(tmp_path / "one" / "fast.so", (1, 1))
+    report = sync(store_hosts(1).mesh, [tmp_path / "one", tmp_path / "two"])
+    one, two = (f"{tmp_path}/{name}/src" for name in ("one", "two"))
+    assert report.notes == [
+        f"{one} and {two} have a module shared each: ranks import that of the folder that comes first in sys.path",
+        "one/fast.so is older than a source beside it: build it again",
+    ]
