@@ -234,6 +234,9 @@ def test_a_link_current_that_leads_elsewhere(folder: WorkspaceFolder, tmp_path: 
     os.symlink("/etc", f"{folder.path}/current")
     with pytest.raises(TamperedError, match=r"w/w/current leads to '/etc'.*remove the link"):
         folder.state()
+    os.unlink(f"{folder.path}/current")
+    assert sync(folder, OLD)[1].number == 2
+    assert on_disk(tree(folder)) == expected(OLD)
 
 
 @pytest.mark.parametrize("which", ["store.state", "w/w/generations/1.state", "w/w/slots/tree-1.state"])
