@@ -45,7 +45,7 @@ class FileRewriter(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Want:
     """A place for a piece that is missing."""
 
