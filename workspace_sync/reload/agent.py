@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
@@ -39,7 +40,7 @@ class Reloader(Actor):
     def watch(self, folders: Pairs) -> tuple[int, RankReport]:
         """Note what is imported from these folders from now on, and compare what is there with its files."""
         loaded_modules.watch(folders)
-        return self._rank, RankReport(self._rank)
+        return self._rank, RankReport(self._rank, outside=Folders(folders).outside((os.getcwd(), *sys.path)))
 
     @endpoint
     def enter(self, folders: Pairs) -> tuple[int, RankReport]:

@@ -46,6 +46,16 @@ class Folders:
                 return path
         return None
 
+    def outside(self, paths: Iterable[str]) -> str:
+        """The first folder of the client that has one of these paths, although the host has its own; else ""."""
+        for path in paths:
+            if any(_below(path, there) is not None for _here, there in self.pairs):
+                continue
+            for here, there in self.pairs:
+                if here != there and _below(path, here) is not None:
+                    return here
+        return ""
+
     def now(self, path: str) -> str:
         """The name that a file has in the tree that its host has now; the same if it is not in a former one."""
         for pattern, _here, there in self._earlier:

@@ -151,12 +151,17 @@ def _follow(
 ) -> LiveReport:
     """Have ranks that run already follow a sync, and add to its receipt what they have."""
     stale = live.sync.stale
+    other_tree = any(host.switched and (host.generation == 1 or not live.sync.digest) for host in live.sync.hosts)
     for procs in meshes_on(hosts):
         pairs = _folders(procs, workspace)
+        outside = _outside(contact(procs, pairs)) if other_tree or how == "restart" else []
+        if how != "restart":
+            live.sync.notes += outside
         if how != "reload":
             enter(procs, pairs)
             found = stale_modules(procs, folders=pairs)
-            if how is None or not found:  # actors and ranks that have nothing to follow go on
+            begin = how == "restart" and outside
+            if how is None or not (found or begin):  # actors and ranks that have nothing to follow go on
                 stale += found
                 continue
         done = refresh(procs, how, folders=pairs, selection=selection, when=when, wait=wait)
@@ -167,6 +172,19 @@ def _follow(
                 for (name, state, reason), ranks in sorted(done.modules().items())
             ]
     return live
+
+
+def _outside(met: Refreshed) -> list[str]:
+    """The ranks that a first sync or a rollback does not concern, as they started before there was a tree."""
+    ranks: dict[str, list[int]] = {}
+    for rank in met.ranks:
+        if rank.outside:
+            ranks.setdefault(rank.outside, []).append(rank.rank)
+    return [
+        f"ranks {format_ranks(there)} of mesh {met.mesh} started before the first sync and use {folder} of their host "
+        f"itself: once restarted (%mesh sync --restart), they run in the tree"
+        for folder, there in ranks.items()
+    ]
 
 
 def meshes_on(hosts: Any) -> list[ProcMesh]:

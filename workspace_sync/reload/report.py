@@ -38,11 +38,13 @@ class RankReport(msgspec.Struct, array_like=True):
         rank: as numbered in the mesh that was refreshed.
         modules: those of the workspace whose files have changed.
         error: why nothing was done on this rank (its actors were busy, it did not answer, it is dead); "" if all was.
+        outside: the client's folder that it works in or imports from, although its host has a tree; mostly "".
     """
 
     rank: int
     modules: list[ModuleReport] = []
     error: str = ""
+    outside: str = ""
 
 
 class Refreshed(msgspec.Struct):

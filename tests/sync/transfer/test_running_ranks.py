@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.actor import Actor, endpoint, shutdown_context
+from monarch_kernel.actor import Actor, endpoint, shutdown_context, this_host
 from tests.actor.actors import PATIENCE
 from tests.conftest import alive, wait_until
 from tests.sync.hosts import StoreHosts
 from workspace_sync import SyncError, Workspace, rollback, sync
+from workspace_sync.reload import sync_live
 from workspace_sync.transfer.staging_run import StagingRun
 
 
@@ -81,3 +82,24 @@ def test_ranks_that_run_are_told_and_a_host_that_is_lost_in_the_switch_is_unknow
     assert [version for version, _ in look(fresh)] == ["the third", "one"]
     assert sync(made.mesh, workspace).hosts[1].switched
     shutdown_context().get(PATIENCE)
+
+
+def test_ranks_that_started_before_the_first_sync_are_named_and_moved_by_a_restart(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONARCH_KERNEL_SYNC_FOLDER", str(tmp_path / "store"))
+    workspace = Workspace(dirs=["."])
+    procs = this_host().spawn_procs({"gpus": 2}, name="early")
+    try:
+        early = procs.spawn("early", Importer)
+        assert {where for _, where in look(early)} == {str(folder)}
+        report = sync(procs, workspace)
+        assert any("ranks 0-1 of mesh early started before the first sync" in note for note in report.notes)
+        (folder / "synced_module.py").write_text("VERSION = 'second'\n")
+        assert not sync(procs, workspace).notes, "it is said once"
+        live = sync_live(procs, workspace, how="restart")
+        assert not live.sync.notes
+        assert {version for version, _ in look(early)} == {"second"}
+        assert all(where.startswith(str(tmp_path / "store")) for _, where in look(early))
+    finally:
+        procs.stop().get(PATIENCE)
