@@ -27,7 +27,7 @@ def digest(synced: Run, cell: str) -> str:
 
 
 def test_a_module_reaches_ranks_and_then_live_actors(synced: Run) -> None:
-    assert "1 files" in synced.text("first") and digest(synced, "first") != digest(synced, "reload")
+    assert "1 file," in synced.text("first") and digest(synced, "first") != digest(synced, "reload")
     assert "'plain step: 0.90'" in synced.text("actor")
     assert "reloaded: model" in synced.text("reload")
     assert "'careful step: 0.89'" in synced.text("live")  # the object with its weight, and the new method
