@@ -1,5 +1,5 @@
 """Folders of all hosts as a mount on this machine, as in ``monarch.gather_mount``; ``workspace_sync`` has the code."""
 
-from workspace_sync.mounts import MountError, gather_mount
+from workspace_sync.mounts import GatherMount, MountError, gather_mount
 
-__all__ = ["MountError", "gather_mount"]
+__all__ = ["GatherMount", "MountError", "gather_mount"]

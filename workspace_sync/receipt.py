@@ -97,9 +97,10 @@ def stale_line(stale: Sequence[StaleModule]) -> str:
     if old:
         ranks = ", ".join(dict.fromkeys(module.ranks for module in old if module.ranks))
         have = f"ranks {ranks} have" if ranks else "ranks have"
+        modules = names([module.name for module in old])
         parts.append(
-            f"{have} imported an older {names([module.name for module in old])}: %mesh sync --reload changes them in "
-            "place, --respawn creates the actors again, --restart restarts the ranks"
+            f"{have} imported another version of {modules}: %mesh sync --reload changes them in place, "
+            "--respawn creates the actors again, --restart restarts the ranks"
         )
     done = [module.name for module in stale if module.state == "reloaded"]
     if done:

@@ -38,7 +38,7 @@ def test_stale_modules_are_named_with_three_ways_out(kernel: Kernel, project: Pr
     begin(kernel)
     project.write("model.py", "VERSION = 'second'\n")
     said = kernel.ok("%mesh sync").text
-    assert "ranks 0-1 have imported an older model: %mesh sync --reload" in said, said
+    assert "ranks 0-1 have imported another version of model: %mesh sync --reload" in said, said
     assert "--respawn creates the actors again, --restart restarts the ranks" in said
     assert text(kernel.ok(USE)) == "[0-1] 'first'"
     assert "reloaded: model" in kernel.ok("%mesh sync --reload").text
