@@ -44,7 +44,7 @@ def test_stale_modules_are_named_with_three_ways_out(kernel: Kernel, project: Pr
     assert "reloaded: model" in kernel.ok("%mesh sync --reload").text
     assert text(kernel.ok(USE)) == "[0-1] 'second'"
     assert "older" not in kernel.ok("%mesh sync").text
-    assert "older model" in kernel.ok("%mesh sync --rollback").text
+    assert "another version of model" in kernel.ok("%mesh sync --rollback").text
 
 
 def test_live_actors_keep_their_state(kernel: Kernel, project: Project) -> None:
@@ -73,7 +73,7 @@ def test_the_mode_of_autoreload_holds_on_ranks(kernel: Kernel, project: Project)
     assert text(kernel.ok(USE)) == "[0-1] 'second'"
     kernel.ok("%autoreload 0")
     project.write("model.py", "VERSION = 'third'\n")
-    assert "older model" in kernel.ok("%mesh sync").text
+    assert "another version of model" in kernel.ok("%mesh sync").text
     kernel.ok("%autoreload 1\n%aimport data.load")
     assert "reloaded" not in kernel.ok("%mesh sync").text
     kernel.ok("%aimport model")
@@ -99,7 +99,7 @@ def test_a_watch_shows_one_line(kernel: Kernel, project: Project) -> None:
     assert f"no longer watched: {project.folder}" in out.stdout
     assert "Nothing is being watched" in kernel.ok("%mesh sync --unwatch").stdout
     project.write("model.py", "VERSION = 'unseen'\n")
-    assert "older model" in kernel.ok("%mesh sync").text
+    assert "another version of model" in kernel.ok("%mesh sync").text
 
 
 def said_by(cell: Cell, words: str) -> str:
