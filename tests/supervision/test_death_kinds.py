@@ -60,7 +60,7 @@ def test_a_kind_of_a_later_version_is_read_as_what_died() -> None:
 def test_the_end_of_a_proc_as_an_earlier_agent_tells_it(expected: bool) -> None:
     told = decode(msgspec.msgpack.encode([32, "p", 7, "vm", -9, "killed by SIGKILL", expected]))
     assert told.death() == Death.of(
-        DeathKind.STOPPED if expected else DeathKind.EXITED, "killed by SIGKILL", "p", "vm", 7
+        DeathKind.STOPPED if expected else DeathKind.EXITED, "killed by SIGKILL", "p", "vm", 7, signal=9
     )
 
 

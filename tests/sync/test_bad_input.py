@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import wait_until
 from tests.otheruser import OtherUser
 from tests.sync.hosts import StoreHosts, current_folder, leftovers
 from tests.sync.trees import difference, make_tree, snapshot, write
@@ -171,7 +172,9 @@ def test_a_read_only_target_is_named(
     synced(hosts, small)
     old = hosts.trees()[1]
     write(small / "pkg0" / "more", "new")
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    read_only = ["mount", "-o", "remount,ro", str(disk)]
+    # It is refused for as long as the agent writes there: after a switch, the older slot follows.
+    wait_until(lambda: subprocess.run(read_only, capture_output=True).returncode == 0, "nothing writes there")
     try:
         refused(hosts, small, "node1", str(disk), "read-only")
         assert hosts.trees() == [snapshot(small), old]

@@ -183,8 +183,17 @@ def follow(installs: Iterable[EditableInstall], roots: Mapping[str, str]) -> Fol
     return Followed(dirs, [*refused.values(), *_rebuilding(installs)])
 
 
+def _is_installed(folder: str) -> bool:
+    """Whether a folder holds what an installer has put there: the packages of another environment."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(folder.split(os.sep))
+
+
 def _may_be_taken(folder: str) -> bool:
-    return folder not in ("/", os.path.realpath(os.path.expanduser("~"))) and os.path.isdir(folder)
+    return (
+        not _is_installed(folder)
+        and folder not in ("/", os.path.realpath(os.path.expanduser("~")))
+        and os.path.isdir(folder)
+    )
 
 
 def _place(folder: str, name: str, taken: set[str]) -> str:
@@ -197,6 +206,8 @@ def _place(folder: str, name: str, taken: set[str]) -> str:
 
 
 def _not_followed(install: EditableInstall, wanted: str, roots: list[str]) -> str:
+    if _is_installed(wanted):
+        return f"{install.file} leads to {wanted}, which is another environment's: hosts have what they have there"
     inside = [root for root in roots if _within(root, wanted)]
     if inside:
         return (

@@ -155,6 +155,17 @@ def test_folders_of_the_workspace_are_enough(installed: tuple[Path, Path]) -> No
     assert f"by-link is in {root}/links, which also holds {root}/links/by_link: sync {root}/links itself" in note
 
 
+def test_packages_of_another_environment_are_not_sent(tmp_path: Path) -> None:
+    other = tmp_path / "other" / SITE
+    other.mkdir(parents=True)
+    prefix = venv(tmp_path / "env")
+    (prefix / SITE / "more.pth").write_text(f"{other}\n")
+    followed = follow(editables(environment(prefix)), {})
+    assert not followed.dirs
+    (note,) = followed.notes
+    assert f"more.pth leads to {other}, which is another environment's" in note
+
+
 def test_a_home_folder_is_not_sent(installed: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     prefix, root = installed
     monkeypatch.setenv("HOME", str(root / "links"))
