@@ -16,6 +16,7 @@ from monarch_kernel import environment
 from monarch_kernel.actor import Extent, Point
 from monarch_kernel.introspection import failures, home, on_failure, running_here
 from monarch_kernel.subscriptions import Subscription
+from monarch_kernel.workers import client_path
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.model.stops import (
@@ -68,7 +69,7 @@ class RankDebugger:
             if self._engine is None:
                 from monarch_kernel.debugger.rank.stopping.engine import StopEngine
 
-                self._engine = StopEngine(self._on_event, self._vote, running_here)
+                self._engine = StopEngine(self._on_event, self._vote, running_here, client_path)
             return self._engine
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 
 from monarch_kernel.debugger.model.stops import ANY_ERROR, Bound, Breakpoint
 from monarch_kernel.debugger.rank.stopping.expressions import fill, summary, value_of
-from monarch_kernel.debugger.rank.stopping.files import Files
+from monarch_kernel.debugger.rank.stopping.files import ClientPath, Files, not_synced
 from monarch_kernel.debugger.rank.stopping.lines import bind
 from monarch_kernel.debugger.rank.stopping.short_forms import short
 from monarch_kernel.debugger.source_locations import RUNTIME, kind_of
@@ -44,9 +44,20 @@ class Decision:
 
 
 class ArmedBreakpoints:
-    """A set of armed breakpoints. Breakpoints that are also in `previous` keep their hit counts."""
+    """A set of armed breakpoints. Breakpoints that are also in `previous` keep their hit counts.
 
-    def __init__(self, breakpoints: Iterable[Breakpoint], previous: ArmedBreakpoints | None = None) -> None:
+    Args:
+        breakpoints: what is armed.
+        previous: what was armed before.
+        client_path: translates loaded files that were synced.
+    """
+
+    def __init__(
+        self,
+        breakpoints: Iterable[Breakpoint],
+        previous: ArmedBreakpoints | None = None,
+        client_path: ClientPath = not_synced,
+    ) -> None:
         kept = {armed.spec: armed.hits for armed in previous.armed} if previous is not None else {}
         self.armed = [ArmedBreakpoint(spec, kept.get(spec, 0)) for spec in breakpoints]
         self._errors = [armed for armed in self.armed if armed.spec.error]
@@ -54,7 +65,7 @@ class ArmedBreakpoints:
         for armed in self.armed:
             if not armed.spec.error and kind_of(armed.spec.file) != RUNTIME:
                 self._by_file.setdefault(armed.spec.file, []).append(armed)
-        self._files = Files(self._by_file)
+        self._files = Files(self._by_file, client_path)
 
     @property
     def has_lines(self) -> bool:

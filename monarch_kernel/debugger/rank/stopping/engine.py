@@ -29,6 +29,7 @@ from monarch_kernel.debugger.model.stops import (
 from monarch_kernel.debugger.rank.stopping.armed import ArmedBreakpoint, ArmedBreakpoints, Ask
 from monarch_kernel.debugger.rank.stopping.event_source import EventSource
 from monarch_kernel.debugger.rank.stopping.expressions import run, summary
+from monarch_kernel.debugger.rank.stopping.files import ClientPath, not_synced
 from monarch_kernel.debugger.rank.stopping.lines import running_frames
 from monarch_kernel.debugger.rank.stopping.parked import Onward, Parked
 from monarch_kernel.debugger.rank.stopping.short_forms import short
@@ -64,10 +65,18 @@ class StopEngine:
         ask: (breakpoint, number of the hit, value of `differs`) -> whether to stop. Called for breakpoints with
             `first` or `differs`, in the thread that has hit one; may block.
         label: (actor, endpoint, cell) of the calling thread.
+        client_path: the controller's path of a file that was synced to this host; None for other files.
     """
 
-    def __init__(self, on_event: Callable[[Stopped | Resumed], None], ask: Ask, label: Label) -> None:
+    def __init__(
+        self,
+        on_event: Callable[[Stopped | Resumed], None],
+        ask: Ask,
+        label: Label,
+        client_path: ClientPath = not_synced,
+    ) -> None:
         self.alert = False
+        self._client_path = client_path
         self._on_event = on_event
         self._ask = ask
         self._label = label
@@ -105,7 +114,7 @@ class StopEngine:
         """
         with self._lock:
             self._closed = False
-            book = ArmedBreakpoints(breakpoints, self._book)
+            book = ArmedBreakpoints(breakpoints, self._book, self._client_path)
             self._source.arm(book)
             self._book = book
         return book.bounds(self._source.note)

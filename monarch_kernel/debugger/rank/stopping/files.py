@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from monarch_kernel.debugger.source_locations import LIBRARY, kind_of, matching_parts
-from monarch_kernel.workers import client_path
 
 _SAME = 1000
+
+#: The controller's path of a file that was synced to this host; None for others.
+ClientPath = Callable[[str], str | None]
+
+
+def not_synced(_path: str) -> None:
+    """A ``ClientPath`` where nothing was synced."""
 
 
 class Files:
@@ -16,11 +22,16 @@ class Files:
 
     The same file, or the same name of a cell, matches best. Without one, it is the file whose path shares the most
     components with the asked one, counted from the end: a workspace may lie elsewhere on this host. If it was synced
-    there, it matches as the controller's file that it was synced from. A file of a library
-    has to match by more than its base name.
+    there, it matches as the controller's file that it was synced from. A file of a library has to match by more than
+    its base name.
+
+    Args:
+        asked: the files of breakpoints.
+        client_path: translates loaded files.
     """
 
-    def __init__(self, asked: Iterable[str]) -> None:
+    def __init__(self, asked: Iterable[str], client_path: ClientPath) -> None:
+        self._client_path = client_path
         self._asked = sorted(set(asked))
         self._bases = {os.path.basename(name) for name in self._asked}
         self._best = dict.fromkeys(self._asked, 1)
@@ -51,13 +62,10 @@ class Files:
 
     def _score(self, asked: str, loaded: str) -> int:
         score = matching_parts(asked, loaded)
-        synced_from = client_path(loaded) if score < _SAME else None
+        synced_from = self._client_path(loaded) if score < _SAME else None
         if synced_from is not None:  # the person who asks names the controller's file
             score = max(score, matching_parts(asked, synced_from))
         if 0 < score < _SAME and kind_of(loaded) == LIBRARY:
             whole = asked.strip(os.sep).count(os.sep) + 1
             return score if score > 1 and score == whole else 0
         return score
-
-
-__all__ = ["Files"]
