@@ -138,24 +138,12 @@ class Healer:
             raise HealError(
                 f"{mesh.name} can be healed only in the process that spawned its procs, and only until it is stopped"
             )
-        future: Future[Healed] = Future(self._system.node.poller, f"{mesh.name}.heal")
-        waiting = self._system.held_calls
-        broken = self._broken(mesh)
-        waiting.begin(broken)
 
-        def work() -> None:
-            try:
-                with procs_record.lock:
-                    healed = self._heal(mesh, procs_record, hosts, timeout)
-            except BaseException as e:
-                waiting.end(broken)
-                future._reject(e)
-            else:
-                waiting.end(broken)
-                future._resolve(healed)
+        def work() -> Healed:
+            with procs_record.lock:
+                return self._heal(mesh, procs_record, hosts, timeout)
 
-        threading.Thread(target=work, name="monarch-heal", daemon=True).start()
-        return future
+        return self._in_background(f"{mesh.name}.heal", self._broken(mesh), work)
 
     def respawn(self, mesh: ProcMesh, timeout: float) -> Future[Healed]:
         """Stop the actors that this process spawned on a mesh (or slice), tools excepted, and create them again.
@@ -163,14 +151,20 @@ class Healer:
         Their processes stay. Each gets its original arguments and its last checkpoint. Calls of this process that are
         made meanwhile wait. The work runs on a separate thread.
         """
-        future: Future[Healed] = Future(self._system.node.poller, f"{mesh.name}.respawn")
-        waiting = self._system.held_calls
         procs = {ref.id for ref in mesh._target().procs} - self._system.node.deaths.keys()
+        return self._in_background(
+            f"{mesh.name}.respawn", procs, lambda: self._respawn(mesh, procs, time.monotonic() + timeout)
+        )
+
+    def _in_background(self, what: str, procs: set[str], work: Callable[[], Healed]) -> Future[Healed]:
+        """Run this on a thread of its own; calls to these procs wait meanwhile."""
+        future: Future[Healed] = Future(self._system.node.poller, what)
+        waiting = self._system.held_calls
         waiting.begin(procs)
 
-        def work() -> None:
+        def run() -> None:
             try:
-                healed = self._respawn(mesh, procs, time.monotonic() + timeout)
+                healed = work()
             except BaseException as e:
                 waiting.end(procs)
                 future._reject(e)
@@ -178,7 +172,7 @@ class Healer:
                 waiting.end(procs)
                 future._resolve(healed)
 
-        threading.Thread(target=work, name="monarch-heal", daemon=True).start()
+        threading.Thread(target=run, name="monarch-heal", daemon=True).start()
         return future
 
     def _respawn(self, mesh: ProcMesh, procs: set[str], deadline: float) -> Healed:
