@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from monarch_kernel.actor import Future
 from monarch_kernel.errors import ActorError, RDMAError, SupervisionError
 from monarch_kernel.rdma import RDMABuffer
+from workspace_sync.mounts.inodes import InodeTable
 from workspace_sync.mounts.protocol import ROOT, Attributes, Entered, Listed, Request, ignore
 from workspace_sync.mounts.served_folder import START, Seen
 
@@ -58,6 +59,10 @@ class _Node:
     identity: tuple[int, int]
     lookups: int = 0
     handles: list[int] = field(default_factory=list[int])
+
+
+def _key_of(node: _Node) -> tuple[int, bytes, tuple[int, int]]:
+    return node.host, node.path, node.identity
 
 
 class _FolderCache:
@@ -124,14 +129,11 @@ class GatheredTree:
         self._names = {name: host for host, name in enumerate(names)}
         self._hosts = hosts
         self._lock = threading.Lock()
-        self._numbers = itertools.count(ROOT + 1)
-        self._nodes: dict[int, _Node] = {}
-        self._known: dict[tuple[int, bytes, tuple[int, int]], _Node] = {}
+        root = None if names else _Node(ROOT, 0, b"", (0, 0), 1)
+        self._inodes: InodeTable[tuple[int, bytes, tuple[int, int]], _Node] = InodeTable(_key_of, root)
         self._listings: dict[int, tuple[list[Listed], dict[bytes, Seen]]] = {}
         self._files: dict[int, _OpenFile] = {}
         self._handles = itertools.count(1)
-        if not names:
-            self._nodes[ROOT] = _Node(ROOT, 0, b"", (0, 0), 1)
         self._began = time.time_ns()
 
     # -- requests ----------------------------------------------------------------------------------------
@@ -144,7 +146,7 @@ class GatheredTree:
                 return
             path = b""
         else:
-            above = self._nodes[parent]
+            above = self._inodes.by_number[parent]
             host = above.host
             path = above.path + b"/" + name if above.path else name
 
@@ -169,7 +171,7 @@ class GatheredTree:
         if node == ROOT and self._names:
             request.attributes(Attributes(ROOT, stat.S_IFDIR | 0o555, 0, self._began, 2 + len(self._names)))
             return
-        here = self._nodes[node]
+        here = self._inodes.by_number[node]
         with self._lock:
             handle = here.handles[-1] if here.handles else None
         host = self._hosts[here.host]
@@ -189,11 +191,11 @@ class GatheredTree:
         _when(request, asked, answer)
 
     def readlink(self, request: Request, node: int) -> None:
-        here = self._nodes[node]
+        here = self._inodes.by_number[node]
         _when(request, self._hosts[here.host].readlink.call_one(here.path), request.data)
 
     def open(self, request: Request, node: int) -> None:
-        here = self._nodes[node]
+        here = self._inodes.by_number[node]
         host = self._hosts[here.host]
 
         def answer(opened: tuple[int, bytes]) -> None:
@@ -220,7 +222,7 @@ class GatheredTree:
         if node == ROOT and self._names:
             request.opened(handle)
             return
-        here = self._nodes[node]
+        here = self._inodes.by_number[node]
 
         def answer(found: list[tuple[bytes, Seen]]) -> None:
             entries = [*_dots(), *(Listed(name, seen.inode, stat.S_IFMT(seen.mode)) for name, seen in found)]
@@ -241,7 +243,7 @@ class GatheredTree:
             else:
                 request.entries(entries, offset, size)
             return
-        here = self._nodes[node]
+        here = self._inodes.by_number[node]
         entries, about = self._listings[handle]
         if not plus:
             request.entries(entries, offset, size)
@@ -262,22 +264,12 @@ class GatheredTree:
 
     def forget(self, node: int, count: int) -> None:
         with self._lock:
-            known = self._nodes.get(node)
-            if known is None or node == ROOT:
-                return
-            known.lookups -= count
-            if known.lookups <= 0:
-                del self._nodes[node]
-                del self._known[known.host, known.path, known.identity]
+            self._inodes.forget(node, count)
 
     def _enter(self, host: int, path: bytes, seen: Seen) -> Entered:
-        key = (host, path, seen.identity)
+        identity = seen.identity
         with self._lock:
-            node = self._known.get(key)
-            if node is None:
-                node = _Node(next(self._numbers), host, path, seen.identity)
-                self._nodes[node.number] = self._known[key] = node
-            node.lookups += 1
+            node = self._inodes.enter((host, path, identity), lambda number: _Node(number, host, path, identity))
         return Entered(node.number, _attributes(seen))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import itertools
 import stat
 import threading
 import time
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from workspace_sync.model.manifest import FileEntry, Folder, Manifest, changes
+from workspace_sync.mounts.inodes import InodeTable
 from workspace_sync.mounts.protocol import ROOT, Attributes, Entered, FuseSession, Listed, Request
 
 
@@ -56,6 +56,10 @@ class _Node:
     lookups: int = 0
 
 
+def _key_of(node: _Node) -> _Key:
+    return _key(node.path, node.what)
+
+
 class ManifestTree:
     """A read-only file system with the content of a manifest.
 
@@ -68,14 +72,11 @@ class ManifestTree:
         self._manifest = manifest
         self._content = content
         self._lock = threading.Lock()
-        root = _Node(ROOT, b"", None, 1)
-        self._nodes: dict[int, _Node] = {ROOT: root}
-        self._known: dict[_Key, _Node] = {(b"", None): root}
+        self._inodes: InodeTable[_Key, _Node] = InodeTable(_key_of, _Node(ROOT, b"", None, 1))
         # When a folder last changed (ns): Python and others keep listings for as long as that is the same.
         self._opened = time.time_ns()
         self._times: dict[bytes, int] = {}
         self._listings: dict[tuple[bytes, bytes], list[Listed]] = {}
-        self._numbers = itertools.count(ROOT + 1)
 
     @property
     def manifest(self) -> Manifest:
@@ -95,18 +96,18 @@ class ManifestTree:
                 for path in {change.path, change.path.rpartition(b"/")[0]}:
                     if path in manifest.folders:
                         self._times[path] = now
-                    if (own := self._known.get((path, None))) is not None:
+                    if (own := self._inodes.by_key.get((path, None))) is not None:
                         folders.add(own.number)
             # The times of files are in no digest, and are seen all the same.
             paths = [change.path for change in changed]
             paths += (
                 node.path
-                for node in self._known.values()
+                for node in self._inodes.by_key.values()
                 if isinstance(node.what, FileEntry) and manifest.file(node.path) != node.what
             )
             for path in paths:
                 parent, _, name = path.rpartition(b"/")
-                above = self._known.get((parent, None))
+                above = self._inodes.by_key.get((parent, None))
                 if above is not None and path:
                     stale.append((above.number, name))
         for number, name in dict.fromkeys(stale):
@@ -117,7 +118,7 @@ class ManifestTree:
     def live(self) -> set[bytes]:
         """The digests of all pieces that may still be read: of the manifest, and of older files that are open."""
         with self._lock:
-            entries = [node.what for node in self._nodes.values() if isinstance(node.what, FileEntry)]
+            entries = [node.what for node in self._inodes.by_number.values() if isinstance(node.what, FileEntry)]
             manifest = self._manifest
         entries += (entry for _, entry in manifest.files())
         return {digest for entry in entries for digest, _, _ in entry.pieces()}
@@ -127,19 +128,19 @@ class ManifestTree:
     def lookup(self, request: Request, parent: int, name: bytes) -> None:
         with self._lock:
             folder = self._folder(parent)
-            found = None if folder is None else self._enter(self._nodes[parent].path, folder, name)
+            found = None if folder is None else self._enter(self._inodes.by_number[parent].path, folder, name)
         request.found(found or Entered(0))
 
     def getattr(self, request: Request, node: int) -> None:
         with self._lock:
-            about = self._about(self._nodes[node])
+            about = self._about(self._inodes.by_number[node])
         if about is None:
             request.fail(errno.ESTALE)
         else:
             request.attributes(about)
 
     def readlink(self, request: Request, node: int) -> None:
-        target = self._nodes[node].what
+        target = self._inodes.by_number[node].what
         assert isinstance(target, bytes)
         request.data(target)
 
@@ -150,7 +151,7 @@ class ManifestTree:
         pass
 
     def read(self, request: Request, node: int, handle: int, offset: int, size: int) -> None:
-        entry = self._nodes[node].what
+        entry = self._inodes.by_number[node].what
         assert isinstance(entry, FileEntry)
         size = min(size, entry.size - offset)
         if size <= 0:
@@ -174,7 +175,7 @@ class ManifestTree:
 
     def readdir(self, request: Request, node: int, handle: int, offset: int, size: int, plus: bool) -> None:
         with self._lock:
-            here = self._nodes[node]
+            here = self._inodes.by_number[node]
             folder = self._folder(node)
             if folder is None:
                 request.fail(errno.ENOENT)
@@ -197,13 +198,7 @@ class ManifestTree:
 
     def forget(self, node: int, count: int) -> None:
         with self._lock:
-            known = self._nodes.get(node)
-            if known is None or node == ROOT:
-                return
-            known.lookups -= count
-            if known.lookups <= 0:
-                del self._nodes[node]
-                del self._known[_key(known.path, known.what)]
+            self._inodes.forget(node, count)
 
     # -- inodes ------------------------------------------------------------------------------------------
 
@@ -218,7 +213,7 @@ class ManifestTree:
         return entries
 
     def _folder(self, number: int) -> Folder | None:
-        node = self._nodes[number]
+        node = self._inodes.by_number[number]
         return self._manifest.folders.get(node.path) if node.what is None else None
 
     def _enter(self, parent: bytes, folder: Folder, name: bytes) -> Entered | None:
@@ -233,17 +228,12 @@ class ManifestTree:
             what = None
         else:
             return None
-        key = _key(path, what)
-        node = self._known.get(key)
-        if node is None:
-            node = _Node(next(self._numbers), path, what)
-            self._nodes[node.number] = self._known[key] = node
-        node.lookups += 1
+        node = self._inodes.enter(_key(path, what), lambda number: _Node(number, path, what))
         return Entered(node.number, self._about(node))
 
     def _about(self, node: _Node) -> Attributes | None:
         what = node.what
-        inode = _inode(_key(node.path, what))
+        inode = _inode(_key_of(node))
         if isinstance(what, FileEntry):
             return Attributes(inode, stat.S_IFREG | what.mode, what.size, what.mtime)
         if isinstance(what, bytes):
