@@ -67,9 +67,13 @@ class Store:
         """What tells this store from every other one, also to hosts that share its file system."""
         with explain(self.path):
             try:
+                return os.readlink(_IDENTITY, dir_fd=self._root.fd)
+            except FileNotFoundError:
+                pass
+            try:
                 os.symlink(secrets.token_hex(16), _IDENTITY, dir_fd=self._root.fd)
             except FileExistsError:
-                pass
+                pass  # another process has just made it
             return os.readlink(_IDENTITY, dir_fd=self._root.fd)
 
     def private_folder(self, *names: str) -> PrivateFolder:
