@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.kernel import harness
-from tests.kernel.conftest import jupyter_folders
-from tests.kernel.harness import Kernel, stop_kernel
+from tests.kernel.conftest import jupyter_folders, start_kernel
+from tests.kernel.harness import Kernel
 from tests.sync.kernel.project import Project
 
-__all__ = ["jupyter_folders"]
+__all__ = ["jupyter_folders", "start_kernel"]
 
 
 @pytest.fixture
@@ -23,18 +23,13 @@ def project(tmp_path: Path) -> Project:
 
 
 @pytest.fixture
-def start(project: Project) -> Iterator[Callable[..., Kernel]]:
+def start(project: Project, start_kernel: Callable[..., Kernel]) -> Callable[..., Kernel]:
     """Start a kernel in the project's folder."""
-    started: list[Kernel] = []
 
     def begin(name: str = harness.KERNEL_NAME, **options: Any) -> Kernel:
-        kernel = harness.start_kernel(name, cwd=str(project.folder), env=project.env, **options)
-        started.append(kernel)
-        return kernel
+        return start_kernel(name, cwd=str(project.folder), env=project.env, **options)
 
-    yield begin
-    for kernel in started:
-        stop_kernel(kernel)
+    return begin
 
 
 @pytest.fixture
