@@ -303,21 +303,21 @@ class SyncClient:
 
     def _finished(self, report: SyncReport, run: StagingRun | None) -> SyncReport:
         by_store = self._by_store()
-        report.hosts = [self._host_report(host, self._maker_of(host, by_store), report, run) for host in self._hosts]
+        makers = {host.key: self._maker_of(host, by_store) for host in self._hosts}
+        report.hosts = [self._host_report(host, makers[host.key], report, run) for host in self._hosts]
         if not report.dry_run and (report.digest or run is not None):
-            place(self._workspace, self._placed(run))
+            place(self._workspace, self._placed(makers, run))
         report.phases = self._phases
         report.seconds = time.monotonic() - self._began
         if report.failed:
             raise self._error(report, run)
         return report
 
-    def _placed(self, run: StagingRun | None) -> Generator[tuple[ToolHost, str, bool]]:
+    def _placed(self, makers: Mapping[str, str], run: StagingRun | None) -> Generator[tuple[ToolHost, str, bool]]:
         """The hosts that have trees, with the workspace's folder, and whether it has the environment."""
-        by_store = self._by_store()
         for host in self._hosts:
             state = self._states.get(host.key)
-            each = run.hosts.get(self._maker_of(host, by_store)) if run is not None else None
+            each = run.hosts.get(makers[host.key]) if run is not None else None
             switched = each.switched if each is not None else None
             parts = switched.digests if switched is not None else state.parts if state is not None else {}
             if state is not None and parts:
@@ -338,25 +338,22 @@ class SyncClient:
         if maker != host.key:
             entry.shares = next(each.name for each in self._hosts if each.key == maker)
         each = run.hosts.get(maker) if run is not None else None
-        if each is not None and entry.shares:
-            entry.error = entry.error or each.error
-            if each.switched is not None:
-                entry.switched = True
-                entry.digest = each.switched.digests.get(TREE, b"").hex()
-                entry.environment = each.switched.digests.get(ENVIRONMENT, b"").hex()
-                entry.generation = each.switched.generation
-        elif each is not None:
-            entry.error = entry.error or each.error
-            entry.files, entry.received, entry.reused = each.files, each.received, each.reused
-            entry.deleted, entry.lacks = each.deleted, sum(size for _, size in each.missing)
-            entry.problems += each.problems
-            if each.switched is not None:
-                entry.switched = True
-                entry.digest = each.switched.digests.get(TREE, b"").hex()
-                entry.environment = each.switched.digests.get(ENVIRONMENT, b"").hex()
-                entry.generation = each.switched.generation
-                entry.moved, entry.kept = each.switched.moved, each.switched.kept
-                entry.files = each.switched.files
+        if each is None:
+            return entry
+        entry.error = entry.error or each.error
+        switched = each.switched
+        if switched is not None:
+            entry.switched = True
+            entry.digest = switched.digests.get(TREE, b"").hex()
+            entry.environment = switched.digests.get(ENVIRONMENT, b"").hex()
+            entry.generation = switched.generation
+        if entry.shares:  # the work is that of the other host
+            return entry
+        entry.files, entry.received, entry.reused = each.files, each.received, each.reused
+        entry.deleted, entry.lacks = each.deleted, sum(size for _, size in each.missing)
+        entry.problems += each.problems
+        if switched is not None:
+            entry.moved, entry.kept, entry.files = switched.moved, switched.kept, switched.files
         return entry
 
     def _error(self, report: SyncReport, run: StagingRun | None) -> SyncError:
