@@ -40,13 +40,14 @@ class Reloader(Actor):
     def watch(self, folders: Pairs) -> tuple[int, RankReport]:
         """Note what is imported from these folders from now on, and compare what is there with its files."""
         loaded_modules.watch(folders)
-        return self._rank, RankReport(self._rank, outside=Folders(folders).outside((os.getcwd(), *sys.path)))
+        return self._rank, RankReport(self._rank)
 
     @endpoint
     def enter(self, folders: Pairs) -> tuple[int, RankReport]:
-        """The host has another tree: see it in place of the earlier one."""
+        """The host has another tree: see it in place of the earlier one. What modules are older than their files?"""
         loaded_modules.watch(folders)
-        return self._rank, RankReport(self._rank, error=enter_new_tree(Folders(folders)))
+        error = enter_new_tree(Folders(folders))
+        return self._rank, RankReport(self._rank, stale_here(None), error, _outside(folders))
 
     @endpoint
     def stale(self, folders: Pairs, changed: Collection[str] | None) -> tuple[int, RankReport]:
@@ -67,13 +68,13 @@ class Reloader(Actor):
         loaded_modules.watch(folders)
         error = enter_new_tree(Folders(folders))
         if not any(selection.wants(report.name) for report in stale_here(changed)):
-            return self._rank, RankReport(self._rank, [], error)
+            return self._rank, RankReport(self._rank, [], error, _outside(folders))
 
         def work() -> list[ModuleReport]:
             return reload_here(changed, selection.wants)
 
         modules, busy = self._between(work, when, wait)
-        return self._rank, RankReport(self._rank, modules or [], busy or error)
+        return self._rank, RankReport(self._rank, modules or [], busy or error, _outside(folders))
 
     @endpoint
     def replace(
@@ -142,3 +143,8 @@ class Reloader(Actor):
             if package in sys.modules:
                 setattr(sys.modules[package], last, module)
         self._dropped = {}
+
+
+def _outside(folders: Pairs) -> str:
+    """The client's folder that this process works in or imports from, although its host has a tree."""
+    return Folders(folders).outside((os.getcwd(), *sys.path))

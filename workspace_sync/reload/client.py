@@ -43,7 +43,8 @@ def enter(procs: ProcMesh, folders: Iterable[tuple[str, str]] | None = None, tim
     """Tell ranks that their hosts have switched to another tree.
 
     They enter their working directory again if it was in an earlier one, and drop what they have cached of imports and
-    source lines. ``refresh`` does this, too.
+    source lines. ``refresh`` does this, too. Their reports name the modules that they have in an older version
+    (``stale_in``).
     """
     return _all(procs, "enter", timeout, _pairs(procs, folders))
 
@@ -64,10 +65,14 @@ def stale_modules(
     Returns:
         One entry for each module and state. The state is "stale", or why it cannot be reloaded.
     """
-    found = _all(procs, "stale", timeout, _pairs(procs, folders), _listed(changed)).modules()
+    return stale_in(_all(procs, "stale", timeout, _pairs(procs, folders), _listed(changed)))
+
+
+def stale_in(found: Refreshed) -> list[StaleModule]:
+    """What ranks have reported of their modules: one entry for each module and state, as of ``stale_modules``."""
     return [
         StaleModule(name, format_ranks(ranks), state if state == STALE else reason)
-        for (name, state, reason), ranks in sorted(found.items())
+        for (name, state, reason), ranks in sorted(found.modules().items())
     ]
 
 

@@ -12,7 +12,7 @@ from monarch_kernel.meshes import format_ranks, list_proc_meshes
 from workspace_sync.model.errors import SyncError
 from workspace_sync.model.report import StaleModule, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
-from workspace_sync.reload.client import How, When, contact, enter, folders_of, refresh, stale_modules
+from workspace_sync.reload.client import How, When, contact, enter, folders_of, refresh, stale_in
 from workspace_sync.reload.report import FAILED, KEPT, RELOADED, Refreshed
 from workspace_sync.reload.selection import EVERY, ModuleSelection
 from workspace_sync.session import Folders, Show, SyncClient, workspace_of
@@ -154,17 +154,20 @@ def _follow(
     other_tree = any(host.switched and (host.generation == 1 or not live.sync.digest) for host in live.sync.hosts)
     for procs in meshes_on(hosts):
         pairs = _folders(procs, workspace)
-        outside = _outside(contact(procs, pairs)) if other_tree or how == "restart" else []
-        if how != "restart":
+        if how == "reload":
+            done = refresh(procs, how, folders=pairs, selection=selection, when=when, wait=wait)
+        else:
+            done = enter(procs, pairs)
+        outside = _outside(done)
+        if other_tree and how != "restart":
             live.sync.notes += outside
+        if how is None:
+            stale += stale_in(done)
+            continue
         if how != "reload":
-            enter(procs, pairs)
-            found = stale_modules(procs, folders=pairs)
-            begin = how == "restart" and outside
-            if how is None or not (found or begin):  # actors and ranks that have nothing to follow go on
-                stale += found
-                continue
-        done = refresh(procs, how, folders=pairs, selection=selection, when=when, wait=wait)
+            if not (done.modules() or (how == "restart" and outside)):
+                continue  # actors and ranks that have nothing to follow go on
+            done = refresh(procs, how, folders=pairs, selection=selection, when=when, wait=wait)
         if any(rank.modules or rank.error for rank in done.ranks):
             live.refreshed.append(done)
             stale += [
