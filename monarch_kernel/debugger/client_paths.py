@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
 from monarch_kernel.debugger.model.evidence import Evidence
-from monarch_kernel.debugger.model.stacks import Snapshot
+from monarch_kernel.debugger.model.stacks import StackSnapshot
 from monarch_kernel.debugger.model.stops import Stop
 from monarch_kernel.debugger.source_locations import Place
 from monarch_kernel.workers import client_path
@@ -27,7 +27,7 @@ def stop_at_client(stop: Stop) -> Stop:
     return stop if frames == stop.frames else replace(stop, frames=frames)
 
 
-def snapshot_at_client(snapshot: Snapshot) -> Snapshot:
+def snapshot_at_client(snapshot: StackSnapshot) -> StackSnapshot:
     """What a rank does, with files as the controller names them."""
     files = {frame.place.file for stack in snapshot.stacks for frame in stack.frames}
     names = {file: path for file in files if (path := client_path(file)) is not None}

@@ -49,7 +49,7 @@ class StopState(TypedDict):
     name: str
 
 
-class RankState(TypedDict):
+class RankStops(TypedDict):
     """A rank in `DebugState`; `state` is "stopped", "running" or "dead"."""
 
     rank: int
@@ -63,7 +63,7 @@ class MeshState(TypedDict):
     """A mesh in `DebugState`."""
 
     name: str
-    ranks: list[RankState]
+    ranks: list[RankStops]
 
 
 class DebugState(TypedDict):
@@ -388,8 +388,8 @@ class StopTable:
 
     def _rank_state(
         self, mesh: DebuggedMesh, rank: int, stops: Sequence[RankStop], shown: Key | None, cause: str | None
-    ) -> RankState:
-        state: RankState = {"rank": rank, "point": dict(mesh.extent.point(rank).items()), "state": "running"}
+    ) -> RankStops:
+        state: RankStops = {"rank": rank, "point": dict(mesh.extent.point(rank).items()), "state": "running"}
         if cause is not None:
             state["state"], state["cause"] = "dead", cause
         elif stops:

@@ -63,7 +63,7 @@ class Stack(NamedTuple):
     values: tuple[tuple[str, str], ...] = ()
 
 
-class Snapshot(NamedTuple):
+class StackSnapshot(NamedTuple):
     """What one rank is doing. Without stacks it is idle, waiting for a message.
 
     Attributes:

@@ -13,7 +13,7 @@ from monarch_kernel.actor import Extent
 from monarch_kernel.debugger.controller.stacks import Stacks
 from monarch_kernel.debugger.controller.stacks.layout import MOST_BRANCHES
 from monarch_kernel.debugger.controller.stacks.merge import StackBranch, merge
-from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, THREAD, Snapshot, Stack, StackFrame
+from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, THREAD, Stack, StackFrame, StackSnapshot
 from monarch_kernel.debugger.source_locations import LIBRARY, USER, Place
 
 TORCH = "/v/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
@@ -37,15 +37,15 @@ REDUCES = (MAIN, user("step", 20, "dist.all_reduce(g)", span=(0, 18)), library("
 LOADS = (MAIN, user("load", 12, "time.sleep(30)"))
 
 
-def rank(*stacks: Stack, **more: object) -> Snapshot:
-    return Snapshot(100, stacks, **more)  # type: ignore[arg-type]
+def rank(*stacks: Stack, **more: object) -> StackSnapshot:
+    return StackSnapshot(100, stacks, **more)  # type: ignore[arg-type]
 
 
 def endpoint(*frames: StackFrame, name: str = "trainer.step", **more: object) -> Stack:
     return Stack(ENDPOINT, name, frames, **more)  # type: ignore[arg-type]
 
 
-def shown(snapshots: dict[int, Snapshot], extent: Extent = EIGHT, **more: object) -> Stacks:
+def shown(snapshots: dict[int, StackSnapshot], extent: Extent = EIGHT, **more: object) -> Stacks:
     return Stacks("m", extent, range(extent.nelements), snapshots, **more)  # type: ignore[arg-type]
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from monarch_kernel.debugger.model.stacks import ENDPOINT, TASK, Snapshot, Stack, StackFrame
+from monarch_kernel.debugger.model.stacks import ENDPOINT, TASK, Stack, StackFrame, StackSnapshot
 from monarch_kernel.debugger.rank.stacks.motion import MOVES, combined, sample
 from monarch_kernel.debugger.source_locations import USER, Place
 
@@ -16,11 +16,11 @@ def stack(*lines: tuple[str, int], name: str = "a.f", thread: int = 5, kind: str
     return Stack(kind, name, frames, thread)
 
 
-def taken(*stacks: Stack) -> Snapshot:
-    return Snapshot(1, stacks)
+def taken(*stacks: Stack) -> StackSnapshot:
+    return StackSnapshot(1, stacks)
 
 
-def only(snapshot: Snapshot) -> tuple[list[tuple[str, int]], str]:
+def only(snapshot: StackSnapshot) -> tuple[list[tuple[str, int]], str]:
     (found,) = snapshot.stacks
     return [(frame.place.name, frame.place.line) for frame in found.frames], found.state
 

@@ -13,7 +13,7 @@ import pytest
 
 import monarch_kernel
 from monarch_kernel.debugger.controller.stacks.pyspy import HOLDS_LOCK, read_snapshot, with_native
-from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, THREAD, Snapshot, Stack
+from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, THREAD, Stack, StackSnapshot
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 
 OURS = str(Path(monarch_kernel.__file__).parent)
@@ -127,7 +127,7 @@ threading.Event().wait(60)
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Snapshot]]:
+def other(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], StackSnapshot]]:
     """A process with one thread, and what it says of itself."""
     import pickle
 
@@ -149,12 +149,12 @@ def spy(pid: int, *options: str) -> str:
     return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
-def the(found: Snapshot) -> Stack:
+def the(found: StackSnapshot) -> Stack:
     (stack,) = [stack for stack in found.stacks if stack.name == "mine"]
     return stack
 
 
-def test_a_process_and_py_spy_tell_the_same(other: tuple[subprocess.Popen[bytes], Snapshot]) -> None:
+def test_a_process_and_py_spy_tell_the_same(other: tuple[subprocess.Popen[bytes], StackSnapshot]) -> None:
     process, said = other
     read = read_snapshot(spy(process.pid, "--nonblocking"), process.pid, "")
     inside, outside = the(said), the(read)
@@ -163,7 +163,7 @@ def test_a_process_and_py_spy_tell_the_same(other: tuple[subprocess.Popen[bytes]
     assert inside.thread == outside.thread
 
 
-def test_native_frames_of_a_process(other: tuple[subprocess.Popen[bytes], Snapshot]) -> None:
+def test_native_frames_of_a_process(other: tuple[subprocess.Popen[bytes], StackSnapshot]) -> None:
     process, said = other
     stack = the(with_native(said, spy(process.pid, "--native")))
     python = [each.place.name for each in stack.frames if each.place.kind != NATIVE]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.debugger.model.stacks import INNER_FRAMES, OUTER_FRAMES, TASK, THREAD, Snapshot, Stack
+from monarch_kernel.debugger.model.stacks import INNER_FRAMES, OUTER_FRAMES, TASK, THREAD, Stack, StackSnapshot
 from monarch_kernel.debugger.rank.stacks.local_values import LENGTH, MOST, text_of
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 from monarch_kernel.debugger.rank.stacks.trimming import thread_name
@@ -45,7 +45,7 @@ def threads(work: Callable[[Gate], Any], *names: str) -> Generator[Gate]:
             thread.join(20)
 
 
-def named(found: Snapshot, name: str) -> Stack:
+def named(found: StackSnapshot, name: str) -> Stack:
     (stack,) = [stack for stack in found.stacks if stack.name == name]
     return stack
 
@@ -95,7 +95,7 @@ def test_threads_without_code_of_the_user_s_are_counted_unless_asked_for() -> No
 
 
 def test_the_thread_that_asks_is_left_out() -> None:
-    found: list[Snapshot] = []
+    found: list[StackSnapshot] = []
     asks = threading.Thread(target=lambda: found.append(snapshot()), name="asks")
     asks.start()
     asks.join(20)

@@ -13,7 +13,7 @@ from monarch_kernel.debugger.client_paths import snapshot_at_client
 from monarch_kernel.debugger.controller.query import ask, chosen_ranks
 from monarch_kernel.debugger.controller.stacks.pyspy import HOLDS_LOCK, read_snapshot, with_native
 from monarch_kernel.debugger.controller.stacks.report import Stacks
-from monarch_kernel.debugger.model.stacks import Snapshot
+from monarch_kernel.debugger.model.stacks import StackSnapshot
 from monarch_kernel.debugger.rank.stacks.motion import sample
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 from monarch_kernel.debugger.source_locations import Label
@@ -72,7 +72,7 @@ def stacks(
     # Not at the same time: ranks cannot answer while their native frames are read.
     rest = _OutsideReader(whole, [*answers.late, *(answers.values if native else ())], native)
     reads = early.reads() | rest.reads()
-    found: dict[int, Snapshot] = dict(answers.values)
+    found: dict[int, StackSnapshot] = dict(answers.values)
     if native:
         for rank, own in found.items():
             read = reads.get(rank)
@@ -129,7 +129,9 @@ class _OutsideReader:
         return self._found
 
 
-def _from_outside(read: StackRead | None, silent: str, waited: float, all_threads: bool) -> tuple[Snapshot | None, str]:
+def _from_outside(
+    read: StackRead | None, silent: str, waited: float, all_threads: bool
+) -> tuple[StackSnapshot | None, str]:
     """A rank that did not answer: its snapshot, if its host agent has read one, and the sentence about it.
 
     Args:
@@ -140,7 +142,7 @@ def _from_outside(read: StackRead | None, silent: str, waited: float, all_thread
     """
     why = (read.why if read is not None else "") or silent
     trouble = "its stack could not be read" if read is None else read.error
-    found: Snapshot | None = None
+    found: StackSnapshot | None = None
     if read is not None and read.dump:
         try:
             found = read_snapshot(read.dump, read.pid, why, all_threads)

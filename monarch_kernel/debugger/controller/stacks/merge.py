@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, Snapshot, Stack, StackFrame
+from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, Stack, StackFrame, StackSnapshot
 
 _Key = tuple[str, int, str]
 _B = TypeVar("_B", bound="StackBranch")
@@ -100,7 +100,7 @@ class MergedStacks:
     idle: tuple[int, ...]
 
 
-def merge(snapshots: Mapping[int, Snapshot]) -> MergedStacks:
+def merge(snapshots: Mapping[int, StackSnapshot]) -> MergedStacks:
     """The tree and the classes of all ranks' stacks."""
     names = _names(snapshots)
     roots: dict[tuple[str, str], StackRoot] = {}
@@ -169,7 +169,7 @@ def _owner(stack: Stack, names: dict[tuple[str, str], str]) -> tuple[str, str]:
     return stack.kind, stack.name
 
 
-def _names(snapshots: Mapping[int, Snapshot]) -> dict[tuple[str, str], str]:
+def _names(snapshots: Mapping[int, StackSnapshot]) -> dict[tuple[str, str], str]:
     """The names of endpoints, from ranks that answered: from outside, only their functions are visible."""
     found: dict[tuple[str, str], str] = {}
     if any(snapshot.outside for snapshot in snapshots.values()):

@@ -6,7 +6,7 @@ import json
 import os
 from typing import TypedDict, cast
 
-from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, THREAD, Snapshot, Stack, StackFrame
+from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, THREAD, Stack, StackFrame, StackSnapshot
 from monarch_kernel.debugger.rank.stacks.trimming import (
     folded,
     has_user_code,
@@ -40,7 +40,7 @@ class SpiedThread(TypedDict, total=False):
     frames: list[SpiedFrame]
 
 
-def read_snapshot(dump: str, pid: int, note: str, all_threads: bool = False) -> Snapshot:
+def read_snapshot(dump: str, pid: int, note: str, all_threads: bool = False) -> StackSnapshot:
     """A dump of `py-spy --json --full-filenames` as a snapshot.
 
     Raises:
@@ -62,10 +62,10 @@ def read_snapshot(dump: str, pid: int, note: str, all_threads: bool = False) -> 
             label = name
         state = "stopped by the debugger" if is_stopped(frames) else HOLDS_LOCK if thread.get("owns_gil") else ""
         stacks.append(Stack(kind or THREAD, label, folded(shown), int(thread.get("thread_id") or 0), state))
-    return Snapshot(pid, tuple(stacks), hidden, True, note)
+    return StackSnapshot(pid, tuple(stacks), hidden, True, note)
 
 
-def with_native(snapshot: Snapshot, dump: str) -> Snapshot:
+def with_native(snapshot: StackSnapshot, dump: str) -> StackSnapshot:
     """A rank's own snapshot with the frames of native code that py-spy has read with `--native`.
 
     Raises:

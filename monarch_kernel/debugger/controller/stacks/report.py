@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from monarch_kernel.actor import Extent
 from monarch_kernel.debugger.controller.stacks.merge import StackClass, StackRoot, merge
-from monarch_kernel.debugger.model.stacks import Snapshot
+from monarch_kernel.debugger.model.stacks import StackSnapshot
 from monarch_kernel.debugger.source_locations import Label
 
 
@@ -44,7 +44,7 @@ class Stacks:
         mesh: str,
         extent: Extent,
         ranks: Sequence[int],
-        snapshots: Mapping[int, Snapshot],
+        snapshots: Mapping[int, StackSnapshot],
         *,
         late: Mapping[int, str] | None = None,
         dead: Mapping[int, str] | None = None,

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Container, Hashable, Sequence
 
-from monarch_kernel.debugger.model.stacks import Snapshot, Stack, StackFrame
+from monarch_kernel.debugger.model.stacks import Stack, StackFrame, StackSnapshot
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 
 #: The time between samples (seconds), and how many there are at most.
@@ -23,7 +23,7 @@ BUSY = 0.05
 MOVES = "moves"
 
 
-def sample(seconds: float, all_threads: bool = False, values: bool = False) -> Snapshot:
+def sample(seconds: float, all_threads: bool = False, values: bool = False) -> StackSnapshot:
     """A snapshot of this process over so many seconds."""
     period = max(PERIOD, seconds / MOST)
     end = time.monotonic() + seconds
@@ -36,7 +36,7 @@ def sample(seconds: float, all_threads: bool = False, values: bool = False) -> S
     return combined(samples, seconds, {thread for thread, time_used in used.items() if time_used > BUSY * seconds})
 
 
-def combined(samples: Sequence[Snapshot], seconds: float, busy: Container[int] = ()) -> Snapshot:
+def combined(samples: Sequence[StackSnapshot], seconds: float, busy: Container[int] = ()) -> StackSnapshot:
     """Several samples of a process, the latest last, as one. Pure.
 
     Args:
@@ -57,7 +57,7 @@ def combined(samples: Sequence[Snapshot], seconds: float, busy: Container[int] =
     return samples[-1]._replace(stacks=tuple(stacks))
 
 
-def _by_owner(taken: Snapshot) -> dict[Hashable, Stack]:
+def _by_owner(taken: StackSnapshot) -> dict[Hashable, Stack]:
     """The stacks of a snapshot by what stays the same over time: the thread, or the task's name and number."""
     found: dict[Hashable, Stack] = {}
     counts: dict[Hashable, int] = {}

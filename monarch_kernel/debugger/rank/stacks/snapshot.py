@@ -14,7 +14,7 @@ from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
-from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, TASK, THREAD, Snapshot, Stack, StackFrame
+from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, TASK, THREAD, Stack, StackFrame, StackSnapshot
 from monarch_kernel.debugger.rank.stacks.tasks import TaskStack, task_stacks
 from monarch_kernel.debugger.rank.stacks.trimming import (
     folded,
@@ -37,7 +37,7 @@ _Raw = tuple[CodeType, int, int]
 """A frame: its code, the line, and the last instruction. Frames themselves would keep their variables alive."""
 
 
-def snapshot(all_threads: bool = False, values: bool = False) -> Snapshot:
+def snapshot(all_threads: bool = False, values: bool = False) -> StackSnapshot:
     """The stacks of this process, without the calling thread.
 
     Args:
@@ -79,7 +79,7 @@ class _Reader:
         self._by_task: dict[int, Running] = {}
         self._stops: dict[int, str] = {}
 
-    def read(self) -> Snapshot:
+    def read(self) -> StackSnapshot:
         self._stops = _stops()
         for each in endpoints_here():
             if each.task is None:
@@ -109,7 +109,7 @@ class _Reader:
             else:
                 stacks.append(found)
         stacks.sort(key=lambda stack: (_ORDER.index(stack.kind), stack.name))
-        return Snapshot(os.getpid(), tuple(stacks), hidden)
+        return StackSnapshot(os.getpid(), tuple(stacks), hidden)
 
     # -- threads -------------------------------------------------------------------------------
 
