@@ -41,6 +41,7 @@ COMMON = {f"monarch_kernel.{name}" for name in ("_version", "aliases", "display"
 DEBUGGER, POOL, LAUNCHERS, KERNEL = (f"monarch_kernel.{tool}" for tool in ("debugger", "pool", "launchers", "kernel"))
 DEBUG = "monarch_kernel.debug"  # the façade of the debugger
 SYNC = "workspace_sync"  # a package of its own
+WATCH, WIDGETS = "monarch_kernel.watch", "monarch_kernel.widgets"
 
 # package -> which of our packages it may import, beside itself. The most exact entry counts.
 ALLOWED: dict[str, set[str]] = {
@@ -84,10 +85,11 @@ ALLOWED: dict[str, set[str]] = {
     DEBUGGER: FACADES,
     POOL: FACADES,
     LAUNCHERS: FACADES,
-    KERNEL: {*FACADES, DEBUG, DEBUGGER, POOL, SYNC},
-    "monarch_kernel.watch": FACADES,
-    "monarch_kernel.widgets": {*FACADES, DEBUG, DEBUGGER, "monarch_kernel.watch"},
-    "monarch_kernel.server": {*FACADES, DEBUG, DEBUGGER, "monarch_kernel.watch"},
+    KERNEL: {*FACADES, DEBUG, DEBUGGER, POOL, SYNC, WATCH, WIDGETS},
+    # One model of what the runtime, the debugger and syncs know; views take it from there.
+    WATCH: {*FACADES, DEBUG, DEBUGGER, SYNC},
+    WIDGETS: {*FACADES, DEBUG, DEBUGGER, WATCH},
+    "monarch_kernel.server": {*FACADES, WATCH},
     # Another runtime under the tools: what crosses process boundaries, and the names that tools use.
     "monarch_kernel.engines": {PROTOCOL, *FACADES},
     # A command parses options, and calls one function of what it runs.
@@ -108,7 +110,7 @@ EXCEPTIONS = {
     # Code of the kernel that runs in ranks reaches their streams through this one module.
     f"{KERNEL}.rank.cell_streams": {f"{RUNTIME}.rank.output_capture"},
     # The names of tools that the runtime loads, with what each must offer.
-    f"{RUNTIME}.actor.extensions": {DEBUG, DEBUGGER, POOL, SYNC},
+    f"{RUNTIME}.actor.extensions": {DEBUG, DEBUGGER, POOL, SYNC, WIDGETS},
     # The fork server starts ranks, and gets their entry point by name.
     f"{RUNTIME}.host.fork_requests": {f"{RUNTIME}.rank"},
     # Names only, of modules that are not loaded by them: a process that is started, the module that tracebacks show,

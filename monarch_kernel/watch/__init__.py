@@ -1,0 +1,30 @@
+"""One model of what is there: hosts, ranks and actors with their states, as snapshots and changes.
+
+The widget, the panel, the metrics and the terminal are views of it, and so is a program's own code: docs/watching.md.
+"""
+
+from monarch_kernel.watch.model import (
+    ActorView,
+    Delta,
+    FailureView,
+    GpuView,
+    HostView,
+    MeshView,
+    RankState,
+    RankView,
+    Snapshot,
+    StopView,
+)
+
+__all__ = [
+    "ActorView",
+    "Delta",
+    "FailureView",
+    "GpuView",
+    "HostView",
+    "MeshView",
+    "RankState",
+    "RankView",
+    "Snapshot",
+    "StopView",
+]
