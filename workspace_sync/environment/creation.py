@@ -166,7 +166,7 @@ def _install_wheels(wheels: list[LockedWheel], prefix: str, cache: str | None) -
         file.write("\n".join(lines) + "\n")
         file.flush()
         common = ["install", "--quiet", "--no-deps", "--require-hashes", "-r", file.name]
-        if uv := shutil.which("uv"):
+        if uv := _uv():
             command = [uv, "pip", *common, "--python", python, *(["--cache-dir", cache] if cache else [])]
         elif importlib.util.find_spec("pip") is not None:
             command = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", *common]
@@ -177,6 +177,12 @@ def _install_wheels(wheels: list[LockedWheel], prefix: str, cache: str | None) -
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip())[-2000:]
         raise StoreError(f"wheels could not be installed to {prefix}, which is incomplete now: {said}")
+
+
+def _uv() -> str | None:
+    """The path of uv: of the one that is installed beside this package, else of one on PATH."""
+    beside = os.path.join(os.path.dirname(sys.executable), "uv")
+    return beside if os.access(beside, os.X_OK) else shutil.which("uv")
 
 
 def _of_pylock(content: dict[str, Any], path: str) -> list[LockedWheel]:
@@ -264,8 +270,13 @@ def _uv_wheel(package: Mapping[str, Any], path: str) -> LockedWheel:
         order = min((rank[tag] for tag in tags if tag in rank), default=None)
         if order is not None and (best is None or order < best[0]):
             best = order, wheel, where
-    if best is None or "hash" not in best[1]:
+    if best is None:
         raise IncompatibleError(_no_wheel(path, package["name"], package.get("version", "")))
+    if "hash" not in best[1]:
+        raise IncompatibleError(
+            f"{path} has no hash of {best[2]}, as uv notes none for files of a folder, so it cannot be verified: lock "
+            "against an index, or sync the environment instead"
+        )
     _, wheel, where = best
     if "url" not in wheel:
         base = registry if urlsplit(registry).scheme else os.path.join(os.path.dirname(path), registry)

@@ -165,7 +165,8 @@ def follow(installs: Iterable[EditableInstall], roots: Mapping[str, str]) -> Fol
     """
     dirs: dict[str, str] = {}
     refused: dict[str, str] = {}
-    for install in installs:
+    # The project of a uv workspace holds its members: outer ones first, so that one folder has them all.
+    for install in sorted(installs, key=lambda each: (not each.project, each.project.count("/"))):
         for _, path in install.paths:
             wanted = path if os.path.isdir(path) else os.path.dirname(path)
             if any(_within(wanted, root) for root in (*roots, *dirs)):

@@ -155,12 +155,30 @@ def environment_manifest(
 
 def _judge(about: Environment, prefix: bytes, scanned: Manifest, index: Index) -> Judged:
     contents = Contents(about.folder, prefix, recall_contents(index, prefix))
-    decisions = decide(about, scanned, contents, read_records(scanned, contents))
+    found = read_records(scanned, contents)
+    _check_linked(about, scanned, found)
+    decisions = decide(about, scanned, contents, found)
     manifest = applied(scanned, decisions, prefix, os.fsencode(about.folder))
     floor, machines = glibc_floor(manifest, contents)
     judged = Judged(prefix, scanned.digest, delta(None, manifest), decisions.notes, bool(machines), floor)
     remember(index, judged, scanned, contents.known)
     return judged
+
+
+def _check_linked(about: Environment, scanned: Manifest, found: Records) -> None:
+    """Raise if files of packages are links to an installer's cache, which hosts do not have."""
+    linked = [
+        path + b"/" + name
+        for path, folder in scanned.folders.items()
+        for name, target in folder.links.items()
+        if target.startswith(b"/") and path + b"/" + name in found.rows
+        if not target.startswith((os.fsencode(about.prefix) + b"/", os.fsencode(about.folder) + b"/"))
+    ]
+    if linked:
+        raise ScanError(
+            f"{len(linked)} files of packages in {about.prefix} are links to a cache, such as {printable(linked[0])}, "
+            "and hosts do not have that: install them again as files, by `uv sync --reinstall --link-mode=copy`"
+        )
 
 
 def _leading_to_tree(about: Environment, manifest: Manifest, prefix: bytes, dirs: Mapping[str, str]) -> Manifest:

@@ -14,7 +14,7 @@ from workspace_sync.model.manifest import Manifest, ManifestDelta
 from workspace_sync.scanning import Index
 
 # Another version of the rules is another memory.
-_VERSION = 1
+_VERSION = 2
 _RESULT, _CONTENTS = "environment", "contents"
 
 

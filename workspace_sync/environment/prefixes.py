@@ -12,9 +12,11 @@ import msgspec
 from workspace_sync.environment import binary, hashes, records, text
 from workspace_sync.environment.contents import Content, Contents
 from workspace_sync.environment.kinds import Environment
-from workspace_sync.model.manifest import FileEntry, Folder, Manifest, Rewrite, printable, seal
+from workspace_sync.model.manifest import FileEntry, Folder, Manifest, Rewrite, digest_of, printable, seal
 
 _CACHE = b"__pycache__"
+# What INSTALLER says if uv has installed a distribution.
+_UV = digest_of(b"uv")
 
 
 @dataclass
@@ -26,12 +28,14 @@ class Records:
         conda_records: the paths of conda's records, with the packages.
         rows: the (hash, size) of files in RECORDs by path, and the RECORD's own path.
         record_files: the RECORDs' paths.
+        by_uv: the RECORDs that uv has written.
     """
 
     conda: dict[bytes, records.CondaPath] = field(default_factory=dict)
     conda_records: dict[bytes, records.CondaRecord] = field(default_factory=dict)
     rows: dict[bytes, tuple[str, str, bytes]] = field(default_factory=dict)
     record_files: list[bytes] = field(default_factory=list)
+    by_uv: set[bytes] = field(default_factory=set)
 
     def lists(self, path: bytes) -> bool:
         """Whether an installer says that it has made a file."""
@@ -57,6 +61,9 @@ def read_record(path: bytes, manifest: Manifest, contents: Contents, found: Reco
     if entry is None:
         return
     found.record_files.append(path)
+    installer = manifest.file(path.removesuffix(b"RECORD") + b"INSTALLER")
+    if installer is not None and installer.digest == _UV:
+        found.by_uv.add(path)
     for listed, value, size in hashes.rows(contents.data(path, entry), path):
         found.rows[listed] = (value, size, path)
 
@@ -133,8 +140,9 @@ def _of_file(path: bytes, entry: FileEntry, contents: Contents, found: Records) 
         if listed.file_mode == "binary":
             return Rewrite("binary", prefix, len(listed.prefix_placeholder.encode()))
     if content.form == "text":
-        by_pip = listed is None and path in found.rows
-        return Rewrite("script" if by_pip else "text", prefix)
+        if listed is not None or path not in found.rows:
+            return Rewrite("text", prefix)
+        return Rewrite("uv" if found.rows[path][2] in found.by_uv else "script", prefix)
     if content.form == "code" and not content.hidden:
         return Rewrite("runpath", prefix) if content.runpath else Rewrite("binary", prefix, len(prefix))
     return None

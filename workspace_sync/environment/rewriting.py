@@ -39,6 +39,8 @@ def rewritten(
         return compiled.replace_compiled(data, prefix, target)
     if kind == "script":
         return text.replace_pip(data, prefix, target)
+    if kind == "uv":
+        return text.replace_uv(data, prefix, target)
     if kind == "env":
         return text.replace_conda_env(data, prefix, target)
     if kind == "home" or (kind == "text" and places):

@@ -4,10 +4,12 @@ Older Linux kernels read at most 127 bytes of a shebang (``#!``, interpreter and
 so installers write scripts in two forms. This module reads both, and writes the form that the installer would choose
 for another prefix:
 
-* pip and uv (distlib): ``#!/prefix/bin/python``, else two lines of ``/bin/sh`` that are a string to Python;
+* pip (distlib): ``#!/prefix/bin/python``, else two lines of ``/bin/sh`` that are a string to Python;
+* uv: the same, with the interpreter always quoted in the second form;
 * conda (rattler): ``#!/prefix/bin/python``, else one such line for Python, and ``/usr/bin/env`` for other interpreters.
 
-Source: pip's vendored distlib/scripts.py (``_build_shebang``); rattler's install/link.rs and install/entry_point.rs.
+Source: pip's vendored distlib/scripts.py (``_build_shebang``); uv's uv-install-wheel/src/wheel.rs (``format_shebang``);
+rattler's install/link.rs and install/entry_point.rs.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ _END = rb"(?!\.?[A-Za-z0-9_-])"
 _PYTHON = re.compile(rb"python[0-9.]*w?\Z|pypy[0-9.]*\Z")
 # distlib's long form, and rattler's; the interpreter may be quoted.
 _PIP_LONG = re.compile(rb"""#!/bin/sh\n'''exec' ("?)(/[^"\n]*?)\1((?: -[^"\n]*)?) "\$0" "\$@"\n' '''\n""")
+_UV_LONG = re.compile(rb"""#!/bin/sh\n'''exec' '(/[^'\n]*)'((?: -[^'\n]*)?) "\$0" "\$@"\n' '''\n""")
 _CONDA_LONG = re.compile(rb"""#!/bin/sh\n'''exec' "(/[^"\n]*)"([^"\n]*) "\$0" "\$@" #'''(?=\n|\Z)""")
 _ENV = re.compile(rb"#!/usr/bin/env ([^\s/]+)([^\n]*)")
 _SHEBANG = re.compile(rb"#![ \t]*(/(?:\\ |[^ \t\r\n])*)([^\n]*)")
@@ -47,8 +50,13 @@ def replace_paths(data: bytes, moves: Mapping[bytes, bytes]) -> bytes:
 
 
 def replace_pip(data: bytes, prefix: bytes, target: bytes) -> bytes:
-    """A script that pip or uv has made, as it would be at another prefix."""
+    """A script that pip has made, as it would be at another prefix."""
     return _script(data, prefix, target, _pip_head)
+
+
+def replace_uv(data: bytes, prefix: bytes, target: bytes) -> bytes:
+    """A script that uv has made, as it would be at another prefix."""
+    return _script(data, prefix, target, _uv_head)
 
 
 def replace_conda(data: bytes, prefix: bytes, target: bytes) -> bytes:
@@ -85,6 +93,8 @@ def interpreter(data: bytes) -> tuple[bytes, bytes, int] | None:
         return None
     if found := _PIP_LONG.match(data):
         return found[2], found[3], found.end() - 1  # without the end of its last line
+    if found := _UV_LONG.match(data):
+        return found[1], found[2], found.end() - 1
     if found := _CONDA_LONG.match(data):
         return found[1], found[2], found.end()
     if found := _SHEBANG.match(data):
@@ -108,6 +118,13 @@ def _pip_head(executable: bytes, argument: bytes) -> bytes:
     if b" " not in executable and len(executable) + len(argument) + 3 <= LONGEST_SHEBANG:
         return b"#!" + executable + argument
     quoted = b'"' + executable + b'"' if b" " in executable else executable
+    return b"#!/bin/sh\n'''exec' " + quoted + argument + b" \"$0\" \"$@\"\n' '''"
+
+
+def _uv_head(executable: bytes, argument: bytes) -> bytes:
+    if b" " not in executable and len(executable) + len(argument) + 3 <= LONGEST_SHEBANG:
+        return b"#!" + executable + argument
+    quoted = b"'" + executable.replace(b"'", b"""'"'"'""") + b"'"
     return b"#!/bin/sh\n'''exec' " + quoted + argument + b" \"$0\" \"$@\"\n' '''"
 
 

@@ -34,9 +34,9 @@ class Rewrite(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """How a file of an environment names the environment's prefix, so that a host can put its own in its place.
 
     Attributes:
-        kind: "text", "script" (of pip and uv), "env" (a script of conda that ``/usr/bin/env`` starts), "home" (the
-            Python of a venv), "binary" (NUL-padded strings), "runpath" (of compiled code without padding), "pyc", or an
-            index of other files' hashes: "record" (RECORD), "conda" and "rattler" (their ``conda-meta``).
+        kind: "text", "script" (of pip), "uv" (a script of uv), "env" (a script of conda that ``/usr/bin/env`` starts),
+            "home" (the Python of a venv), "binary" (NUL-padded strings), "runpath" (of compiled code without padding),
+            "pyc", or an index of other files' hashes: "record" (RECORD), "conda" and "rattler" (their ``conda-meta``).
         prefix: the prefix that the file has at the client.
         space: the bytes that a padded binary has for it.
         files: the paths of the files whose hashes an index has, and which name the prefix, too; made before it.
