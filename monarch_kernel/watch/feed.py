@@ -1,0 +1,159 @@
+"""What one front end gets of a watch: a snapshot, then the fields that differ, as long as it renews its lease. Pure.
+
+docs/watching.md has the messages. A feed reads no clock and waits for nothing: its owner calls `Feed.push` when
+something has changed, or when the time that the last call returned is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from monarch_kernel.watch.model import Delta, Snapshot, plain
+
+#: How long a front end is served after its last lease (seconds).
+LEASE = 10.0
+#: No front end gets changes more often than this (seconds).
+SHORTEST_PERIOD = 0.2
+#: The longest time between changes that a front end may ask for (seconds).
+LONGEST_PERIOD = 60.0
+
+Message = dict[str, Any]
+"""A message as plain JSON values."""
+
+
+class Watched(Protocol):
+    """What a feed reads: a `monarch_kernel.watch.Watcher`, or a `Board`."""
+
+    def snapshot(self) -> Snapshot:
+        """All that is known now."""
+        ...
+
+    def since(self, version: int) -> Delta | None:
+        """What differs since that version; None if that is no longer known."""
+        ...
+
+
+class Feed:
+    """The messages for one front end.
+
+    Args:
+        watch: what it shows.
+        send: called with each message for the front end.
+    """
+
+    def __init__(self, watch: Watched, send: Callable[[Message], object]) -> None:
+        self._watch = watch
+        self._send = send
+        self._period = SHORTEST_PERIOD
+        self._lease = float("-inf")
+        self._due = float("-inf")
+        self.version: int | None = None
+        """The version that the front end has; None before the first snapshot, and when it has asked for another."""
+
+    @property
+    def period(self) -> float:
+        """The shortest time between two messages (seconds)."""
+        return self._period
+
+    def receive(self, message: Mapping[str, Any], now: float) -> bool:
+        """Take a message of the front end.
+
+        Args:
+            message: the message; any but `lease` and `again` is left alone.
+            now: seconds, on the clock that `push` is called with.
+
+        Returns:
+            Whether it was one of the two, so that `push` is to be called.
+        """
+        kind = message.get("kind")
+        if kind == "lease":
+            self._lease = now + LEASE
+            period = message.get("period")
+            if isinstance(period, int | float) and period == period:
+                earlier, self._period = self._period, min(max(float(period), SHORTEST_PERIOD), LONGEST_PERIOD)
+                self._due += self._period - earlier
+        elif kind == "again":
+            self.version = None
+        else:
+            return False
+        return True
+
+    def is_open(self, now: float) -> bool:
+        """Whether the front end has renewed its lease in time."""
+        return now < self._lease
+
+    def push(self, now: float) -> float | None:
+        """Send what is due.
+
+        Returns:
+            After how many seconds to call this again if something has changed by then, at the latest when the lease
+            runs out; None once it has run out.
+        """
+        if not self.is_open(now):
+            self.version = None  # a front end that comes back shows all again
+            return None
+        if self.version is None:
+            self._send_snapshot()
+            self._due = now + self._period
+        elif now >= self._due and self._send_changes():
+            self._due = now + self._period
+        return max(0.0, min(self._lease, self._due) - now) if now < self._due else self._lease - now
+
+    def _send_snapshot(self) -> None:
+        snapshot = self._watch.snapshot()
+        self.version = snapshot.version
+        self._send(snapshot_message(snapshot))
+
+    def _send_changes(self) -> bool:
+        """Send what differs from what the front end has. Returns whether anything does."""
+        assert self.version is not None
+        delta = self._watch.since(self.version)
+        if delta is None:
+            self._send_snapshot()
+            return True
+        if not delta:
+            return False
+        self.version = delta.version
+        self._send(changes_message(delta))
+        return True
+
+
+def snapshot_message(snapshot: Snapshot) -> Message:
+    """All that is known, as a `snapshot` message. Fields that have their default are left out of views."""
+    return {
+        "kind": "snapshot",
+        "version": snapshot.version,
+        "time": snapshot.time,
+        "meshes": [plain(mesh) for mesh in snapshot.meshes.values()],
+        "hosts": [plain(host) for host in snapshot.hosts.values()],
+        "ranks": {mesh: [plain(rank) for rank in ranks] for mesh, ranks in snapshot.ranks.items()},
+        "failures": [plain(failure) for failure in snapshot.failures],
+    }
+
+
+def changes_message(delta: Delta) -> Message:
+    """What differs, as a `changes` message: of ranks only the fields that differ, of all else whole views."""
+    ranks: dict[str, dict[str, Any]] = {}
+    for (mesh, number), rank in delta.ranks.items():
+        fields = delta.fields.get((mesh, number))
+        # Fields with their default are not left out: "idle again" is a change, too.
+        told = {name: plain(getattr(rank, name)) for name in sorted(fields)} if fields else _whole(rank)
+        ranks.setdefault(mesh, {})[str(number)] = told
+    return {
+        "kind": "changes",
+        "base": delta.base,
+        "version": delta.version,
+        "time": delta.time,
+        "meshes": [plain(mesh) for mesh in delta.meshes.values()],
+        "hosts": [plain(host) for host in delta.hosts.values()],
+        "ranks": ranks,
+        "gone": {"meshes": list(delta.gone_meshes), "hosts": list(delta.gone_hosts)},
+        "failures": [plain(failure) for failure in delta.failures],
+    }
+
+
+def _whole(view: msgspec.Struct) -> dict[str, Any]:
+    return {name: plain(getattr(view, name)) for name in view.__struct_fields__}

@@ -1,0 +1,1 @@
+"""The comm of front ends, in real kernels."""
