@@ -1,11 +1,12 @@
 """What one front end gets of a watch: a snapshot, then the fields that differ, as long as it renews its lease. Pure.
 
-docs/watching.md has the messages. A feed reads no clock and waits for nothing: its owner calls `Feed.push` when
-something has changed, or when the time that the last call returned is over.
+docs/watching.md has the messages. A feed waits for nothing: its owner calls `Feed.push` when something has changed, or
+when the time that the last call returned is over.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -42,11 +43,16 @@ class Feed:
     Args:
         watch: what it shows.
         send: called with each message for the front end.
+        clock: seconds since 1970, which the front end is told with each lease, as its own clock may be another.
     """
 
-    def __init__(self, watch: Watched, send: Callable[[Message], object]) -> None:
+    def __init__(
+        self, watch: Watched, send: Callable[[Message], object], clock: Callable[[], float] = time.time
+    ) -> None:
         self._watch = watch
         self._send = send
+        self._clock = clock
+        self._renewed = False  # a lease came, and is to be answered
         self._period = SHORTEST_PERIOD
         self._lease = float("-inf")
         self._due = float("-inf")
@@ -71,6 +77,7 @@ class Feed:
         kind = message.get("kind")
         if kind == "lease":
             self._lease = now + LEASE
+            self._renewed = True
             period = message.get("period")
             if isinstance(period, int | float) and period == period:
                 earlier, self._period = self._period, min(max(float(period), SHORTEST_PERIOD), LONGEST_PERIOD)
@@ -100,6 +107,9 @@ class Feed:
             self._due = now + self._period
         elif now >= self._due and self._send_changes():
             self._due = now + self._period
+        if self._renewed:
+            self._renewed = False
+            self._send({"kind": "alive", "time": self._clock(), "version": self.version})
         return max(0.0, min(self._lease, self._due) - now) if now < self._due else self._lease - now
 
     def _send_snapshot(self) -> None:

@@ -70,7 +70,7 @@ class Known:
 def opened(period: float = 0.2) -> tuple[Known, Feed, list[dict[str, Any]]]:
     """A feed at time 0 whose front end has the snapshot."""
     known, sent = Known(), list[dict[str, Any]]()
-    feed = Feed(known, sent.append)
+    feed = Feed(known, lambda message: None if message["kind"] == "alive" else sent.append(message))
     assert feed.receive({"kind": "lease", "period": period}, 0.0)
     feed.push(0.0)
     return known, feed, sent
@@ -193,3 +193,17 @@ def test_a_gap_is_closed_by_a_snapshot() -> None:
 def test_other_messages_are_left_alone() -> None:
     _known, feed, _sent = opened()
     assert not feed.receive({"kind": "do", "id": 1, "what": "kill"}, 0.0)
+
+
+def test_each_lease_is_answered_with_the_clock_and_the_version_after_what_was_due() -> None:
+    known, sent = Known(), list[dict[str, Any]]()
+    feed = Feed(known, sent.append, clock=lambda: 1_000.5)
+    feed.receive({"kind": "lease"}, 0.0)
+    feed.push(0.0)
+    feed.push(1.0)
+    known.change()
+    feed.receive({"kind": "lease"}, 3.0)
+    feed.push(3.0)
+    assert [message["kind"] for message in sent] == ["snapshot", "alive", "changes", "alive"]
+    assert [message["version"] for message in sent] == [5, 5, 6, 6]
+    assert sent[1] == {"kind": "alive", "time": 1_000.5, "version": 5}
