@@ -28,6 +28,8 @@ _TRIES = 4
 #: How much of a large file is read at once (bytes); at least a chunk.
 _BLOCK = 8 * CHUNK
 
+_local = threading.local()
+
 
 @dataclass(slots=True)
 class Hashed:
@@ -152,10 +154,8 @@ def _hash_once(
             return None
         size = before.st_size
         if size <= CHUNK:
-            data = os.read(fd, size + 1)
-            while 0 < len(data) < size and (more := os.read(fd, size + 1 - len(data))):
-                data += more
-            if len(data) != size:
+            data = _buffer()[:size]
+            if not read_fully(fd, data, 0):
                 return None
             found = Hashed(*_hint(before), digest_of(data))
         else:
@@ -171,6 +171,18 @@ def _hash_once(
     finally:
         os.close(fd)
     return found if _hint(after) == _hint(before) else None
+
+
+def _buffer() -> memoryview:
+    """Memory for a small file, which this thread uses again and again.
+
+    Fresh memory of this size comes from the system, which clears it page by page; that takes longer than the reading.
+    """
+    try:
+        return _local.buffer
+    except AttributeError:
+        buffer = _local.buffer = memoryview(bytearray(CHUNK))
+        return buffer
 
 
 def _hint(about: os.stat_result) -> tuple[int, int, int, tuple[int, ...]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
 
 from workspace_sync.model.errors import StoreError
 from workspace_sync.model.manifest import printable
@@ -30,16 +28,29 @@ def explained(e: OSError, path: str) -> StoreError:
     return StoreError(f"{path}: {why}" + (f" ({advice})" if advice else ""))
 
 
-@contextmanager
-def explain(path: str | bytes, below: bytes = b"") -> Generator[None]:
+class ExplainedErrors:
+    """See ``explain``. It is entered for each file, so it is no generator."""
+
+    __slots__ = ("_below", "_path")
+
+    def __init__(self, path: str | bytes, below: bytes) -> None:
+        self._path = path
+        self._below = below
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, e: BaseException | None, trace: object) -> None:
+        if isinstance(e, OSError):
+            whole = printable(os.fsencode(self._path))
+            raise explained(e, f"{whole}/{printable(self._below)}" if self._below else whole) from e
+
+
+def explain(path: str | bytes, below: bytes = b"") -> ExplainedErrors:
     """Turn errors of the file system into ``StoreError``.
 
     Args:
         path: the folder or file that the block works on.
         below: a path within it.
     """
-    try:
-        yield
-    except OSError as e:
-        whole = printable(os.fsencode(path))
-        raise explained(e, f"{whole}/{printable(below)}" if below else whole) from e
+    return ExplainedErrors(path, below)

@@ -181,8 +181,8 @@ def _digest(text: str) -> bytes | None:
 
 def write_all(fd: int, data: memoryview | bytes, offset: int) -> None:
     """Write some bytes at an offset of a file."""
-    left = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
+    done = os.pwrite(fd, data, offset)
+    left = memoryview(data)[done:]
     while left:
-        done = os.pwrite(fd, left, offset)
-        left = left[done:]
-        offset += done
+        done += os.pwrite(fd, left, offset + done)
+        left = memoryview(data)[done:]

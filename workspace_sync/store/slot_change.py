@@ -8,7 +8,6 @@ used again.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
@@ -22,7 +21,7 @@ from workspace_sync.model.errors import StoreError, TamperedError
 from workspace_sync.model.manifest import FileEntry, Folder, Manifest, changes, digest_of, printable
 from workspace_sync.store.cloning import Facts, copy, digest_of_file, reflink
 from workspace_sync.store.examination import HeldManifest, without
-from workspace_sync.store.failures import explain
+from workspace_sync.store.failures import ExplainedErrors, explain
 from workspace_sync.store.kept import Keeper
 from workspace_sync.store.objects import write_all
 from workspace_sync.store.processes import open_files, resolved
@@ -100,6 +99,8 @@ class SlotChange:
         self._partly: dict[bytes, FileEntry] = {}
         #: Files that hold hashes of others and are made after those, with their content at the client.
         self._indexes: dict[bytes, tuple[FileEntry, bytes]] = {}
+        #: Folders of the slot that may not be written to.
+        self._closed = {path for path, folder in have.manifest.folders.items() if folder.mode & 0o300 != 0o300}
         self._touched: set[bytes] = set()
         self._freed: set[bytes] = set()
         #: Modules that change, by folder: the stems of their names.
@@ -176,7 +177,7 @@ class SlotChange:
             self._note_module(path)
         self._remove_compiled(list(self._stems))
 
-    def _explain(self, path: bytes) -> contextlib.AbstractContextManager[None]:
+    def _explain(self, path: bytes) -> ExplainedErrors:
         return explain(self.tree.path, path)
 
     def _touch(self, path: bytes, is_folder: bool) -> None:
@@ -312,6 +313,7 @@ class SlotChange:
             os.unlink(name, dir_fd=folder)
             return
         self.sources.objects.take_in(content[0], folder, name)
+        self.sources.object_made(content[0])
         self._freed.add(content[0])
 
     def _is_ours(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], about: os.stat_result) -> bool:
@@ -371,11 +373,10 @@ class SlotChange:
 
     def _writable(self, path: bytes) -> None:
         """See to it that entries of a folder can be changed; its mode is set again in the end."""
-        before = self.have.manifest.folders.get(path)
-        if before is not None and before.mode & 0o300 != 0o300:
+        if path in self._closed:
             fd = self.tree.folder(path)
             if os.fstat(fd).st_mode & 0o300 != 0o300:
-                os.fchmod(fd, before.mode | 0o700)
+                os.fchmod(fd, self.have.manifest.folders[path].mode | 0o700)
 
     def _new_file(self, path: bytes, entry: FileEntry) -> int:
         """Create a file with its mode."""
@@ -626,6 +627,7 @@ class SlotChange:
                     return False
                 if piece not in stays and not self._facts.reflink:
                     self.sources.objects.write(digest, data)
+                    self.sources.object_made(digest)
                 return True
 
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

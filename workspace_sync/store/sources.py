@@ -103,6 +103,11 @@ class Sources:
             return None
         return self.objects.open(digest)
 
+    def object_made(self, digest: bytes) -> None:
+        """There is another object."""
+        if self._listed is not None:
+            self._listed.add(digest)
+
     def place(self, digest: bytes) -> ContentPlace | None:
         """Where ``locate`` has found content."""
         return self._places.get(digest)
@@ -159,7 +164,7 @@ class Sources:
             if data is not None and digest_of(data) == digest:
                 return data
             self.damaged(place)
-        fd = self.objects.open(digest)
+        fd = self.open_object(digest)
         if fd is None:
             return None
         try:

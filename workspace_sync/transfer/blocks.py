@@ -8,7 +8,6 @@ Pieces are packed by the set of hosts that lack them: a host either wants all of
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,14 +44,6 @@ class ContentBlock:
     pieces: tuple[Piece, ...]
     size: int
     hosts: frozenset[str]
-
-
-def block_memory(size: int) -> memoryview:
-    """Memory for a block, which goes back to the system with its last reference.
-
-    From the heap of several threads it would not: freed blocks lie between what stays, and processes keep growing.
-    """
-    return memoryview(mmap.mmap(-1, max(size, 1)))[:size]
 
 
 def pack(lacking: Mapping[str, Iterable[Piece]], first: int = 0) -> list[ContentBlock]:

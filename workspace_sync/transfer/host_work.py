@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from monarch_kernel.rdma import RDMABuffer
 from workspace_sync.environment import MachineFacts, Rewriter, facts
@@ -24,7 +25,8 @@ from workspace_sync.model.manifest import (
     printable,
 )
 from workspace_sync.store import Staging, Store, WorkspaceFolder
-from workspace_sync.transfer.blocks import Piece, block_bytes, block_memory, fill, piece_order, pieces_in
+from workspace_sync.transfer.block_pool import BlockPool
+from workspace_sync.transfer.blocks import Piece, block_bytes, fill, piece_order, pieces_in
 from workspace_sync.transfer.messages import (
     Collected,
     HostState,
@@ -73,6 +75,7 @@ class _Job:
         staging: the trees that are being made.
         slots: reads them.
         order: the pieces of its deltas.
+        pool: memory for blocks.
         held: blocks in memory, for other hosts.
         tables: the pieces of each block of content that was here.
     """
@@ -85,6 +88,7 @@ class _Job:
     staging: Staging | None = None
     slots: SlotReader | None = None
     order: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    pool: BlockPool = field(default_factory=BlockPool)
     held: dict[int, _HeldBlock] = field(default_factory=dict[int, _HeldBlock])
     tables: dict[int, tuple[Piece, ...]] = field(default_factory=dict[int, tuple[Piece, ...]])
 
@@ -193,7 +197,7 @@ class HostWork:
             StoreError: it could not be stored.
         """
         job = self._job(session)
-        memory = block_memory(size)
+        memory = job.pool.take(size)
         try:
             source.read_into(memory, timeout=FETCH_TIMEOUT).get()
         except Exception as e:
@@ -223,7 +227,7 @@ class HostWork:
             held = job.held.get(number)
             if held is None:
                 pieces = job.tables[number]
-                memory = block_memory(block_bytes(pieces))
+                memory = job.pool.take(block_bytes(pieces))
                 fill(memory, pieces, job.reader().read)
                 held = job.held[number] = _HeldBlock(memory, RDMABuffer(memory))
         return held.handle
@@ -231,10 +235,11 @@ class HostWork:
     def drop(self, session: str, numbers: list[int]) -> None:
         """Forget blocks that no other host needs from here now."""
         job = self._jobs.get(session)
-        for number in numbers if job is not None else ():
-            held = job.held.pop(number, None) if job is not None else None
-            if held is not None:
-                held.handle.drop()
+        if job is not None:
+            for number in numbers:
+                if (held := job.held.pop(number, None)) is not None:
+                    give = partial(job.pool.give, held.memory)
+                    held.handle.drop().add_done_callback(lambda _, give=give: give())
 
     # -- a new generation -------------------------------------------------------------------------------
 

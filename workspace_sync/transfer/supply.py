@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from monarch_kernel.rdma import RDMABuffer
-from workspace_sync.transfer.blocks import ContentBlock, block_memory, fill
+from workspace_sync.transfer.block_pool import BlockPool
+from workspace_sync.transfer.blocks import ContentBlock, fill
 
 #: Threads that read files and build blocks.
 BUILDERS = 2
@@ -29,7 +30,8 @@ class Supply:
         self._read = read
         self._built = built
         self._blocks: dict[int, ContentBlock | memoryview] = {}
-        self._ready: dict[int, RDMABuffer] = {}
+        self._ready: dict[int, tuple[RDMABuffer, memoryview]] = {}
+        self._pool = BlockPool()
         self._wanted: set[int] = set()
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -48,8 +50,8 @@ class Supply:
     def want(self, number: int) -> None:
         """Have a block built; ``built`` is told of it, at once if it is there."""
         with self._lock:
-            buffer = self._ready.get(number)
-            if buffer is None:
+            ready = self._ready.get(number)
+            if ready is None:
                 if number in self._wanted:
                     return
                 self._wanted.add(number)
@@ -59,14 +61,17 @@ class Supply:
                     thread.start()
                 self._queue.put(number)
                 return
-        self._built(number, buffer)
+        self._built(number, ready[0])
 
     def drop(self, number: int) -> None:
         """Forget the bytes of a block; it can be built again."""
         with self._lock:
-            buffer = self._ready.pop(number, None)
-        if buffer is not None:
-            buffer.drop()
+            ready = self._ready.pop(number, None)
+        if ready is not None:
+            buffer, memory = ready
+            dropped = buffer.drop()
+            if isinstance(self._blocks[number], ContentBlock):
+                dropped.add_done_callback(lambda _: self._pool.give(memory))
 
     def close(self) -> None:
         """Drop everything, and wait for the threads."""
@@ -82,10 +87,11 @@ class Supply:
         while (number := self._queue.get()) >= 0:
             if self._closed:
                 continue
+            memory = memoryview(b"")
             try:
                 block = self._blocks[number]
                 if isinstance(block, ContentBlock):
-                    memory = block_memory(block.size)
+                    memory = self._pool.take(block.size)
                     fill(memory, block.pieces, self._read)
                 else:
                     memory = block
@@ -95,5 +101,5 @@ class Supply:
             with self._lock:
                 self._wanted.discard(number)
                 if isinstance(result, RDMABuffer):
-                    self._ready[number] = result
+                    self._ready[number] = result, memory
             self._built(number, result)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -77,17 +77,17 @@ class Writer:
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, times: int, change: Callable[[int], None]) -> None:
         self.left = times
-        real = os.read
+        real = os.preadv
 
-        def read(fd: int, size: int) -> bytes:
-            data = real(fd, size)
+        def read(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+            count = real(fd, buffers, offset)
             if self.left and os.fstat(fd).st_ino == inode:
                 self.left -= 1
                 change(self.left)
-            return data
+            return count
 
         inode = path.stat().st_ino
-        monkeypatch.setattr("workspace_sync.scanning.hashing.os.read", read)
+        monkeypatch.setattr("workspace_sync.scanning.hashing.os.preadv", read)
 
 
 def test_a_file_that_changes_while_it_is_read_is_read_again(
