@@ -222,7 +222,16 @@ def _state_table(states: Sequence[HostState]) -> TableView:
         since = max((each.time for each in state.generations if each.number == state.generation), default=0.0)
         age = f"{duration(time.time() - since)} ago" if since else ""
         earlier = sum(each.number < state.generation for each in state.generations)
-        rows.append([state.host, " ".join(digests) or "none", age, str(earlier), state.path, state.repair])
+        rows.append(
+            [
+                state.host,
+                " ".join(digests) or "none",
+                age,
+                str(earlier),
+                state.path,
+                "; ".join(filter(None, [state.repair, state.left])),
+            ]
+        )
     return TableView(["host", "tree", "switched", "earlier", "folder", ""], rows, right=(3,)).without_empty_columns()
 
 

@@ -36,6 +36,7 @@ def receipt_table(report: SyncReport) -> TableView:
     ]
     headings = ["host", "tree", "", "files", "received", "reused", "time"]
     notes = [f"{what}: {names(paths)}" for what, paths in _paths(report).items() if paths]
+    notes += [f"{host.host}: {note}" for host in report.hosts for note in host.notes]
     notes += report.notes
     notes += filter(None, [stale_line(report.stale)])
     return TableView(headings, rows, receipt_line(report), right=(3, 4, 5, 6), note="\n".join(notes))

@@ -332,6 +332,7 @@ class SyncClient:
             entry.digest = state.parts[TREE].digest.hex() if TREE in state.parts else ""
             entry.environment = state.parts[ENVIRONMENT].digest.hex() if ENVIRONMENT in state.parts else ""
             entry.reused = report.bytes
+            entry.notes += [state.left] if state.left else []
         failed = self._failures.get(host.key)
         if failed is not None:
             entry.error = failed.text
@@ -343,13 +344,14 @@ class SyncClient:
         entry.error = entry.error or each.error
         switched = each.switched
         if switched is not None:
-            entry.switched = True
+            entry.switched = state is None or switched.generation != state.generation
             entry.digest = switched.digests.get(TREE, b"").hex()
             entry.environment = switched.digests.get(ENVIRONMENT, b"").hex()
             entry.generation = switched.generation
         if entry.shares:  # the work is that of the other host
             return entry
         entry.files, entry.received, entry.reused = each.files, each.received, each.reused
+        entry.notes = each.notes or entry.notes
         entry.deleted, entry.lacks = each.deleted, sum(size for _, size in each.missing)
         entry.problems += each.problems
         if switched is not None:
@@ -372,8 +374,8 @@ class SyncClient:
 
 
 def _is_behind(state: HostState, changes: Changes) -> bool:
-    """Whether a host has other trees, or damaged ones."""
-    return bool(state.repair) or any(_differs(state, part) for part in changes.parts)
+    """Whether a host has other trees, or damaged ones, or what a sync that was interrupted has left."""
+    return bool(state.repair or state.left) or any(_differs(state, part) for part in changes.parts)
 
 
 def _differs(state: HostState, part: Part) -> bool:

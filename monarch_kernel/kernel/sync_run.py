@@ -188,7 +188,7 @@ def host_trees(notebook: Notebook, mesh: ProcMesh, timeout: float) -> list[HostT
         since = next((each.time for each in state.generations if each.number == state.generation), now)
         earlier = sum(each.number != state.generation for each in state.generations)
         tree, environment = digests.get(TREE, ""), digests.get(ENVIRONMENT, "")
-        found.append(HostTree(state.host, tree, environment, max(0.0, now - since), earlier, state.repair))
+        found.append(HostTree(state.host, tree, environment, max(0.0, now - since), earlier, state.repair, state.left))
     return found
 
 

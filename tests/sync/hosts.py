@@ -13,9 +13,9 @@ from tests.workers import Team
 from workspace_sync.store import Store
 from workspace_sync.store.records import SlotRecord, read_record
 
-#: What the folder of a workspace has, and the name of an object; one that an agent was killed over is collected by age.
-NAMES = {"current", "generations", "kept", "lock", "manifests", "slots"}
-OBJECT = re.compile(r"[0-9a-f]{62}|[0-9]+-[0-9]+\.new")
+#: What the folder of a workspace has, and the name of an object.
+NAMES = {"current", "generations", "kept", "lock", "manifests", "slots", "waiting"}
+OBJECT = re.compile(r"[0-9a-f]{62}")
 
 
 class StoreHosts:
@@ -72,8 +72,7 @@ def leftovers(store: Path) -> list[str]:
         for name in opened.workspaces():
             state = opened.workspace(name).state()
             following |= set(state.digests.values())
-            if state.repair:
-                left.append(state.repair)
+            left += filter(None, [state.repair, state.left])
     for folder in store.glob("w/*"):
         left += [f"{folder}/{name}" for name in sorted(set(os.listdir(folder)) - NAMES)]
         with PrivateFolder.open(str(folder / "slots")) as slots:

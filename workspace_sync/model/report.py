@@ -36,6 +36,7 @@ class HostReport(msgspec.Struct, array_like=True):
         kept: what ranks had made where the new tree has something else, and where it is now.
         environment: the digest of its environment (hex); empty if it has none.
         shares: the host whose store it uses, as by a common home folder, and that made the tree for both; or empty.
+        notes: what a sync that was interrupted had left, or what else was not in order, and what was done with it.
     """
 
     host: str
@@ -55,6 +56,7 @@ class HostReport(msgspec.Struct, array_like=True):
     kept: list[str] = []
     environment: str = ""
     shares: str = ""
+    notes: list[str] = []
 
 
 class StaleModule(msgspec.Struct, array_like=True):

@@ -41,7 +41,7 @@ class ExplainedErrors:
         pass
 
     def __exit__(self, kind: object, e: BaseException | None, trace: object) -> None:
-        if isinstance(e, OSError):
+        if isinstance(e, OSError) and not isinstance(e, InterruptedError):  # work that was told to stop
             whole = printable(os.fsencode(self._path))
             raise explained(e, f"{whole}/{printable(self._below)}" if self._below else whole) from e
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -36,23 +37,31 @@ class Generations:
         """Close its descriptor."""
         self._folder.close()
 
-    def current_number(self) -> int:
-        """The number of the current generation; 0: none.
+    def current(self) -> tuple[int, str]:
+        """The number that the link ``current`` has, 0 if it has none; and what is wrong with that; empty: nothing.
+
+        Whether it should have one (``records`` are here) is for the caller to say.
 
         Raises:
-            TamperedError: the link ``current`` leads elsewhere.
+            TamperedError: it is no link.
+            StoreError: it cannot be read.
         """
         path = f"{self._workspace.path}/{CURRENT}"
         try:
             target = os.readlink(CURRENT, dir_fd=self._workspace.fd)
         except FileNotFoundError:
-            return 0
+            return 0, ""
         except OSError as e:
+            if e.errno == errno.EINVAL:
+                raise TamperedError(f"{path} is not a link any more: move it away, and sync again") from e
             raise explained(e, path) from e
         match = _GENERATION.fullmatch(target)
         if match is None:
-            raise TamperedError(f"{path} leads to {target!r}, which is no generation: remove the link, and sync again")
-        return int(match[1])
+            return 0, f"the link {path} leads to {target!r}, which is no generation"
+        number = int(match[1])
+        if not self.linked(number):
+            return number, f"the link {path} leads to generation {number}, which is not there"
+        return number, ""
 
     def records(self) -> tuple[list[Generation], str]:
         """All records, the newest first, and what is wrong with one that is damaged.
@@ -82,7 +91,7 @@ class Generations:
     def next_number(self) -> int:
         """The number of the next generation."""
         matches = [match for name in self._folder.names() if (match := _NAME.fullmatch(name))]
-        return max([self.current_number(), *(int(match[1]) for match in matches)]) + 1
+        return max([self.current()[0], *(int(match[1]) for match in matches)]) + 1
 
     def switch(self, generation: Generation) -> None:
         """Note a generation, and make it the current one: the last step is one ``rename``.
@@ -102,8 +111,10 @@ class Generations:
 
     def drop_others(self) -> None:
         """Remove the links of all generations but the current one, records of such that were never switched to, and
-        damaged records of earlier ones: there is no way back to those."""
-        current = self.current_number()
+        damaged records of earlier ones: there is no way back to those. If none is current, all stays."""
+        current, problem = self.current()
+        if not current or problem:
+            return
         with explain(self._folder.path):
             remove_record(self._workspace, _NEXT)
             for name in self._folder.names():
@@ -120,10 +131,9 @@ class Generations:
                     except TamperedError:
                         remove_record(self._folder, name)
 
-    def linked(self) -> dict[str, str]:
-        """The slot that ranks see as each part, as the links say."""
+    def linked(self, number: int) -> dict[str, str]:
+        """The slot that each part of a generation is, as the links say."""
         found: dict[str, str] = {}
-        number = self.current_number()
         try:
             fd = os.open(str(number), _FOLDER, dir_fd=self._folder.fd)
         except FileNotFoundError:

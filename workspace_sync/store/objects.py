@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import secrets
 import stat
-import threading
 from collections.abc import Iterator
 
 from monarch_kernel.private_files import PrivateFolder
 from workspace_sync.model.manifest import DIGEST_SIZE
 
-_NEW = ".new"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Objects that are being written, each locked (``flock``) by who writes it.
+_NEW = "new"
 
 
 class Objects:
@@ -22,8 +25,6 @@ class Objects:
 
     def __init__(self, folder: PrivateFolder) -> None:
         self._folder = folder
-        self._count = 0
-        self._lock = threading.Lock()
 
     @property
     def path(self) -> str:
@@ -84,22 +85,29 @@ class Objects:
             return
         except FileNotFoundError:
             pass
-        with self._lock:
-            self._count += 1
-            new = f"{target[:2]}/{os.getpid()}-{self._count}{_NEW}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._make(target)
+        fd, new = self._begin()
         try:
-            fd = os.open(new, flags, 0o600, dir_fd=self._folder.fd)
-        except FileNotFoundError:
-            self._make(target)
-            fd = os.open(new, flags, 0o600, dir_fd=self._folder.fd)
-        try:
-            with os.fdopen(fd, "wb", buffering=0) as file:
-                write_all(file.fileno(), data, 0)
+            write_all(fd, data, 0)
             os.rename(new, target, src_dir_fd=self._folder.fd, dst_dir_fd=self._folder.fd)
         except BaseException:
             os.unlink(new, dir_fd=self._folder.fd)
             raise
+        finally:
+            os.close(fd)
+
+    def _begin(self) -> tuple[int, str]:
+        """Create a file for an object, locked for as long as it is open; its descriptor and name."""
+        self._make(_NEW)
+        while True:
+            # Not the process's id: processes of other hosts may use this store, too.
+            new = f"{_NEW}/{secrets.token_hex(8)}"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(new, flags, 0o600, dir_fd=self._folder.fd)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.fstat(fd).st_nlink:
+                return fd, new
+            os.close(fd)  # it was taken for one that was left behind, before it was locked
 
     def remove(self, digest: bytes) -> None:
         """Remove an object, if it is there."""
@@ -126,27 +134,41 @@ class Objects:
             if digest is not None and stat.S_ISREG(about.st_mode):
                 yield digest, about
 
-    def remove_unfinished(self, before: float) -> None:
-        """Remove what processes that were killed have left half written.
+    def remove_unfinished(self) -> int:
+        """Remove what processes that were killed have left half written: nobody holds the locks; returns how many."""
+        removed = 0
+        for name in self._unfinished():
+            new = f"{_NEW}/{name}"
+            try:
+                fd = os.open(new, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder.fd)
+            except OSError:
+                continue  # it has just become an object
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(new, dir_fd=self._folder.fd)
+                removed += 1
+            except (BlockingIOError, FileNotFoundError):
+                continue
+            finally:
+                os.close(fd)
+        return removed
 
-        Args:
-            before: only what has not been touched since then (seconds since the epoch).
-        """
-        for inside, name, about in self._entries():
-            if name.endswith(_NEW) and stat.S_ISREG(about.st_mode) and about.st_ctime < before:
-                try:
-                    os.unlink(f"{inside}/{name}", dir_fd=self._folder.fd)
-                except FileNotFoundError:
-                    pass
+    def _unfinished(self) -> list[str]:
+        try:
+            fd = os.open(_NEW, _FOLDER, dir_fd=self._folder.fd)
+        except FileNotFoundError:
+            return []
+        try:
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
 
     def _entries(self) -> Iterator[tuple[str, str, os.stat_result]]:
         for inside in self._folder.names():
             if len(inside) != 2:
                 continue
             try:
-                fd = os.open(
-                    inside, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder.fd
-                )
+                fd = os.open(inside, _FOLDER, dir_fd=self._folder.fd)
             except OSError:
                 continue
             try:
@@ -161,7 +183,7 @@ class Objects:
 
     def _make(self, target: str) -> None:
         try:
-            os.mkdir(target[:2], 0o700, dir_fd=self._folder.fd)
+            os.mkdir(target.partition("/")[0], 0o700, dir_fd=self._folder.fd)
         except FileExistsError:
             pass
 

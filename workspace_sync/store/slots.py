@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import threading
 from collections.abc import Callable, Iterable
 
@@ -34,6 +35,8 @@ _MANIFEST = re.compile("([0-9a-f]{64})(?:-([0-9a-f]{64}))?")
 _LONGEST_CHAIN = 8
 #: Manifests that are kept in memory.
 _IN_MEMORY = 6
+#: How often a manifest is looked for that another process is just noting in another way.
+_TRIES = 5
 
 
 class Slots:
@@ -90,9 +93,18 @@ class Slots:
         return part == ENVIRONMENT and self._shares()
 
     def _read(self, digest: bytes) -> HeldManifest | None:
-        base = self._saved().get(digest)
-        if base is None:
-            return None
+        """Read a manifest; another process may just be noting it in another way."""
+        for _ in range(_TRIES):
+            base = self._saved().get(digest)
+            if base is None:
+                return None
+            try:
+                return self._read_noted(digest, base)
+            except FileNotFoundError:
+                continue
+        return None
+
+    def _read_noted(self, digest: bytes, base: bytes) -> HeldManifest | None:
         try:
             record = read_record(self._manifests, _manifest_name(digest, base), ManifestRecord)
             if base:
@@ -100,7 +112,7 @@ class Slots:
                 manifest = None if before is None else patched(before.manifest, record.manifest)
             else:
                 manifest = Manifest(record.manifest.folders)
-        except (FileNotFoundError, TamperedError, ManifestError):
+        except (TamperedError, ManifestError):
             return None
         if manifest is None or b"" not in manifest.folders or manifest.digest != digest:
             return None
@@ -224,6 +236,8 @@ class Slots:
     def problem(self, slot: str, digest: bytes) -> str:
         """Why a slot is not known to hold a tree; empty: it is."""
         where = self.path(slot)
+        if not self.is_there(slot):
+            return f"{where} is missing"
         try:
             record = read_record(self._folder, slot + _STATE, SlotRecord)
         except FileNotFoundError:
@@ -244,6 +258,28 @@ class Slots:
         """Open a slot."""
         with explain(self.path(slot)):
             return TreeFolder.open(self.path(slot), slot, self._folder.fd)
+
+    def is_there(self, slot: str) -> bool:
+        """Whether there is a folder of this name."""
+        try:
+            return stat.S_ISDIR(os.stat(slot, dir_fd=self._folder.fd, follow_symlinks=False).st_mode)
+        except FileNotFoundError:
+            return False
+
+    def interrupted(self, current: Iterable[bytes]) -> list[str]:
+        """The slots that a process has left half made.
+
+        Args:
+            current: the digests of the current trees: slots that were to follow these are none, nor those that were
+                being removed.
+        """
+        ours = {*current, empty().digest}
+        found: list[str] = []
+        for slot in self.names():
+            record = self.record(slot)
+            if record is not None and record.target and record.target not in ours:
+                found.append(slot)
+        return found
 
     def new(self, part: str) -> str:
         """Make a slot."""
@@ -295,7 +331,7 @@ class Slots:
     def in_order(self, part: str, slot: str, digest: bytes) -> bool:
         """Whether a slot holds a tree; after a reboot, it is verified."""
         record = self.record(slot)
-        if record is None or record.digest != digest or record.target or record.suspect:
+        if record is None or record.digest != digest or record.target or record.suspect or not self.is_there(slot):
             return False
         if self.held(part, digest) is None:
             return False

@@ -16,6 +16,7 @@ class Staging:
     Attributes:
         digest: of the tree (part "tree"); empty if there is none.
         changes: the slots that are being changed.
+        notes: what was found damaged or half made, and what was done with it, a sentence each.
     """
 
     def __init__(
@@ -24,9 +25,11 @@ class Staging:
         changes: list[SlotChange],
         commit: Callable[[], Generation],
         abort: Callable[[], None],
+        notes: list[str],
     ) -> None:
         self.digest = digest
         self.changes = changes
+        self.notes = notes
         self._commit = commit
         self._abort = abort
         self._state = "staging"

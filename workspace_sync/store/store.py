@@ -45,9 +45,16 @@ class Store:
         try:
             read_record(self._root, _RECORD, StoreRecord)
         except FileNotFoundError:
-            write_record(self._root, _RECORD, StoreRecord())
+            self._note_version()
         self._facts: Facts | None = None
         self._folders: dict[str, WorkspaceFolder] = {}
+
+    def _note_version(self) -> None:
+        """Write the record of a new store. Others may do so at the same time, as agents of hosts that share it."""
+        own = f"{_RECORD}-{secrets.token_hex(8)}"
+        write_record(self._root, own, StoreRecord())
+        with explain(f"{self.path}/{_RECORD}"):
+            os.rename(own, _RECORD, src_dir_fd=self._root.fd, dst_dir_fd=self._root.fd)
 
     def close(self) -> None:
         """Close its descriptors."""
@@ -149,7 +156,7 @@ class Store:
         limit = SYNC_KEEP.get() if limit is None else limit
         recent = time.time() - _GRACE
         with explain(self.objects.path):
-            self.objects.remove_unfinished(recent)
+            self.objects.remove_unfinished()
             objects = {digest: (about.st_ctime, about.st_size) for digest, about in self.objects.all()}
             total = sum(size for _, size in objects.values())
             if total <= limit:

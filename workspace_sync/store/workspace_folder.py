@@ -1,13 +1,12 @@
-"""One workspace on one host: trees are staged beside the current ones, switched to, rolled back, verified."""
+"""One workspace on one host, staged, switched, rolled back, verified (long because one lock guards all of it)."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +15,7 @@ from workspace_sync.model.errors import StoreError, SyncError, WorkspaceBusyErro
 from workspace_sync.model.manifest import Manifest
 from workspace_sync.store.examination import HeldManifest, Problem, empty, examined
 from workspace_sync.store.failures import explain
-from workspace_sync.store.generations import Generations
+from workspace_sync.store.generations import CURRENT, Generations
 from workspace_sync.store.kept import Keeper
 from workspace_sync.store.records import Generation
 from workspace_sync.store.slot_change import FileRewriter, SlotChange
@@ -24,6 +23,7 @@ from workspace_sync.store.slots import Slots, carry
 from workspace_sync.store.sources import Donor, Sources
 from workspace_sync.store.staging import Staging
 from workspace_sync.store.tree import TreeFolder
+from workspace_sync.store.workspace_lock import WorkspaceLock
 
 if TYPE_CHECKING:
     from workspace_sync.store.store import Store
@@ -34,6 +34,8 @@ KEEP_GENERATIONS = 6
 _LEAST_GENERATIONS = 2
 #: Other workspaces are searched for content if at least this much of it is missing (bytes).
 _SEARCH_OTHERS = 1 << 20
+#: How often a state in which something is wrong is read again, as another process may be changing it.
+_READS = 5
 #: How long a verification waits for a sync that is under way (seconds).
 _PATIENCE = 10.0
 
@@ -46,12 +48,16 @@ class WorkspaceState(msgspec.Struct, array_like=True):
         digests: of its trees by part.
         generations: those that are kept for a rollback, and the current one; the newest first.
         repair: why the trees are to be verified or made again by the next sync; empty: they are in order.
+        unlinked: the link ``current`` leads to no trees; the state is that of the last ones.
+        left: what a sync that was interrupted has left half made, and what becomes of it; empty: nothing.
     """
 
     generation: int
     digests: dict[str, bytes]
     generations: list[Generation]
     repair: str = ""
+    unlinked: bool = False
+    left: str = ""
 
     @property
     def current(self) -> Generation | None:
@@ -79,7 +85,7 @@ class WorkspaceFolder:
                 store.private_folder("w", name, "manifests"),
                 lambda: store.probed().hard_links,
             )
-        self._lock_fd = -1
+        self._lock = WorkspaceLock(self._folder)
 
     def close(self) -> None:
         """Close its descriptors."""
@@ -89,49 +95,21 @@ class WorkspaceFolder:
 
     # -- the lock -----------------------------------------------------------------------------------------
 
-    @contextmanager
-    def lock(self, owner: str, wait: float) -> Generator[None]:
+    def lock(self, owner: str, wait: float) -> AbstractContextManager[None]:
         """Hold the workspace's lock, which ends with this process.
 
         Args:
             owner: who holds it, for the message that another client gets.
-            wait: how long to wait for it (seconds).
+            wait: how long to wait for it (seconds). A thread that brings older trees up to date gives way.
 
         Raises:
             WorkspaceBusyError: another one holds it; the message says who.
             StoreError: the lock cannot be written.
         """
-        path = f"{self.path}/lock"
-        with explain(path):
-            fd = self._folder.open_file("lock", os.O_RDWR | os.O_CREAT)
-        try:
-            end = time.monotonic() + wait
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= end:
-                        other = os.pread(fd, 1000, 0).decode("utf-8", "replace").strip() or "another client"
-                        raise WorkspaceBusyError(
-                            f"{self.path} is being synced by {other}: wait until that has ended, and sync again"
-                        ) from None
-                    time.sleep(0.01)
-            try:
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, owner.encode()[:1000], 0)
-            except OSError:
-                pass  # a full disk: the lock holds without the name, too
-            self._lock_fd = fd
-            try:
-                yield
-            finally:
-                self._lock_fd = -1
-        finally:
-            os.close(fd)
+        return self._lock.hold(owner, wait)
 
     def _check_locked(self) -> None:
-        if self._lock_fd < 0:
+        if not self._lock.held:
             raise StoreError(f"{self.path} is changed only by a process that holds its lock")
 
     # -- what is there ---------------------------------------------------------------------------------------
@@ -142,26 +120,84 @@ class WorkspaceFolder:
         Raises:
             StoreError: the folder cannot be read, or a newer version has written it.
         """
+        state = self._read_state()
+        for _ in range(_READS):
+            if not state.repair or self._lock.held:
+                break
+            before, state = state, self._read_state()  # another process may have switched meanwhile
+            if state == before:
+                break
+        return state
+
+    def _read_state(self) -> WorkspaceState:
+        # The number first: its record was written before it became current.
+        number, wrong = self._generations.current()
         records, problem = self._generations.records()
-        number = self._generations.current_number()
-        state = WorkspaceState(number, {}, [each for each in records if each.number <= number], problem)
-        current = state.current
-        if current is not None:
-            state.repair = ""  # what is wrong with an earlier one is no matter of the trees
-            for slot, digest in current.parts.values():
-                state.repair = state.repair or self.slots.problem(slot, digest)
-        elif number:
-            state.repair = problem or f"the record of generation {number} in {self.path} is missing"
-            current = self._as_linked(number)
-            state.generations.insert(0, current)
+        if wrong := self._unlinked(number, wrong, records):
+            state = WorkspaceState(records[0].number if records else 0, {}, records, wrong, True)
+            current = state.current
+        else:
+            state = WorkspaceState(number, {}, [each for each in records if each.number <= number], problem)
+            current = state.current
+            if current is not None:
+                state.repair = ""  # what is wrong with an earlier one is no matter of the trees
+                for slot, digest in current.parts.values():
+                    state.repair = state.repair or self.slots.problem(slot, digest)
+            elif number:
+                state.repair = problem or f"the record of generation {number} in {self.path} is missing"
+                current = self._as_linked(number)
+                state.generations.insert(0, current)
         if current is not None:
             state.digests = current.digests
+        left = self.slots.interrupted(state.digests.values())
+        if left and not self._lock.held and self._lock.is_free():
+            where = ", ".join(map(self.slots.path, left))
+            state.left = f"a sync that was interrupted has left {where} half made: the next one uses or removes it"
         return state
+
+    def _unlinked(self, number: int, wrong: str, records: Sequence[Generation]) -> str:
+        """Why the link ``current`` leads to no trees; empty: it does, or nothing was synced yet.
+
+        Args:
+            number, wrong: what ``Generations.current`` says.
+            records: of all generations.
+        """
+        if wrong:
+            return wrong
+        link = f"the link {self.path}/{CURRENT}"
+        if not number:
+            return f"{link} is missing" if records else ""
+        slots = self._generations.linked(number)
+        record = next((each for each in records if each.number == number), None)
+        if record is not None and slots != {part: slot for part, (slot, _) in record.parts.items()}:
+            return f"{link} leads to trees that are not those of generation {number}"
+        gone = [slot for slot in slots.values() if not self.slots.is_there(slot)]
+        return f"{link} leads to {self.slots.path(gone[0])}, which is missing" if gone else ""
+
+    def _recover(self) -> list[str]:
+        """Let the link ``current`` lead to whole trees again; what was wrong with it, and what was done."""
+        number, wrong = self._generations.current()
+        records, _ = self._generations.records()
+        wrong = self._unlinked(number, wrong, records)
+        if not wrong:
+            if not number or any(each.number == number for each in records):
+                return []
+            linked = self._as_linked(number)
+            linked.previous = next((each.number for each in records if each.number < number), 0)
+            linked.time = time.time()
+            self._generations.note(linked)
+            return [f"the record of generation {number} in {self.path} was missing or damaged: it was written again"]
+        for each in records:
+            if each.parts and all(self.slots.in_order(part, *held) for part, held in each.parts.items()):
+                again = self._generations.next_number()
+                self._generations.switch(Generation(again, each.parts, each.previous, time.time()))
+                return [f"{wrong}: it was set again, to the trees of generation {each.number}"]
+        return [f"{wrong}, and none of the trees that it may have led to is whole: a sync makes a new one"]
 
     def _as_linked(self, number: int) -> Generation:
         """A generation without a record, as its links and the records of its slots say."""
         parts: dict[str, tuple[str, bytes]] = {}
-        for part, slot in self._generations.linked().items():
+        for part, slot in self._generations.linked(number).items():
             record = self.slots.record(slot)
             parts[part] = slot, record.digest if record is not None else b""
         return Generation(number, parts)
@@ -209,11 +245,14 @@ class WorkspaceFolder:
         return self._stage(targets, rewriter, None)
 
     def _stage(self, targets: Mapping[str, Manifest], rewriter: FileRewriter | None, previous: int | None) -> Staging:
+        notes = self._recover()
+        if pieces := self._store.objects.remove_unfinished():
+            notes.append(f"a sync that was interrupted had left {pieces} half-written pieces: they were removed")
         self._generations.drop_others()
         current = self.state().current
-        if current is not None and not current.time:  # its record was damaged
-            self._generations.note(current)
-        parts = dict(current.parts) if current is not None else {}
+        there = current.parts.items() if current is not None else ()
+        parts = {part: held for part, held in there if self.slots.is_there(held[0])}
+        interrupted = self.slots.interrupted(digest for _, digest in parts.values())
         keeper = self._keeper()
         trees: list[TreeFolder] = [keeper.tree]
         changes: dict[str, SlotChange] = {}
@@ -236,11 +275,33 @@ class WorkspaceFolder:
                 slot, change = self._begin(part, target, rewriter, parts.get(part, ("", b"")), keeper, trees)
                 changes[slot] = change
                 parts[part] = slot, target.digest
+                if slot in interrupted:
+                    notes.append(self._used_again(slot, change))
+            for slot in interrupted:
+                notes += self._drop_interrupted(slot, [held[0] for held in parts.values()], keeper)
         except BaseException:
             abort()
             raise
         digest = targets["tree"].digest if "tree" in targets else b""
-        return Staging(digest, list(changes.values()), commit, abort)
+        return Staging(digest, list(changes.values()), commit, abort, notes)
+
+    def _used_again(self, slot: str, change: SlotChange) -> str:
+        """What a sync that was interrupted has left in a slot, in a sentence."""
+        used = whole = 0
+        for path, entry in change.have.manifest.files():
+            after = change.target.manifest.file(path)
+            whole += 1
+            used += after is not None and after.digest == entry.digest
+        left = f"a sync that was interrupted had left {self.slots.path(slot)} half made"
+        return f"{left}: {used} of the {whole} whole files in it are used again, and the rest was removed"
+
+    def _drop_interrupted(self, slot: str, used: Collection[str], keeper: Keeper) -> list[str]:
+        """Remove a slot that a sync has left half made and that is of no use; a sentence on it."""
+        part = slot.rpartition("-")[0]
+        if slot in used or slot not in self.slots.free(part, "", b""):
+            return []
+        self._remove_slot(slot, part, None, keeper, lambda digest: False)
+        return [f"a sync that was interrupted had left {self.slots.path(slot)} half made: it was removed"]
 
     def _keeper(self) -> Keeper:
         with explain(self.path):
@@ -338,8 +399,28 @@ class WorkspaceFolder:
         )
         change.begin()
         for name in tree.names(b""):  # caches
-            keeper.keep(part, tree, name)
+            if not tree.remove_folder(name):
+                keeper.keep(part, tree, name)
         self.slots.remove(slot)
+
+    def _remove_slot(
+        self,
+        slot: str,
+        part: str,
+        current: Donor | None,
+        keeper: Keeper,
+        discards: Callable[[bytes], bool],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Find out what a slot holds, and remove all of it that is not of ranks.
+
+        Args:
+            current: the current tree of the part, to which files of ranks move; None: they are kept elsewhere.
+        """
+        with self.slots.open(slot) as tree:
+            have = self.slots.prepared(part, slot, tree, current, keeper, stopped=stopped)
+            self.slots.note(slot, part, have.manifest.digest, target=empty().digest)
+            self._clear(slot, part, tree, have, keeper, discards)
 
     def _abandon(self, slot: str, change: SlotChange, keeper: Keeper, *, keep_made: bool = False) -> None:
         """Leave a slot as far as its change came, and note what it holds."""
@@ -396,7 +477,7 @@ class WorkspaceFolder:
             slot, digest = current.parts.get(change.part, ("", b"")) if current is not None else ("", b"")
             # What ranks have made in a slot without a record is not known; it is found when the slot is changed.
             held = self.slots.held(change.part, digest) if digest else None
-            if held is not None:
+            if held is not None and self.slots.is_there(slot):
                 with self.slots.open(slot) as tree, explain(tree.path):
                     carry(change.part, tree, held.manifest, Donor(change.tree, change.target), keeper)
         self._generations.drop_others()
@@ -414,6 +495,7 @@ class WorkspaceFolder:
             StoreError: there is no such generation, or its content is not here any more.
         """
         self._check_locked()
+        recovered = self._recover()
         state = self.state()
         by_number = {each.number: each for each in state.generations}
         wanted = generation
@@ -437,6 +519,7 @@ class WorkspaceFolder:
                 )
             targets[part] = manifest
         staging = self._stage(targets, None, found.previous)
+        staging.notes[:0] = recovered
         if missing := staging.missing:
             staging.abort()
             size = sum(size for _, size in missing)
@@ -451,7 +534,8 @@ class WorkspaceFolder:
     def verify(self, repair: bool = False) -> list[Problem]:
         """Hash everything in the current trees; what ranks have made there is ignored.
 
-        Trees that are damaged are noted as such, and made again by the next sync. The lock is taken if it is not held.
+        Trees that are damaged are noted as such, and made again by the next sync. A link ``current`` that leads to no
+        trees is set again, to the last ones that are whole.
 
         Args:
             repair: make them again at once from what this host has, and switch.
@@ -463,14 +547,15 @@ class WorkspaceFolder:
             WorkspaceBusyError: a sync is under way.
             StoreError: the store cannot be read or written.
         """
-        if self._lock_fd < 0:
-            with self.lock("a verification", _PATIENCE):
-                return self.verify(repair)
+        with self.lock("a verification", _PATIENCE):
+            return self._verify(repair)
+
+    def _verify(self, repair: bool) -> list[Problem]:
+        problems = [Problem(self.path, each) for each in self._recover()]
         state = self.state()
         current = state.current
-        if current is None:
-            return [Problem(self.path, state.repair)] if state.repair else []
-        problems: list[Problem] = []
+        if current is None or state.unlinked:
+            return problems
         damaged: dict[str, Manifest] = {}
         for part, (slot, digest) in current.parts.items():
             found = self.slots.verified(part, slot, digest)
@@ -493,8 +578,8 @@ class WorkspaceFolder:
     def follow(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Bring the older slots to the current trees, so that the next change is small, and drop what is not needed.
 
-        Meant for a thread of its own, of low priority. The lock is held meanwhile; if a sync is under way, nothing is
-        done.
+        Meant for a thread of its own, of low priority. The lock is held meanwhile, and given up as soon as another
+        process waits for it; if a sync is under way, nothing is done.
 
         Args:
             stopped: asked often; true: stop soon. The rest is done another time.
@@ -503,8 +588,8 @@ class WorkspaceFolder:
             StoreError: the store cannot be read or written.
         """
         try:
-            with self.lock("this host, which tidies up after a sync", 0):
-                self._follow(stopped)
+            with self._lock.tidy():
+                self._follow(lambda: stopped() or self._lock.is_awaited())
         except (WorkspaceBusyError, InterruptedError):
             return
 
@@ -556,10 +641,8 @@ class WorkspaceFolder:
         for surplus in free[1:]:
             if stopped():
                 return
-            with self.slots.open(surplus) as other, self.slots.open(slot) as tree:
-                have = self.slots.prepared(part, surplus, other, Donor(tree, held), keeper, stopped=stopped)
-                self.slots.note(surplus, part, have.manifest.digest, target=empty().digest)
-                self._clear(surplus, part, other, have, keeper, here.__contains__)
+            with self.slots.open(slot) as tree:
+                self._remove_slot(surplus, part, Donor(tree, held), keeper, here.__contains__, stopped)
 
 
 #: Errors that mean that a folder is not as its record says.

@@ -178,7 +178,9 @@ class HostWork:
             for part, digest in generation.digests.items():
                 known.setdefault(part, {})[digest] = None
         parts = {part: PartState(digest, list(known.get(part, ()))) for part, digest in state.digests.items()}
-        return HostState(self.host, folder.path, parts, state.repair, state.generation, state.generations, store)
+        return HostState(
+            self.host, folder.path, parts, state.repair, state.generation, state.generations, store, state.left
+        )
 
     def facts(self, bases: list[str]) -> MachineFacts:
         """What decides whether an environment runs here."""
@@ -328,7 +330,9 @@ class HostWork:
         if not missing:
             staging.finish()
         problems = [str(problem) for problem in staging.problems]
-        return Staged(not missing, encode_missing(missing, order), staging.files, [], staging.reused, problems)
+        return Staged(
+            not missing, encode_missing(missing, order), staging.files, [], staging.reused, problems, staging.notes
+        )
 
     def commit(self, session: str, workspace: str) -> Switched:
         """Switch to the new trees. The slot before follows on a thread of its own."""

@@ -40,6 +40,7 @@ class HostState(msgspec.Struct, array_like=True):
         generation: the number of what ranks see; 0: none.
         generations: those that a rollback can go to (``store.Generation``), the newest first.
         store: the identity of its store; hosts with a common home folder may have one together.
+        left: what a sync that was interrupted has left half made; empty: nothing.
     """
 
     host: str
@@ -49,6 +50,7 @@ class HostState(msgspec.Struct, array_like=True):
     generation: int = 0
     generations: list[Generation] = []
     store: str = ""
+    left: str = ""
 
 
 class PartTarget(msgspec.Struct, array_like=True):
@@ -110,6 +112,7 @@ class Staged(msgspec.Struct, array_like=True):
         deleted: paths that go (only for a dry run).
         reused: bytes that the host had.
         problems: content on the host that was found to be damaged, and is made anew.
+        notes: what a sync that was interrupted had left, or what else was not in order, and what was done with it.
     """
 
     finished: bool
@@ -118,6 +121,7 @@ class Staged(msgspec.Struct, array_like=True):
     deleted: list[str] = []
     reused: int = 0
     problems: list[str] = []
+    notes: list[str] = []
 
 
 class Switched(msgspec.Struct, array_like=True):

@@ -71,6 +71,7 @@ class HostRun:
         received: bytes that it got.
         reused: bytes that it had.
         problems: damaged content that was found.
+        notes: what else was not in order, and what was done with it.
         switched: its last answer.
         rounds: how often it was found to lack something.
         kept: blocks in its memory, by number: their sizes.
@@ -86,6 +87,7 @@ class HostRun:
     reused: int = 0
     files: int = 0
     problems: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
     deleted: list[str] = field(default_factory=list[str])
     switched: Switched | None = None
     rounds: int = 0
@@ -294,6 +296,7 @@ class StagingRun:
         run.files = staged.files
         run.reused = staged.reused
         run.problems = staged.problems
+        run.notes = staged.notes
         run.deleted = staged.deleted
         if staged.finished:
             run.step = Step.STAGED

@@ -132,6 +132,7 @@ class HostTree:
         age: the time since the host switched to them (seconds).
         earlier: how many earlier trees a rollback can go to.
         repair: why the next sync will look at all of its files; empty: it is in order.
+        left: what a sync that was interrupted has left; empty: nothing.
     """
 
     host: str
@@ -140,14 +141,16 @@ class HostTree:
     age: float = 0.0
     earlier: int = 0
     repair: str = ""
+    left: str = ""
 
     def __str__(self) -> str:
+        left = f"; {self.left}" if self.left else ""
         if not self.digest and not self.environment:
-            return "no synced tree"
+            return f"no synced tree{left}"
         with_env = f" with environment {self.environment[:DIGITS]}" if self.environment else ""
         back = f", {self.earlier} earlier" if self.earlier else ""
         repair = f"; to be repaired: {self.repair}" if self.repair else ""
-        return f"tree {self.digest[:DIGITS]}{with_env}, {duration(max(0.1, self.age))} old{back}{repair}"
+        return f"tree {self.digest[:DIGITS]}{with_env}, {duration(max(0.1, self.age))} old{back}{repair}{left}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -1,0 +1,163 @@
+"""The lock of a workspace on one host: one staging at a time, of all processes that use the store."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+from monarch_kernel.private_files import PrivateFolder
+from workspace_sync.model.errors import WorkspaceBusyError
+from workspace_sync.store.failures import explain
+
+_LOCK = "lock"
+_WAITING = "waiting"
+#: Who holds the lock while the older trees follow: it gives the lock up when another one waits for it.
+_TIDYING = "this host, which tidies up after a sync"
+#: How long one that tidies up may take for that (seconds): its thread has a low priority.
+_YIELDS = 60.0
+
+
+class WorkspaceLock:
+    """Two files of the workspace's folder: ``lock`` is held by the owner, ``waiting`` is shared by those who wait.
+
+    Both are locks of the kernel (``flock``), which end with their process.
+
+    Args:
+        folder: of the workspace.
+    """
+
+    def __init__(self, folder: PrivateFolder) -> None:
+        self._folder = folder
+        self._holders = 0
+
+    @property
+    def held(self) -> bool:
+        """Whether some thread of this process holds it through this object."""
+        return self._holders > 0
+
+    @contextmanager
+    def hold(self, owner: str, wait: float) -> Generator[None]:
+        """Hold the lock.
+
+        Args:
+            owner: who holds it, for the message that another client gets.
+            wait: how long to wait for it (seconds); one that tidies up is waited for until it gives way.
+
+        Raises:
+            WorkspaceBusyError: another one holds it, or the workspace was forgotten meanwhile; the message says who.
+            StoreError: the lock cannot be written.
+        """
+        with explain(f"{self._folder.path}/{_LOCK}"):
+            fd = self._open(_LOCK)
+        try:
+            self._wait(fd, wait)
+            if not self._is_there(fd):
+                raise self._forgotten()
+            with suppress(OSError):  # a full disk: the lock holds without the name, too
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, owner.encode()[:1000], 0)
+            self._holders += 1
+            try:
+                yield
+            finally:
+                self._holders -= 1
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def tidy(self) -> Generator[None]:
+        """Hold the lock for work that gives way to everyone else: who does it asks ``is_awaited`` often.
+
+        Raises:
+            WorkspaceBusyError: another one holds it.
+        """
+        with self.hold(_TIDYING, 0):
+            yield
+
+    def is_awaited(self) -> bool:
+        """Whether another process, or thread, waits for the lock."""
+        try:
+            fd = self._open(_WAITING)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def is_free(self) -> bool:
+        """Whether nobody holds the lock now."""
+        try:
+            fd = self._folder.open_file(_LOCK, os.O_RDONLY)
+        except OSError:
+            return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def remove(self) -> None:
+        """Remove the files of the lock, which is held: those who wait for it find that the workspace is forgotten."""
+        for name in (_WAITING, _LOCK):
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._folder.fd)
+
+    def _wait(self, fd: int, wait: float) -> None:
+        began = time.monotonic()
+        waiting = -1
+        try:
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                except BlockingIOError:
+                    other = os.pread(fd, 1000, 0).decode("utf-8", "replace").strip() or "another client"
+                patience = _YIELDS if other == _TIDYING and wait else wait
+                if time.monotonic() - began >= patience:
+                    raise WorkspaceBusyError(
+                        f"{self._folder.path} is being synced by {other}: wait until that has ended, and sync again"
+                    )
+                if waiting < 0:
+                    waiting = self._announce()
+                time.sleep(0.01)
+        finally:
+            if waiting >= 0:
+                os.close(waiting)
+
+    def _announce(self) -> int:
+        """Show that somebody waits; -1: not yet, as the one who asks whether anybody does is just asking."""
+        try:
+            fd = self._open(_WAITING)
+        except OSError:
+            return -1
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return -1
+        return fd
+
+    def _open(self, name: str) -> int:
+        try:
+            return self._folder.open_file(name, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:
+            raise self._forgotten() from None
+
+    def _is_there(self, fd: int) -> bool:
+        """Whether the lock that was got is still the workspace's."""
+        try:
+            return os.path.samestat(os.fstat(fd), os.stat(_LOCK, dir_fd=self._folder.fd, follow_symlinks=False))
+        except FileNotFoundError:
+            return False
+
+    def _forgotten(self) -> WorkspaceBusyError:
+        return WorkspaceBusyError(f"{self._folder.path} is being forgotten by another client: sync again")
