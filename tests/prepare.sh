@@ -61,3 +61,4 @@ ensure "tests of syncs to a case-insensitive file system" loop_mounts ntfs-3g lo
 ensure "tests of syncs to a file system with short names" installed encfs encfs
 ensure "tests of mounts of other hosts' folders" fuse
 ensure "the comparison of syncs with rsync" installed rsync rsync
+[[ -e ../labextension/node_modules/.installed ]] || skip "tests of the panel of JupyterLab" "it is built with node 20 or later, and npm"
