@@ -30,7 +30,7 @@ from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_host
 from monarch_kernel.debug import diff, get_debugger, stacks
 from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Stop, StopFrame
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
-from monarch_kernel.protocol.messages import OK, Call, Create, Introduce, Reply, Routed, Watch, encode
+from monarch_kernel.protocol.messages import OK, Call, Create, Introduce, Reply, Routed, WatchProcs, encode
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.actor.system import shutdown
@@ -94,7 +94,7 @@ class SimulatedRank(fleet.Rank):
         self._hub: Any = None
         self._uid = ""
         self._stops = 0
-        agent.handlers.setdefault(Watch, lambda *_: None)  # no rank dies here
+        agent.handlers.setdefault(WatchProcs, lambda *_: None)  # no rank dies here
         super().__init__(poller, agent, name, number)
 
     def _on_message(self, link: Link, message: Any, body: Any) -> None:

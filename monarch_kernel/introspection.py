@@ -13,6 +13,7 @@
 * Changes of code: ``between_messages`` runs a function while the actors of this process are idle, and
   ``actor_class_changed`` makes the runtime follow a class that was changed in place. ``sources_changed`` tells
   ``on_sources_changed`` that ranks run new sources.
+* Views: ``MeshObserver`` tells what this controller and its host agents know of its meshes, as it changes.
 * Other processes: ``stacks_from_outside`` lets host agents read the stacks of ranks that cannot answer.
   ``controllers`` lists the controllers of this user on this machine, and ``ask_console`` connects to the debugger's
   console in one of them.
@@ -20,7 +21,9 @@
 This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
 """
 
-from monarch_kernel.protocol.messages import StackRead
+from monarch_kernel.protocol.messages import ProcUnresponsive, StackRead
+from monarch_kernel.protocol.observation import ActorActivity, Observed
+from monarch_kernel.protocol.refs import Death, DeathKind
 from monarch_kernel.runtime.actor.execution.collectives import WAITING, called_method, failed_by_peer, said_first
 from monarch_kernel.runtime.actor.execution.message_gate import StillBusy
 from monarch_kernel.runtime.actor.execution.postmortem import Failure
@@ -32,15 +35,23 @@ from monarch_kernel.runtime.actor.inspection.console_endpoint import Controller,
 from monarch_kernel.runtime.actor.inspection.external_stacks import stacks_from_outside
 from monarch_kernel.runtime.actor.inspection.failures import failures, keep_failure, on_failure
 from monarch_kernel.runtime.actor.inspection.mesh_lookup import Whole, deaths_of, home, hosts_of, whole_of
+from monarch_kernel.runtime.actor.inspection.mesh_observer import MeshObserver, ObservedMesh
 from monarch_kernel.runtime.actor.inspection.source_changes import on_sources_changed, sources_changed
 from monarch_kernel.runtime.actor.inspection.tool_hosts import ToolHost, each_host, spawn_tool
 from monarch_kernel.runtime.actor.inspection.wait_errands import call_in_wait
 
 __all__ = [
     "WAITING",
+    "ActorActivity",
     "Awaited",
     "Controller",
+    "Death",
+    "DeathKind",
     "Failure",
+    "MeshObserver",
+    "Observed",
+    "ObservedMesh",
+    "ProcUnresponsive",
     "Running",
     "StackRead",
     "StillBusy",

@@ -18,11 +18,12 @@ import msgspec
 
 from monarch_kernel.protocol.casts import Cast, CastDrop, CastGroup, CastLost, CastReplies, CastsOver
 from monarch_kernel.protocol.kept_mesh import Adopt, Hear, Keep, LetGo, Taken, TakeOver
+from monarch_kernel.protocol.observation import Observe, Observed, ObserveRank, RankActivity
 from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef, Seconds, SegmentRef
 
 #: Incremented whenever a header changes its shape; two sides must have the same version, and report it otherwise.
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 
 PREFIX = struct.Struct("<IQ")
 
@@ -341,7 +342,7 @@ class StopProcs(msgspec.Struct, array_like=True, tag=36):
     rest: bool = False  # also kill processes that the sender's ranks have left here, after its last rank here
 
 
-class Watch(msgspec.Struct, array_like=True, tag=37):
+class WatchProcs(msgspec.Struct, array_like=True, tag=37):
     """Report the starts and exits of these procs to the sender, also past ones. Unknown procs may start later."""
 
     procs: list[str]
@@ -573,7 +574,7 @@ Message = (
     | OutputEnd
     | KillProcs
     | StopProcs
-    | Watch
+    | WatchProcs
     | GetStatus
     | GetLogs
     | Shutdown
@@ -602,6 +603,10 @@ Message = (
     | LetGo
     | Taken
     | Adopt
+    | Observe
+    | ObserveRank
+    | RankActivity
+    | Observed
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -3,6 +3,7 @@
 The widget, the panel, the metrics and the terminal are views of it, and so is a program's own code: docs/watching.md.
 """
 
+from monarch_kernel.watch.board import Board, advanced
 from monarch_kernel.watch.model import (
     ActorView,
     Delta,
@@ -15,9 +16,11 @@ from monarch_kernel.watch.model import (
     Snapshot,
     StopView,
 )
+from monarch_kernel.watch.watcher import Watch, provide, watch
 
 __all__ = [
     "ActorView",
+    "Board",
     "Delta",
     "FailureView",
     "GpuView",
@@ -27,4 +30,8 @@ __all__ = [
     "RankView",
     "Snapshot",
     "StopView",
+    "Watch",
+    "advanced",
+    "provide",
+    "watch",
 ]

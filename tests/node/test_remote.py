@@ -26,7 +26,7 @@ from monarch_kernel.protocol.messages import (
     ProcRef,
     Reply,
     Routed,
-    Watch,
+    WatchProcs,
     encode,
 )
 from monarch_kernel.runtime.node import routing
@@ -77,7 +77,7 @@ class Net:
 
         node.handlers[OutputChunk] = on_output
         node.handlers[Ping] = on_ping
-        node.handlers[Watch] = lambda _link, _message, _body: None
+        node.handlers[WatchProcs] = lambda _link, _message, _body: None
         node.listen()
         node.poller.start_background()
         return node
@@ -207,7 +207,7 @@ def test_a_message_for_a_dead_proc_comes_back(net: Net, sites: dict[str, Node]) 
 def test_a_watched_proc_that_exits(net: Net, sites: dict[str, Node]) -> None:
     """Whoever makes a link to a proc of another site watches it."""
     watchers: list[tuple[str, list[str]]] = []
-    sites["b"].handlers[Watch] = lambda link, message, _body: watchers.append((link.peer, message.procs))
+    sites["b"].handlers[WatchProcs] = lambda link, message, _body: watchers.append((link.peer, message.procs))
     asker = sites["rank c"]
     sites["rank b"].handlers[Ping] = lambda *_: None
     pending = net.ask(asker, sites["rank b"].ref)

@@ -45,7 +45,7 @@ from monarch_kernel.protocol.messages import (
     death_of,
 )
 from monarch_kernel.protocol.messages import encode as encode_header
-from monarch_kernel.protocol.serialize import loads
+from monarch_kernel.protocol.serialize import Apart, loads
 from monarch_kernel.runtime.actor import process, unhandled_fault
 from monarch_kernel.runtime.actor.calls.caster import Caster
 from monarch_kernel.runtime.actor.calls.requests import acknowledge, ask_agent
@@ -124,6 +124,8 @@ class ActorSystem:
         self.caster = Caster(node)
         self.main_driver: Callable[[Callable[[], None]], bool] = lambda _drive: False
         self._interrupted: dict[str, int] = {}
+        self.sent = 0  # bytes of answers to calls
+        self.received = 0  # bytes of calls
         self.sigints = 0  # how often the main thread's handler has run
         self.bootstrap_error: bytes | None = None
         self.on_end_proc: Callable[[str], None] = lambda _reason: None
@@ -174,7 +176,10 @@ class ActorSystem:
             self._stop_actor(link, message)
 
     def _on_call(self, link: MessageLink, message: Call, body: Body) -> None:
+        if not isinstance(body, Apart):
+            self.received += len(body)
         if message.segment is not None:
+            self.received += message.segment.size
             body = self.node.apart(message.segment, body)
         hold = self._hold
         if hold is None or not hold.takes(link, message, body):
@@ -234,6 +239,10 @@ class ActorSystem:
                 return
             link = other
         segment = None
+        if type(body) is bytes:
+            self.sent += len(body)
+        elif buffers:
+            self.sent += sum(buffers)
         if buffers:
             body, segment = self.node.pack(body, buffers, [link.peer])
         written = self.mark_output(link.peer, message.cell) if self.mark_output is not None else 0

@@ -49,7 +49,7 @@ from monarch_kernel.protocol.messages import (
     Shutdown,
     SpawnProcs,
     StopProcs,
-    Watch,
+    WatchProcs,
     encode,
 )
 from monarch_kernel.protocol.placement import Placement
@@ -57,6 +57,7 @@ from monarch_kernel.protocol.private_files import remove_socket
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.fork_requests import fork_request, is_placed, load_env, placed
+from monarch_kernel.runtime.host.host_observer import HostObserver
 from monarch_kernel.runtime.host.procs import ForkClient, OomWatch, Proc, describe_exit
 from monarch_kernel.runtime.host.responsiveness import ResponsivenessMonitor
 from monarch_kernel.runtime.host.stack_reader import PySpy, StackReader
@@ -129,7 +130,7 @@ class Agent:
         self._node.handle(PlaceRanks, self._on_place)
         self._node.handle(KillProcs, self._on_kill)
         self._node.handle(StopProcs, self._on_stop)
-        self._node.handle(Watch, self._on_watch)
+        self._node.handle(WatchProcs, self._on_watch)
         self._node.handle(GetStatus, self._on_status)
         self._node.handle(GetLogs, self._on_logs)
         self._node.handle(AskStacks, self._on_stacks)
@@ -137,6 +138,7 @@ class Agent:
         self._relay = Relay(node)
         node.reply_gate = self
         self._node.on_hello.append(self._on_hello)
+        self._observer = HostObserver(node, self._procs)
         self._node.is_ending = self._is_ending
         self._node.on_peer_dead.append(self._on_peer_dead)
 
@@ -515,7 +517,7 @@ class Agent:
         if proc.stopping:
             self._tell(proc.id, EndProc(proc.stopping))
 
-    def _on_watch(self, link: PeerLink, message: Watch, _body: Body) -> None:
+    def _on_watch(self, link: PeerLink, message: WatchProcs, _body: Body) -> None:
         for name in message.procs:
             proc = self._procs.get(name)
             if proc is None:

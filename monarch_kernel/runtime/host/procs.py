@@ -171,16 +171,22 @@ class Proc:
 
     def usage(self) -> tuple[int, float]:
         """Resident bytes now, and CPU use in percent of one core since the last call."""
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            return 0, 0.0
-        now, cpu = time.monotonic(), (int(fields[11]) + int(fields[12])) / _TICKS
+        rss, cpu = cpu_and_memory(self.pid)
+        now = time.monotonic()
         before, used = self._cpu_at
         self._cpu_at = (now, cpu)
         percent = 100 * (cpu - used) / (now - before) if now > before else 0.0
-        return int(fields[21]) * _PAGE, round(percent, 1)
+        return rss, round(max(0.0, percent), 1)
+
+
+def cpu_and_memory(pid: int) -> tuple[int, float]:
+    """The resident bytes of a process, and the processor seconds that it has used; zeros if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0, 0.0
+    return int(fields[21]) * _PAGE, (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -39,7 +39,7 @@ from monarch_kernel.protocol.messages import (
     Release,
     Reply,
     SegmentRef,
-    Watch,
+    WatchProcs,
     decode,
     encode,
     encode_death,
@@ -383,7 +383,7 @@ class Node:
                     self.learn(ref.agent_ref())
                 by_agent.setdefault(ref.agent, []).append(proc)
         for agent, names in by_agent.items():
-            if not self.send(agent, Watch(names)):
+            if not self.send(agent, WatchProcs(names)):
                 for name in names:
                     self.declare_dead(name, lost_with(None, name, self.refs[name].host))
 
@@ -489,7 +489,7 @@ class Node:
         )
         if ref.agent not in self.refs:
             self.learn(ref.agent_ref())
-        if not self.send(ref.agent, Watch([peer], closed=True)):
+        if not self.send(ref.agent, WatchProcs([peer], closed=True)):
             self.declare_dead(peer, lost_with(None, peer, ref.host))
 
     def _on_proc_ending(self, _link: PeerLink, message: ProcEnding, _body: Body) -> None:

@@ -25,7 +25,7 @@ import msgspec
 import monarch_kernel.runtime.actor.meshes.proc_mesh  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel import aliases
 from monarch_kernel.protocol.kept_mesh import Adopt
-from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, ProcRef, RankConfig, Reply
+from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, ObserveRank, ProcRef, RankConfig, Reply
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.refs import Death
 from monarch_kernel.protocol.serialize import Body, dumps, loads
@@ -40,6 +40,7 @@ from monarch_kernel.runtime.actor.system import ActorSystem
 from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.rank import output_capture, random_seeds
+from monarch_kernel.runtime.rank.rank_observer import RankObserver
 
 #: How long actors may take to stop before the rank exits anyway (seconds).
 STOP_TIMEOUT = 30.0
@@ -65,6 +66,7 @@ class Rank:
         if config.owner.id == config.root.id:  # then its output goes to the controller
             self.system.mark_output = self._mark_output
         self.node.handle(Bootstrap, self._on_bootstrap)
+        self.node.handle(ObserveRank, RankObserver(self.system).on_observe)
         if config.kept:
             self._keep_from(config.root)
             self.node.handle(Adopt, self._on_adopt)

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from monarch_kernel.protocol.faults import capture
@@ -189,6 +190,10 @@ class ActorInstance(Instance):
         self.running: str | None = None  # the endpoint that runs now
         self.running_for = create.cell  # the cell that it runs for
         self.answering: Call | None = None  # the call that it answers
+        self.began = monotonic()  # when the newest endpoint began
+        self.latest = ""  # its name
+        self.calls = 0  # endpoints that it has begun
+        self.failures = 0  # how many of them raised
         self._warned = False  # whether it warned about a checkpoint that is too large
         self.handling = 0  # messages that it handles now; see `message_gate`
         self._interruptible = False
@@ -432,6 +437,9 @@ class ActorInstance(Instance):
         self, link: MessageLink, message: Call, endpoint: CalledEndpoint, body: Body
     ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """The function to call for a message, and its arguments."""
+        self.calls += 1
+        self.began = monotonic()
+        self.latest = message.endpoint
         args, kwargs = loads(body, message.buffers)
         function = self._functions.get(message.endpoint)
         if function is None:
@@ -453,6 +461,7 @@ class ActorInstance(Instance):
         interrupted: bool = False,
     ) -> BaseException | None:
         """Answer for an endpoint that raised. Returns the error if it ends the actor."""
+        self.failures += 1
         if self.death is not None:  # the endpoint was cancelled because the actor ends
             if message.call:
                 self._system.reply_dead(link, message, self.death)

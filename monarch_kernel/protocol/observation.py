@@ -1,0 +1,94 @@
+"""Messages by which host agents and ranks report what they do, while a controller watches (docs/watching.md).
+
+Every request is a lease: when it is not renewed in time, reports end, so a controller that is gone costs nothing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from monarch_kernel.protocol.refs import Seconds
+
+
+class Observe(msgspec.Struct, array_like=True, tag=80):
+    """From a controller to a host agent: report on the host and on the sender's procs. Answered with ``Observed``s.
+
+    The sender renews the lease before it runs out. What was reported once is not reported again until it differs.
+    """
+
+    lease: Seconds  # for how long; 0: report no more
+    period: Seconds  # the least time between two reports
+    again: bool = False  # report everything, also what was reported before
+
+
+class ObserveRank(msgspec.Struct, array_like=True, tag=81):
+    """From a host agent to one of its ranks: report what its actors do. Answered with ``RankActivity``s."""
+
+    lease: Seconds  # as in Observe
+    period: Seconds
+    again: bool = False
+
+
+class ActorActivity(msgspec.Struct, array_like=True, frozen=True):
+    """One actor of a rank."""
+
+    actor: str  # the unique name of its mesh
+    name: str
+    cls: str
+    endpoint: str = ""  # that runs
+    since: float = 0.0  # when that began (seconds since 1970, on its host's clock)
+    waiting: int = 0  # messages in its mailbox
+    calls: int = 0
+    failures: int = 0
+
+
+class RankActivity(msgspec.Struct, array_like=True, tag=82):
+    """From a rank to its host agent: what differs from its last report."""
+
+    actors: list[ActorActivity]  # new or different
+    gone: list[str]  # actors that have ended
+    cell: str = ""  # the notebook cell that runs on the rank itself
+    cell_since: float = 0.0
+    sent: int = 0  # bytes of messages so far
+    received: int = 0
+
+
+class ProcFigures(msgspec.Struct, array_like=True, frozen=True):
+    """A process, as its host sees it."""
+
+    proc: str
+    pid: int
+    started: float  # on its host's clock
+    up: bool  # it has said hello to its agent
+    rss: int
+    cpu: float  # percent of one processor
+    gpu_memory: dict[int, int] = {}  # by GPU
+
+
+class GpuFigures(msgspec.Struct, array_like=True, frozen=True):
+    """A GPU of a host."""
+
+    index: int
+    name: str
+    use: float
+    memory_used: int
+    memory_total: int
+
+
+class HostFigures(msgspec.Struct, array_like=True, frozen=True):
+    """A host."""
+
+    cores: int
+    cpu: float  # percent of all cores
+    memory_used: int
+    memory_total: int
+    gpus: list[GpuFigures] = []
+
+
+class Observed(msgspec.Struct, array_like=True, tag=83):
+    """From a host agent to a watching controller: what differs from its last report."""
+
+    time: float  # when it was sent, on the host's clock
+    host: HostFigures | None
+    procs: list[ProcFigures]
+    activity: dict[str, RankActivity]  # by proc

@@ -1,0 +1,256 @@
+"""What this controller and its host agents know of its meshes, told as it changes: the source of all views.
+
+An observer costs nothing until it is opened. It asks the host agents of all meshes for reports, by a lease that it
+renews, and follows the controller from one runtime to the next.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from monarch_kernel.protocol.messages import Death, ProcUnresponsive
+from monarch_kernel.protocol.observation import Observe, Observed
+from monarch_kernel.protocol.refs import ProcRef
+from monarch_kernel.runtime.actor import process
+from monarch_kernel.runtime.actor import system as systems
+from monarch_kernel.runtime.actor.wire_types import Body, MessageLink
+from monarch_kernel.runtime.node.poller import Timer
+
+#: How long host agents report without a renewal (seconds).
+LEASE = 30.0
+#: Clocks of hosts that differ by less count as equal (seconds): a message takes some time, too.
+SAME_CLOCK = 0.05
+
+
+class ObservedMesh(NamedTuple):
+    """A proc mesh of this controller.
+
+    Attributes:
+        key: unique, as long as the mesh lives.
+        procs: of each rank, now.
+        pids: of those that are known to run; 0 for others.
+        mesh: itself.
+    """
+
+    key: str
+    name: str
+    labels: tuple[str, ...]
+    sizes: tuple[int, ...]
+    procs: tuple[ProcRef, ...]
+    pids: tuple[int, ...]
+    mesh: Any
+
+
+class ObserverEvents(Protocol):
+    """What an observer calls, on the thread on which something becomes known; calls must be short."""
+
+    def meshes_changed(self, changed: Sequence[ObservedMesh], gone: Sequence[str]) -> None:
+        """Meshes are new, or have other procs; others are gone."""
+        ...
+
+    def proc_died(self, proc: str, death: Death) -> None:
+        """A proc of a mesh has died, or was stopped."""
+        ...
+
+    def host_lost(self, agent: str, death: Death) -> None:
+        """The host agent behind some ranks is gone."""
+        ...
+
+    def proc_vitals(self, proc: str, report: ProcUnresponsive | None) -> None:
+        """A proc does not answer its agent, or (None) answers again."""
+        ...
+
+    def host_reported(self, agent: str, report: Observed, ahead: float) -> None:
+        """A host agent has reported; its clock is that many seconds ahead of ours."""
+        ...
+
+
+class MeshObserver:
+    """Tells what changes from ``open`` to ``close``.
+
+    Args:
+        events: is told.
+        period: the least time between two reports of one host (seconds).
+    """
+
+    def __init__(self, events: ObserverEvents, period: float) -> None:
+        self._events = events
+        self._period = period
+        self._lock = threading.RLock()
+        self._open = False
+        self._system: Any = None
+        self._targets: dict[str, Any] = {}  # by mesh: the target last told
+        self._procs: set[str] = set()
+        self._agents: dict[str, ProcRef] = {}
+        self._ahead: dict[str, float] = {}  # by agent: how far its clock is ahead
+        self._timer: Timer | None = None
+        self._changes: Any = None
+
+    def open(self) -> None:
+        """Begin: everything that is known now is told before this returns."""
+        self._open = True
+        self._changes = systems.mesh_changes.subscribe(self._sync)
+        self._sync()
+
+    def close(self) -> None:
+        """End: host agents stop to report, and nothing is told any more."""
+        if not self._open:
+            return
+        self._changes.close()
+        with self._lock:
+            self._open = False
+            agents = list(self._agents)
+            system = self._system
+            self._unbind()
+        if system is not None and not system._closed:
+            self._ask(system, agents, 0.0)
+
+    @property
+    def period(self) -> float:
+        """The least time between two reports of one host (seconds)."""
+        return self._period
+
+    @period.setter
+    def period(self, value: float) -> None:
+        if value != self._period:
+            self._period = value
+            self._renew()
+
+    # -- the system of this process -----------------------------------------------------------------
+
+    def _bind(self, system: Any) -> None:
+        self._system = system
+        node = system.node
+        node.on_peer_dead.append(self._on_peer_dead)
+        node.on_vitals.append(self._on_vitals)
+        node.on_close.append(self._on_close)
+        node.handle(Observed, self._on_observed)
+        self._timer = node.poller.call_later(LEASE / 3, self._on_timer)
+
+    def _unbind(self) -> None:
+        """Forget the system, and all that was known of it."""
+        system = self._system
+        if system is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        node = system.node
+        for callbacks, callback in (
+            (node.on_peer_dead, self._on_peer_dead),
+            (node.on_vitals, self._on_vitals),
+            (node.on_close, self._on_close),
+        ):
+            if callback in callbacks:
+                callbacks.remove(callback)
+        # Reports that are on their way are dropped without an error.
+        node.handle(Observed, _ignore)
+        self._system = self._timer = None
+        self._targets, self._procs, self._agents, self._ahead = {}, set(), {}, {}
+
+    def _on_close(self) -> None:
+        with self._lock:
+            gone = list(self._targets)
+            self._unbind()
+            if gone and self._open:
+                self._events.meshes_changed((), gone)
+
+    def _on_timer(self) -> None:
+        with self._lock:
+            if self._system is None:
+                return
+            self._timer = self._system.node.poller.call_later(LEASE / 3, self._on_timer)
+        self._renew()
+
+    def _renew(self) -> None:
+        with self._lock:
+            system, agents = self._system, list(self._agents)
+        if system is not None:
+            self._ask(system, agents, LEASE)
+
+    def _ask(self, system: Any, agents: Sequence[str], lease: float, again: bool = False) -> None:
+        """Send the lease. Not under the lock: a handler of a message may wait for it with a link in hand."""
+        for agent in agents:
+            if agent not in system.node.deaths:
+                system.node.send(agent, Observe(lease, self._period, again))
+
+    def _sync(self) -> None:
+        """Tell which meshes have changed, and ask new hosts for reports."""
+        with self._lock:
+            if not self._open:
+                return
+            system: Any = process.current_system() if process.started() else None
+            if system is not self._system:
+                self._on_close()
+                if system is not None:
+                    self._bind(system)
+            if system is None:
+                return
+            node = system.node
+            meshes = {
+                uid: mesh for uid, mesh in list(system.proc_meshes.items()) if not mesh._stopped and not mesh._tool
+            }
+            targets = {uid: mesh._target() for uid, mesh in meshes.items()}
+            changed = [
+                _observed(uid, mesh, targets[uid].extent, targets[uid].procs, node.pids)
+                for uid, mesh in meshes.items()
+                if self._targets.get(uid) is not targets[uid]
+            ]
+            gone = [uid for uid in self._targets if uid not in meshes]
+            if not changed and not gone:
+                return
+            self._targets = targets
+            known = self._procs
+            refs = {ref.id: ref for target in targets.values() for ref in target.procs}
+            self._procs = set(refs)
+            agents = {ref.agent: ref.agent_ref() for ref in refs.values() if ref.agent != node.id}
+            new = [agent for agent in agents if agent not in self._agents]
+            left = [agent for agent in self._agents if agent not in agents]
+            self._agents = agents
+            self._events.meshes_changed(changed, gone)
+            for proc in refs.keys() - known:  # what became known before the mesh
+                if proc in node.deaths:
+                    self._events.proc_died(proc, node.deaths[proc])
+                elif proc in node.unresponsive:
+                    self._events.proc_vitals(proc, node.unresponsive[proc])
+            for agent in new:
+                node.learn(agents[agent])
+                if agent in node.deaths:
+                    self._events.host_lost(agent, node.deaths[agent])
+        self._ask(system, new, LEASE, again=True)
+        self._ask(system, left, 0.0)
+
+    # -- what becomes known -------------------------------------------------------------------------
+
+    def _on_peer_dead(self, proc: str, death: Death) -> None:
+        with self._lock:
+            if proc in self._procs:
+                self._events.proc_died(proc, death)
+            elif proc in self._agents:
+                self._events.host_lost(proc, death)
+
+    def _on_vitals(self, proc: str, report: ProcUnresponsive | None) -> None:
+        with self._lock:
+            if proc in self._procs:
+                self._events.proc_vitals(proc, report)
+
+    def _on_observed(self, link: MessageLink, report: Observed, _body: Body) -> None:
+        with self._lock:
+            if link.peer not in self._agents:
+                return
+            # The time of the way makes a clock look slow, so the largest difference is the best one.
+            ahead = report.time - time.time()
+            best = self._ahead[link.peer] = max(ahead, self._ahead.get(link.peer, ahead))
+            self._events.host_reported(link.peer, report, best if abs(best) > SAME_CLOCK else 0.0)
+
+
+def _observed(key: str, mesh: Any, extent: Any, procs: tuple[ProcRef, ...], pids: dict[str, int]) -> ObservedMesh:
+    return ObservedMesh(
+        key, mesh.name, extent.names, extent.shape, procs, tuple(pids.get(r.id, 0) for r in procs), mesh
+    )
+
+
+def _ignore(_link: MessageLink, _report: Observed, _body: Body) -> None:
+    """A report that arrives after the last observer was closed."""

@@ -1,0 +1,252 @@
+"""The host agent's reports to controllers that watch: its processes, the host, and what its ranks tell.
+
+Nothing is measured without a lease. What a rank tells goes on at once, unless something went a moment ago; figures of
+processes are measured each second, and told if they differ visibly.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from monarch_kernel.protocol.messages import Death
+from monarch_kernel.protocol.observation import (
+    HostFigures,
+    Observe,
+    Observed,
+    ObserveRank,
+    ProcFigures,
+    RankActivity,
+)
+from monarch_kernel.protocol.serialize import Body
+from monarch_kernel.runtime.host.procs import Proc, cpu_and_memory
+from monarch_kernel.runtime.node.interfaces import PeerLink
+from monarch_kernel.runtime.node.node import Node
+
+#: How often processes and the host are measured (seconds).
+MEASURE = 1.0
+#: A change below this is not told: of a processor (percent), and of memory (its share).
+CPU_STEP = 2.0
+MEMORY_STEP = 0.01
+#: Reports are collected for this share of the period, so that those of many ranks go as one.
+GATHER = 0.25
+
+
+class _Lease:
+    """A controller that watches, and what it was told."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.until = 0.0
+        self.period = 0.0
+        self.procs: dict[str, ProcFigures] = {}
+        self.host: HostFigures | None = None
+        self.activity: dict[str, RankActivity] = {}  # not sent yet
+        self.sent = 0.0
+        self.due = False  # a report is about to be sent
+
+
+class HostObserver:
+    """Answers ``Observe``.
+
+    Args:
+        node: of the agent.
+        procs: the agent's procs, by their ids.
+    """
+
+    def __init__(self, node: Node, procs: dict[str, Proc]) -> None:
+        self._node = node
+        self._procs = procs
+        self._leases: dict[str, _Lease] = {}
+        #: By proc: when it was measured, its processor seconds until then, and its use.
+        self._used: dict[str, tuple[float, float, float]] = {}
+        self._busy = (0.0, 0.0)  # of the host: ticks of work, and all
+        self._measuring = False
+        node.handle(Observe, self._on_observe)
+        node.handle(RankActivity, self._on_activity)
+        node.on_hello.append(self._on_hello)
+        node.on_peer_dead.append(self._on_peer_dead)
+
+    # -- leases -----------------------------------------------------------------------------------
+
+    def _on_observe(self, link: PeerLink, message: Observe, _body: Body) -> None:
+        if not message.lease:
+            if self._leases.pop(link.peer, None) is not None:
+                self._ask_ranks(self._ranks_of(link.peer), 0.0)
+            return
+        lease = self._leases.get(link.peer)
+        if lease is None or message.again:
+            lease = self._leases[link.peer] = _Lease(link.peer)
+        again = not lease.until or message.again
+        lease.until = time.monotonic() + message.lease
+        lease.period = message.period
+        self._ask_ranks(self._ranks_of(link.peer), message.lease, message.period, again)
+        if again:
+            self._measure([lease])
+        if not self._measuring:
+            self._measuring = True
+            self._node.poller.call_later(MEASURE, self._on_measure)
+
+    def _ranks_of(self, controller: str) -> list[Proc]:
+        """The living ranks that a controller sees."""
+        return [
+            proc for proc in self._procs.values() if proc.root == controller and proc.exit is None and not proc.tool
+        ]
+
+    def _ask_ranks(self, ranks: Iterable[Proc], lease: float, period: float = 0.0, again: bool = False) -> None:
+        for proc in ranks:
+            if proc.state == "alive" and proc.id in self._node.links:
+                self._node.send(proc.id, ObserveRank(lease, period, again))
+
+    def _on_hello(self, link: PeerLink) -> None:
+        """A rank that comes up during a lease is asked, too."""
+        proc = self._procs.get(link.peer)
+        lease = self._leases.get(proc.root) if proc is not None and not proc.tool else None
+        left = lease.until - time.monotonic() if lease is not None else 0.0
+        if proc is not None and lease is not None and left > 0:
+            self._node.send(proc.id, ObserveRank(left, lease.period, True))
+            self._soon(lease)
+
+    def _on_peer_dead(self, peer: str, _death: Death) -> None:
+        self._leases.pop(peer, None)
+        self._used.pop(peer, None)
+        for lease in self._leases.values():
+            lease.procs.pop(peer, None)
+            lease.activity.pop(peer, None)
+
+    # -- reports ----------------------------------------------------------------------------------
+
+    def _on_activity(self, link: PeerLink, message: RankActivity, _body: Body) -> None:
+        proc = self._procs.get(link.peer)
+        lease = self._leases.get(proc.root) if proc is not None else None
+        if lease is None:
+            return
+        earlier = lease.activity.get(link.peer)
+        lease.activity[link.peer] = message if earlier is None else _joined(earlier, message)
+        self._soon(lease)
+
+    def _soon(self, lease: _Lease) -> None:
+        """Send a report when its period allows it."""
+        if not lease.due:
+            lease.due = True
+            wait = max(0.0, lease.sent + lease.period * GATHER - time.monotonic())
+            self._node.poller.call_later(wait, lambda: self._report(lease))
+
+    def _report(self, lease: _Lease) -> None:
+        lease.due = False
+        if self._leases.get(lease.peer) is lease:
+            self._measure_new(lease)
+
+    def _on_measure(self) -> None:
+        now = time.monotonic()
+        for peer in [peer for peer, lease in self._leases.items() if lease.until <= now]:
+            del self._leases[peer]
+        if not self._leases:
+            self._measuring = False
+            self._used.clear()
+            return
+        self._node.poller.call_later(MEASURE, self._on_measure)
+        self._measure(self._leases.values())
+
+    def _measure(self, leases: Iterable[_Lease]) -> None:
+        """Measure the host and all processes, and tell what differs."""
+        host = self._host_figures()
+        for lease in leases:
+            procs = [self._figures(proc) for proc in self._ranks_of(lease.peer)]
+            self._send(lease, host, [f for f in procs if _differs(lease.procs.get(f.proc), f)])
+
+    def _measure_new(self, lease: _Lease) -> None:
+        """Tell of processes that have started since the last measurement, and of what ranks told."""
+        new = [proc for proc in self._ranks_of(lease.peer) if not _is_up(lease.procs.get(proc.id))]
+        procs = [self._figures(proc) for proc in new]
+        self._send(lease, None, [f for f in procs if _differs(lease.procs.get(f.proc), f)])
+
+    def _send(self, lease: _Lease, host: HostFigures | None, procs: list[ProcFigures]) -> None:
+        if host is not None and not _host_differs(lease.host, host):
+            host = None
+        if host is None and not procs and not lease.activity:
+            return
+        activity, lease.activity = lease.activity, {}
+        lease.procs.update((figures.proc, figures) for figures in procs)
+        lease.host = host or lease.host
+        lease.sent = time.monotonic()
+        if lease.peer in self._node.links:
+            self._node.send(lease.peer, Observed(time.time(), host, procs, activity))
+
+    # -- measurements -----------------------------------------------------------------------------
+
+    def _figures(self, proc: Proc) -> ProcFigures:
+        rss, used = cpu_and_memory(proc.pid)
+        now = time.monotonic()
+        before, seconds, cpu = self._used.get(proc.id, (proc.started, 0.0, 0.0))
+        if now - before >= MEASURE / 2:
+            cpu = round(max(0.0, 100 * (used - seconds) / (now - before)), 1)
+            self._used[proc.id] = (now, used, cpu)
+        started = time.time() - (now - proc.started)
+        return ProcFigures(proc.id, proc.pid, round(started, 3), proc.state == "alive", rss, cpu)
+
+    def _host_figures(self) -> HostFigures:
+        busy, total = _host_ticks()
+        last_busy, last_total = self._busy
+        self._busy = (busy, total)
+        cpu = 100 * (busy - last_busy) / (total - last_total) if total > last_total else 0.0
+        size, free = _host_memory()
+        return HostFigures(os.cpu_count() or 1, round(cpu, 1), size - free, size)
+
+
+def _joined(earlier: RankActivity, later: RankActivity) -> RankActivity:
+    """Two reports of a rank as one."""
+    actors = {actor.actor: actor for actor in earlier.actors if actor.actor not in later.gone}
+    actors.update((actor.actor, actor) for actor in later.actors)
+    gone = [actor for actor in dict.fromkeys((*earlier.gone, *later.gone)) if actor not in actors]
+    return msgspec.structs.replace(later, actors=list(actors.values()), gone=gone)
+
+
+def _is_up(figures: ProcFigures | None) -> bool:
+    return figures is not None and figures.up
+
+
+def _differs(old: ProcFigures | None, new: ProcFigures) -> bool:
+    if old is None or (old.pid, old.up, old.gpu_memory) != (new.pid, new.up, new.gpu_memory):
+        return True
+    return _moved(old.cpu, new.cpu, CPU_STEP) or abs(new.rss - old.rss) > MEMORY_STEP * old.rss
+
+
+def _host_differs(old: HostFigures | None, new: HostFigures) -> bool:
+    if old is None or old.gpus != new.gpus:
+        return True
+    used = abs(new.memory_used - old.memory_used) > MEMORY_STEP * new.memory_total
+    return _moved(old.cpu, new.cpu, CPU_STEP) or used
+
+
+def _moved(old: float, new: float, step: float) -> bool:
+    return abs(new - old) >= step or (old > 0) != (new > 0)
+
+
+def _host_ticks() -> tuple[float, float]:
+    """The host's processor ticks so far: those of work, and all."""
+    try:
+        with open("/proc/stat", "rb") as file:
+            ticks = [float(field) for field in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+
+def _host_memory() -> tuple[int, int]:
+    """The host's memory, and how much of it is available (bytes)."""
+    found = {b"MemTotal:": 0, b"MemAvailable:": 0}
+    try:
+        with open("/proc/meminfo", "rb") as file:
+            for line in file:
+                name, size, *_unit = line.split()
+                if name in found:
+                    found[name] = int(size) * 1024
+                    if all(found.values()):
+                        break
+    except (OSError, ValueError):
+        pass
+    return found[b"MemTotal:"], found[b"MemAvailable:"]

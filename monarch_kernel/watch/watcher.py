@@ -1,0 +1,319 @@
+"""Watches: readers of the board, each at a rate of its own, and the hub that keeps the board while there is one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from monarch_kernel.subscriptions import Subscribers, Subscription
+from monarch_kernel.watch.board import Board
+from monarch_kernel.watch.facts import Fact
+from monarch_kernel.watch.model import Delta, Snapshot
+from monarch_kernel.watch.sources import Source
+from monarch_kernel.watch.sources.runtime import RuntimeSource
+
+log = logging.getLogger(__name__)
+
+#: The least period of a watch (seconds).
+LEAST_PERIOD = 0.05
+#: How long closing a watch waits for a callback that runs (seconds).
+CLOSE_WAIT = 1.0
+
+
+class _Hub:
+    """The board and its sources, while a watch is open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # of what is open; never taken by a source that gives facts
+        self._board_lock = threading.Lock()
+        self._board = Board()
+        self._watches: tuple[Watch, ...] = ()
+        self._provided: dict[Source, Callable[[], None] | None] = {}
+        self._runtime: RuntimeSource | None = None
+
+    # -- facts ------------------------------------------------------------------------------------
+
+    def give(self, *facts: Fact) -> None:
+        """Put facts on the board, and wake its readers."""
+        changed = False
+        with self._board_lock:
+            now = time.time()
+            for fact in facts:
+                changed |= self._board.apply(fact, now)
+        if changed:
+            for watch in self._watches:
+                watch._wake()
+
+    def snapshot(self) -> Snapshot:
+        with self._board_lock:
+            return self._board.snapshot()
+
+    def since(self, version: int) -> Delta:
+        with self._board_lock:
+            return self._board.since(version)
+
+    @property
+    def version(self) -> int:
+        return self._board.version
+
+    # -- watches and sources ------------------------------------------------------------------------
+
+    def add(self, watch: Watch) -> None:
+        with self._lock:
+            first = not self._watches
+            self._watches = (*self._watches, watch)
+            if first:
+                with self._board_lock:
+                    self._board = Board(self._board.version)  # versions count on: no reader takes old for new
+                self._runtime = RuntimeSource(self.give, watch.period)
+                self._runtime.observer.open()
+                for source in self._provided:
+                    self._provided[source] = self._opened(source)
+            self.set_period()
+
+    def remove(self, watch: Watch) -> None:
+        with self._lock:
+            self._watches = tuple(each for each in self._watches if each is not watch)
+            if self._watches:
+                self.set_period()
+                return
+            for source, end in self._provided.items():
+                self._provided[source] = None
+                self._end(source, end)
+            if self._runtime is not None:
+                self._runtime.observer.close()
+                self._runtime = None
+
+    def set_period(self) -> None:
+        """Hosts report at the rate of the fastest watch."""
+        with self._lock:
+            if self._runtime is not None and self._watches:
+                self._runtime.observer.period = min(watch.period for watch in self._watches)
+
+    def provide(self, source: Source) -> Callable[[], None]:
+        with self._lock:
+            self._provided[source] = self._opened(source) if self._watches else None
+
+        def withdraw() -> None:
+            with self._lock:
+                self._end(source, self._provided.pop(source, None))
+
+        return withdraw
+
+    def _opened(self, source: Source) -> Callable[[], None] | None:
+        try:
+            return source(self.give)
+        except Exception:
+            log.exception("a source of watches failed to begin")
+            return None
+
+    def _end(self, source: Source, end: Callable[[], None] | None) -> None:
+        try:
+            if end is not None:
+                end()
+        except Exception:
+            log.exception("a source of watches failed to end")
+
+
+_hub = _Hub()
+
+
+class Watch:
+    """What is there, as it changes, from its making until it is closed. Any thread may use it.
+
+    Watches of a process share one board. While none is open, hosts and ranks report nothing.
+
+    Args:
+        period: the least time between two deltas (seconds).
+    """
+
+    def __init__(self, period: float = 0.2) -> None:
+        self._period = _valid(period)
+        self._closed = False
+        self._changed = threading.Condition()
+        self._read = 0  # the version of the last snapshot or delta
+        self._told = -1  # the version of which the listeners were told
+        self._listeners: Subscribers[[]] = Subscribers("a callback of a watch")
+        self._thread: threading.Thread | None = None
+        _hub.add(self)
+
+    @property
+    def period(self) -> float:
+        """The least time between two deltas (seconds). Hosts report at the rate of the fastest watch.
+
+        Raises:
+            ValueError: it is set to less than 0.05, or is no number.
+        """
+        return self._period
+
+    @period.setter
+    def period(self, value: float) -> None:
+        self._period = _valid(value)
+        _hub.set_period()
+        self._wake()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    def snapshot(self) -> Snapshot:
+        """All that is known now.
+
+        Raises:
+            RuntimeError: the watch was closed.
+        """
+        self._must_be_open()
+        snapshot = _hub.snapshot()
+        self._read = snapshot.version
+        return snapshot
+
+    def changes(self, timeout: float | None = None) -> Iterator[Delta]:
+        """The changes since the last ``snapshot`` or iteration (at first: everything), then each further change.
+
+        The iteration ends when the watch is closed, or after a time.
+
+        Args:
+            timeout: when to end (seconds); None: only when the watch is closed.
+
+        Raises:
+            RuntimeError: the watch was closed before.
+        """
+        self._must_be_open()
+        return self._changes(None if timeout is None else time.monotonic() + timeout)
+
+    def _changes(self, deadline: float | None) -> Iterator[Delta]:
+        told = 0.0
+        while self._wait(lambda: _hub.version != self._read, told, deadline):
+            delta = _hub.since(self._read)
+            self._read = delta.version
+            told = time.monotonic()
+            yield delta
+
+    def subscribe(self, callback: Callable[[Delta], object], since: int | None = None) -> Subscription:
+        """Call ``callback(delta)`` for the changes, on a thread of this watch (``monarch-watch``).
+
+        An exception in a callback is logged. A callback that takes long delays the others of this watch, and none of
+        another one; what changed meanwhile comes as one delta.
+
+        Args:
+            since: the version from which to begin, such as that of a snapshot; None: now.
+
+        Returns:
+            The subscription; close (or call) it to end it.
+
+        Raises:
+            RuntimeError: the watch was closed.
+        """
+        self._must_be_open()
+        version = _hub.version if since is None else since
+
+        def tell() -> None:
+            nonlocal version
+            if version != _hub.version:
+                delta = _hub.since(version)
+                version = delta.version
+                callback(delta)
+
+        with self._changed:
+            subscription = self._listeners.subscribe(tell)
+            self._told = -1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._tell, name="monarch-watch", daemon=True)
+                self._thread.start()
+        self._wake()
+        return subscription
+
+    def _tell(self) -> None:
+        """Tell the listeners of changes until there are none, or the watch is closed."""
+        told = 0.0
+        while self._wait(self._is_behind, told, None):
+            with self._changed:
+                if not self._listeners:
+                    self._thread = None
+                    return
+            self._told = _hub.version
+            told = time.monotonic()
+            self._listeners.notify()
+
+    def _is_behind(self) -> bool:
+        """Whether the listeners have something to be told, or there are none."""
+        return self._told != _hub.version or not self._listeners
+
+    def _wait(self, due: Callable[[], bool], told: float, deadline: float | None) -> bool:
+        """Wait until something is due and the period is over; False if the watch was closed, or time is up."""
+        with self._changed:
+            while not self._closed:
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    return False
+                early = told + self._period - now
+                if due() and early <= 0:
+                    return True
+                waits = [early] if due() else []
+                if deadline is not None:
+                    waits.append(deadline - now)
+                self._changed.wait(min(waits) if waits else None)
+        return False
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End it: its iterations end, and its callbacks are not called any more. Closing again does nothing."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+            thread = self._thread
+        self._listeners.clear()
+        _hub.remove(self)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(CLOSE_WAIT)  # a callback that blocks is left behind
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this watch was closed: open another with watch()")
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _valid(period: float) -> float:
+    if not LEAST_PERIOD <= period < float("inf"):
+        raise ValueError(f"the period of a watch is at least {LEAST_PERIOD} s, not {period!r}")
+    return float(period)
+
+
+def watch(*, period: float = 0.2) -> Watch:
+    """Watch all meshes of this controller: those that there are, and those that are still to come.
+
+    Use it in a ``with`` block, or close it. It starts no runtime, and follows from one runtime to the next.
+
+    Args:
+        period: the least time between two deltas (seconds), at least 0.05.
+
+    Raises:
+        ValueError: the period is too short.
+    """
+    return Watch(period)
+
+
+def provide(source: Source) -> Callable[[], None]:
+    """Add a source of facts that the runtime does not know, such as which mesh a notebook uses.
+
+    ``source(give)`` is called when a watch opens (at once if one is open), and calls ``give(*facts)`` (see
+    ``monarch_kernel.watch.facts``) for what there is and whatever changes. What it returns is called when the last
+    watch closes.
+
+    Returns:
+        A function that withdraws the source.
+    """
+    return _hub.provide(source)
