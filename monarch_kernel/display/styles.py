@@ -46,6 +46,10 @@ NAME: Final = "text-align:left;vertical-align:top;white-space:nowrap"
 CAPTION: Final = f"{DIM};margin-bottom:2px"
 HEADLINE: Final = f"{BOLD};margin-bottom:4px"
 
+#: Numbers in charts, and those that stand out; also those are marked by shape.
+CHART_LINE: Final = "#2b7fd9"
+CHART_OUTLIER: Final = "#d9362b"
+
 #: The sixteen colours of terminals, readable on light and on dark pages alike.
 ANSI_COLOURS: Final = (
     "#6e7681", "#e75c58", "#00a250", "#b8860b", "#208ffb", "#d160c4", "#2aa1b3", "#a1a6b2",

@@ -20,6 +20,8 @@ from monarch_kernel.meshes import KeptError, format_ranks, keep, kept_host_of
 
 #: How long ranks may take to report what an interrupt stopped (seconds).
 INTERRUPT_TIMEOUT = 2.0
+#: How long killed ranks may take to end (seconds).
+KILL_TIMEOUT = 5.0
 
 
 #: Gives hosts the notebook's folders; returns a line for the user.
@@ -211,6 +213,24 @@ def interrupt(mesh: ProcMesh, ranks: Sequence[int]) -> str:
         who = _ranks(silent)
         text += f"; no answer from {who} within {INTERRUPT_TIMEOUT:g} s; %mesh stacks shows what it is doing"
     return text
+
+
+def kill(mesh: ProcMesh, ranks: Sequence[int]) -> str:
+    """Kill the processes of these ranks.
+
+    Returns:
+        One line for the user.
+    """
+    dead = mesh.dead()
+    living = [rank for rank in ranks if rank not in dead]
+    kills = [part.mesh.kill(reason="%mesh kill") for part in parts(mesh, mesh.flatten("ranks"), mesh.extent, living)]
+    deadline = time.monotonic() + KILL_TIMEOUT
+    for each in kills:
+        each.get(max(0.0, deadline - time.monotonic()))
+    told = f"mesh {mesh.name}: killed {_ranks(living)}" if living else f"mesh {mesh.name}: nothing was killed"
+    gone = [rank for rank in ranks if rank in dead]
+    rest = f"; {_ranks(gone)} had died before" if gone else ""
+    return f"{told}{rest}; %mesh heal {mesh.name} replaces {'it' if len(ranks) == 1 else 'them'}"
 
 
 def deaths_of(procs: ProcMesh) -> dict[int, str]:

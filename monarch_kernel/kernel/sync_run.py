@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from workspace_sync.transfer.messages import HostState
 
 
+#: What is called with each text for the user; `print` if a cell runs it.
+Say = Callable[[str], object]
+
 #: How long a sync of a watch that is ended may go on (seconds).
 END_TIMEOUT = 2.0
 
@@ -203,7 +206,7 @@ def older_modules(mesh: ProcMesh, timeout: float) -> dict[int, list[str]]:
     return found
 
 
-def sync_to(notebook: Notebook, command: str, hosts: HostMesh | ProcMesh) -> SyncReport:
+def sync_to(notebook: Notebook, command: str, hosts: HostMesh | ProcMesh, say: Say = print) -> SyncReport:
     """Sync the notebook's workspace to some hosts.
 
     Raises:
@@ -212,40 +215,40 @@ def sync_to(notebook: Notebook, command: str, hosts: HostMesh | ProcMesh) -> Syn
     from workspace_sync import sync
 
     workspace = notebook.workspaces.chosen(command, (), False, None)
-    with sync_errors(command), shown_progress(notebook) as progress:
+    with sync_errors(command, say), shown_progress(notebook, say) as progress:
         report = sync(hosts, workspace, env=workspace.env, progress=progress)
     notebook.workspaces.last = workspace
     return report
 
 
 @contextmanager
-def sync_errors(command: str) -> Generator[None]:
+def sync_errors(command: str, say: Say = print) -> Generator[None]:
     """Show the receipt of a sync that failed on some hosts, and raise its error as a sentence."""
     from workspace_sync.model.errors import SyncError
 
     try:
         yield
     except SyncError as error:
-        if error.report is not None:
+        if error.report is not None and say is print:
             display(error.report)
         raise usage_error(command, str(error)) from None
 
 
-def show_receipt(live: LiveReport) -> SyncReport:
-    """Print what ranks do not follow. Returns the receipt, for the cell to show."""
+def show_receipt(live: LiveReport, say: Say = print) -> SyncReport:
+    """Say what ranks do not follow. Returns the receipt, for the cell to show."""
     for each in live.refreshed:
         if each.respawned:
             restored = f", from their checkpoints: {names(each.restored)}" if each.restored else ""
-            print(f"mesh {each.mesh}: created again: {names(each.respawned)}{restored}")
+            say(f"mesh {each.mesh}: created again: {names(each.respawned)}{restored}")
         for why, ranks in each.errors.items():
-            print(f"mesh {each.mesh}: {format_ranks(ranks, limit=6)} were left alone: {why}")
+            say(f"mesh {each.mesh}: {format_ranks(ranks, limit=6)} were left alone: {why}")
     return live.sync
 
 
 @contextmanager
-def shown_progress(notebook: Notebook) -> Generator[Callable[[SyncProgress], None]]:
-    """Show the progress of a sync in the running cell, if it takes long."""
-    output = notebook.progress_output()
+def shown_progress(notebook: Notebook, say: Say = print) -> Generator[Callable[[SyncProgress], None]]:
+    """Show the progress of a sync in the running cell, if it takes long and the cell is what waits for it."""
+    output = notebook.progress_output() if say is print else None
     lock = threading.Lock()
     line, due, ended = "sync: asking the hosts what they have", False, False
 
@@ -262,7 +265,7 @@ def shown_progress(notebook: Notebook) -> Generator[Callable[[SyncProgress], Non
     def show(progress: SyncProgress) -> None:
         nonlocal line
         if progress.note:
-            print(progress.note)
+            say(progress.note)
             return
         with lock:
             line = progress_line(progress)

@@ -32,8 +32,8 @@ class Watched(Protocol):
         """All that is known now."""
         ...
 
-    def since(self, version: int) -> Delta | None:
-        """What differs since that version; None if that is no longer known."""
+    def since(self, version: int) -> Delta:
+        """What differs from that version; everything, if it is too long ago."""
         ...
 
 
@@ -93,42 +93,34 @@ class Feed:
         return now < self._lease
 
     def push(self, now: float) -> float | None:
-        """Send what is due.
+        """Send what is due; ``now`` is as for `receive`.
 
         Returns:
-            After how many seconds to call this again if something has changed by then, at the latest when the lease
-            runs out; None once it has run out.
+            The time until something that has changed meanwhile could be sent (seconds), 0 if that is at once; None if
+            the lease has run out.
         """
         if not self.is_open(now):
-            self.version = None  # a front end that comes back shows all again
+            self.version = None  # a front end that comes back gets everything
             return None
         if self.version is None:
-            self._send_snapshot()
+            snapshot = self._watch.snapshot()
+            self.version = snapshot.version
+            self._send(snapshot_message(snapshot))
             self._due = now + self._period
-        elif now >= self._due and self._send_changes():
-            self._due = now + self._period
+        elif now >= self._due:
+            delta = self._watch.since(self.version)
+            if delta:
+                self.version = delta.version
+                self._send(changes_message(delta))
+                self._due = now + self._period
         if self._renewed:
             self._renewed = False
             self._send({"kind": "alive", "time": self._clock(), "version": self.version})
-        return max(0.0, min(self._lease, self._due) - now) if now < self._due else self._lease - now
+        return max(0.0, self._due - now)
 
-    def _send_snapshot(self) -> None:
-        snapshot = self._watch.snapshot()
-        self.version = snapshot.version
-        self._send(snapshot_message(snapshot))
-
-    def _send_changes(self) -> bool:
-        """Send what differs from what the front end has. Returns whether anything does."""
-        assert self.version is not None
-        delta = self._watch.since(self.version)
-        if delta is None:
-            self._send_snapshot()
-            return True
-        if not delta:
-            return False
-        self.version = delta.version
-        self._send(changes_message(delta))
-        return True
+    def lease_left(self, now: float) -> float:
+        """The time until the lease runs out (seconds)."""
+        return max(0.0, self._lease - now)
 
 
 def snapshot_message(snapshot: Snapshot) -> Message:

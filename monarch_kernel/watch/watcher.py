@@ -170,6 +170,15 @@ class Watch:
         self._read = snapshot.version
         return snapshot
 
+    def since(self, version: int) -> Delta:
+        """What differs from that version now, such as that of a snapshot; everything, if it is too long ago.
+
+        Raises:
+            RuntimeError: the watch was closed.
+        """
+        self._must_be_open()
+        return _hub.since(version)
+
     def changes(self, timeout: float | None = None) -> Iterator[Delta]:
         """The changes since the last ``snapshot`` or iteration (at first: everything), then each further change.
 

@@ -11,7 +11,8 @@ from monarch_kernel.actor import Extent
 from monarch_kernel.kernel import mesh_parts
 from monarch_kernel.kernel.magics import arguments, up_arguments
 from monarch_kernel.kernel.magics.completion import Known, MeshCompleter
-from monarch_kernel.kernel.magics.mesh_magics import FUNCTIONS, GROUPS, SUBCOMMANDS, MeshMagics
+from monarch_kernel.kernel.magics.dispatch import FUNCTIONS, GROUPS, SUBCOMMANDS
+from monarch_kernel.kernel.magics.mesh_magics import MeshMagics
 
 FLAT = Extent(("gpus",), (8,))
 DEEP = Extent(("hosts", "gpus"), (2, 4))

@@ -202,6 +202,15 @@ def test_a_stopped_rank_is_told_of_and_goes_on(fresh: Kernel) -> None:
     assert "SIGSTOP" in fresh.ok("seen[0][1]").text
 
 
+def test_kill_ends_ranks_at_once_and_heal_replaces_them(fresh: Kernel) -> None:
+    assert "say which ranks" in fresh.run("%mesh kill").evalue
+    said = fresh.ok("%mesh kill -r 2-3").stdout
+    assert said == "mesh own: killed ranks 2-3; %mesh heal own replaces them\n"
+    assert fresh.ok("%mesh kill -r 1-3").stdout.startswith("mesh own: killed rank 1; ranks 2-3 had died before")
+    fresh.ok("%mesh heal")
+    assert text(fresh.ok("%%mesh\nrank")) != ""
+
+
 # -- bad input --------------------------------------------------------------------------------
 
 

@@ -405,7 +405,10 @@ class Console(InspectionCommands):
 
     def _do_pause(self, rest: str) -> None:
         mesh = self._set.mesh()
-        ranks = self._set.ranks(mesh, rest) if rest else None
+        self.pause(mesh, self._set.ranks(mesh, rest) if rest else None)
+
+    def pause(self, mesh: str, ranks: Sequence[int] | None) -> None:
+        """Stop these ranks of a mesh (None: all) at their next line of user code, and select them."""
         before = {at.key for at in self.debugger.stops(mesh)}
         self.debugger.pause(mesh, ranks, viewer=self._viewer)
         wanted = set(ranks if ranks is not None else range(self._frontend.extent(mesh).nelements))

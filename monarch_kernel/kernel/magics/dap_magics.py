@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class DapMagics(Subcommands):
     """Ranks in debuggers that speak DAP."""
 
-    def __init__(self, notebook: Notebook) -> None:
-        super().__init__(notebook)
+    def __init__(self, notebook: Notebook, *more: Any) -> None:
+        super().__init__(notebook, *more)
         self._open: dict[tuple[str, int], Gateway] = {}
 
     # -- %mesh focus -----------------------------------------------------------------------------
@@ -40,7 +40,7 @@ class DapMagics(Subcommands):
         answer = focus(ranks, found.rank, found.on, self._notebook.place)
         if answer.refused:
             raise usage_error(found.magic, answer.text)
-        print(answer.text)
+        self.say(answer.text)
 
     # -- %mesh debugpy ---------------------------------------------------------------------------
 
@@ -56,7 +56,7 @@ class DapMagics(Subcommands):
                 self._end_gateways(list(gateways.values()))
             elif gateways:
                 for gateway in gateways.values():
-                    print(_where(gateway))
+                    self.say(_where(gateway))
             else:
                 raise usage_error(found.magic, "say which rank: %mesh debugpy -r 3")
             return
@@ -76,14 +76,14 @@ class DapMagics(Subcommands):
                     raise usage_error(found.magic, str(error)) from None
         opened = [gateways[mesh.name, rank] for rank in ranks]
         for gateway in opened:
-            print(_where(gateway))
+            self.say(_where(gateway))
         hosts = hosts_of(mesh)
         configurations = [_launch(each, hosts[each.rank]) for each in opened]
         text = json.dumps({"version": "0.2.0", "configurations": configurations}, indent=4)
-        print(f"\nFor VS Code, in .vscode/launch.json:\n\n{text}\n")
+        self.say(f"\nFor VS Code, in .vscode/launch.json:\n\n{text}\n")
         ports = " ".join(f"-L {gateway.address[1]}:127.0.0.1:{gateway.address[1]}" for gateway in opened)
-        print(f"From another machine, first: ssh {ports} {here}")
-        print(f"%mesh debugpy --stop ends it.{_cost(opened)}")
+        self.say(f"From another machine, first: ssh {ports} {here}")
+        self.say(f"%mesh debugpy --stop ends it.{_cost(opened)}")
 
     def _gateways(self) -> dict[tuple[str, int], Gateway]:
         for key in [key for key, gateway in self._open.items() if not gateway.is_open]:
@@ -97,9 +97,9 @@ class DapMagics(Subcommands):
             known.pop((gateway.mesh, gateway.rank), None)
             slow = gateway.begun.python < (3, 12)
             said = "; its code stays slower than before until the rank is replaced (Python 3.11)" if slow else ""
-            print(f"rank {gateway.rank} of mesh {gateway.mesh}: debugpy has ended{said}")
+            self.say(f"rank {gateway.rank} of mesh {gateway.mesh}: debugpy has ended{said}")
         if not ended:
-            print("debugpy runs on none of them.")
+            self.say("debugpy runs on none of them.")
 
 
 def _where(gateway: Gateway) -> str:

@@ -14,7 +14,8 @@ from IPython.utils.tokenutil import token_at_cursor
 from monarch_kernel.kernel.kept_meshes import kept_by_others
 from monarch_kernel.kernel.magics.arguments import parser_of
 from monarch_kernel.kernel.magics.completion import Known, MeshCompleter
-from monarch_kernel.kernel.magics.mesh_magics import FUNCTIONS, MeshMagics
+from monarch_kernel.kernel.magics.dispatch import FUNCTIONS
+from monarch_kernel.kernel.magics.mesh_magics import MeshMagics
 from monarch_kernel.kernel.magics.rank_introspection import Introspection
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.meshes import KeptError

@@ -52,22 +52,22 @@ class LifecycleMagics(Subcommands):
             check_for_ranks(found.magic, environment)
         options = UpOptions(name, dims, env, found.dist or "", preload, found.keep, idle, environment, found.sync)
         if found.replace and (ended := mesh_lifecycle.make_room(self._session, options)):
-            print(ended)
-        print(
+            self.say(ended)
+        self.say(
             (found.reuse and mesh_lifecycle.reuse(self._session, options))
             or mesh_lifecycle.up(self._session, options, self._sync)
         )
 
     def _sync(self, hosts: HostMesh) -> str:
         """Sync what `%mesh sync` would to the hosts of a new mesh. Returns a line for the user."""
-        return receipt_line(sync_to(self._notebook, "%mesh up", hosts))
+        return receipt_line(sync_to(self._notebook, "%mesh up", hosts, self.say))
 
     @magic_arguments("mesh use")
     @argument("name", metavar="NAME", help="the mesh")
     def use(self, found: Arguments) -> None:
         """Run the following cells on this mesh."""
         managed = self._session.use(found.name)
-        print(f"mesh {managed.name}: {managed.describe()}, in use")
+        self.say(f"mesh {managed.name}: {managed.describe()}, in use")
 
     @magic_arguments("mesh down")
     @mesh_argument()
@@ -78,13 +78,13 @@ class LifecycleMagics(Subcommands):
         if found.all and found.name:
             raise usage_error(found.magic, "give either a name or --all, not both")
         if not found.all:
-            print(mesh_lifecycle.down(self._session, found.name, found.force))
+            self.say(mesh_lifecycle.down(self._session, found.name, found.force))
             return
         names = self._session.names()
         for name in names:
-            print(mesh_lifecycle.down(self._session, name))
+            self.say(mesh_lifecycle.down(self._session, name))
         if not names:
-            print("No mesh is up.")
+            self.say("No mesh is up.")
 
     @magic_arguments("mesh interrupt")
     @mesh_argument()
@@ -95,7 +95,17 @@ class LifecycleMagics(Subcommands):
         for run in get_relay().background:
             if isinstance(run, CellRun) and run.managed.procs is mesh:
                 run.drop(ranks)  # a queued cell must not begin
-        print(mesh_lifecycle.interrupt(mesh, ranks))
+        self.say(mesh_lifecycle.interrupt(mesh, ranks))
+
+    @magic_arguments("mesh kill")
+    @mesh_argument()
+    @ranks_option("the ranks that are killed, such as 3 or 0-1 (needed)")
+    def kill(self, found: Arguments) -> None:
+        """Kill ranks at once, whatever they run; %mesh heal replaces them."""
+        if found.ranks is None:
+            raise usage_error(found.magic, "say which ranks: %mesh kill -r 3; %mesh down stops the whole mesh")
+        mesh, ranks = self.addressed(found)
+        self.say(mesh_lifecycle.kill(mesh, ranks))
 
     @magic_arguments("mesh heal")
     @mesh_argument()
@@ -103,13 +113,13 @@ class LifecycleMagics(Subcommands):
     def heal(self, found: Arguments) -> None:
         """Replace dead ranks; the others keep their variables."""
         mesh, ranks = self.addressed(found)
-        print(mesh_lifecycle.heal(self._session, mesh, ranks))
+        self.say(mesh_lifecycle.heal(self._session, mesh, ranks))
 
     @magic_arguments("mesh restart")
     @mesh_argument()
     def restart(self, found: Arguments) -> None:
         """Stop a mesh and start it again with the same options; its variables are lost."""
-        print(mesh_lifecycle.restart(self._session, found.name, self._sync))
+        self.say(mesh_lifecycle.restart(self._session, found.name, self._sync))
 
     # -- kept meshes ---------------------------------------------------------------------------
 
@@ -122,23 +132,25 @@ class LifecycleMagics(Subcommands):
         for mesh in host.proc_meshes:
             managed = self._session.managed(mesh.name)
             sizes = managed.describe() if managed is not None else f"{len(mesh)} ranks"
-            print(f"mesh {mesh.name}: {sizes}, attached, in use" if managed else f"mesh {mesh.name}: {sizes}, attached")
+            self.say(
+                f"mesh {mesh.name}: {sizes}, attached, in use" if managed else f"mesh {mesh.name}: {sizes}, attached"
+            )
             dead = deaths_of(mesh)
             for cause in dict.fromkeys(dead.values()):
                 ranks = listed([rank for rank, why in dead.items() if why == cause])
-                print(f"  died meanwhile: {ranks}, {cause}; %mesh heal {mesh.name} replaces them")
+                self.say(f"  died meanwhile: {ranks}, {cause}; %mesh heal {mesh.name} replaces them")
             places = rank_places(self._notebook, mesh, actors=False)
             for place in dict.fromkeys(places.values()):
                 ranks = listed([rank for rank, where in places.items() if where == place])
-                print(f"  still running a cell: {ranks}, at {place}")
+                self.say(f"  still running a cell: {ranks}, at {place}")
         if not host.proc_meshes:
-            print(f"{host.name}: attached; there is no mesh on it")
+            self.say(f"{host.name}: attached; there is no mesh on it")
         if host.missed:
             size = memory(sum(host.missed.values()))
-            print(f"  {size} of older output are not shown; %mesh logs has what is left of it")
+            self.say(f"  {size} of older output are not shown; %mesh logs has what is left of it")
 
     @magic_arguments("mesh detach")
     @mesh_argument()
     def detach(self, found: Arguments) -> None:
         """Detach a mesh that was started with --keep; it goes on."""
-        print(kept_meshes.detach(self._session, found.name))
+        self.say(kept_meshes.detach(self._session, found.name))

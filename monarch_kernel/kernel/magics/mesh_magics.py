@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 from IPython.core.error import UsageError
@@ -23,46 +22,12 @@ from monarch_kernel.kernel.magics.arguments import (
     select,
     summary,
 )
-from monarch_kernel.kernel.magics.dap_magics import DapMagics
-from monarch_kernel.kernel.magics.hang_magics import HangMagics
-from monarch_kernel.kernel.magics.lifecycle_magics import LifecycleMagics
-from monarch_kernel.kernel.magics.stack_magics import StackMagics
-from monarch_kernel.kernel.magics.status_magics import StatusMagics
-from monarch_kernel.kernel.magics.stop_magics import StopMagics
-from monarch_kernel.kernel.magics.subcommands import Subcommands
-from monarch_kernel.kernel.magics.sync_magics import SyncMagics
-from monarch_kernel.kernel.magics.value_magics import ValueMagics
-from monarch_kernel.kernel.magics.variable_magics import VariableMagics
+from monarch_kernel.kernel.magics.dispatch import FUNCTIONS, SUBCOMMANDS, MeshCommands
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.mesh_cell import run_in_background, wait_in_background
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output.transcript import Source
-from monarch_kernel.kernel.usage_errors import nearest, usage_error
-
-#: The groups of subcommands.
-GROUPS: tuple[type[Subcommands], ...] = (
-    LifecycleMagics,
-    StatusMagics,
-    SyncMagics,
-    VariableMagics,
-    StackMagics,
-    ValueMagics,
-    HangMagics,
-    StopMagics,
-    DapMagics,
-)
-
-#: In the order in which `%mesh --help` lists them.
-SUBCOMMANDS = (
-    *("up", "ls", "status", "use", "down", "interrupt", "heal", "restart", "attach", "detach"),
-    *("sync", "push", "pull", "logs"),
-    *("stacks", "diff", "hang"),
-    *("break", "clear", "debug", "pm"),
-    *("focus", "debugpy"),
-)
-
-#: The function of each subcommand.
-FUNCTIONS: dict[str, Callable[..., Any]] = {word: each for group in GROUPS for word, each in group.functions().items()}
+from monarch_kernel.kernel.usage_errors import usage_error
 
 
 @magics_class
@@ -73,8 +38,7 @@ class MeshMagics(Magics):
         super().__init__(shell=notebook.shell)
         self._notebook = notebook
         self._session = notebook.session
-        groups = [group(notebook) for group in GROUPS]
-        self._group_of = {word: group for group in groups for word in group.functions()}
+        self._commands = MeshCommands(notebook)
 
     # -- %mesh ---------------------------------------------------------------------------------
 
@@ -84,16 +48,10 @@ class MeshMagics(Magics):
 
         %mesh --help lists the subcommands, %mesh SUB --help tells about one.
         """
-        word, _, rest = line.strip().partition(" ")
-        if word in ("", "-h", "--help", "help"):
+        if line.strip() in ("", "-h", "--help", "help"):
             print(self._overview())
             return None
-        if word not in SUBCOMMANDS:
-            near = nearest(word, SUBCOMMANDS)
-            known = ", ".join(SUBCOMMANDS)
-            raise UsageError(f"%mesh: there is no subcommand {word!r}{near}; there are {known}")
-        found = parse(FUNCTIONS[word], rest)
-        return None if found is None else FUNCTIONS[word](self._group_of[word], found)
+        return self._commands.run(line)
 
     def _overview(self) -> str:
         lines = ["usage: %mesh SUBCOMMAND ..., or %%mesh in the first line of a cell", ""]

@@ -41,9 +41,9 @@ class StatusMagics(Subcommands):
             others = kept_by_others()
         except KeptError as error:
             others = []
-            print(f"{error}\n")
+            self.say(f"{error}\n")
         if not meshes and not others:
-            print("No mesh is up; %mesh up --procs 4 starts one.")
+            self.say("No mesh is up; %mesh up --procs 4 starts one.")
             return None
         current = self._session.current
         hosts = {mesh.name: host for host in held() for mesh in host.proc_meshes}
@@ -104,7 +104,7 @@ class StatusMagics(Subcommands):
             ) from None
         for rank in ranks:
             lines = texts.get(rank).rstrip("\n").split("\n")[-(found.lines or 0) :]
-            print("\n".join(f"[{rank}] {each}" for each in lines if each or len(lines) > 1))
+            self.say("\n".join(f"[{rank}] {each}" for each in lines if each or len(lines) > 1))
 
 
 def rank_places(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict[int, str]:

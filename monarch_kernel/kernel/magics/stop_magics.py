@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -11,6 +10,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.commands import breakpoint_commands
 from monarch_kernel.debugger.commands.grammar import CommandError
+from monarch_kernel.debugger.controller.viewers import DriverError
 from monarch_kernel.kernel.debug.stop_notices import live
 from monarch_kernel.kernel.magics.arguments import (
     Arguments,
@@ -33,8 +33,8 @@ _NOT_HELD = "Other cells are already waiting, so no prompt opens here; {line} in
 class StopMagics(Subcommands):
     """Setting breakpoints, and examining stopped ranks."""
 
-    def __init__(self, notebook: Notebook) -> None:
-        super().__init__(notebook)
+    def __init__(self, notebook: Notebook, *more: Any) -> None:
+        super().__init__(notebook, *more)
         self._console: Console | None = None
 
     @magic_arguments("mesh break")
@@ -57,19 +57,19 @@ class StopMagics(Subcommands):
         """Stop ranks at a line, or at an exception; without arguments, list the breakpoints."""
         debugger = get_debugger()
         if not found.where:
-            print(breakpoint_commands.listing(debugger, self._notebook.file_label))
+            self.say(breakpoint_commands.listing(debugger, self._notebook.file_label))
             return
         made = _refused(
             breakpoint_commands.arm, debugger, found.where, found.magic, self._notebook.frontend
         )  # the same options as at the prompt
         self._notebook.stops.notices.setters[made.id] = self._notebook.cell_key
-        print(breakpoint_commands.armed_text(made, self._notebook.file_label))
+        self.say(breakpoint_commands.armed_text(made, self._notebook.file_label))
 
     @magic_arguments("mesh clear")
     @argument("numbers", nargs="*", metavar="N", help="numbers of breakpoints, as in %%mesh break; or all")
     def clear(self, found: Arguments) -> None:
         """Remove breakpoints."""
-        print(_refused(breakpoint_commands.clear, get_debugger(), " ".join(found.numbers), found.magic))
+        self.say(_refused(breakpoint_commands.clear, get_debugger(), " ".join(found.numbers), found.magic))
 
     @magic_arguments("mesh debug")
     @ranks_option()
@@ -87,7 +87,7 @@ class StopMagics(Subcommands):
         prompt = self._notebook.stops
         if not found.command:
             if not live(debugger.stops()):
-                print(
+                self.say(
                     "No rank is stopped. %mesh break sets a breakpoint, %mesh debug pause stops ranks where they are."
                 )
                 return
@@ -96,16 +96,18 @@ class StopMagics(Subcommands):
                 prompt.talk(debugger, lambda: not live(debugger.stops()), first=first, patient=True)
                 return
             if prompt.may_ask() and not prompt.is_open:
-                print(_NOT_HELD.format(line=f"{found.magic} {found.line}".rstrip()))
+                self.say(_NOT_HELD.format(line=f"{found.magic} {found.line}".rstrip()))
         self._run_command(found.command or "groups", found)
 
     def _run_command(self, command: str, found: Arguments) -> None:
         console = self._one_shot()
         mesh, ranks = self._stops_at(found)
         try:
-            if mesh is not None and command.split()[0] not in ("pause", "ranks", "mesh"):
+            if mesh is not None and command == "pause":  # those ranks need not be stopped yet
+                _refused(console.pause, mesh, ranks)
+            elif mesh is not None and command.split()[0] not in ("pause", "ranks", "mesh"):
                 console.run_on(mesh, ranks, command)
-            else:  # `-r 0-3 pause` is `pause 0-3`: those ranks need not be stopped yet
+            else:
                 console.run(f"{command} {found.ranks}" if found.ranks else command)
         finally:
             console.close()
@@ -124,9 +126,11 @@ class StopMagics(Subcommands):
             prompt.post_mortem(debugger, mesh, ranks, self._one_shot())
             return
         if prompt.may_ask() and not prompt.is_open:
-            print(_NOT_HELD.format(line=f"{found.magic} {found.line}".rstrip()))
+            self.say(_NOT_HELD.format(line=f"{found.magic} {found.line}".rstrip()))
         if self._one_shot().post_mortem(mesh, ranks):
-            print("%mesh debug print EXPR, where, up, locals look into these frames; %mesh debug continue closes them.")
+            self.say(
+                "%mesh debug print EXPR, where, up, locals look into these frames; %mesh debug continue closes them."
+            )
 
     def _stops_at(self, found: Arguments) -> tuple[str | None, tuple[int, ...] | None]:
         """The mesh and the ranks that `--on` and `-r` select; None for all stopped ranks."""
@@ -143,16 +147,12 @@ class StopMagics(Subcommands):
 
         debugger = get_debugger()
         if self._console is None or self._console.debugger is not debugger:
-            self._console = Console(debugger, _write, name="a cell of the notebook")
+            self._console = Console(debugger, lambda text: self.say(text.rstrip("\n")), name=self.name)
         return self._console
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
 
 
 def _refused(function: Any, *args: Any) -> Any:
     try:
         return function(*args)
-    except CommandError as error:
+    except (CommandError, DriverError) as error:
         raise UsageError(str(error)) from None

@@ -18,11 +18,17 @@ class Subcommands:
 
     Args:
         notebook: the notebook in which they run.
+        say: called with each text for the user; by default, the cell prints it.
+        name: of what runs them, for other viewers of the debugger.
     """
 
-    def __init__(self, notebook: Notebook) -> None:
+    def __init__(
+        self, notebook: Notebook, say: Callable[[str], object] = print, name: str = "a cell of the notebook"
+    ) -> None:
         self._notebook = notebook
         self._session = notebook.session
+        self.say = say
+        self.name = name
 
     @classmethod
     def functions(cls) -> dict[str, Callable[..., Any]]:

@@ -55,7 +55,7 @@ class SyncMagics(Subcommands):
         _check_choices(found)
         notebook = self._notebook
         if found.unwatch:
-            print(notebook.workspaces.unwatch() or "Nothing is being watched.")
+            self.say(notebook.workspaces.unwatch() or "Nothing is being watched.")
             return None
         workspace = notebook.workspaces.chosen(found.magic, found.dirs, found.env, found.links, found.with_python)
         hosts = hosts_named(self._session, notebook.shell.user_ns, found.on, found.magic)
@@ -71,7 +71,7 @@ class SyncMagics(Subcommands):
         """What a sync would do, or with `--verify` what is damaged."""
         from workspace_sync import sync, verify
 
-        with sync_errors(found.magic), shown_progress(self._notebook) as progress:
+        with sync_errors(found.magic, self.say), shown_progress(self._notebook, self.say) as progress:
             if found.verify:
                 return verify(hosts, workspace, progress=progress)
             return sync(hosts, workspace, env=workspace.env, dry_run=True, progress=progress)
@@ -86,7 +86,7 @@ class SyncMagics(Subcommands):
         mode = autoreload_selection(notebook.shell)
         if how is None and mode is not None and mode.mode != "off":
             how, selection = "reload", mode
-        with sync_errors(found.magic), shown_progress(notebook) as progress:
+        with sync_errors(found.magic, self.say), shown_progress(notebook, self.say) as progress:
             live = sync_live(
                 hosts,
                 workspace,
@@ -97,7 +97,7 @@ class SyncMagics(Subcommands):
                 progress=progress,
             )
         notebook.workspaces.last = workspace
-        return show_receipt(live)
+        return show_receipt(live, self.say)
 
 
 def _check_choices(found: Arguments) -> None:

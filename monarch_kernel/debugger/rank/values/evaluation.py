@@ -46,7 +46,7 @@ def evaluate(question: Question) -> tuple[Any, str]:
         return eval(code, _names_of(found[question.actor])), ""
     names = vars(sys.modules["__main__"])
     if "self" not in names and _mentions(code, "self"):
-        actors = _user_actors()
+        actors = user_actors()
         if len(actors) > 1:
             known = ", ".join(sorted(name for name, _ in actors))
             raise LookupError(
@@ -58,7 +58,7 @@ def evaluate(question: Question) -> tuple[Any, str]:
     try:
         return eval(code, names), ""
     except NameError as error:
-        actors = _user_actors()
+        actors = user_actors()
         if not actors or getattr(error, "name", None) in (None, "self"):
             raise
         known = " or ".join(sorted(name for name, _ in actors))
@@ -71,7 +71,7 @@ def _mentions(code: types.CodeType, name: str) -> bool:
     return name in code.co_names or any(_mentions(each, name) for each in inner)
 
 
-def _user_actors() -> list[tuple[str, Any]]:
+def user_actors() -> list[tuple[str, Any]]:
     """The actors of this process that are no tools, with the names that they were spawned under."""
     return [
         (uid.rsplit("-", 1)[0], actor)

@@ -1,0 +1,80 @@
+"""The subcommands of `%mesh`, and what runs a line of them: in a cell, or for a view that a person clicks in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from monarch_kernel.kernel.magics.arguments import parse
+from monarch_kernel.kernel.magics.dap_magics import DapMagics
+from monarch_kernel.kernel.magics.hang_magics import HangMagics
+from monarch_kernel.kernel.magics.lifecycle_magics import LifecycleMagics
+from monarch_kernel.kernel.magics.stack_magics import StackMagics
+from monarch_kernel.kernel.magics.status_magics import StatusMagics
+from monarch_kernel.kernel.magics.stop_magics import StopMagics
+from monarch_kernel.kernel.magics.subcommands import Subcommands
+from monarch_kernel.kernel.magics.sync_magics import SyncMagics
+from monarch_kernel.kernel.magics.value_magics import ValueMagics
+from monarch_kernel.kernel.magics.variable_magics import VariableMagics
+from monarch_kernel.kernel.notebook import Notebook
+from monarch_kernel.kernel.usage_errors import nearest
+
+#: The groups of subcommands.
+GROUPS: tuple[type[Subcommands], ...] = (
+    LifecycleMagics,
+    StatusMagics,
+    SyncMagics,
+    VariableMagics,
+    StackMagics,
+    ValueMagics,
+    HangMagics,
+    StopMagics,
+    DapMagics,
+)
+
+#: In the order in which `%mesh --help` lists them.
+SUBCOMMANDS = (
+    *("up", "ls", "status", "use", "down", "interrupt", "kill", "heal", "restart", "attach", "detach"),
+    *("sync", "push", "pull", "logs"),
+    *("stacks", "diff", "hang"),
+    *("break", "clear", "debug", "pm"),
+    *("focus", "debugpy"),
+)
+
+#: The function of each subcommand.
+FUNCTIONS: dict[str, Callable[..., Any]] = {word: each for group in GROUPS for word, each in group.functions().items()}
+
+
+class MeshCommands:
+    """All subcommands, in one notebook.
+
+    Args:
+        notebook: the notebook.
+        say: called with each text for the user; by default, the cell prints it.
+        name: of what runs them, for other viewers of the debugger.
+    """
+
+    def __init__(
+        self, notebook: Notebook, say: Callable[[str], object] = print, name: str = "a cell of the notebook"
+    ) -> None:
+        groups = [group(notebook, say, name) for group in GROUPS]
+        self._group_of = {word: group for group in groups for word in group.functions()}
+
+    def run(self, line: str) -> Any:
+        """Run what follows `%mesh` in a line.
+
+        Returns:
+            What a cell shows as its result, such as `Stacks`; None if the subcommand only says something.
+
+        Raises:
+            UsageError: the line is wrong, or cannot be done now; the message says why in a sentence.
+        """
+        word, _, rest = line.strip().partition(" ")
+        if word not in SUBCOMMANDS:
+            near = nearest(word, SUBCOMMANDS)
+            known = ", ".join(SUBCOMMANDS)
+            raise UsageError(f"%mesh: there is no subcommand {word!r}{near}; there are {known}")
+        found = parse(FUNCTIONS[word], rest)
+        return None if found is None else FUNCTIONS[word](self._group_of[word], found)
