@@ -81,6 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     about.add_argument("--env", nargs="?", const="", metavar="PREFIX", help="and an environment (default: this one)")
     about.add_argument("--with-python", action="store_true", help="... with the Python that a venv was made from")
     about.add_argument(
+        "--from-lock",
+        metavar="FILE",
+        help="... of which hosts make what they can themselves, from this lock file and their package caches",
+    )
+    about.add_argument(
         "--links",
         choices=("refuse", "follow", "keep"),
         default="refuse",
@@ -184,7 +189,11 @@ def _hosts(options: argparse.Namespace) -> Any:
 def _workspace(options: argparse.Namespace) -> Workspace:
     if options.with_python and options.env is None:
         raise ValueError("--with-python is about the Python of an environment: give --env, too")
-    env = None if options.env is None else CondaEnvironment(options.env or None, with_python=options.with_python)
+    if options.from_lock is not None and options.env is None:
+        raise ValueError("--from-lock is about making an environment: give --env, too")
+    env = None
+    if options.env is not None:
+        env = CondaEnvironment(options.env or None, with_python=options.with_python, lock=options.from_lock)
     return Workspace(options.dirs or ["."], env, links=options.links)
 
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from monarch_kernel.display.quantities import text_size
 from monarch_kernel.introspection import ToolHost, each_host
-from workspace_sync.environment import check_compatible, facts
+from workspace_sync.environment import LockFile, check_compatible, facts, read_lock
 from workspace_sync.model import errors
 from workspace_sync.model.errors import IncompatibleError, ScanError, SyncError
 from workspace_sync.model.progress import SyncProgress
@@ -108,6 +109,7 @@ class SyncClient:
         self._states: dict[str, HostState] = {}
         self._verified: dict[str, list[str]] = {}
         self._phases = Phases()
+        self._lock: LockFile | None = None
 
     # -- what can be done -----------------------------------------------------------------------------------
 
@@ -240,14 +242,33 @@ class SyncClient:
             self._ask_for_states()
             self._take_states()
         report.sent = run.sent
+        if self._lock is not None:
+            report.notes += self._of_lock(run, self._lock.name)
         if any(each.step is Step.SWITCHED for each in run.hosts.values()):
             source.remember(found)
         return self._finished(report, run)
 
+    def _of_lock(self, run: StagingRun, lock: str) -> Generator[str]:
+        """What became of a lock file on hosts."""
+        for host in self._hosts:
+            each = run.hosts.get(host.key)
+            if each is not None and each.made:
+                yield f"{host.name} made {text_size(each.made)} of the environment itself, from {lock}"
+            if each is not None and each.unmade:
+                yield f"{host.name} could not make the environment from {lock}, so it was sent: {each.unmade}"
+
     def _run(self, states: dict[str, HostState], changes: Changes, dry_run: bool) -> StagingRun:
         session = uuid.uuid4().hex
         return StagingRun(
-            self._calls, session, self._folder, _owner(), states, changes, dry=dry_run, progress=self._progress
+            self._calls,
+            session,
+            self._folder,
+            _owner(),
+            states,
+            changes,
+            dry=dry_run,
+            lock=self._lock,
+            progress=self._progress,
         )
 
     @contextmanager
@@ -286,6 +307,8 @@ class SyncClient:
         if env is None:
             return
         report.notes += env.notes
+        if self._workspace.env is not None and self._workspace.env.lock is not None:
+            self._lock = read_lock(self._workspace.env.lock, env.environment)
         bases = [env.needs.base] if env.needs.base else []
         part = next(part for part in found.parts if part.name == ENVIRONMENT)
         behind = [key for key, state in self._states.items() if _differs(state, part)]
@@ -352,6 +375,7 @@ class SyncClient:
             return entry
         entry.files, entry.received, entry.reused = each.files, each.received, each.reused
         entry.notes = each.notes or entry.notes
+        entry.made = each.made
         entry.deleted, entry.lacks = each.deleted, sum(size for _, size in each.missing)
         entry.problems += each.problems
         if switched is not None:

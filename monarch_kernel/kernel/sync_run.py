@@ -51,7 +51,13 @@ class Workspaces:
         self._line: WatchLine | None = None
 
     def chosen(
-        self, command: str, dirs: Sequence[str], env: bool, links: Links | None, with_python: bool = False
+        self,
+        command: str,
+        dirs: Sequence[str],
+        env: bool,
+        links: Links | None,
+        with_python: bool = False,
+        lock: str | None = None,
     ) -> Workspace:
         """The workspace that a line names: its folders; else those of the last sync, or else the notebook's folder.
 
@@ -61,6 +67,7 @@ class Workspaces:
             env: with the environment of this kernel. Once synced, it stays part of the workspace.
             links: what becomes of links that lead out of the workspace.
             with_python: with the Python that the environment was made from.
+            lock: the lock file that it was made from, for hosts to make what they can themselves.
 
         Raises:
             UsageError: a folder does not exist, or the folders do not go together.
@@ -69,7 +76,7 @@ class Workspaces:
 
         last = self.last
         try:
-            active = CondaEnvironment(with_python=with_python) if env else None
+            active = CondaEnvironment(with_python=with_python, lock=lock) if env else None
             if active is not None:
                 active.conda_prefix  # noqa: B018  # raises if there is none
             if not dirs and last is not None:

@@ -10,6 +10,7 @@ from workspace_sync.environment.editables import EditableInstall, Followed, edit
 from workspace_sync.environment.extensions import stale_extensions
 from workspace_sync.environment.facts import MachineFacts, Needs, check_compatible, facts
 from workspace_sync.environment.kinds import Environment, environment
+from workspace_sync.environment.locked import LockFile, clear, made_from_lock, read_lock
 from workspace_sync.environment.manifests import EnvironmentScan, environment_manifest, joined, reader
 from workspace_sync.environment.packing import pack, unpack
 from workspace_sync.environment.rewriter import Rewriter
@@ -20,11 +21,13 @@ __all__ = [
     "Environment",
     "EnvironmentScan",
     "Followed",
+    "LockFile",
     "MachineFacts",
     "Needs",
     "Rewriter",
     "changed_distributions",
     "check_compatible",
+    "clear",
     "create",
     "distributions",
     "editables",
@@ -33,7 +36,9 @@ __all__ = [
     "facts",
     "follow",
     "joined",
+    "made_from_lock",
     "pack",
+    "read_lock",
     "reader",
     "stale_extensions",
     "unpack",

@@ -1,5 +1,7 @@
 """Environments from lock files, on a host that has its own package cache, or reaches the packages' addresses.
 
+``locked.py`` uses this when a sync has a lock file.
+
 Conda environments (``conda-lock.yml``, pixi's lock file, and lists that begin with ``@EXPLICIT``) are installed by
 py-rattler from the cache that it shares with pixi; wheels (``uv.lock``, ``pylock.toml``) by uv, or else by pip, with
 the hashes of the lock file. Nothing is solved and nothing is built: what the file does not name exactly is an error.
@@ -10,6 +12,7 @@ Source: PEP 751 (pylock.toml); https://docs.astral.sh/uv/concepts/resolution/#lo
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import posixpath
 import shutil
@@ -17,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,20 +38,36 @@ class LockedWheel:
         name: of the package.
         url: where it is.
         hashes: "sha256:…" and the like; one that fits is enough.
+        version: of the package.
+        index: the index that it is from, under which uv's cache has it; empty if the file does not say.
     """
 
     name: str
     url: str
     hashes: tuple[str, ...]
+    version: str
+    index: str = ""
 
 
-def create(lock: str | os.PathLike[str], prefix: str | os.PathLike[str], *, cache: str | None = None) -> Environment:
+def create(
+    lock: str | os.PathLike[str],
+    prefix: str | os.PathLike[str],
+    *,
+    cache: str | None = None,
+    python: str | None = None,
+    only: Mapping[str, str] | None = None,
+    base: str | None = None,
+) -> Environment:
     """Make the environment of a lock file for this machine and this Python.
 
     Args:
         lock: ``conda-lock.yml``, ``pixi.lock``, a list that begins with ``@EXPLICIT``, ``uv.lock`` or ``pylock.toml``.
         prefix: a path that does not exist.
         cache: the package cache. None: that of the installer.
+        python: the Python that a venv is made from, of the version of this one. None: this one.
+        only: of the packages of ``uv.lock`` or ``pylock.toml``, those with these names and versions that have a wheel.
+            None: what the projects of the file need, and a package without a wheel is an error.
+        base: the folder that relative paths in the file begin at. None: its own.
 
     Raises:
         IncompatibleError: the lock file is for other machines or Pythons, or names what cannot be installed as it is.
@@ -56,14 +75,15 @@ def create(lock: str | os.PathLike[str], prefix: str | os.PathLike[str], *, cach
     """
     path = os.path.abspath(os.path.expanduser(os.fspath(lock)))
     target = os.path.abspath(os.path.expanduser(os.fspath(prefix)))
+    named = path if base is None else os.path.join(base, os.path.basename(path))
     if os.path.lexists(target):
         raise StoreError(f"{target} exists: name a path that does not")
     try:
         if path.endswith(".toml") or os.path.basename(path) == "uv.lock":
             with open(path, "rb") as file:
                 content = tomllib.load(file)
-            wheels = _of_uv(content, path) if "package" in content else _of_pylock(content, path)
-            _make_venv(target)
+            wheels = _of_uv(content, named, only) if "package" in content else _of_pylock(content, named, only)
+            _make_venv(target, python)
             _install_wheels(wheels, target, cache)
         else:
             _install_conda(path, target, cache)
@@ -103,7 +123,7 @@ def _install_conda(path: str, prefix: str, cache: str | None) -> None:
             sha256 = hashes.sha256.hex() if hashes is not None and hashes.sha256 is not None else ""
             if not each.location.endswith(".whl") or not sha256:
                 raise IncompatibleError(f"{path} has {each.name} as {each.location}, which is no wheel with a SHA-256")
-            wheels.append(LockedWheel(str(each.name), each.location, (f"sha256:{sha256}",)))
+            wheels.append(LockedWheel(str(each.name), each.location, (f"sha256:{sha256}",), str(each.version)))
     try:
         asyncio.run(rattler.install(records, prefix, cache_dir=Path(cache) if cache else None, show_progress=False))
     except Exception as e:
@@ -150,8 +170,8 @@ def _build_number(build: str) -> int:
     return int(tail) if tail.isdigit() else 0
 
 
-def _make_venv(prefix: str) -> None:
-    base = getattr(sys, "_base_executable", sys.executable)
+def _make_venv(prefix: str, python: str | None) -> None:
+    base = python or getattr(sys, "_base_executable", sys.executable)
     done = subprocess.run([base, "-m", "venv", "--without-pip", prefix], capture_output=True, text=True, check=False)
     if done.returncode:
         raise StoreError(f"{base} could not make a venv at {prefix}: {done.stderr.strip() or done.stdout.strip()}")
@@ -161,22 +181,42 @@ def _install_wheels(wheels: list[LockedWheel], prefix: str, cache: str | None) -
     if not wheels:
         return
     python = os.path.join(prefix, "bin", "python")
-    lines = [f"{each.name} @ {each.url} " + " ".join(f"--hash={value}" for value in each.hashes) for each in wheels]
-    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
-        file.write("\n".join(lines) + "\n")
-        file.flush()
-        common = ["install", "--quiet", "--no-deps", "--require-hashes", "-r", file.name]
+    with tempfile.TemporaryDirectory() as folder:
         if uv := _uv():
-            command = [uv, "pip", *common, "--python", python, *(["--cache-dir", cache] if cache else [])]
+            # By their index, and not by their addresses: so its cache has them, and they count as installed from there.
+            path = os.path.join(folder, "pylock.toml")
+            command = [uv, "pip", "install", "--quiet", "--no-deps", "--preview-features", "pylock", "-r", path]
+            command += ["--python", python, *(["--cache-dir", cache] if cache else [])]
+            text = _as_pylock(wheels)
         elif importlib.util.find_spec("pip") is not None:
-            command = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", *common]
+            path = os.path.join(folder, "requirements.txt")
+            command = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install"]
+            command += ["--quiet", "--no-deps", "--require-hashes", "-r", path]
             command += ["--cache-dir", cache] if cache else []
+            options = [" ".join(f"--hash={value}" for value in each.hashes) for each in wheels]
+            text = "".join(f"{each.name} @ {each.url} {hashes}\n" for each, hashes in zip(wheels, options))
         else:
             raise StoreError("neither uv nor pip is there to install wheels: install one of them")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
         done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip())[-2000:]
         raise StoreError(f"wheels could not be installed to {prefix}, which is incomplete now: {said}")
+
+
+def _as_pylock(wheels: Iterable[LockedWheel]) -> str:
+    lines = ['lock-version = "1.0"', 'created-by = "workspace_sync"']
+    for each in wheels:
+        hashes = ", ".join(f"{kind} = {_quoted(value)}" for kind, _, value in (h.partition(":") for h in each.hashes))
+        lines += ["[[packages]]", f"name = {_quoted(each.name)}", f"version = {_quoted(each.version)}"]
+        lines += [f"index = {_quoted(each.index)}"] * bool(each.index)
+        lines.append(f"wheels = [{{ url = {_quoted(each.url)}, hashes = {{ {hashes} }} }}]")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)  # a string of TOML, too
 
 
 def _uv() -> str | None:
@@ -185,7 +225,7 @@ def _uv() -> str | None:
     return beside if os.access(beside, os.X_OK) else shutil.which("uv")
 
 
-def _of_pylock(content: dict[str, Any], path: str) -> list[LockedWheel]:
+def _of_pylock(content: dict[str, Any], path: str, only: Mapping[str, str] | None) -> list[LockedWheel]:
     from packaging.pylock import PackageWheel, Pylock, PylockSelectError, PylockValidationError
 
     try:
@@ -196,10 +236,14 @@ def _of_pylock(content: dict[str, Any], path: str) -> list[LockedWheel]:
         raise IncompatibleError(f"{path} does not fit this host: {e}") from None
     found: list[LockedWheel] = []
     for package, source in selected:
+        version = str(package.version or "")
+        if only is not None and (only.get(package.name) != version or not isinstance(source, PackageWheel)):
+            continue
         if not isinstance(source, PackageWheel):
-            raise IncompatibleError(_no_wheel(path, package.name, str(package.version or "")))
+            raise IncompatibleError(_no_wheel(path, package.name, version))
         url = source.url or _beside(path, source.path or "")
-        found.append(LockedWheel(package.name, url, tuple(f"{kind}:{value}" for kind, value in source.hashes.items())))
+        hashes = tuple(f"{kind}:{value}" for kind, value in source.hashes.items())
+        found.append(LockedWheel(package.name, url, hashes, version, package.index or ""))
     return found
 
 
@@ -214,7 +258,7 @@ def _beside(path: str, relative: str) -> str:
     return Path(os.path.normpath(os.path.join(os.path.dirname(path), relative))).as_uri()
 
 
-def _of_uv(content: dict[str, Any], path: str) -> list[LockedWheel]:
+def _of_uv(content: dict[str, Any], path: str, only: Mapping[str, str] | None) -> list[LockedWheel]:
     """The wheels that the projects of a uv workspace need here; the projects themselves are not installed."""
     from packaging.markers import Marker
     from packaging.specifiers import SpecifierSet
@@ -224,6 +268,8 @@ def _of_uv(content: dict[str, Any], path: str) -> list[LockedWheel]:
     if not SpecifierSet(needed).contains(here):
         raise IncompatibleError(f"{path} is for Python {needed}, and this is Python {here}")
     packages: list[dict[str, Any]] = content["package"]
+    if only is not None:
+        return _fitting((each for each in packages if only.get(each["name"]) == each.get("version")), path)
     by_name: dict[str, list[dict[str, Any]]] = {}
     for package in packages:
         by_name.setdefault(package["name"], []).append(package)
@@ -254,6 +300,22 @@ def _of_uv(content: dict[str, Any], path: str) -> list[LockedWheel]:
     ]
 
 
+def _fitting(packages: Iterable[Mapping[str, Any]], path: str) -> list[LockedWheel]:
+    """The wheels of some packages; those that have none for this host, or no hash, are left out."""
+    found: list[LockedWheel] = []
+    refused: list[IncompatibleError] = []
+    for package in packages:
+        if {"editable", "virtual"} & package.get("source", {}).keys():
+            continue
+        try:
+            found.append(_uv_wheel(package, path))
+        except IncompatibleError as e:
+            refused.append(e)
+    if not found and refused:
+        raise refused[0]
+    return found
+
+
 def _uv_wheel(package: Mapping[str, Any], path: str) -> LockedWheel:
     from packaging.tags import sys_tags
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -278,8 +340,9 @@ def _uv_wheel(package: Mapping[str, Any], path: str) -> LockedWheel:
             "against an index, or sync the environment instead"
         )
     _, wheel, where = best
+    index = registry if urlsplit(registry).scheme else ""
     if "url" not in wheel:
         base = registry if urlsplit(registry).scheme else os.path.join(os.path.dirname(path), registry)
         remote = urlsplit(base).scheme != ""
         where = urljoin(base.rstrip("/") + "/", where) if remote else _beside(path, os.path.join(base, where))
-    return LockedWheel(package["name"], where, (wheel["hash"],))
+    return LockedWheel(package["name"], where, (wheel["hash"],), package.get("version", ""), index)

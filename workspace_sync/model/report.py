@@ -37,6 +37,7 @@ class HostReport(msgspec.Struct, array_like=True):
         environment: the digest of its environment (hex); empty if it has none.
         shares: the host whose store it uses, as by a common home folder, and that made the tree for both; or empty.
         notes: what a sync that was interrupted had left, or what else was not in order, and what was done with it.
+        made: bytes of the environment that it made itself, from a lock file.
     """
 
     host: str
@@ -57,6 +58,7 @@ class HostReport(msgspec.Struct, array_like=True):
     environment: str = ""
     shares: str = ""
     notes: list[str] = []
+    made: int = 0
 
 
 class StaleModule(msgspec.Struct, array_like=True):

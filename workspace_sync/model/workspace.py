@@ -25,10 +25,22 @@ class CondaEnvironment:
         conda_prefix: its folder. None: that of this interpreter; if this interpreter is in none, the active one.
         with_python: send the Python that a venv was made from along, for hosts that do not have it. Environments of
             conda hold their own.
+        lock: the lock file that it was made from (``uv.lock``, ``pylock.toml``, ``conda-lock.yml``, ``pixi.lock``, an
+            ``@EXPLICIT`` list). Hosts make what they can of it from their own package caches and indexes, and get the
+            rest sent; what they have then is the same.
     """
 
-    def __init__(self, conda_prefix: str | os.PathLike[str] | None = None, *, with_python: bool = False) -> None:
+    def __init__(
+        self,
+        conda_prefix: str | os.PathLike[str] | None = None,
+        *,
+        with_python: bool = False,
+        lock: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.with_python = with_python
+        self.lock = None if lock is None else os.path.abspath(os.path.expanduser(os.fspath(lock)))
+        if self.lock is not None and not os.path.isfile(self.lock):
+            raise FileNotFoundError(f"there is no lock file {self.lock}")
         if conda_prefix is not None:
             _check_folder(conda_prefix)
         self._conda_prefix = None if conda_prefix is None else os.fspath(conda_prefix)
@@ -53,7 +65,9 @@ class CondaEnvironment:
 
     def __repr__(self) -> str:
         given = [] if self._conda_prefix is None else [repr(self._conda_prefix)]
-        return f"CondaEnvironment({', '.join([*given, *['with_python=True'] * self.with_python])})"
+        given += ["with_python=True"] * self.with_python
+        given += [] if self.lock is None else [f"lock={self.lock!r}"]
+        return f"CondaEnvironment({', '.join(given)})"
 
 
 def is_environment(folder: str | bytes) -> bool:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from monarch_kernel.rdma import RDMABuffer
-from workspace_sync.environment import MachineFacts, Rewriter, facts
-from workspace_sync.model.errors import SyncError, TamperedError
+from workspace_sync.environment import LockFile, MachineFacts, Rewriter, clear, facts, made_from_lock
+from workspace_sync.model.errors import IncompatibleError, ScanError, StoreError, SyncError, TamperedError
 from workspace_sync.model.manifest import (
     FileEntry,
     Manifest,
@@ -42,6 +42,10 @@ log = logging.getLogger(__name__)
 
 #: How long one block may take from its source (seconds); the client overtakes slow fetches long before.
 FETCH_TIMEOUT = 300.0
+#: Less of an environment than this is sent, and not made from a lock file (bytes).
+_WORTH_MAKING = 256 << 10
+#: Where an environment is made from a lock file, in the folder of the workspace; only while its lock is held.
+_LOCKED = "locked"
 
 
 class SourceError(SyncError):
@@ -280,7 +284,46 @@ class HostWork:
                 for digest, data in request.inline.items():
                     if digest in wanted:
                         staging.put(digest, memoryview(data))
-            return self._answer(staging, job.order)
+            self._clear_locked(request.workspace)
+            made, unmade = 0, ""
+            if request.lock is not None and "env" in targets:
+                made, unmade = self._make_locked(request.lock, request.workspace, targets["env"], staging, job)
+            answer = self._answer(staging, job.order)
+            answer.made, answer.unmade = made, unmade
+            return answer
+
+    def _make_locked(
+        self, lock: LockFile, workspace: str, target: Manifest, staging: Staging, job: _Job
+    ) -> tuple[int, str]:
+        """Make what is missing of an environment from a lock file; returns the bytes, and why it could not be done."""
+        missing = dict(staging.missing)
+        wanted = {
+            digest: size for _, entry in target.files() for digest, _, size in entry.pieces() if digest in missing
+        }
+        if sum(wanted.values()) < _WORTH_MAKING:
+            return 0, ""
+        made = 0
+        try:
+            with (
+                self.store.private_folder("w", workspace, _LOCKED) as folder,
+                made_from_lock(lock, folder.path, lambda: job.cancelled) as content,
+            ):
+                for digest, data in content.pieces(target, wanted):
+                    job.check()
+                    staging.put(digest, data)
+                    made += len(data)
+        except (IncompatibleError, ScanError, StoreError, OSError) as e:
+            job.check()
+            return made, str(e)
+        finally:
+            self._clear_locked(workspace)
+        return made, ""
+
+    def _clear_locked(self, workspace: str) -> None:
+        """Remove what a lock file was installed into, also of an agent that was killed; the workspace is locked."""
+        if os.path.lexists(os.path.join(self.store.path, "w", workspace, _LOCKED)):
+            with self.store.private_folder("w", workspace, _LOCKED) as folder:
+                clear(folder.path)
 
     def _would_stage(self, folder: WorkspaceFolder, targets: dict[str, Manifest], job: _Job) -> Staged:
         """What would be missing and deleted: what is in the current trees and in the store's objects is here."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
+from workspace_sync.environment import LockFile
 from workspace_sync.store import Generation
 from workspace_sync.transfer.blocks import Piece
 
@@ -79,6 +80,7 @@ class StageRequest(msgspec.Struct, array_like=True):
         wait: how long to wait for another client (seconds).
         inline: small content that the host may lack, by digest.
         dry: only say what is missing.
+        lock: a lock file of the environment, from which the host makes what it can itself.
     """
 
     workspace: str
@@ -87,6 +89,7 @@ class StageRequest(msgspec.Struct, array_like=True):
     wait: float = 0.0
     inline: dict[bytes, bytes] = {}
     dry: bool = False
+    lock: LockFile | None = None
 
 
 class Missing(msgspec.Struct, array_like=True):
@@ -113,6 +116,8 @@ class Staged(msgspec.Struct, array_like=True):
         reused: bytes that the host had.
         problems: content on the host that was found to be damaged, and is made anew.
         notes: what a sync that was interrupted had left, or what else was not in order, and what was done with it.
+        made: bytes that the host made from the lock file.
+        unmade: why it could not, in a sentence.
     """
 
     finished: bool
@@ -122,6 +127,8 @@ class Staged(msgspec.Struct, array_like=True):
     reused: int = 0
     problems: list[str] = []
     notes: list[str] = []
+    made: int = 0
+    unmade: str = ""
 
 
 class Switched(msgspec.Struct, array_like=True):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_kernel.rdma import RDMABuffer
+from workspace_sync.environment import LockFile
 from workspace_sync.model.progress import SyncProgress
 from workspace_sync.transfer.blocks import ContentBlock, Piece, pack
 from workspace_sync.transfer.calls import Answer, Calls
@@ -76,6 +77,8 @@ class HostRun:
         rounds: how often it was found to lack something.
         kept: blocks in its memory, by number: their sizes.
         missing: what it lacks.
+        made: bytes that it made from a lock file.
+        unmade: why it could not.
     """
 
     state: HostState
@@ -93,6 +96,8 @@ class HostRun:
     rounds: int = 0
     kept: dict[int, int] = field(default_factory=dict[int, int])
     missing: list[Piece] = field(default_factory=list[Piece])
+    made: int = 0
+    unmade: str = ""
 
 
 class StagingRun:
@@ -107,6 +112,7 @@ class StagingRun:
         changes: what is synced.
         wait: how long a host waits for another client (seconds).
         dry: only find out what would be sent.
+        lock: a lock file of the environment, for hosts to make what they can themselves.
         progress: is told how far it is.
     """
 
@@ -121,6 +127,7 @@ class StagingRun:
         *,
         wait: float = 0.5,
         dry: bool = False,
+        lock: LockFile | None = None,
         progress: Callable[[SyncProgress], None] | None = None,
     ) -> None:
         self._calls = calls
@@ -130,6 +137,7 @@ class StagingRun:
         self._changes = changes
         self._wait = wait
         self._dry = dry
+        self._lock = lock
         self._progress = progress
         self._numbers = itertools.count()
         self._blocks: dict[int, ContentBlock] = {}
@@ -221,7 +229,11 @@ class StagingRun:
         self.sent += size
         run.received += size
         run.step = Step.STAGING
-        request = StageRequest(self._workspace, self._owner, parts, self._wait, inline, self._dry)
+        lock = self._lock if any(_is_new(change, run.state) for change in run.changes) else None
+        if lock is not None:
+            self.sent += len(lock.data)
+            run.received += len(lock.data)
+        request = StageRequest(self._workspace, self._owner, parts, self._wait, inline, self._dry, lock)
         self._calls.ask(host, "stage", "stage", self._session, request)
 
     def _read(self, digest: bytes, size: int) -> bytes:
@@ -297,6 +309,7 @@ class StagingRun:
         run.reused = staged.reused
         run.problems = staged.problems
         run.notes = staged.notes
+        run.made, run.unmade = run.made or staged.made, run.unmade or staged.unmade
         run.deleted = staged.deleted
         if staged.finished:
             run.step = Step.STAGED
@@ -497,6 +510,12 @@ class StagingRun:
         total = sum(size for block in self._blocks.values() for size in [block.size * len(block.hosts)])
         sending = any(run.step is Step.FETCHING for run in self.hosts.values())
         self._progress(SyncProgress("send" if sending else "stage", min(done, total), total, through, len(self.hosts)))
+
+
+def _is_new(change: PartChange, state: HostState) -> bool:
+    """Whether a host gets an environment that it does not have."""
+    part = change.part
+    return part.name == "env" and (part.name not in state.parts or state.parts[part.name].digest != change.delta.digest)
 
 
 def _bases(state: HostState, part: str) -> list[bytes]:

@@ -40,6 +40,7 @@ class SyncMagics(Subcommands):
     @argument("dirs", nargs="*", metavar="DIR", help="folders (default: as last time; at first the notebook's folder)")
     @argument("--env", action="store_true", help="also the environment that this kernel runs in")
     @argument("--with-python", action="store_true", help="... with the Python that it was made from, if it is a venv")
+    @argument("--from-lock", metavar="FILE", help="... of which hosts make what they can, from their package caches")
     @argument("--links", choices=["refuse", "follow", "keep"], help="links that lead out of the folders")
     @argument("-n", "--dry-run", action="store_true", help="only show what would be sent and deleted")
     @argument("--verify", action="store_true", help="hash all files on the hosts; damaged ones are sent again")
@@ -57,7 +58,9 @@ class SyncMagics(Subcommands):
         if found.unwatch:
             self.say(notebook.workspaces.unwatch() or "Nothing is being watched.")
             return None
-        workspace = notebook.workspaces.chosen(found.magic, found.dirs, found.env, found.links, found.with_python)
+        workspace = notebook.workspaces.chosen(
+            found.magic, found.dirs, found.env, found.links, found.with_python, found.from_lock
+        )
         hosts = hosts_named(self._session, notebook.shell.user_ns, found.on, found.magic)
         how: How | None = next((way for way in _WAYS if getattr(found, way)), None)
         if found.watch:
@@ -110,5 +113,7 @@ def _check_choices(found: Arguments) -> None:
             raise usage_error(found.magic, f"give either {given[0]} or {given[1]}, not both")
     if found.with_python and not found.env:
         raise usage_error(found.magic, "--with-python is about the Python of the environment: give --env, too")
+    if found.from_lock and not found.env:
+        raise usage_error(found.magic, "--from-lock is about making the environment: give --env, too")
     if found.unwatch and found.dirs:
         raise usage_error(found.magic, "--unwatch takes no folders: at most one workspace is watched")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.sync.environment.trees import assert_equal_trees, installed, moved, stored
-from tests.sync.environment.uv_projects import UvProject, project
+from tests.sync.environment.uv_projects import UvProject, packages, project
 from workspace_sync.environment import editables, environment, environment_manifest, follow
 from workspace_sync.model.errors import ScanError
 from workspace_sync.model.workspace import Workspace
@@ -21,7 +21,8 @@ SITE = "lib/python{}.{}/site-packages".format(*sys.version_info)
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> UvProject:
-    return project(tmp_path_factory.mktemp("uv"))
+    root = tmp_path_factory.mktemp("uv")
+    return project(root, packages(root / "links"))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,218 @@
+"""Content of an environment that a host makes itself, from a lock file and its own package cache.
+
+The client says what the environment holds; a host that installs the same packages has most of that, and only the rest
+is sent. What the installer has verified against the lock file's hashes is verified once more, by the digests of the
+client's files. So a host that cannot install, or whose installer makes other files, gets them sent, and all hosts have
+the same environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+
+from workspace_sync.environment.creation import create
+from workspace_sync.environment.distributions import distributions
+from workspace_sync.environment.kinds import Environment
+from workspace_sync.environment.manifests import EnvironmentScan, environment_manifest
+from workspace_sync.environment.rewriter import Rewriter
+from workspace_sync.model.errors import IncompatibleError, ScanError, StoreError
+from workspace_sync.model.manifest import FileEntry, Manifest, digest_of
+from workspace_sync.scanning import Index
+
+#: The largest lock file (bytes).
+_LARGEST = 64 << 20
+_PR_SET_PDEATHSIG = 1
+_CHILD = "from workspace_sync.environment.locked import main; main()"
+
+
+class LockFile(msgspec.Struct, array_like=True):
+    """A lock file as it travels to hosts.
+
+    Attributes:
+        name: of the file, which says what kind it is.
+        folder: of the file at the client; relative paths in it begin there.
+        data: its content, compressed.
+        prefix: of the environment at the client.
+        base: the Python that it was made from; empty for conda.
+        version: of its Python, as "3.11".
+        packages: what is installed in it: versions by name.
+    """
+
+    name: str
+    folder: str
+    data: bytes
+    prefix: str
+    base: str
+    version: str
+    packages: dict[str, str]
+
+
+class _Order(msgspec.Struct, array_like=True):
+    lock: str
+    prefix: str
+    python: str
+    only: dict[str, str]
+
+
+def read_lock(path: str, env: Environment) -> LockFile:
+    """Read a lock file for hosts.
+
+    Args:
+        path: of the file.
+        env: the environment at the client.
+
+    Raises:
+        ScanError: it cannot be read, or is too large to be one.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_LARGEST + 1)
+    except OSError as e:
+        raise ScanError(f"the lock file {path} cannot be read: {e.strerror}") from None
+    if len(data) > _LARGEST:
+        raise ScanError(f"{path} has more than {_LARGEST >> 20} MiB, which no lock file has")
+    packages = {re.sub(r"[-_.]+", "-", name): about[0] for name, about in distributions(env).items()}
+    folder, name = os.path.split(os.path.realpath(path))
+    return LockFile(name, folder, zlib.compress(data), env.prefix, env.base, env.version, packages)
+
+
+@contextmanager
+def made_from_lock(lock: LockFile, folder: str, cancelled: Callable[[], bool]) -> Generator[LockedContent]:
+    """Install the packages of a lock file into a folder, which is removed again.
+
+    Args:
+        lock: of the client.
+        folder: where to make it: an empty folder of this user alone.
+        cancelled: asked often; true: end soon.
+
+    Raises:
+        IncompatibleError: the lock file is for other machines or another Python, or has nothing that can be installed.
+        StoreError: the installer is missing, or could not do it.
+    """
+    here = "{}.{}".format(*sys.version_info)
+    if lock.base and lock.version != here:
+        raise IncompatibleError(f"the environment has Python {lock.version}, and its sync agent runs in Python {here}")
+    place = os.path.join(folder, secrets.token_hex(8))
+    os.mkdir(place, 0o700)
+    try:
+        prefix = os.path.join(place, "env")
+        _install(lock, place, prefix, cancelled)
+        yield LockedContent(environment_manifest(prefix, Index("made", place), cancelled=cancelled), lock.prefix)
+    finally:
+        clear(place)
+
+
+class LockedContent:
+    """What a host has made, by the paths of the client's environment.
+
+    Args:
+        scanned: what was made.
+        prefix: of the environment at the client.
+    """
+
+    def __init__(self, scanned: EnvironmentScan, prefix: str) -> None:
+        self._scanned = scanned
+        self._original = Rewriter(prefix)
+        self._made: dict[bytes, bytes] = {}
+
+    def pieces(self, target: Manifest, wanted: Mapping[bytes, int]) -> Iterator[tuple[bytes, memoryview]]:
+        """The pieces of the client's environment that are here, with their digests, which hold.
+
+        Args:
+            target: the client's environment.
+            wanted: the pieces that are missing, with their sizes.
+        """
+        given = set[bytes]()
+        for path, entry in target.files():
+            here = self._scanned.manifest.file(path)
+            if here is None:
+                continue
+            open_pieces = [piece for piece in entry.pieces() if piece[0] in wanted and piece[0] not in given]
+            if not open_pieces:
+                continue
+            data = memoryview(self._original_of(path, here))
+            self._made.clear()
+            for digest, offset, size in open_pieces:
+                part = data[offset : offset + size]
+                if len(part) == size and digest_of(part) == digest:
+                    given.add(digest)
+                    yield digest, part
+
+    def _original_of(self, path: bytes, entry: FileEntry) -> bytes:
+        """The content of a file as it would be at the client."""
+        if path not in self._made:
+            data = bytearray(entry.size)
+            for digest, offset, size in entry.pieces():
+                self._scanned.read(digest, memoryview(data)[offset : offset + size])
+            self._made[path] = self._original(entry, bytes(data), path=path, read=self._other)
+        return self._made[path]
+
+    def _other(self, path: bytes) -> bytes:
+        entry = self._scanned.manifest.file(path)
+        return b"" if entry is None else self._original_of(path, entry)
+
+
+def _install(lock: LockFile, place: str, prefix: str, cancelled: Callable[[], bool]) -> None:
+    """Run the installer in a process of its own, which can be ended, and ends with this one."""
+    path = os.path.join(place, lock.name)
+    with open(path, "xb") as file:
+        file.write(zlib.decompress(lock.data))
+    python = os.path.join(lock.base, "bin", f"python{lock.version}") if lock.base else ""
+    order = _Order(path, prefix, python if os.path.exists(python) else "", lock.packages)
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": place}
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CHILD, lock.folder],
+        env=variables,
+        cwd=place,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    with child:
+        given: bytes | None = msgspec.msgpack.encode(order)
+        while True:
+            try:
+                said = child.communicate(given, timeout=0.2)[1]
+                break
+            except subprocess.TimeoutExpired:
+                given = None
+                if cancelled():
+                    child.terminate()
+        if child.returncode:
+            text = said.decode(errors="replace").strip()
+            raise StoreError(text[-2000:] or f"the installer ended with status {child.returncode}")
+
+
+def main() -> None:
+    """The process that installs: it reads what to do from its input."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("it was ended"))  # and the installer that it waits for with it
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Order)
+    try:
+        create(order.lock, order.prefix, python=order.python or None, only=order.only, base=sys.argv[1])
+    except (IncompatibleError, StoreError) as e:
+        sys.exit(str(e))
+
+
+def clear(folder: str) -> None:
+    """Remove what is in a folder that was made here, and the folder; links are removed, and never followed."""
+    for _, folders, files, fd in os.fwalk(folder, topdown=False, follow_symlinks=False):
+        for name in files:
+            os.unlink(name, dir_fd=fd)
+        for name in folders:
+            try:
+                os.rmdir(name, dir_fd=fd)
+            except NotADirectoryError:  # a link to a folder
+                os.unlink(name, dir_fd=fd)
+    os.rmdir(folder)
