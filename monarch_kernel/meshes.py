@@ -1,8 +1,8 @@
 """The meshes of this controller: ``list_proc_meshes``, ``get_mesh``, and notification of changes: ``on_change``.
 
-Meshes that outlive it: ``keep`` starts a host for them, ``kept`` lists them, ``attach`` takes them over, ``end_kept``
-ends them. ``respawn_actors`` creates the actors of live processes again. The notation of rank sets: ``format_ranks``,
-``format_points``, ``parse_ranks``.
+Meshes that outlive it: ``keep`` starts a host for them, ``kept`` lists them, ``kept_ranks`` and ``kept_logs`` show what
+runs there, ``attach`` takes them over, ``end_kept`` ends them. ``respawn_actors`` creates the actors of live processes
+again. The notation of rank sets: ``format_ranks``, ``format_points``, ``parse_ranks``.
 
 This module holds names only; ``monarch_kernel.runtime`` has the code. ``listens``, ``start_daemon``,
 ``make_job_folder`` and ``remove_job_folder`` now belong to ``monarch_kernel.private_files`` and
@@ -10,19 +10,18 @@ This module holds names only; ``monarch_kernel.runtime`` has the code. ``listens
 """
 
 from monarch_kernel.private_files import listens
-from monarch_kernel.protocol.kept_mesh import KeptInfo, KeptMesh
+from monarch_kernel.protocol.kept_mesh import KeptInfo, KeptMesh, KeptRank
 from monarch_kernel.runtime.actor.healing.respawn import actor_meshes_on, respawn_actors
 from monarch_kernel.runtime.actor.kept.kept_host import (
-    KeptError,
     KeptHost,
     attach,
     end_kept,
     held,
     keep,
-    kept,
     kept_host_of,
     taken_over,
 )
+from monarch_kernel.runtime.actor.kept.looking import KeptError, kept, kept_logs, kept_ranks
 from monarch_kernel.runtime.actor.meshes.mesh_registry import get_mesh, list_proc_meshes, on_change
 from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks, parse_ranks
 from monarch_kernel.workers import make_job_folder, remove_job_folder, start_daemon
@@ -32,6 +31,7 @@ __all__ = [
     "KeptHost",
     "KeptInfo",
     "KeptMesh",
+    "KeptRank",
     "actor_meshes_on",
     "attach",
     "end_kept",
@@ -42,6 +42,8 @@ __all__ = [
     "keep",
     "kept",
     "kept_host_of",
+    "kept_logs",
+    "kept_ranks",
     "list_proc_meshes",
     "listens",
     "make_job_folder",

@@ -67,6 +67,40 @@ class Adopt(msgspec.Struct, array_like=True, tag=75):
     root: ProcRef
 
 
+class LookAtKept(msgspec.Struct, array_like=True, tag=76):
+    """From any program of the same user, without Hello: what runs there. It does not become the holder.
+
+    Answered with a Reply whose body is MessagePack of ``list[KeptRank]``, or (ERROR) a sentence.
+    """
+
+    call: int
+    version: int  # WIRE_VERSION
+    release: str  # of the package
+
+
+class ReadKeptLogs(msgspec.Struct, array_like=True, tag=77):
+    """From any program of the same user, without Hello: MessagePack of ``list[LogText]``, as for ``GetLogs``."""
+
+    call: int
+    version: int
+    release: str
+    procs: list[str]
+    tail: int = 0
+
+
+class EndKept(msgspec.Struct, array_like=True, tag=78):
+    """From any program of the same user, without Hello: end all that runs there. Answered when it is gone.
+
+    The answer is OK, or (ERROR) a sentence that says why nothing was ended.
+    """
+
+    call: int
+    version: int
+    release: str
+    pid: int  # of the sender, for the holder
+    force: bool  # also if a living holder has it
+
+
 class Held(msgspec.Struct, array_like=True):
     """The answer to ``TakeOver``.
 
@@ -94,6 +128,30 @@ class KeptMesh(msgspec.Struct):
     sizes: dict[str, int]
     ranks: int
     alive: int
+
+
+class KeptRank(msgspec.Struct):
+    """A rank on a keeper, as it is now.
+
+    Attributes:
+        mesh: the name of its mesh.
+        rank: in that mesh.
+        proc: the identifier of its process.
+        state: "starting", "alive", "unresponsive", "dead" or "stopped".
+        pid: of its process.
+        cause: why it is dead or unresponsive.
+        rss_bytes, cpu_percent, uptime_s: figures of the process.
+    """
+
+    mesh: str
+    rank: int
+    proc: str
+    state: str
+    pid: int
+    cause: str = ""
+    rss_bytes: int = 0
+    cpu_percent: float = 0.0
+    uptime_s: Seconds = 0.0
 
 
 class KeptInfo(msgspec.Struct):

@@ -17,7 +17,17 @@ from typing import Any
 import msgspec
 
 from monarch_kernel.protocol.casts import Cast, CastDrop, CastGroup, CastLost, CastReplies, CastsOver
-from monarch_kernel.protocol.kept_mesh import Adopt, Hear, Keep, LetGo, Taken, TakeOver
+from monarch_kernel.protocol.kept_mesh import (
+    Adopt,
+    EndKept,
+    Hear,
+    Keep,
+    LetGo,
+    LookAtKept,
+    ReadKeptLogs,
+    Taken,
+    TakeOver,
+)
 from monarch_kernel.protocol.observation import Observe, Observed, ObserveRank, RankActivity
 from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef, Seconds, SegmentRef
@@ -442,8 +452,8 @@ class StackRead(msgspec.Struct, array_like=True, frozen=True):
 class AskConsole(msgspec.Struct, array_like=True, tag=48):
     """To a controller, from a terminal of the same user: open the debugger's console.
 
-    The only request that is accepted on a link without Hello. Answered with a Reply whose body is the path of a socket,
-    or (ERROR) a sentence.
+    Accepted on a link without Hello, as are the requests to keepers in ``kept_mesh``. Answered with a Reply whose body
+    is the path of a socket, or (ERROR) a sentence.
     """
 
     call: int
@@ -607,6 +617,9 @@ Message = (
     | ObserveRank
     | RankActivity
     | Observed
+    | LookAtKept
+    | ReadKeptLogs
+    | EndKept
 )
 
 encode = msgspec.msgpack.Encoder().encode

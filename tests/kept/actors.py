@@ -29,6 +29,10 @@ class Counter(Actor):
         return self.count
 
     @endpoint
+    def say(self, text: str) -> None:
+        print(text)
+
+    @endpoint
     def pid(self) -> int:
         return os.getpid()
 

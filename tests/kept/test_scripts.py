@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import SupervisionError
-from monarch_kernel.meshes import KeptError, attach, end_kept, held, keep, kept
+from monarch_kernel.meshes import KeptError, attach, end_kept, held, keep, kept, kept_logs, kept_ranks
 from monarch_kernel.output import subscribe
 from monarch_kernel.workers import client_path
 from tests.actor.actors import hook
@@ -329,3 +329,54 @@ mesh.spawn("counters", Counter).add.call().get()
     mesh.heal().get()
     assert host.actors("counters").path.call_one().get().count(f"{tmp_path}/current") == 1
     host.down()
+
+
+def test_seen_from_outside_without_taking_it(kept_folder: str) -> None:
+    program = """
+import sys
+import time
+from monarch_kernel.runtime.actor.process import started
+from monarch_kernel.meshes import end_kept, kept_logs, kept_ranks, KeptError
+ranks = kept_ranks("t")
+print([(one.mesh, one.rank, one.state, one.pid > 0, one.rss_bytes > 0) for one in ranks])
+print(kept_logs("t", ranks=[1], tail=1))
+try:
+    end_kept("t")
+except KeptError as error:
+    print(error.held, error)
+else:
+    print("ended")
+print("no runtime" if "monarch_kernel.runtime.actor.process" in sys.modules and not started() else "a runtime")
+"""
+    host = keep("t")
+    mesh = host.hosts.spawn_procs(per_host={"gpus": 2}, name="t")
+    counters = mesh.spawn("counters", Counter, 10)
+    counters.say.call("first\nsecond").get()
+    wait_until(lambda: kept_logs("t", tail=1) == {("t", 0): "second\n", ("t", 1): "second\n"}, "the output is kept")
+    both = [("t", 0, "alive", True, True), ("t", 1, "alive", True, True)]
+    assert script(program).splitlines() == [
+        str(both),
+        "{('t', 1): 'second\\n'}",
+        f"True mesh 't' was not ended: process {os.getpid()} on {os.uname().nodename} holds it",
+        "no runtime",
+    ]
+    assert list(counters.add.call().get().values()) == [11, 11]  # the holder still has it
+    os.kill(mesh.pids().get(1), signal.SIGKILL)
+    wait_until(lambda: kept_ranks("t")[1].state == "dead", "its agent has seen the death")
+    assert kept_ranks("t")[1].cause == "killed by SIGKILL"
+    host.detach()
+    pids = processes(kept_folder)
+    assert script(program).splitlines()[2:] == ["ended", "no runtime"]
+    assert not any(map(alive, pids)) and nothing_kept(kept_folder)
+    with pytest.raises(KeptError, match="there is no kept mesh 't'"):
+        kept_ranks("t")
+
+
+def test_ended_by_force_from_outside(faults: list[Any], kept_folder: str) -> None:
+    host = keep("t")
+    mesh = host.hosts.spawn_procs(per_host={"gpus": 1}, name="t")
+    mesh.pids()
+    script("from monarch_kernel.meshes import end_kept\nend_kept('t', force=True)")
+    wait_until(lambda: host.lost != "", "the holder is told")
+    assert "was taken over by process" in host.lost
+    wait_until(lambda: nothing_kept(kept_folder) and not processes(kept_folder), "all of it is gone")

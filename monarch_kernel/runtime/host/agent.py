@@ -618,30 +618,28 @@ class Agent:
         check()
 
     def _on_status(self, link: PeerLink, message: GetStatus, _body: Body) -> None:
-        found: list[ProcStatus] = []
-        for name in message.procs:
-            proc = self._procs.get(name)
-            if proc is None:
-                found.append(ProcStatus(name, "dead", 0, self._node.ref.host, "unknown to the host agent"))
-            elif proc.exit is not None:
-                found.append(ProcStatus(name, proc.state, proc.pid, self._node.ref.host, proc.exit.cause))
-            else:
-                rss, cpu = proc.usage()
-                uptime = round(time.monotonic() - proc.started, 3)
-                why = self._responsiveness.why(name)
-                state = "unresponsive" if why else proc.state
-                found.append(ProcStatus(name, state, proc.pid, self._node.ref.host, why, rss, cpu, uptime))
-        _reply(link, message.call, msgspec.msgpack.encode(found))
+        _reply(link, message.call, msgspec.msgpack.encode([self._status_of(name) for name in message.procs]))
+
+    def _status_of(self, name: str) -> ProcStatus:
+        """The state of a proc now."""
+        proc = self._procs.get(name)
+        host = self._node.ref.host
+        if proc is None:
+            return ProcStatus(name, "dead", 0, host, "unknown to the host agent")
+        if proc.exit is not None:
+            return ProcStatus(name, proc.state, proc.pid, host, proc.exit.cause)
+        rss, cpu = proc.usage()
+        uptime = round(time.monotonic() - proc.started, 3)
+        why = self._responsiveness.why(name)
+        return ProcStatus(name, "unresponsive" if why else proc.state, proc.pid, host, why, rss, cpu, uptime)
 
     def _on_logs(self, link: PeerLink, message: GetLogs, _body: Body) -> None:
-        found: list[LogText] = []
-        for name in message.procs:
-            proc = self._procs.get(name)
-            if proc is not None:
-                found.append(proc.log_text(message.tail))
-            else:
-                found.append(LogText(name, b"", b""))
-        _reply(link, message.call, msgspec.msgpack.encode(found))
+        _reply(link, message.call, msgspec.msgpack.encode(self._logs_of(message.procs, message.tail)))
+
+    def _logs_of(self, procs: Iterable[str], tail: int) -> list[LogText]:
+        """The output of procs that is kept here."""
+        known = ((name, self._procs.get(name)) for name in procs)
+        return [LogText(name, b"", b"") if proc is None else proc.log_text(tail) for name, proc in known]
 
     def _on_stacks(self, link: PeerLink, message: AskStacks, _body: Body) -> None:
         self._stack_reader.read(message, self._procs, functools.partial(_reply, link, message.call))

@@ -17,28 +17,37 @@ import time
 import msgspec
 
 from monarch_kernel import environment
+from monarch_kernel._version import __version__
 from monarch_kernel.protocol.kept_mesh import (
     DESCRIPTION,
     FILES,
     FOLDER,
     PROCS,
     Adopt,
+    EndKept,
     Hear,
     Held,
     Keep,
     KeptInfo,
     KeptMesh,
+    KeptRank,
     LetGo,
+    LookAtKept,
+    ReadKeptLogs,
     Taken,
     TakeOver,
 )
 from monarch_kernel.protocol.messages import (
+    ERROR,
+    OK,
+    WIRE_VERSION,
     Death,
     DeathKind,
     OutputChunk,
     OutputEnd,
     PlaceRanks,
     ProcRef,
+    Reply,
     Shutdown,
     SpawnProcs,
     encode,
@@ -50,8 +59,9 @@ from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.agent import Agent, _reply
 from monarch_kernel.runtime.host.procs import Proc
-from monarch_kernel.runtime.host.worker_agent import WorkerAgent, WorkerConfig
+from monarch_kernel.runtime.host.worker_agent import ORPHAN_GRACE, WorkerAgent, WorkerConfig
 from monarch_kernel.runtime.node.interfaces import PeerLink
+from monarch_kernel.runtime.node.link import Link
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +96,9 @@ class KeeperAgent(WorkerAgent):
         self._node.handle(TakeOver, self._on_take_over)
         self._node.handle(Hear, self._on_hear)
         self._node.handle(LetGo, self._on_let_go)
+        self._node.handle(LookAtKept, self._on_look)
+        self._node.handle(ReadKeptLogs, self._on_read_logs)
+        self._node.handle(EndKept, self._on_end_kept)
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -244,6 +257,52 @@ class KeeperAgent(WorkerAgent):
         super()._exited(proc, status, cause, kind)
         self._describe()
 
+    # -- programs of the same user that are no controllers ----------------------------------------
+
+    def _on_look(self, link: PeerLink, message: LookAtKept, _body: Body) -> None:
+        if self._refuses(link, message):
+            return
+        now = {(proc.mesh, proc.rank): proc.id for proc in self._procs.values() if not proc.tool}  # the last successor
+        found: list[KeptRank] = []
+        for (mesh, rank), name in now.items():
+            told = self._status_of(name)
+            figures = (told.rss_bytes, told.cpu_percent, told.uptime_s)
+            found.append(KeptRank(mesh, rank, name, told.state, told.pid, told.cause, *figures))
+        _answer(link, message.call, msgspec.msgpack.encode(found))
+
+    def _on_read_logs(self, link: PeerLink, message: ReadKeptLogs, _body: Body) -> None:
+        if not self._refuses(link, message):
+            _answer(link, message.call, msgspec.msgpack.encode(self._logs_of(message.procs, message.tail)))
+
+    def _on_end_kept(self, link: PeerLink, message: EndKept, _body: Body) -> None:
+        if self._refuses(link, message):
+            return
+        holder = self._holder
+        if self._leaving or self._folder.lock_fd < 0:
+            _answer(link, message.call, b"it is ending already", ERROR)
+            return
+        if holder is not None and not message.force:
+            text = f"process {self._node.pids.get(holder.id, 0)} on {holder.host} holds it"
+            _answer(link, message.call, text.encode(), ERROR)
+            return
+        if holder is not None:
+            self._tell(holder.id, Taken(message.pid, self._node.ref.host))
+            self._release()
+        self._give_up_name()
+        self._withdraw("")
+        self._leaving = "it was ended by another program"
+        self._shut_down(self._leaving, ORPHAN_GRACE, lambda: _answer(link, message.call, b""))
+
+    def _refuses(self, link: PeerLink, message: LookAtKept | ReadKeptLogs | EndKept) -> bool:
+        """Whether the sender is not on this machine (it gets no answer), or has another version (it is told)."""
+        if not isinstance(link, Link):
+            return True
+        if message.version == WIRE_VERSION:
+            return False
+        text = f"it runs monarch_kernel {__version__}, but this is {message.release}: use the same version"
+        _answer(link, message.call, text.encode(), ERROR)
+        return True
+
     # -- output -------------------------------------------------------------------------------------
 
     def _forward(self, proc: Proc, stream: int, data: bytes) -> None:
@@ -307,6 +366,10 @@ class KeeperAgent(WorkerAgent):
             meshes=[KeptMesh(name, self._sizes.get(name, {}), *count) for name, count in counts.items()],
         )
         return msgspec.json.encode(info)
+
+
+def _answer(link: PeerLink, call: int, body: bytes, status: int = OK) -> None:
+    link.send(encode(Reply(call, 0, status)), body)
 
 
 def newest(text: bytes, missed: int, limit: int) -> bytes:

@@ -101,6 +101,7 @@ class Proc:
 
     def __init__(self, spec: ProcSpec, mesh: str, owner: str, root: str, logs: str) -> None:
         self.id = spec.id
+        self.rank = spec.rank
         self.address = spec.address
         self.mesh = mesh
         self.owner = owner

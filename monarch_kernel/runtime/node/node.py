@@ -21,6 +21,7 @@ import msgspec
 
 from monarch_kernel import environment
 from monarch_kernel._version import __version__
+from monarch_kernel.protocol.kept_mesh import EndKept, LookAtKept, ReadKeptLogs
 from monarch_kernel.protocol.messages import (
     WIRE_VERSION,
     AskConsole,
@@ -68,7 +69,7 @@ CAUSE_GRACE = 0.25
 AGENT_GRACE = 30.0
 
 #: The messages that are accepted on a link before its other end has said Hello.
-_STRANGERS = (Hello, Refused, AskConsole)
+_STRANGERS = (Hello, Refused, AskConsole, LookAtKept, ReadKeptLogs, EndKept)
 
 
 class Loopback:

@@ -16,10 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel._version import __version__
-from monarch_kernel.protocol.messages import ERROR, OK, PREFIX, WIRE_VERSION, AskConsole, Reply, decode, encode
+from monarch_kernel.protocol.messages import ERROR, OK, WIRE_VERSION, AskConsole, Reply, encode
 from monarch_kernel.protocol.private_files import PrivateFolder, temporary_folders
 from monarch_kernel.runtime.actor import extensions
-from monarch_kernel.runtime.node.link import Link, check_peer, peer_of
+from monarch_kernel.runtime.node.link import Link, peer_of
+from monarch_kernel.runtime.node.local_request import connect, request
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.process import System
@@ -74,7 +75,7 @@ def _sockets(folder: str) -> list[str]:
 
 def _at(address: str) -> Controller | None:
     try:
-        with _connect(address, 1.0) as sock:
+        with connect(address, 1.0) as sock:
             pid = peer_of(sock)[0]
     except OSError:
         return None  # its process has ended, or its folder belongs to another user
@@ -86,23 +87,6 @@ def _at(address: str) -> Controller | None:
     return Controller(pid, program, address)
 
 
-def _connect(address: str, timeout: float) -> socket.socket:
-    """Connect to a Unix socket of a process of this user, or of root, which has access to everything anyway.
-
-    Raises:
-        OSError: no process listens on it, or a process of another user does.
-    """
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        sock.settimeout(timeout)
-        sock.connect(address)
-        check_peer(sock, address)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
 def ask_console(controller: Controller, timeout: float = 10.0) -> socket.socket:
     """Ask a controller to open its debugger's console, and connect to it.
 
@@ -111,12 +95,7 @@ def ask_console(controller: Controller, timeout: float = 10.0) -> socket.socket:
     """
     who = f"process {controller.pid}"
     try:
-        with _connect(controller.address, timeout) as sock:
-            header = encode(AskConsole(1, WIRE_VERSION, __version__))
-            sock.sendall(PREFIX.pack(len(header), 0) + header)
-            length, size = PREFIX.unpack(_exactly(sock, PREFIX.size))
-            reply = decode(_exactly(sock, length))
-            body = _exactly(sock, size).decode()
+        reply, answer = request(controller.address, AskConsole(1, WIRE_VERSION, __version__), timeout)
     except TimeoutError:
         raise ConnectionError(
             f"{who} does not answer within {timeout:g} s: it is stopped, or native code holds the interpreter lock; "
@@ -124,22 +103,12 @@ def ask_console(controller: Controller, timeout: float = 10.0) -> socket.socket:
         ) from None
     except OSError as error:
         raise ConnectionError(f"{who} cannot be reached: {error.strerror or error}") from None
-    if not isinstance(reply, Reply) or reply.status != OK:
-        raise ConnectionError(f"{who}: {body}")
+    if reply.status != OK:
+        raise ConnectionError(f"{who}: {answer.decode()}")
     try:
-        return _connect(body, timeout)
+        return connect(answer.decode(), timeout)
     except OSError as error:
         raise ConnectionError(f"the console of {who} cannot be reached: {error.strerror or error}") from None
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = sock.recv(size - len(data))
-        if not more:
-            raise ConnectionResetError("it closed the connection")
-        data += more
-    return data
 
 
 def install(system: System) -> None:

@@ -32,7 +32,6 @@ from monarch_kernel.protocol.kept_mesh import (
 )
 from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef
 from monarch_kernel.protocol.placement import Placement
-from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
 from monarch_kernel.protocol.serialize import dumps_flat, loads
 from monarch_kernel.runtime.actor.calls.requests import ask_agent
 from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT, HealError
@@ -41,6 +40,7 @@ from monarch_kernel.runtime.actor.hosts import daemons
 from monarch_kernel.runtime.actor.hosts.attachment import dial_all
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, HostRef, HostUse
 from monarch_kernel.runtime.actor.kept import folders
+from monarch_kernel.runtime.actor.kept.looking import KeptError, end_from_outside, folder_of
 from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh, settled
 from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 from monarch_kernel.runtime.actor.system import ActorSystem, get_actor_system
@@ -60,18 +60,6 @@ IDLE = 12 * 3600.0
 FORMER = "former:"
 #: The key of the part that says how ranks start.
 PLACEMENT = "placement:"
-
-
-class KeptError(RuntimeError):
-    """A kept mesh is not available: it does not exist, or another controller holds it.
-
-    Attributes:
-        held: whether another controller holds it, so that it can be taken over by force.
-    """
-
-    def __init__(self, message: str, held: bool = False) -> None:
-        super().__init__(message)
-        self.held = held
 
 
 class KeptHost:
@@ -546,34 +534,15 @@ def end_kept(name: str | os.PathLike[str], force: bool = False) -> KeptInfo:
     Raises:
         KeptError: there is no such mesh, or another controller holds it.
     """
-    system = _controller("end")
-    agent, label = _find(system, os.fspath(name))
-    info = folders.read_description(_folder(os.fspath(name)))
-    _taken_over.pop(label, None)
+    folder = folder_of(os.fspath(name))
+    label = os.path.basename(folder)
     for host in held():
-        if host._agent.id == agent.id:
+        if host.name == label and host.is_kept:
+            info = folders.read_description(folder)
             host.down()
-            break
-    else:
-        answer = ask_agent(system.node, agent, f"end {label}", TakeOver, force).get(TIMEOUT)
-        refused = msgspec.msgpack.decode(answer, type=Held).refused
-        if refused:
-            raise KeptError(f"mesh {label!r} was not ended: {refused}")
-        region = SINGLE.region
-        HostMesh(system, (HostRef(agent, agent.host),), region, use=HostUse()).shutdown().get(TIMEOUT)
-    return info or KeptInfo(label, 0, "", agent.host, 0.0)
-
-
-def kept() -> list[KeptInfo]:
-    """The kept meshes of this user on this machine by name, held or not. Does not start the runtime.
-
-    Raises:
-        KeptError: their parent folder belongs to another user; the message names the owner and the remedy.
-    """
-    try:
-        return folders.kept()
-    except NotPrivateError as e:
-        raise KeptError(f"no kept mesh can be found: {e}") from None
+            return info or KeptInfo(label, 0, "", "", 0.0)
+    _taken_over.pop(label, None)
+    return end_from_outside(folder, force)
 
 
 def held() -> list[KeptHost]:
@@ -598,27 +567,11 @@ def _controller(what: str) -> ActorSystem:
     return system
 
 
-def _folder(name: str) -> str:
-    return os.path.abspath(name) if os.sep in name else folders.kept_folder(name)
-
-
 def _find(system: ActorSystem, name: str) -> tuple[ProcRef, str]:
     """Connect to the keeper of a mesh; returns it with the mesh's name."""
-    folder = _folder(name)
+    folder = folder_of(name)
     label = os.path.basename(folder)
     try:
-        gone = folders.remove_if_dead(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        gone = True
-    except (NotPrivateError, NotOursError) as e:
-        if isinstance(e, NotPrivateError) and os.sep not in name:
-            e = folders.elsewhere(e)
-        raise KeptError(f"the kept mesh {name!r} is not available: {e}; nothing was changed") from None
-    if gone:
-        others = ", ".join(info.name for info in kept()) or "none"
-        raise KeptError(f"there is no kept mesh {name!r} (there are: {others})")
-    url = f"ipc://{folder}/{SOCKET}"
-    try:
-        return dial_all(system, [url], TIMEOUT)[0], label
+        return dial_all(system, [f"ipc://{folder}/{SOCKET}"], TIMEOUT)[0], label
     except ConnectionError as e:
         raise KeptError(f"mesh {label!r} cannot be attached to: {e}") from e
