@@ -21,7 +21,7 @@ from monarch_kernel.runtime.actor.kept.kept_host import (
     kept_host_of,
     taken_over,
 )
-from monarch_kernel.runtime.actor.kept.looking import KeptError, kept, kept_logs, kept_ranks
+from monarch_kernel.runtime.actor.kept.looking import KeptError, kept, kept_logs, kept_place, kept_ranks
 from monarch_kernel.runtime.actor.meshes.mesh_registry import get_mesh, list_proc_meshes, on_change
 from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks, parse_ranks
 from monarch_kernel.workers import make_job_folder, remove_job_folder, start_daemon
@@ -43,6 +43,7 @@ __all__ = [
     "kept",
     "kept_host_of",
     "kept_logs",
+    "kept_place",
     "kept_ranks",
     "list_proc_meshes",
     "listens",

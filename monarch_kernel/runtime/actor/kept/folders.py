@@ -37,7 +37,7 @@ def _base() -> str:
     )
 
 
-def _open_base() -> PrivateFolder:
+def open_base() -> PrivateFolder:
     """The parent of the folders of kept meshes, created if it does not exist.
 
     Raises:
@@ -70,7 +70,7 @@ def make_folder(name: str) -> PrivateFolder:
         OSError: the folder cannot be made.
     """
     path = kept_folder(name)
-    _open_base().close()
+    open_base().close()
     try:
         folder = PrivateFolder.make(path)
     except FileExistsError:

@@ -16,7 +16,7 @@ from monarch_kernel.runtime.actor.kept import folders
 from monarch_kernel.runtime.node.local_request import request
 
 #: How long a keeper may take to answer (seconds), and to end what it keeps.
-TIMEOUT = 10.0
+TIMEOUT = 5.0
 END_TIMEOUT = 30.0
 
 
@@ -41,6 +41,19 @@ def kept() -> list[KeptInfo]:
     try:
         return folders.kept()
     except NotPrivateError as e:
+        raise KeptError(f"no kept mesh can be found: {e}") from None
+
+
+def kept_place() -> str:
+    """The folder that holds those of all kept meshes of this user; made if it does not exist. It changes as they do.
+
+    Raises:
+        KeptError: it belongs to another user, or cannot be made.
+    """
+    try:
+        with folders.open_base() as base:
+            return base.path
+    except OSError as e:
         raise KeptError(f"no kept mesh can be found: {e}") from None
 
 

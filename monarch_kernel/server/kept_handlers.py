@@ -1,0 +1,142 @@
+"""REST: the kept meshes of this user, their ranks, their output, and their end.
+
+Each request is authenticated and authorized by the server (``jupyter_server.auth``); the resource is "monarch_kernel",
+the actions are "read" and "write". Errors are JSON, ``{"message": ...}``: 400 for bad input, 404 where there is no such
+mesh, 409 if another process holds it, 503 if it does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from tornado import web
+
+from monarch_kernel.meshes import KeptError, KeptInfo, end_kept, kept, kept_logs, kept_ranks
+
+T = TypeVar("T")
+
+#: Lines of a log in one answer, if the request names no number, and at most.
+LINES, MOST_LINES = 1_000, 100_000
+
+
+def described(info: KeptInfo) -> dict[str, Any]:
+    """A kept mesh as pages get it, with the line that takes it over in a notebook."""
+    about = msgspec.to_builtins(info)
+    del about["url"]
+    return {**about, "attach": f"%mesh attach {info.name}"}
+
+
+class _KeptBase(APIHandler):
+    """Runs blocking work on a thread, and turns its errors into answers."""
+
+    auth_resource = "monarch_kernel"
+
+    async def _answer(self, work: Callable[[], Any]) -> None:
+        try:
+            value = await asyncio.to_thread(work)
+        except KeptError as error:
+            text = str(error)
+            self._fail(409 if error.held else 404 if "there is no kept mesh" in text else 503, text)
+        except ValueError as error:
+            self._fail(400, str(error))
+        else:
+            self.finish(json.dumps(value))
+
+    def _fail(self, status: int, message: str) -> None:
+        self.set_status(status)
+        self.finish(json.dumps({"message": message}))
+
+    def _number(self, name: str, default: int, most: int) -> int:
+        """A query argument between 0 and ``most``.
+
+        Raises:
+            ValueError: it is none; the message says so.
+        """
+        text = self.get_query_argument(name, str(default))
+        if not text.isdecimal() or int(text) > most:
+            raise ValueError(f"{name}={text!r} must be a whole number from 0 to {most}")
+        return int(text)
+
+
+class KeptListHandler(_KeptBase):
+    """``kept``: all of them."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """``{"meshes": [...]}``, by name."""
+        await self._answer(lambda: {"meshes": [described(info) for info in kept()]})
+
+
+class KeptHandler(_KeptBase):
+    """``kept/NAME``: one of them."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Its description, with ``ranks`` as they are now."""
+
+        def look() -> dict[str, Any]:
+            ranks = [msgspec.to_builtins(rank) for rank in kept_ranks(name)]
+            about = [described(info) for info in kept() if info.name == name]
+            if not about:
+                raise KeptError(f"there is no kept mesh {name!r}: it has just ended")
+            return {**about[0], "ranks": ranks}
+
+        await self._answer(look)
+
+
+class KeptLogsHandler(_KeptBase):
+    """``kept/NAME/logs``: output of its ranks."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """``{"logs": [{"mesh", "rank", "text"}]}``.
+
+        The query: ``mesh`` and ``rank`` (any number of them) choose; ``tail`` is how many lines of each, 0 for all.
+        """
+
+        def read() -> dict[str, Any]:
+            tail = self._number("tail", LINES, MOST_LINES)
+            ranks = [int(each) for each in self.get_query_arguments("rank") if each.isdecimal()]
+            if len(ranks) != len(self.get_query_arguments("rank")):
+                raise ValueError("rank must be a whole number")
+            texts = kept_logs(name, self.get_query_argument("mesh", ""), ranks, tail or MOST_LINES)
+            return {"logs": [{"mesh": mesh, "rank": rank, "text": text} for (mesh, rank), text in texts.items()]}
+
+        await self._answer(read)
+
+
+class KeptStopHandler(_KeptBase):
+    """``kept/NAME/stop``: the end of one."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, name: str) -> None:
+        """End it; the body may be ``{"force": true}``: also if another process holds it. Answers when it is gone."""
+        body = self.get_json_body() or {}
+        force = body.get("force", False) if isinstance(body, dict) else None
+        if not isinstance(force, bool):
+            self._fail(400, 'the body must be {"force": true or false}, or nothing')
+            return
+        await self._answer(lambda: described(end_kept(name, force)))
+
+
+class DescriptionHandler(_KeptBase):
+    """``openapi.json``: what all of this is, for programs."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """OpenAPI 3.1, with the address of this server."""
+        about = json.loads((Path(__file__).parent / "openapi.json").read_text())
+        about["servers"] = [{"url": f"{self.base_url}monarch-kernel/api"}]
+        self.finish(json.dumps(about))
