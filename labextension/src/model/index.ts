@@ -2,9 +2,11 @@
 
 export * from './actions';
 export * from './feed';
+export * from './logbuffer';
 export * from './messages';
 export * from './quantities';
 export * from './rankset';
+export * from './series';
 export * from './store';
 export * from './summary';
 export * from './translation';

@@ -1,0 +1,5 @@
+/** The widget's bundle has style sheets as text. */
+declare module '*.css' {
+  const text: string;
+  export default text;
+}

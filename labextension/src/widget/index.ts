@@ -1,0 +1,87 @@
+/** The code of the widget, for anywidget: a live view of a mesh, or a chart of an expression, in a notebook. */
+
+import type { FrontEndMessage, KernelMessage } from '../model';
+import { FeedClient, t } from '../model';
+import { LineChart, MeshBoard } from '../views';
+import css from '../views/views.css';
+
+/** What anywidget gives of a widget's model. */
+export interface WidgetModel {
+  get(name: string): unknown;
+  send(content: unknown): void;
+  on(name: string, heard: (content: KernelMessage) => void): void;
+  off(name: string, heard: (content: KernelMessage) => void): void;
+}
+
+export interface RenderArguments {
+  model: WidgetModel;
+  el: HTMLElement;
+}
+
+/** How much of a view must be on the screen to count as seen. */
+const SEEN = 0.01;
+
+function text(model: WidgetModel, name: string): string {
+  const value = model.get(name);
+  return typeof value === 'string' ? value : '';
+}
+
+/**
+ * Show one view of a model; several may show the same, each with a feed of its own over their one comm.
+ *
+ * The model has the traits `mesh` (the key of the mesh to show; empty: all meshes), and, for a chart, `expression` and
+ * `period` (seconds).
+ *
+ * @returns What ends the view.
+ */
+export function render({ model, el }: RenderArguments): () => void {
+  const style = document.createElement('style');
+  style.textContent = css;
+  const host = document.createElement('div');
+  el.append(style, host);
+
+  const client = new FeedClient((message: FrontEndMessage) => model.send(message));
+  const heard = (message: KernelMessage) => client.receive(message);
+  model.on('msg:custom', heard);
+
+  const mesh = text(model, 'mesh');
+  const expression = text(model, 'expression');
+  let view: LineChart | MeshBoard;
+  if (expression) {
+    const period = Number(model.get('period')) || 1;
+    view = new LineChart(host, expression, client, { mesh, expression, period });
+  } else {
+    view = new MeshBoard(host, client.store, client, { connection: client, ...(mesh ? { mesh } : {}) });
+  }
+  const unfollow = client.onConnection(connection => {
+    host.title = connection === 'gone' ? t('The kernel has gone.') : '';
+  });
+
+  let onScreen = false;
+  const see = () => client.setVisible(onScreen && document.visibilityState !== 'hidden');
+  const observer = new IntersectionObserver(
+    entries => {
+      onScreen = entries.at(-1)?.isIntersecting ?? false;
+      see();
+      if (onScreen && view instanceof MeshBoard) {
+        view.refresh();
+      }
+    },
+    { threshold: [0, SEEN] }
+  );
+  observer.observe(host);
+  document.addEventListener('visibilitychange', see);
+
+  return () => {
+    observer.disconnect();
+    document.removeEventListener('visibilitychange', see);
+    model.off('msg:custom', heard);
+    unfollow();
+    view.dispose();
+    client.dispose();
+    style.remove();
+    host.remove();
+  };
+}
+
+export default { render };
