@@ -9,15 +9,20 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.subscriptions import Subscribers
 
 if TYPE_CHECKING:
+    from monarch_kernel.debugger.controller.hang.verdict import Verdict
     from monarch_kernel.debugger.controller.hub import MeshDebugger
 
 #: Notified with the debugger of this process when it has been created, on the thread that created it.
 on_made: Subscribers[[MeshDebugger]] = Subscribers("a callback of debugger.on_made")
+
+#: Notified with a mesh and the verdict on all its ranks whenever one was reached, on the thread that asked.
+on_verdict: Subscribers[[Any, Verdict]] = Subscribers("a callback of debugger.on_verdict")
 
 
 def get_debugger() -> MeshDebugger:
@@ -29,9 +34,8 @@ def get_debugger() -> MeshDebugger:
 
 def existing_debugger() -> MeshDebugger | None:
     """The debugger of this controller; None if there is none yet."""
-    from monarch_kernel.debugger.controller import hub
-
-    return hub.existing_debugger()
+    hub: Any = sys.modules.get("monarch_kernel.debugger.controller.hub")  # without it, there is none
+    return None if hub is None else hub.existing_debugger()
 
 
 def select(mesh: Any = None, ranks: Any = None) -> Any:

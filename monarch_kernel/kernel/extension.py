@@ -18,6 +18,7 @@ from monarch_kernel.kernel.output import call_errors, formatters
 from monarch_kernel.kernel.session import session
 from monarch_kernel.output import subscribe
 from monarch_kernel.pool import on_progress
+from monarch_kernel.watch import provide
 
 _ATTRIBUTE = "_monarch_kernel_extension"
 
@@ -42,6 +43,7 @@ class _Extension:
 
         undo.callback(subscribe(notebook.router.on_event))
         undo.callback(on_progress(MapProgress(notebook)))
+        undo.callback(provide(notebook.watched.source))
         call_errors.install(ip)
         undo.callback(call_errors.remove)
         formatters.install(ip)

@@ -28,6 +28,7 @@ from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.stale_classes import StaleClasses
 from monarch_kernel.kernel.sync_run import Workspaces
 from monarch_kernel.kernel.usage_errors import nearest
+from monarch_kernel.kernel.watched_facts import WatchedFacts
 from monarch_kernel.meshes import format_points, list_proc_meshes
 from monarch_kernel.output import set_origin
 
@@ -64,6 +65,8 @@ class Notebook:
         # For each ordinary cell, the publisher for the output of the actors that it called.
         self._publishers: OrderedDict[str, Publisher] = OrderedDict()
         self._numbers: dict[str, int] = {}  # the number of each of these cells, as in In[...]
+        #: What watches learn from this notebook.
+        self.watched = WatchedFacts(session, self._numbers)
         self._key = ""
         self.last_cell: tuple[str, str] | None = None  # the file and the text of the latest `%%mesh` cell
         self._foreign: list[str] = []  # cells of an earlier kernel, whose output goes to the running cell
@@ -84,6 +87,7 @@ class Notebook:
         self._own_output.watch()
         # Some versions of IPython count a cell before this event, others at the end of the cell.
         self._numbers[self._key] = min(self.shell.execution_count, len(self.shell.history_manager.input_hist_parsed))
+        self.watched.cell(self._key, self._numbers[self._key])
         while len(self._publishers) > _MOST_CELLS:
             self._numbers.pop(self._publishers.popitem(last=False)[0], None)
         if not is_mesh_cell(self._raw_cell):
@@ -142,6 +146,7 @@ class Notebook:
             remember_source(filename, raw)
             raise CellSyntaxError(error, self._syntax_lines(error)) from None
         remember_source(filename, raw)
+        self.watched.cell(filename, number)
         self.last_cell = filename, raw
         return Cell(f"{self._key}.{next(_count)}", source, filename, raw, ends_quietly(transformed))
 

@@ -8,6 +8,7 @@ from monarch_kernel.actor import ProcMesh
 from monarch_kernel.kernel.managed_mesh import ManagedMesh, recall, remember
 from monarch_kernel.kernel.usage_errors import nearest
 from monarch_kernel.meshes import list_proc_meshes, taken_over
+from monarch_kernel.subscriptions import Subscribers
 
 
 class MeshSession:
@@ -16,6 +17,8 @@ class MeshSession:
     def __init__(self) -> None:
         self._managed: dict[str, ManagedMesh] = {}
         self._current: str | None = None
+        #: Notified when another mesh is chosen.
+        self.changed: Subscribers[[]] = Subscribers("a callback on the mesh in use")
 
     # -- lookup --------------------------------------------------------------------------------
 
@@ -103,6 +106,7 @@ class MeshSession:
     def choose(self, name: str) -> None:
         """Use the mesh of that name from now on."""
         self._current = name
+        self.changed.notify()
 
     @property
     def chosen(self) -> str | None:
@@ -115,6 +119,7 @@ class MeshSession:
         if self._current == name:
             names = self.names()
             self._current = names[-1] if names else None
+            self.changed.notify()
 
     def _forget_stopped(self) -> None:
         for name, managed in list(self._managed.items()):

@@ -49,8 +49,15 @@ class RankActivity(msgspec.Struct, array_like=True, tag=82):
     gone: list[str]  # actors that have ended
     cell: str = ""  # the notebook cell that runs on the rank itself
     cell_since: float = 0.0
-    sent: int = 0  # bytes of messages so far
-    received: int = 0
+    sent: int = 0  # bytes of answers so far
+    received: int = 0  # bytes of calls
+
+    def joined(self, later: RankActivity) -> RankActivity:
+        """This report and a later one of the same rank, as one."""
+        actors = {actor.actor: actor for actor in self.actors if actor.actor not in later.gone}
+        actors.update((actor.actor, actor) for actor in later.actors)
+        gone = [actor for actor in dict.fromkeys((*self.gone, *later.gone)) if actor not in actors]
+        return msgspec.structs.replace(later, actors=list(actors.values()), gone=gone)
 
 
 class ProcFigures(msgspec.Struct, array_like=True, frozen=True):

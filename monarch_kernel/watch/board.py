@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
@@ -23,6 +24,7 @@ from monarch_kernel.watch.facts import (
     MeshGone,
     MeshMark,
     ProcFact,
+    StopFact,
 )
 from monarch_kernel.watch.model import (
     ActorView,
@@ -49,8 +51,12 @@ MAX_TEXT = 4000
 _FIELDS: Final = RankView.__struct_fields__
 _BIT: Final = {name: 1 << k for k, name in enumerate(_FIELDS)}
 #: What only the board sets.
-_DERIVED: Final = frozenset({"mesh", "rank", "host", "proc", "state", "since", "cause", "doing", "doing_since"})
+_DERIVED: Final = frozenset(
+    {"mesh", "rank", "host", "proc", "state", "since", "cause", "doing", "doing_since", "stop", "actors", "waiting"}
+)
 _ORDER: Final = {state: k for k, state in enumerate(RankState)}
+#: The states of ranks of a mesh that may hang.
+_BUSY: Final = frozenset({RankState.RUNNING, RankState.STOPPED, RankState.UNRESPONSIVE})
 #: What a process that is gone has no more.
 _NOTHING: Final[dict[str, Any]] = {
     "doing": "",
@@ -127,6 +133,7 @@ class Board:
             HostFact: self._on_host,
             ProcFact: self._on_proc,
             ActorsFact: self._on_actors,
+            StopFact: self._on_stop,
             CellFact: self._on_cell,
             CellName: self._on_cell_name,
             Condition: self._on_condition,
@@ -272,6 +279,19 @@ class Board:
             fields[name] = max(getattr(rank.view, name), sum(getattr(actor, name) for actor in actors))
         self._put(rank, {**fields, **self._doing(rank)}, time)
 
+    def _on_stop(self, fact: StopFact, time: float) -> None:
+        mesh = self._meshes.get(fact.mesh)
+        rank = mesh.ranks[fact.rank] if mesh is not None and fact.rank < len(mesh.ranks) else None
+        if rank is None or self._living(rank.view.proc) is None:
+            return
+        stop = fact.stop
+        if stop is None:
+            rank.conditions.pop(RankState.STOPPED, None)
+        else:
+            stop = replace(stop, file=self._cell_name(stop.file) or os.path.basename(stop.file))
+            rank.conditions[RankState.STOPPED] = (fact.since or time, stop.text)
+        self._put(rank, {"stop": stop}, time)
+
     def _on_cell(self, fact: CellFact, time: float) -> None:
         rank = self._living(fact.proc)
         if rank is not None:
@@ -283,14 +303,18 @@ class Board:
         if len(self._cells) > MAX_CELLS:
             del self._cells[next(iter(self._cells))]
         for rank in self._procs.values():
-            if rank.cell[0] == fact.cell:
+            if rank.cell[0].partition(".")[0] == fact.cell or rank.cell[0] == fact.cell:
                 self._put(rank, self._doing(rank), time)
+
+    def _cell_name(self, cell: str) -> str:
+        """What people call a cell, given its id or its file; "" if that is unknown."""
+        return self._cells.get(cell) or self._cells.get(cell.partition(".")[0], "")
 
     def _doing(self, rank: _Rank) -> dict[str, Any]:
         """What a rank runs: a cell, or the endpoint that has run longest."""
         cell, since = rank.cell
         if cell:
-            return {"doing": self._cells.get(cell, "a cell"), "doing_since": since}
+            return {"doing": self._cell_name(cell) or "a cell", "doing_since": since}
         busy = [actor for actor in rank.actors.values() if actor.endpoint]
         if not busy:
             return {"doing": "", "doing_since": 0.0}
@@ -360,6 +384,9 @@ class Board:
         if changed:
             rank.view = replace(view, **changed)
             rank.mesh.views = None
+            if rank.mesh.view.hang and not any(each.view.state in _BUSY for each in rank.mesh.ranks):
+                rank.mesh.view = replace(rank.mesh.view, hang="")
+                self._note(_MESH, view.mesh)
             mask = 0
             for name in changed:
                 mask |= _BIT[name]

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from monarch_kernel.watch.model import ActorView, RankState
+from monarch_kernel.watch.model import ActorView, RankState, StopView
 
 
 class MeshFact(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class HostFact(msgspec.Struct, frozen=True):
 
 
 class ProcFact(msgspec.Struct, frozen=True):
-    """Fields of the ``RankView`` of a process, except those that follow from others: ``state``, ``since``, ``doing``.
+    """Fields of the ``RankView`` of a process, except those that follow from others, such as ``state`` and ``doing``.
 
     Unknown processes are ignored, and so are those that are dead.
     """
@@ -71,6 +71,20 @@ class ActorsFact(msgspec.Struct, frozen=True):
     gone: tuple[str, ...] = ()
 
 
+class StopFact(msgspec.Struct, frozen=True):
+    """Where a rank is stopped in the debugger; None: nowhere any more.
+
+    Attributes:
+        mesh, rank: the ``key`` of the mesh, and the rank.
+        since: when it stopped.
+    """
+
+    mesh: str
+    rank: int
+    stop: StopView | None
+    since: float = 0.0
+
+
 class CellFact(msgspec.Struct, frozen=True):
     """The notebook cell that runs on a process itself; ``cell`` is empty if none does."""
 
@@ -80,7 +94,11 @@ class CellFact(msgspec.Struct, frozen=True):
 
 
 class CellName(msgspec.Struct, frozen=True):
-    """What people call a cell, such as ``cell [7]``."""
+    """What people call a cell, such as ``cell [7]``.
+
+    Attributes:
+        cell: its id or the beginning of it up to a dot, or the file that its code is compiled under.
+    """
 
     cell: str
     name: str
@@ -90,7 +108,7 @@ class Condition(msgspec.Struct, frozen=True):
     """A condition of a process begins or ends; several may hold, and the worst is its state.
 
     Attributes:
-        state: ``STARTING``, ``DEAD``, ``ENDED``, ``UNRESPONSIVE``, ``STOPPED`` or ``HEALING``.
+        state: ``STARTING``, ``DEAD``, ``ENDED``, ``UNRESPONSIVE`` or ``HEALING``.
         holds: whether it begins.
         since: when it began.
         cause: why.
@@ -124,6 +142,7 @@ Fact: TypeAlias = (
     | HostFact
     | ProcFact
     | ActorsFact
+    | StopFact
     | CellFact
     | CellName
     | Condition

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.node.node import Node
     from monarch_kernel.runtime.supervision.restarts import RestartPolicy
     from monarch_kernel.runtime.supervision.tree import Tree
+    from monarch_kernel.subscriptions import Subscribers
 
 
 class SpawnedMesh(Protocol):
@@ -156,6 +157,9 @@ class PortReceivers(Protocol):
 
 class MeshHealer(Protocol):
     """Records and repairs the meshes of this process: ``healing.healer``. Meshes are ``Any``, as they are above it."""
+
+    healing: set[str]
+    on_healing: Subscribers[[frozenset[str], bool]]
 
     def spawned(
         self,

@@ -10,8 +10,6 @@ import os
 import time
 from collections.abc import Iterable
 
-import msgspec
-
 from monarch_kernel.protocol.messages import Death
 from monarch_kernel.protocol.observation import (
     HostFigures,
@@ -125,7 +123,7 @@ class HostObserver:
         if lease is None:
             return
         earlier = lease.activity.get(link.peer)
-        lease.activity[link.peer] = message if earlier is None else _joined(earlier, message)
+        lease.activity[link.peer] = message if earlier is None else earlier.joined(message)
         self._soon(lease)
 
     def _soon(self, lease: _Lease) -> None:
@@ -195,14 +193,6 @@ class HostObserver:
         cpu = 100 * (busy - last_busy) / (total - last_total) if total > last_total else 0.0
         size, free = _host_memory()
         return HostFigures(os.cpu_count() or 1, round(cpu, 1), size - free, size)
-
-
-def _joined(earlier: RankActivity, later: RankActivity) -> RankActivity:
-    """Two reports of a rank as one."""
-    actors = {actor.actor: actor for actor in earlier.actors if actor.actor not in later.gone}
-    actors.update((actor.actor, actor) for actor in later.actors)
-    gone = [actor for actor in dict.fromkeys((*earlier.gone, *later.gone)) if actor not in actors]
-    return msgspec.structs.replace(later, actors=list(actors.values()), gone=gone)
 
 
 def _is_up(figures: ProcFigures | None) -> bool:

@@ -70,7 +70,7 @@ class RankObserver:
         self._timer = self._system.node.poller.call_later(self._period / LOOKS, self._look)
         urgent = self._update(now)
         waited = now - self._told_at
-        if waited >= self._period and (urgent or waited >= COUNTS):
+        if waited >= (self._period / 2 if urgent else COUNTS):
             self._tell(now)
 
     def _update(self, now: float) -> bool:

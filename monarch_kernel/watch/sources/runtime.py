@@ -73,6 +73,10 @@ class RuntimeSource:
             facts.append(FailureFact("unresponsive", f"does not respond: {report.why}", (proc,)))
         self._give(*facts)
 
+    def procs_healing(self, procs: frozenset[str], begins: bool) -> None:
+        """See ``ObserverEvents``."""
+        self._give(*(Condition(proc, RankState.HEALING, begins, cause="it is being healed") for proc in procs))
+
     def host_reported(self, agent: str, report: Observed, ahead: float) -> None:
         """See ``ObserverEvents``."""
         facts: list[Fact] = []

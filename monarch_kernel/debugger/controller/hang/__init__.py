@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from monarch_kernel.debugger import on_verdict
+
 if TYPE_CHECKING:
     from monarch_kernel.actor import ActorMesh, ProcMesh
     from monarch_kernel.debugger.controller.hang.verdict import Verdict
@@ -34,4 +36,7 @@ def hang(mesh: ProcMesh | ActorMesh[Any], *, ranks: Iterable[int] | None = None,
     """
     from monarch_kernel.debugger.controller.hang.sampling import sample_and_judge
 
-    return sample_and_judge(mesh, ranks, timeout)
+    verdict = sample_and_judge(mesh, ranks, timeout)
+    if ranks is None:
+        on_verdict.notify(mesh, verdict)
+    return verdict

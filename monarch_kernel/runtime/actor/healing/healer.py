@@ -76,6 +76,9 @@ class Healer:
         self.restarts = Restarts()
         #: Notified with the id of a mesh that was made, healed or forgotten, and with "id#rank" at a checkpoint.
         self.records_changed: Subscribers[[str]] = Subscribers("a record of meshes")
+        #: The procs that are being healed, and what is notified with some of them, and whether that begins or ends.
+        self.healing: set[str] = set()
+        self.on_healing: Subscribers[[frozenset[str], bool]] = Subscribers("a callback on healing")
         #: Called to get a replacement for a dead host agent; each may return None.
         self.renewers: list[Callable[[str], ProcRef | None]] = []
         handlers = system.node.handlers
@@ -161,19 +164,30 @@ class Healer:
         future: Future[Healed] = Future(self._system.node.poller, what)
         waiting = self._system.held_calls
         waiting.begin(procs)
+        self._note_healing(procs, True)
 
         def run() -> None:
             try:
                 healed = work()
             except BaseException as e:
                 waiting.end(procs)
+                self._note_healing(procs, False)
                 future._reject(e)
             else:
                 waiting.end(procs)
+                self._note_healing(procs, False)
                 future._resolve(healed)
 
         threading.Thread(target=run, name="monarch-heal", daemon=True).start()
         return future
+
+    def _note_healing(self, procs: set[str], begins: bool) -> None:
+        if begins:
+            self.healing |= procs
+        else:
+            self.healing -= procs
+        if procs:
+            self.on_healing.notify(frozenset(procs), begins)
 
     def _respawn(self, mesh: ProcMesh, procs: set[str], deadline: float) -> Healed:
         began = time.monotonic()

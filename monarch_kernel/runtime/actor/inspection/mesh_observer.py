@@ -9,15 +9,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from monarch_kernel.protocol.messages import Death, ProcUnresponsive
-from monarch_kernel.protocol.observation import Observe, Observed
+from monarch_kernel.protocol.observation import Observe, Observed, ProcFigures, RankActivity
 from monarch_kernel.protocol.refs import ProcRef
 from monarch_kernel.runtime.actor import process
 from monarch_kernel.runtime.actor import system as systems
 from monarch_kernel.runtime.actor.wire_types import Body, MessageLink
 from monarch_kernel.runtime.node.poller import Timer
+from monarch_kernel.subscriptions import Subscription
 
 #: How long host agents report without a renewal (seconds).
 LEASE = 30.0
@@ -63,6 +64,10 @@ class ObserverEvents(Protocol):
         """A proc does not answer its agent, or (None) answers again."""
         ...
 
+    def procs_healing(self, procs: frozenset[str], begins: bool) -> None:
+        """The healing of procs, or of actors on them, begins or ends."""
+        ...
+
     def host_reported(self, agent: str, report: Observed, ahead: float) -> None:
         """A host agent has reported; its clock is that many seconds ahead of ours."""
         ...
@@ -86,8 +91,10 @@ class MeshObserver:
         self._procs: set[str] = set()
         self._agents: dict[str, ProcRef] = {}
         self._ahead: dict[str, float] = {}  # by agent: how far its clock is ahead
+        self._early: dict[str, _Early] = {}  # reports on procs that no mesh here has yet
         self._timer: Timer | None = None
-        self._changes: Any = None
+        self._changes: Subscription | None = None
+        self._healing: Subscription | None = None
 
     def open(self) -> None:
         """Begin: everything that is known now is told before this returns."""
@@ -99,7 +106,8 @@ class MeshObserver:
         """End: host agents stop to report, and nothing is told any more."""
         if not self._open:
             return
-        self._changes.close()
+        if self._changes is not None:
+            self._changes.close()
         with self._lock:
             self._open = False
             agents = list(self._agents)
@@ -128,6 +136,7 @@ class MeshObserver:
         node.on_vitals.append(self._on_vitals)
         node.on_close.append(self._on_close)
         node.handle(Observed, self._on_observed)
+        self._healing = system.healer.on_healing.subscribe(self._on_healing)
         self._timer = node.poller.call_later(LEASE / 3, self._on_timer)
 
     def _unbind(self) -> None:
@@ -147,8 +156,10 @@ class MeshObserver:
                 callbacks.remove(callback)
         # Reports that are on their way are dropped without an error.
         node.handle(Observed, _ignore)
-        self._system = self._timer = None
-        self._targets, self._procs, self._agents, self._ahead = {}, set(), {}, {}
+        if self._healing is not None:
+            self._healing.close()
+        self._system = self._timer = self._healing = None
+        self._targets, self._procs, self._agents, self._ahead, self._early = {}, set(), {}, {}, {}
 
     def _on_close(self) -> None:
         with self._lock:
@@ -215,6 +226,11 @@ class MeshObserver:
                     self._events.proc_died(proc, node.deaths[proc])
                 elif proc in node.unresponsive:
                     self._events.proc_vitals(proc, node.unresponsive[proc])
+                if early := self._early.pop(proc, None):
+                    agent, figures, activity = early
+                    self._tell(agent, Observed(0.0, None, [figures] if figures else [], activity))
+            if healing := refs.keys() & system.healer.healing - known:
+                self._events.procs_healing(frozenset(healing), True)
             for agent in new:
                 node.learn(agents[agent])
                 if agent in node.deaths:
@@ -226,6 +242,7 @@ class MeshObserver:
 
     def _on_peer_dead(self, proc: str, death: Death) -> None:
         with self._lock:
+            self._early.pop(proc, None)
             if proc in self._procs:
                 self._events.proc_died(proc, death)
             elif proc in self._agents:
@@ -242,8 +259,29 @@ class MeshObserver:
                 return
             # The time of the way makes a clock look slow, so the largest difference is the best one.
             ahead = report.time - time.time()
-            best = self._ahead[link.peer] = max(ahead, self._ahead.get(link.peer, ahead))
-            self._events.host_reported(link.peer, report, best if abs(best) > SAME_CLOCK else 0.0)
+            self._ahead[link.peer] = max(ahead, self._ahead.get(link.peer, ahead))
+            for figures in report.procs:
+                if figures.proc not in self._procs:
+                    _, _, activity = self._early.get(figures.proc, (link.peer, None, {}))
+                    self._early[figures.proc] = (link.peer, figures, activity)
+            for proc, new in report.activity.items():
+                if proc not in self._procs:
+                    _, figures, earlier = self._early.get(proc, (link.peer, None, {}))
+                    self._early[proc] = (link.peer, figures, {proc: earlier[proc].joined(new) if earlier else new})
+            self._tell(link.peer, report)
+
+    def _tell(self, agent: str, report: Observed) -> None:
+        ahead = self._ahead.get(agent, 0.0)
+        self._events.host_reported(agent, report, ahead if abs(ahead) > SAME_CLOCK else 0.0)
+
+    def _on_healing(self, procs: frozenset[str], begins: bool) -> None:
+        with self._lock:
+            if mine := procs & self._procs:
+                self._events.procs_healing(mine, begins)
+
+
+#: The agent that has reported, and what it has told of a process and its actors.
+_Early: TypeAlias = tuple[str, ProcFigures | None, dict[str, RankActivity]]
 
 
 def _observed(key: str, mesh: Any, extent: Any, procs: tuple[ProcRef, ...], pids: dict[str, int]) -> ObservedMesh:
