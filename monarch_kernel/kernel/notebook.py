@@ -146,7 +146,7 @@ class Notebook:
             remember_source(filename, raw)
             raise CellSyntaxError(error, self._syntax_lines(error)) from None
         remember_source(filename, raw)
-        self.watched.cell(filename, number)
+        self.watched.cell(filename, number or 0)
         self.last_cell = filename, raw
         return Cell(f"{self._key}.{next(_count)}", source, filename, raw, ends_quietly(transformed))
 
