@@ -119,6 +119,8 @@ EXCEPTIONS = {
     f"{RUNTIME}.actor.errors": {"monarch_kernel.errors"},
     f"{RUNTIME}.actor.unhandled_fault": {"monarch_kernel.actor"},
     f"{DEBUGGER}.rank.stacks.tasks": {f"{RUNTIME}.actor.execution.interruptible"},
+    # The mounts of a job, by the names that users have for them.
+    f"{LAUNCHERS}.mounts": {"monarch_kernel.remotemount", "monarch_kernel.gather_mount"},
     # Exceptions of tools are loaded when a program names one.
     "monarch_kernel.errors": {DEBUGGER, POOL, KERNEL, "workspace_sync"},
 }

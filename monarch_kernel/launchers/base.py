@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
 from monarch_kernel.actor import HostMesh
+from monarch_kernel.launchers.mounts import GatheredMount, JobMounts, RemoteMount
 from monarch_kernel.private_files import read_own_file, write_own_file
 
 #: Where ``Job.state`` looks for a job that was applied earlier.
@@ -76,6 +78,7 @@ class Job(ABC):
 
     def __init__(self) -> None:
         self.apply_id: str | None = None
+        self._mounts = JobMounts()
 
     # -- the methods that a subclass implements -----------------------------------------------------------------
 
@@ -139,22 +142,62 @@ class Job(ABC):
         Args:
             cached_path: the file through which the next run of a script finds the job; None: no file is used.
 
+        Mounts that were declared are made now; those that are there show their folders as they are now.
+
         Raises:
             PermissionError: another user wrote that file, or could have written it.
-            ValueError: that file does not belong to a job; it is not changed.
+            ValueError: that file does not belong to a job; it is not changed. Or a mount is for an unknown mesh.
+            MountError: a host cannot mount.
         """
         if not self.active:
+            self._mounts.close()
             known = _load_cached(cached_path)
             if known is not None and type(known) is type(self) and known._spec() == self._spec() and known.active:
-                vars(self).update(vars(known))
+                vars(self).update(vars(known), _mounts=self._mounts)
             else:
                 self.apply()
         if cached_path is not None:
             self.dump(cached_path)
-        return JobState(self._hosts())
+        return JobState(self._mounts.make(self._hosts()))
+
+    def remote_mount(
+        self,
+        source: Path,
+        mntpoint: str | None = None,
+        meshes: Sequence[str] | None = None,
+        python_exe: str | None = ".venv/bin/python",
+    ) -> None:
+        """Have a folder of this machine on hosts of this job, read-only and read on demand, from the next ``state`` on.
+
+        Args:
+            source: the folder.
+            mntpoint: the mount point on the hosts; by default the path that the folder has here.
+            meshes: the names of the meshes; by default all.
+            python_exe: a path in the folder: where it is there, ranks of these meshes run in that interpreter.
+
+        Source: the names are those of ``monarch.job.JobTrait``; ``workspace_sync.remotemount`` does the work.
+        """
+        path = os.path.abspath(os.path.expanduser(os.fspath(source)))
+        self._mounts.remote.append(RemoteMount(path, mntpoint, None if meshes is None else tuple(meshes), python_exe))
+
+    def gather_mount(
+        self, remote_mount_point: str, local_mount_point: str, meshes: Sequence[str] | None = None
+    ) -> None:
+        """Show a folder of each host of this job here, read-only, from the next ``state`` on.
+
+        Args:
+            remote_mount_point: the folder on every host.
+            local_mount_point: the mount point here; with several meshes, each has a folder of its name in it.
+            meshes: the names of the meshes; by default all.
+
+        Source: the names are those of ``monarch.job.JobTrait``; ``workspace_sync.gather_mount`` does the work.
+        """
+        names = None if meshes is None else tuple(meshes)
+        self._mounts.gathered.append(GatheredMount(remote_mount_point, local_mount_point, names))
 
     def kill(self) -> None:
-        """Release the hosts, and end all processes on them."""
+        """Release the hosts, and end all processes on them; its mounts are gone then."""
+        self._mounts.close()
         if self.apply_id is not None:
             self._end()
             self.apply_id = None
