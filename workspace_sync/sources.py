@@ -29,6 +29,10 @@ from workspace_sync.transfer.parts import Part
 TREE, ENVIRONMENT = "tree", "env"
 # The name of an index only: hosts have editable installs in the tree.
 SOURCES = "sources"
+#: What is remembered is written so long after a sync (seconds): ranks that follow the sync come first.
+_SAVE_DELAY = 0.5
+#: How long the next sync may keep what is remembered from being written (seconds).
+_SAVE_PATIENCE = 10.0
 
 
 @dataclass
@@ -74,6 +78,8 @@ class WorkspaceSource:
             SOURCES: Index(f"{workspace}-sources"),
         }
         self._last: dict[str, Manifest] = {}
+        self._unsaved: dict[str, Manifest] = {}
+        self._saver: threading.Thread | None = None
 
     def find(self, workspace: Workspace, progress: Callable[[int, int], None] | None) -> FoundWorkspace:
         """Scan the folders and the environment.
@@ -88,12 +94,12 @@ class WorkspaceSource:
         followed = Followed({}, []) if about is None else follow(editables(about), roots)
         scans: list[Scan] = []
         if roots:
-            found.tree = scan(workspace, self._indexes[TREE], progress=progress)
+            found.tree = scan(workspace, self._indexes[TREE], progress=progress, save=False)
             scans.append(found.tree)
         if followed.dirs:
             # Apart from the workspace's own folders, of which one may be the root of the tree.
             sources = Workspace(followed.dirs, links="keep")
-            found.sources = scan(sources, self._indexes[SOURCES], progress=progress)
+            found.sources = scan(sources, self._indexes[SOURCES], progress=progress, save=False)
             scans.append(found.sources)
         if scans:
             manifest = scans[0].manifest if len(scans) == 1 else joined(scans[0].manifest, scans[1].manifest)
@@ -115,13 +121,30 @@ class WorkspaceSource:
         """Keep the manifests that hosts have now, so that the next sync sends only what differs from them."""
         manifests = {part.name: part.manifest for part in found.parts}
         self._last.update(manifests)
+        self._unsaved.update(manifests)
 
-        def save() -> None:
-            for part, manifest in manifests.items():
-                self._indexes[part].remember(manifest)
+    def save_soon(self) -> None:
+        """Write what is remembered, on a thread. Called by who holds the lock."""
+        if self._saver is None and (self._unsaved or any(index.changed for index in self._indexes.values())):
+            # Not a daemon: a program that ends after a sync still writes it.
+            self._saver = threading.Thread(target=self._save, name="sync remember")
+            self._saver.start()
 
-        # Not a daemon: a program that ends after a sync still writes them.
-        threading.Thread(target=save, name="sync remember").start()
+    def _save(self) -> None:
+        threading.main_thread().join(_SAVE_DELAY)
+        if not self.lock.acquire(timeout=_SAVE_PATIENCE):
+            self._saver = None  # whoever holds it asks again
+            return
+        try:
+            self._saver = None
+            saves = [index.to_save() for index in self._indexes.values()]
+            manifests, self._unsaved = self._unsaved, {}
+        finally:
+            self.lock.release()
+        for save in saves:
+            save()
+        for part, manifest in manifests.items():
+            self._indexes[part].remember(manifest)
 
     def _remembered(self, part: str) -> Callable[[bytes], Manifest | None]:
         def remembered(digest: bytes) -> Manifest | None:
@@ -141,4 +164,7 @@ def source_of(workspace: Workspace) -> Generator[WorkspaceSource]:
     with _lock:
         source = _sources.setdefault(workspace.id, WorkspaceSource(workspace.id))
     with source.lock:
-        yield source
+        try:
+            yield source
+        finally:
+            source.save_soon()

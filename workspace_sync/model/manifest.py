@@ -129,6 +129,11 @@ def _length(name: bytes) -> bytes:
     return _LENGTHS[length] if length < 256 else length.to_bytes(4, "big")
 
 
+#: What ``Manifest.count`` has found, by digest: the same few manifests are counted at every sync.
+_counts: dict[bytes, tuple[int, int]] = {}
+_MOST_COUNTS = 64
+
+
 class Manifest(msgspec.Struct, gc=False):
     """The content of a tree: its folders by path; the root's is ``b""``."""
 
@@ -154,11 +159,14 @@ class Manifest(msgspec.Struct, gc=False):
 
     def count(self) -> tuple[int, int]:
         """The number of files, and their bytes."""
-        files = size = 0
-        for folder in self.folders.values():
-            files += len(folder.files)
-            size += sum(entry.size for entry in folder.files.values())
-        return files, size
+        digest = self.digest
+        if digest not in _counts:
+            if len(_counts) >= _MOST_COUNTS:
+                _counts.clear()
+            files = sum(len(folder.files) for folder in self.folders.values())
+            size = sum(entry.size for folder in self.folders.values() for entry in folder.files.values())
+            _counts[digest] = files, size
+        return _counts[digest]
 
 
 def seal(folders: dict[bytes, Folder], changed: Iterable[bytes] | None = None) -> Manifest:

@@ -121,14 +121,34 @@ class Index:
         self._know(manifest)
         self._changed |= changed
 
+    @property
+    def manifest(self) -> Manifest | None:
+        """What the last scan has found; None: that is not known."""
+        return next(reversed(self._recent.values()), None)
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is something to save."""
+        return self._changed
+
     def save(self) -> None:
         """Write the index atomically, if it has changed. A disk that takes nothing is no error: it is only a memory."""
+        self.to_save()()
+
+    def to_save(self) -> Callable[[], None]:
+        """What ``save`` does, to be called later on any thread; it writes what is known now."""
         if not self._changed:
-            return
+            return lambda: None
+        self._changed = False
         newest = next(reversed(self._recent.values()))
         between = {path: folder for path, folder in newest.folders.items() if path not in self.records}
-        if self._write("index", _Saved(*self._about, self.reasons, self.records, between)):
-            self._changed = False
+        saved = _Saved(*self._about, self.reasons, self.records, between)
+
+        def write() -> None:
+            if not self._write("index", saved):
+                self._changed = True
+
+        return write
 
     # -- manifests -----------------------------------------------------------------------------------
 

@@ -33,16 +33,18 @@ def scan(
     rules: bytes | None = None,
     progress: Callable[[int, int], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
+    save: bool = True,
 ) -> Scan:
     """Find out what a workspace holds now.
 
     Args:
         workspace: its folders.
-        index: what is known from earlier scans; it is brought up to date and saved.
+        index: what is known from earlier scans; it is brought up to date.
         rules: ignore rules that hold for each folder instead of those of git and around it, as in a ``.meshignore``;
             ``!*`` takes everything.
         progress: is called with the bytes that were read, and all that must be, on any thread.
         cancelled: whether to stop; asked often.
+        save: whether to save the index, which takes a while if it is large and has changed.
 
     Raises:
         ScanError: a folder is gone, paths cannot be read or change without pause, links lead out of the workspace, or
@@ -54,14 +56,16 @@ def scan(
     index.load(named, workspace.links)
     walk = Walker(roots, index, workspace.links, cancelled, rules).run()
     hashed = _read(walk, progress, cancelled)
-    manifest = _assembled(walk, roots)
+    changed = bool(walk.found) or len(walk.records) != len(index.records)
+    manifest = index.manifest
+    if changed or manifest is None:
+        manifest = _assembled(walk, roots)
     for found in walk.found.values():
         mode = found.record.folder.mode if found.trusted else -1
         found.record.hints = _encode([mode, [_distrusted(item, started) for item in found.items]])
-    index.replace(
-        walk.records, walk.reasons, manifest, changed=bool(walk.found) or len(walk.records) != len(index.records)
-    )
-    index.save()
+    index.replace(walk.records, walk.reasons, manifest, changed=changed)
+    if save:
+        index.save()
     return Scan(workspace, manifest, roots, walk.records, walk.reasons, hashed)
 
 

@@ -169,7 +169,7 @@ class Walker:
             with os.scandir(path) as entries:
                 for entry in entries:
                     name = entry.name
-                    if name in ignored:
+                    if ignored and name in ignored:
                         add((name, entry.is_dir(follow_symlinks=False)))
                     elif entry.is_dir(follow_symlinks=False):
                         subfolders.append(name)
