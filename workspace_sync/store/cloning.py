@@ -40,6 +40,7 @@ class Facts:
 
 
 _probes = threading.Lock()
+_local = threading.local()
 
 
 def probe(folder: int) -> Facts:
@@ -98,12 +99,13 @@ def reflink(source: int, target: int) -> bool:
 
 def digest_of_file(fd: int) -> bytes:
     """The digest of a file's content. (Read, not mapped: a rank may cut the file off meanwhile.)"""
-    first = os.pread(fd, _PIECE, 0)
-    if len(first) < _PIECE:
-        return blake3(first).digest()
-    h = blake3(first, max_threads=blake3.AUTO)
+    buffer = _buffer()
+    count = os.preadv(fd, [buffer], 0)
+    if count < _PIECE:
+        return blake3(buffer[:count]).digest()
+    h = blake3(buffer[:count], max_threads=blake3.AUTO)
     buffer = memoryview(bytearray(_LARGE))
-    offset = len(first)
+    offset = count
     while count := os.preadv(fd, [buffer], offset):
         h.update(buffer[:count])
         offset += count
@@ -126,10 +128,22 @@ def copy(source: int, target: int, size: int, *, shares: bool) -> bytes:
         return digest_of_file(target)
     h = blake3()
     offset = 0
-    while data := os.pread(source, _PIECE, offset):
-        if offset > size:
-            break  # it is not what it should be
-        h.update(data)
-        write_all(target, data, offset)
-        offset += len(data)
+    buffer = _buffer()
+    while offset <= size:  # what is longer is not what it should be
+        wanted = min(_PIECE, size + 1 - offset)
+        count = os.preadv(source, [buffer[:wanted]], offset)
+        h.update(buffer[:count])
+        write_all(target, buffer[:count], offset)
+        offset += count
+        if count < wanted:
+            break  # its end
     return h.digest()
+
+
+def _buffer() -> memoryview:
+    """Memory for a piece, which this thread uses again and again: fresh memory is cleared page by page."""
+    try:
+        return _local.buffer
+    except AttributeError:
+        buffer = _local.buffer = memoryview(bytearray(_PIECE))
+        return buffer

@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +28,12 @@ from workspace_sync.store.objects import write_all
 from workspace_sync.store.processes import open_files, resolved
 from workspace_sync.store.sources import ContentPlace, Sources
 from workspace_sync.store.tree import TreeFolder, join
+
+#: Threads that make files from those of other trees, and how many files one of them takes at a time.
+_THREADS = min(4, len(os.sched_getaffinity(0)))
+_BATCH = 64
+#: How often it is asked whether to stop (seconds).
+_ASKED = 0.02
 
 
 class FileRewriter(Protocol):
@@ -407,13 +414,10 @@ class SlotChange:
         self.sources.expect(len(files))
         for held in (self.target, self.have, *(donor.held for donor in self.sources.donors)):
             self.sources.learn(held)
-        rest: list[tuple[bytes, FileEntry]] = []
-        for path, entry in files:
-            if stopped():
-                return
-            with self._explain(path):
-                if not self._from_near(path, entry):
-                    rest.append((path, entry))
+        stopped = _seldom(stopped)
+        rest = self._make_near(files, stopped)
+        if stopped():
+            return
         wanted: set[bytes] = set()
         for entry in [*(entry for _, entry in rest), *(new for _, _, new in inside)]:
             content = self.sources.content(entry)
@@ -436,6 +440,27 @@ class SlotChange:
                     self._change_inside(path, old, new)
                 elif not self._from_clone(path, old, new):
                     self._from_far(path, new)
+
+    def _make_near(
+        self, files: list[tuple[bytes, FileEntry]], stopped: Callable[[], bool]
+    ) -> list[tuple[bytes, FileEntry]]:
+        """``_from_near`` for all files; those for which it does not suffice."""
+
+        def some(part: list[tuple[bytes, FileEntry]]) -> list[tuple[bytes, FileEntry]]:
+            rest: list[tuple[bytes, FileEntry]] = []
+            for path, entry in part:
+                if stopped():
+                    break
+                with self._explain(path):
+                    if not self._from_near(path, entry):
+                        rest.append((path, entry))
+            return rest
+
+        if len(files) <= _BATCH or not self.sources.donors:
+            return some(files)
+        with ThreadPoolExecutor(_THREADS, "sync files") as pool:
+            parts = pool.map(some, [files[i : i + _BATCH] for i in range(0, len(files), _BATCH)])
+            return [each for part in parts for each in part]
 
     def _from_near(self, path: bytes, entry: FileEntry) -> bool:
         """Make a file from what has just left the slot, from the same path of another tree, or from an object."""
@@ -540,7 +565,8 @@ class SlotChange:
         return True
 
     def _reused(self, path: bytes, entry: FileEntry, content: tuple[bytes, int]) -> None:
-        self.reused += content[1]
+        with self._lock:
+            self.reused += content[1]
         if entry.rewrite is not None:
             self.target.rewritten[path] = content
         self._done(path)
@@ -807,6 +833,22 @@ def verified(digest: bytes, data: memoryview) -> None:
         raise TamperedError(
             f"a piece of {len(data)} bytes is not {digest.hex()[:12]} as it should be: it is sent again"
         )
+
+
+def _seldom(stopped: Callable[[], bool]) -> Callable[[], bool]:
+    """The same question, asked a few times a second only, until the answer is yes."""
+    since = 0.0
+    answer = False
+
+    def ask() -> bool:
+        nonlocal since, answer
+        now = time.monotonic()
+        if not answer and now - since > _ASKED:
+            since = now
+            answer = stopped()
+        return answer
+
+    return ask
 
 
 def _umask() -> int:

@@ -50,7 +50,8 @@ def test_both_slots_hold_the_current_tree(store: Store) -> None:
         assert [on_disk(folder.slots.path(slot)) for slot in folder.slots.names()] == [expected(content)] * 2
 
 
-def test_it_stops_when_it_is_told_to_and_goes_on_later(store: Store) -> None:
+def test_it_stops_when_it_is_told_to_and_goes_on_later(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workspace_sync.store.slot_change._ASKED", -1.0)  # it asks between all files
     folder = store.workspace("w")
     content = Content({b"d%d/f%d" % (k % 3, k): noise(k) for k in range(100)})
     sync(folder, content)
