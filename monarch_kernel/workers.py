@@ -4,8 +4,8 @@
 * ``run_worker_loop_forever`` and ``run_worker_loop_until_shutdown`` run a worker, and ``start_worker_loop_forever``
   starts one that ends with this process. ``start_daemon`` starts one that outlives this process, for launchers, and
   keeps its files in a folder (``make_job_folder``, ``remove_job_folder``).
-* ``place_ranks`` has ranks start in other folders of hosts (``Placement``), ``placement_of`` returns what it has
-  placed, and ``client_path`` translates a host's path back, for sources.
+* ``place_ranks`` has ranks start in other folders of hosts (``Placement``), ``unplace_ranks`` ends that,
+  ``placement_of`` returns what is placed, and ``client_path`` translates a host's path back, for sources.
 * ``make_key_file`` makes a key, and ``load_keys`` reads a key with its allow-list.
 
 This module holds names only; ``monarch_kernel.runtime.actor.hosts`` and ``monarch_kernel.protocol.keys`` have the
@@ -16,7 +16,7 @@ from monarch_kernel.protocol.keys import KeyFileError, Keys, load_keys, make_key
 from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.runtime.actor.hosts.attachment import attach, attach_to_workers
 from monarch_kernel.runtime.actor.hosts.daemons import make_job_folder, remove_job_folder, start_daemon
-from monarch_kernel.runtime.actor.hosts.placing import client_path, place_ranks, placement_of
+from monarch_kernel.runtime.actor.hosts.placing import client_path, place_ranks, placement_of, unplace_ranks
 from monarch_kernel.runtime.actor.hosts.worker_process import (
     run_worker_loop_forever,
     run_worker_loop_until_shutdown,
@@ -40,4 +40,5 @@ __all__ = [
     "run_worker_loop_until_shutdown",
     "start_daemon",
     "start_worker_loop_forever",
+    "unplace_ranks",
 ]

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
         WorkspaceBusyError,
     )
     from workspace_sync.model.progress import SyncProgress
-    from workspace_sync.model.report import HostReport, Phases, StaleModule, SyncReport
+    from workspace_sync.model.report import Forgotten, HostReport, Phases, StaleModule, SyncReport
     from workspace_sync.model.workspace import CondaEnvironment, Workspace
     from workspace_sync.mounts import gather_mount, remotemount
     from workspace_sync.reload.live import rollback, sync
     from workspace_sync.reload.watch import watch
-    from workspace_sync.session import status, verify
+    from workspace_sync.session import forget, status, verify
 
 _LIVE = "workspace_sync.reload.live"
 _MOUNTS = "workspace_sync.mounts"
@@ -35,6 +35,7 @@ _WORKSPACE = "workspace_sync.model.workspace"
 _SESSION = "workspace_sync.session"
 _PLACES = {
     "CondaEnvironment": _WORKSPACE,
+    "Forgotten": _REPORT,
     "HostReport": _REPORT,
     "IncompatibleError": _ERRORS,
     "MountError": _ERRORS,
@@ -48,6 +49,7 @@ _PLACES = {
     "TamperedError": _ERRORS,
     "Workspace": _WORKSPACE,
     "WorkspaceBusyError": _ERRORS,
+    "forget": _SESSION,
     "gather_mount": _MOUNTS,
     "remotemount": _MOUNTS,
     "rollback": _LIVE,
@@ -59,6 +61,7 @@ _PLACES = {
 
 __all__ = [
     "CondaEnvironment",
+    "Forgotten",
     "HostReport",
     "IncompatibleError",
     "MountError",
@@ -72,6 +75,7 @@ __all__ = [
     "TamperedError",
     "Workspace",
     "WorkspaceBusyError",
+    "forget",
     "gather_mount",
     "remotemount",
     "rollback",

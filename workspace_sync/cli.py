@@ -22,10 +22,10 @@ from workspace_sync.model.errors import ScanError, SyncError
 from workspace_sync.model.progress import SyncProgress
 from workspace_sync.model.report import SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
-from workspace_sync.receipt import DIGITS, progress_line, receipt_table
+from workspace_sync.receipt import DIGITS, forgotten_table, kept_text, progress_line, receipt_table
 from workspace_sync.reload import WatchEvent, watch
 from workspace_sync.reload.live import rollback, sync
-from workspace_sync.transfer.messages import HostState
+from workspace_sync.transfer.messages import Collected, HostState
 
 #: What is done by then needs no progress (seconds).
 _SOON = 1.0
@@ -108,7 +108,15 @@ def _parser() -> argparse.ArgumentParser:
     back = add("rollback", _rollback, "go back to an earlier tree, which hosts still have", about)
     back.add_argument("--steps", type=int, default=1, help="how many trees to go back (1)")
     collecting = add("collect", _collect, "remove old content that no tree needs from hosts", common)
+    collecting.add_argument(
+        "--kept", action="store_true", help="also files of ranks that were in the way of a tree, for good"
+    )
     collecting.add_argument("--limit", type=int, metavar="BYTES", help="how much old content may stay")
+    forgetting = add(
+        "forget", _forget, "remove a workspace from hosts: its trees, and the way back to earlier ones", about
+    )
+    forgetting.add_argument("--dry-run", action="store_true", help="only say what there is")
+    forgetting.add_argument("--kept", action="store_true", help="also files that ranks have made, for good")
     return parser
 
 
@@ -168,13 +176,21 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _collect(options: argparse.Namespace) -> int:
-    found = session.collect(_hosts(options), limit=options.limit)
+    found = session.collect(_hosts(options), limit=options.limit, kept=options.kept)
     if options.json:
         _print_json(found)
     else:
-        rows = [[each.host, text_size(each.freed), text_size(each.left), each.error] for each in found]
-        print(table_text(TableView(["host", "removed", "left", ""], rows, right=(1, 2))))
+        print(table_text(_collected_table(found)))
     return 1 if any(each.error for each in found) else 0
+
+
+def _forget(options: argparse.Namespace) -> int:
+    found = session.forget(_hosts(options), _workspace(options), kept=options.kept, dry_run=options.dry_run)
+    if options.json:
+        _print_json(found)
+    else:
+        print(table_text(forgotten_table(found, "forget --kept")))
+    return 0
 
 
 # -- what they are about ----------------------------------------------------------------------------
@@ -238,10 +254,30 @@ def _state_table(states: Sequence[HostState]) -> TableView:
                 age,
                 str(earlier),
                 state.path,
+                kept_text(state.kept_files, state.kept_bytes),
                 "; ".join(filter(None, [state.repair, state.left])),
             ]
         )
-    return TableView(["host", "tree", "switched", "earlier", "folder", ""], rows, right=(3,)).without_empty_columns()
+    headings = ["host", "tree", "switched", "earlier", "folder", "kept", ""]
+    kept = any(state.kept_files for state in states)
+    note = "kept, as they were in the way of a tree, in the folder kept: collect --kept removes them for good" * kept
+    return TableView(headings, rows, right=(3,), note=note).without_empty_columns()
+
+
+def _collected_table(found: Sequence[Collected]) -> TableView:
+    rows = [
+        [
+            each.host,
+            text_size(each.freed + each.removed_bytes),
+            text_size(each.left),
+            kept_text(each.kept_files, each.kept_bytes),
+            each.error,
+        ]
+        for each in found
+    ]
+    kept = any(each.kept_files for each in found)
+    note = "kept, as they were in the way of a tree, in the folders kept: collect --kept removes them for good" * kept
+    return TableView(["host", "removed", "left", "kept", ""], rows, right=(1, 2), note=note).without_empty_columns()
 
 
 class _Bar:

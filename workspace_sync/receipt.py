@@ -10,7 +10,7 @@ from monarch_kernel.display.tables import TableView
 
 if TYPE_CHECKING:
     from workspace_sync.model.progress import SyncProgress
-    from workspace_sync.model.report import HostReport, Phases, StaleModule, SyncReport
+    from workspace_sync.model.report import Forgotten, HostReport, Phases, StaleModule, SyncReport
 
 #: How many digits of a digest are shown.
 DIGITS = 8
@@ -89,6 +89,46 @@ def _phases(phases: Phases) -> str:
     seconds = {name: getattr(phases, name) for name in phases.__struct_fields__}
     long = [f"{name} {duration(value)}" for name, value in seconds.items() if value >= _SHORT]
     return f" ({', '.join(long)})" if long else ""
+
+
+def forgotten_table(found: Sequence[Forgotten], command: str) -> TableView:
+    """What hosts had of a workspace, one row for each; the note says what stays.
+
+    Args:
+        command: what removes the files of ranks, too, for the note.
+    """
+    rows = [
+        [
+            host.host,
+            _fate(host),
+            f"{host.files:,}",
+            text_size(host.bytes),
+            str(host.generations),
+            kept_text(host.kept_files, host.kept_bytes) if not host.shares else "",
+        ]
+        for host in found
+    ]
+    places = dict.fromkeys(f"{host.path}/kept" for host in found if host.kept_files)
+    notes = [
+        f"files that ranks have made stay in {', '.join(places)} of these hosts, and are nowhere else: {command} "
+        "removes them for good"
+    ] * bool(places)
+    if any(host.removed and host.bytes for host in found):
+        notes.append("the content of the trees stays with the store's old content, for a sync that comes soon")
+    headings = ["host", "", "files", "size", "trees", "kept"]
+    return TableView(headings, rows, right=(2, 3, 4), note="\n".join(notes)).without_empty_columns()
+
+
+def _fate(host: Forgotten) -> str:
+    if not host.removed and not host.files and not host.generations and not host.kept_files:
+        return "nothing is there"
+    fate = "removed" if host.removed else "would be removed"
+    return f"{fate}, in the store of {host.shares}" if host.shares else fate
+
+
+def kept_text(files: int, size: int) -> str:
+    """How many files of ranks were kept; empty if there are none."""
+    return f"{files:,} file{'s' * (files != 1)} of ranks, {text_size(size)}" if files else ""
 
 
 def stale_line(stale: Sequence[StaleModule]) -> str:

@@ -15,17 +15,18 @@ from typing import Any
 
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.introspection import ToolHost, each_host
+from monarch_kernel.workers import unplace_ranks
 from workspace_sync.environment import LockFile, check_compatible, facts, read_lock
 from workspace_sync.model import errors
-from workspace_sync.model.errors import IncompatibleError, ScanError, SyncError
+from workspace_sync.model.errors import IncompatibleError, ScanError, SyncError, WorkspaceBusyError
 from workspace_sync.model.progress import SyncProgress
-from workspace_sync.model.report import HostReport, Phases, SyncReport
+from workspace_sync.model.report import Forgotten, HostReport, Phases, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.placing import place
 from workspace_sync.sources import ENVIRONMENT, TREE, FoundWorkspace, WorkspaceSource, source_of
 from workspace_sync.transfer.agents import agents_of
 from workspace_sync.transfer.calls import PATIENCE, Calls
-from workspace_sync.transfer.messages import Collected, Failed, HostState
+from workspace_sync.transfer.messages import Collected, Failed, HostState, Remains
 from workspace_sync.transfer.parts import Changes, Part
 from workspace_sync.transfer.staging_run import StagingRun, Step
 
@@ -49,16 +50,40 @@ def status(hosts: Any, workspace: Folders = ".") -> list[HostState]:
     return SyncClient(hosts, workspace_of(workspace), None).status()
 
 
-def collect(hosts: Any, *, limit: int | None = None) -> list[Collected]:
+def forget(hosts: Any, workspace: Folders = ".", *, kept: bool = False, dry_run: bool = False) -> list[Forgotten]:
+    """Remove a workspace from hosts: its trees, what is known of them, and the way back to earlier ones.
+
+    The content of the trees becomes old content of the store, so a sync that comes soon sends little. Files that ranks
+    have made, in trees or in the way of one, are not removed but stay in the folder ``kept`` of the workspace. Ranks
+    that are spawned afterwards start in the hosts' own folders.
+
+    Args:
+        hosts: a mesh.
+        workspace: which one.
+        kept: remove the files of ranks, too. They are nowhere else.
+        dry_run: only say what there is.
+
+    Returns:
+        One entry a host.
+
+    Raises:
+        WorkspaceBusyError: processes use the trees, or another client syncs; nothing was removed anywhere.
+        SyncError: hosts are lost or cannot remove something; the message names them.
+    """
+    return SyncClient(hosts, workspace_of(workspace), None).forget(kept=kept, dry_run=dry_run)
+
+
+def collect(hosts: Any, *, limit: int | None = None, kept: bool = False) -> list[Collected]:
     """Remove old content from the stores of hosts: what no tree needs that is kept, the oldest first.
 
     Args:
         hosts: a mesh.
         limit: how much may stay (bytes); by default ``MONARCH_KERNEL_SYNC_KEEP`` of each host.
+        kept: also remove the files of ranks that were in the way of a tree, of all workspaces. They are nowhere else.
     """
     found = each_host(hosts)
     calls = Calls(agents_of([host for host in found if not host.gone]), PATIENCE)
-    answers = calls.gather("collect", limit)
+    answers = calls.gather("collect", limit, kept)
     names = {host.key: host for host in found}
     collected = [
         Collected(names[key].name, error=answer.value.text) if isinstance(answer.value, Failed) else answer.value
@@ -150,16 +175,67 @@ class SyncClient:
 
     def status(self) -> list[HostState]:
         """See ``status``."""
-        self._ask_for_states()
+        self._ask_for_states(kept=True)
         self._take_states()
         return [self._states[host.key] for host in self._hosts if host.key in self._states]
 
+    def forget(self, *, kept: bool, dry_run: bool) -> list[Forgotten]:
+        """See ``forget``."""
+        found = self._ask_to_forget(self._calls.hosts, kept, dry=True)
+        users = {host: found[host.key].users for host in self._hosts if host.key in found and found[host.key].users}
+        if users and not dry_run:
+            lines = "".join(f"\n  {host.name}: {each}" for host, those in users.items() for each in those)
+            raise WorkspaceBusyError(
+                f"nothing was removed, as processes use the workspace:{lines}\nEnd them, and forget it again."
+            )
+        makers: dict[str, str] = {}
+        for host, about in found.items():
+            makers.setdefault(about.store, host)
+        had = set[str]()
+        if not dry_run:
+            for host in self._hosts:
+                if host.key in found:
+                    unplace_ranks(host.mesh, found[host.key].path).get()
+            before, found = found, found | self._ask_to_forget(makers.values(), kept, dry=False)
+            had = {host for host, about in before.items() if about.generations or about.files or about.kept_files}
+        name_of = {host.key: host.name for host in self._hosts}
+        entries: list[Forgotten] = []
+        for host in self._hosts:
+            maker = makers[found[host.key].store]
+            about = found[maker]
+            entries.append(
+                Forgotten(
+                    host.name,
+                    about.path,
+                    about.generations,
+                    about.files,
+                    about.bytes,
+                    about.kept_files,
+                    about.kept_bytes,
+                    maker in had,
+                    "" if maker == host.key else name_of[maker],
+                )
+            )
+        return entries
+
+    def _ask_to_forget(self, hosts: Iterable[str], kept: bool, *, dry: bool) -> dict[str, Remains]:
+        answers = self._calls.gather("forget", self._folder, _owner(), kept, dry, hosts=list(hosts))
+        self._failures |= {host: each.value for host, each in answers.items() if isinstance(each.value, Failed)}
+        if self._failures:
+            names = {host.key: host.name for host in self._hosts}
+            kinds = {failed.kind for failed in self._failures.values()}
+            cls = getattr(errors, kinds.pop(), SyncError) if len(kinds) == 1 else SyncError
+            lines = "".join(f"\n  {names[key]}: {failed.text}" for key, failed in self._failures.items())
+            what = "nothing was removed" if dry else "these hosts still have something of the workspace"
+            raise cls(f"{what}:{lines}\nForget it again when this is mended, or name the other hosts only.")
+        return {host: each.value for host, each in answers.items()}
+
     # -- steps ------------------------------------------------------------------------------------------------
 
-    def _ask_for_states(self) -> None:
+    def _ask_for_states(self, *, kept: bool = False) -> None:
         self._calls.forget()
         for host in self._calls.hosts:
-            self._calls.ask(host, "describe", "describe", self._folder)
+            self._calls.ask(host, "describe", "describe", self._folder, kept)
 
     def _take_states(self) -> None:
         began = time.monotonic()

@@ -13,13 +13,14 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from monarch_kernel.actor import HostMesh, ProcMesh, this_host
+from monarch_kernel.display.tables import table_text
 from monarch_kernel.kernel.output.mesh_tables import HostTree
 from monarch_kernel.kernel.progress import QUIET
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.usage_errors import nearest, usage_error
 from monarch_kernel.meshes import format_ranks, parse_ranks
 from monarch_kernel.workers import placement_of
-from workspace_sync.receipt import names, progress_line
+from workspace_sync.receipt import forgotten_table, kept_text, names, progress_line
 
 if TYPE_CHECKING:
     from monarch_kernel.kernel.notebook import Notebook
@@ -84,6 +85,14 @@ class Workspaces:
             return Workspace(list(dirs) or ["."], active, links=links or "refuse")
         except (OSError, ValueError) as error:
             raise usage_error(command, str(error)) from None
+
+    def forgotten(self, workspace: Workspace) -> str:
+        """A workspace was removed from hosts: it is watched no more. Returns a line; empty if it was not watched."""
+        if self.last is None or self.last.id != workspace.id:
+            return ""
+        ended = self.unwatch()
+        self.last = None
+        return ended
 
     # -- the watch ------------------------------------------------------------------------------
 
@@ -198,7 +207,19 @@ def host_trees(notebook: Notebook, mesh: ProcMesh, timeout: float) -> list[HostT
         since = next((each.time for each in state.generations if each.number == state.generation), now)
         earlier = sum(each.number != state.generation for each in state.generations)
         tree, environment = digests.get(TREE, ""), digests.get(ENVIRONMENT, "")
-        found.append(HostTree(state.host, tree, environment, max(0.0, now - since), earlier, state.repair, state.left))
+        kept = kept_text(state.kept_files, state.kept_bytes)
+        found.append(
+            HostTree(
+                state.host,
+                tree,
+                environment,
+                max(0.0, now - since),
+                earlier,
+                state.repair,
+                state.left,
+                f"{kept} kept in {state.path}/kept" if kept else "",
+            )
+        )
     return found
 
 
@@ -226,6 +247,29 @@ def sync_to(notebook: Notebook, command: str, hosts: HostMesh | ProcMesh, say: S
         report = sync(hosts, workspace, env=workspace.env, progress=progress)
     notebook.workspaces.last = workspace
     return report
+
+
+def forget_on(
+    notebook: Notebook,
+    command: str,
+    hosts: HostMesh | ProcMesh,
+    workspace: Workspace,
+    *,
+    kept: bool,
+    dry_run: bool,
+) -> None:
+    """Remove a workspace from some hosts, and print what was there and what stays.
+
+    Raises:
+        UsageError: processes use it, or a host cannot remove it.
+    """
+    from workspace_sync import forget
+
+    with sync_errors(command):
+        found = forget(hosts, workspace, kept=kept, dry_run=dry_run)
+    print(table_text(forgotten_table(found, "%mesh sync --forget --kept")))
+    if not dry_run and (ended := notebook.workspaces.forgotten(workspace)):
+        print(ended)
 
 
 @contextmanager

@@ -35,6 +35,14 @@ class Placement(msgspec.Struct, array_like=True, frozen=True):
         kept = {here: there for here, there in self.folders.items() if moved(here, newer.folders) is None}
         return Placement({**kept, **newer.folders}, {**self.env, **newer.env}, newer.python or self.python)
 
+    def without(self, folder: str) -> Placement:
+        """This placement without anything that names a folder of the host or what is in it."""
+        python = "" if is_below(self.python, folder) else self.python
+        env = {name: None if value and is_below(value, folder) else value for name, value in self.env.items()}
+        return Placement(
+            {here: there for here, there in self.folders.items() if not is_below(there, folder)}, env, python
+        )
+
 
 def moved(path: str, folders: Mapping[str, str]) -> str | None:
     """A path below one of the keys, below the value of the longest such key instead; None if it is below none."""

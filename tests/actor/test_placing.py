@@ -107,6 +107,12 @@ def test_a_newer_placement_covers_what_lies_in_its_folders() -> None:
     assert new.on_host("/a/b/file") == "/2/a/b/file"
 
 
+def test_a_folder_that_goes_takes_all_that_names_it_along() -> None:
+    old = Value({"/a": "/w/one/a", "/b": "/w/two/b"}, {"TREE": "/w/one", "X": "1", "GONE": None}, "/w/one/bin/python")
+    assert old.without("/w/one") == Value({"/b": "/w/two/b"}, {"TREE": None, "X": "1", "GONE": None}, "")
+    assert old.without("/w/on") == old
+
+
 # -- ranks -----------------------------------------------------------------------------------------
 
 

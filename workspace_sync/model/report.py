@@ -61,6 +61,32 @@ class HostReport(msgspec.Struct, array_like=True):
     made: int = 0
 
 
+class Forgotten(msgspec.Struct, array_like=True):
+    """What a host had of a workspace, and whether it was removed.
+
+    Attributes:
+        host: its name.
+        path: the folder of the workspace on it.
+        generations: how many trees a rollback could go to, the current one among them.
+        files: how many files its trees had.
+        bytes: of these. Their content stays among the store's old content for a while (``collect``).
+        kept_files: files that ranks have made, and that stay in ``path/kept``.
+        kept_bytes: of these.
+        removed: whether anything was removed, as in a dry run nothing is.
+        shares: the host whose store it uses, as by a common home folder; or empty.
+    """
+
+    host: str
+    path: str
+    generations: int = 0
+    files: int = 0
+    bytes: int = 0
+    kept_files: int = 0
+    kept_bytes: int = 0
+    removed: bool = False
+    shares: str = ""
+
+
 class StaleModule(msgspec.Struct, array_like=True):
     """A module that ranks have imported in an older version.
 

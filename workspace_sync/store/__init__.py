@@ -5,6 +5,7 @@
 
 from workspace_sync.store.cloning import Facts
 from workspace_sync.store.examination import Problem
+from workspace_sync.store.forgetting import Footprint
 from workspace_sync.store.records import Generation
 from workspace_sync.store.slot_change import FileRewriter
 from workspace_sync.store.staging import Staging
@@ -14,6 +15,7 @@ from workspace_sync.store.workspace_folder import WorkspaceFolder, WorkspaceStat
 __all__ = [
     "Facts",
     "FileRewriter",
+    "Footprint",
     "Generation",
     "Problem",
     "Staging",

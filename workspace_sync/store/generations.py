@@ -157,6 +157,19 @@ class Generations:
         """Write the record of a generation."""
         write_record(self._folder, f"{generation.number}.state", generation)
 
+    def remove_all(self) -> None:
+        """Remove the link ``current``, then all links and records. What is not ours stays."""
+        self.current()  # raises if something else is in the link's place
+        with explain(self._folder.path):
+            remove_record(self._workspace, CURRENT)
+            remove_record(self._workspace, _NEXT)
+            for name in self._folder.names():
+                match = _NAME.fullmatch(name)
+                if match is not None and match[2] is None:
+                    self._remove_links(name)
+                elif match is not None:
+                    remove_record(self._folder, name)
+
     def forget(self, number: int) -> None:
         """Remove the record of a generation, which is not the current one."""
         with explain(self._folder.path):

@@ -1,4 +1,4 @@
-"""What ranks have made and where: it moves along when a tree is switched, and nothing of it is ever removed."""
+"""What ranks have made and where: it moves along when a tree is switched, and nothing of it is removed."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from workspace_sync.store.examination import HeldManifest, Problem, compared, em
 from workspace_sync.store.failures import explain
 from workspace_sync.store.generations import SLOT
 from workspace_sync.store.kept import Keeper, strays
-from workspace_sync.store.processes import resolved, working_folders
+from workspace_sync.store.processes import resolved, users_of, working_folders
 from workspace_sync.store.records import (
     ManifestRecord,
     SlotRecord,
@@ -298,6 +298,18 @@ class Slots:
             return False
         remove_record(self._folder, slot + _STATE)
         return True
+
+    def remove_records(self) -> None:
+        """Remove the records of slots that are gone, and all manifests."""
+        for name in self._folder.names():
+            slot = name.removesuffix(".new").removesuffix(_STATE)
+            if slot != name and SLOT.fullmatch(slot) and not self.is_there(slot):
+                remove_record(self._folder, name)
+        self.drop_manifests(())
+
+    def users(self) -> list[str]:
+        """The processes that use a tree, for messages."""
+        return users_of(resolved(self._folder.fd))
 
     def free(self, part: str, current: str, digest: bytes) -> list[str]:
         """The slots of a part in which no process works, but the current one; the best for a tree first."""

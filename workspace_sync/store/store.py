@@ -48,6 +48,7 @@ class Store:
             self._note_version()
         self._facts: Facts | None = None
         self._folders: dict[str, WorkspaceFolder] = {}
+        self._forgotten: list[WorkspaceFolder] = []
 
     def _note_version(self) -> None:
         """Write the record of a new store. Others may do so at the same time, as agents of hosts that share it."""
@@ -58,8 +59,9 @@ class Store:
 
     def close(self) -> None:
         """Close its descriptors."""
-        for folder in self._folders.values():
+        for folder in (*self._folders.values(), *self._forgotten):
             folder.close()
+        self._forgotten.clear()
         self._folders.clear()
         self.objects.close()
         self._root.close()
@@ -113,9 +115,16 @@ class Store:
         if _ID.fullmatch(name) is None:
             raise StoreError(f"{name!r} is no id of a workspace")
         folder = self._folders.get(name)
+        if folder is not None and not folder.is_there():
+            self._forgotten.append(self._folders.pop(name))  # threads may still use its descriptors
+            folder = None
         if folder is None:
             folder = self._folders[name] = WorkspaceFolder(self, name)
         return folder
+
+    def has(self, name: str) -> bool:
+        """Whether a workspace is here."""
+        return os.path.lexists(os.path.join(self.path, "w", name))
 
     def workspaces(self) -> list[str]:
         """The ids of the workspaces that are here."""

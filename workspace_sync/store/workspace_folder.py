@@ -6,7 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +15,7 @@ from workspace_sync.model.errors import StoreError, SyncError, WorkspaceBusyErro
 from workspace_sync.model.manifest import Manifest
 from workspace_sync.store.examination import HeldManifest, Problem, empty, examined
 from workspace_sync.store.failures import explain
+from workspace_sync.store.forgetting import Footprint, Inventory, inventory, kept_tree, remove
 from workspace_sync.store.generations import CURRENT, Generations
 from workspace_sync.store.kept import Keeper
 from workspace_sync.store.records import Generation
@@ -34,6 +35,8 @@ KEEP_GENERATIONS = 6
 _LEAST_GENERATIONS = 2
 #: Other workspaces are searched for content if at least this much of it is missing (bytes).
 _SEARCH_OTHERS = 1 << 20
+#: The folders of which a workspace always has a descriptor.
+_FOLDERS = ("generations", "manifests", "slots")
 #: How often a state in which something is wrong is read again, as another process may be changing it.
 _READS = 5
 #: How long a verification waits for a sync that is under way (seconds).
@@ -572,6 +575,80 @@ class WorkspaceFolder:
                 staging.abort()
                 problems.append(Problem(self.path, f"this host cannot repair it alone, sync again: {e}"))
         return problems
+
+    # -- the end of the workspace ------------------------------------------------------------------------------
+
+    def kept(self) -> Inventory:
+        """The files of ranks that were in the way of a tree."""
+        with explain(self.path):
+            tree = kept_tree(self._folder)
+            if tree is None:
+                return Inventory()
+            with tree:
+                return inventory(tree)
+
+    def remove_kept(self) -> tuple[int, int]:
+        """Remove these files for good, but for those that a process has open; how many, and their size (bytes)."""
+        self._check_locked()
+        with explain(self.path):
+            tree = kept_tree(self._folder)
+            if tree is None:
+                return 0, 0
+            with tree:
+                return remove(tree, inventory(tree))
+
+    def footprint(self) -> Footprint:
+        """What is here, and which processes use it."""
+        kept = self.kept()
+        files = size = 0
+        for slot in self.slots.names():
+            record = self.slots.record(slot)
+            held = self.slots.glimpse(record.digest) if record is not None and record.digest else None
+            if held is not None:
+                count = held.manifest.count()
+                files, size = files + count[0], size + count[1]
+        generations = len(self.state().generations)
+        return Footprint(generations, files, size, len(kept.files), kept.size, self.slots.users())
+
+    def forget(self, *, kept: bool) -> None:
+        """Remove the trees, what is known of them, and the folder of the workspace.
+
+        What the trees hold becomes objects. Files that ranks have made are moved to ``kept``, which stays, with the
+        folder, unless it is empty. No process may use the trees. If it is killed, it is called again.
+
+        Args:
+            kept: remove these files, too, for good.
+
+        Raises:
+            StoreError: something cannot be removed.
+        """
+        self._check_locked()
+        self._generations.remove_all()
+        keeper = self._keeper()
+        with keeper.tree:
+            for slot in self.slots.names():
+                self._remove_slot(slot, slot.rpartition("-")[0], None, keeper, lambda digest: False)
+                if self.slots.is_there(slot):
+                    raise StoreError(f"{self.slots.path(slot)} was written to meanwhile: forget the workspace again")
+            if kept:
+                with explain(keeper.tree.path):
+                    remove(keeper.tree, inventory(keeper.tree))
+        self.slots.remove_records()
+        with explain(self.path):
+            for name in (*_FOLDERS, "kept"):
+                with suppress(OSError):
+                    os.rmdir(name, dir_fd=self._folder.fd)
+            self._lock.remove()  # who waits for it begins anew
+            with suppress(OSError):
+                os.rmdir(self.path)
+
+    def is_there(self) -> bool:
+        """Whether it was not forgotten meanwhile, also by another process."""
+        try:
+            whole = os.path.samestat(os.fstat(self._folder.fd), os.lstat(self.path))
+        except FileNotFoundError:
+            return False
+        return whole and all(os.path.lexists(f"{self.path}/{name}") for name in _FOLDERS)
 
     # -- afterwards -----------------------------------------------------------------------------------------------
 

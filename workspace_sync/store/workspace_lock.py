@@ -106,7 +106,7 @@ class WorkspaceLock:
         return True
 
     def remove(self) -> None:
-        """Remove the files of the lock, which is held: those who wait for it find that the workspace is forgotten."""
+        """Remove the files of the lock, which is held: who waits for it finds that the workspace is forgotten."""
         for name in (_WAITING, _LOCK):
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._folder.fd)

@@ -45,9 +45,9 @@ class SyncAgent(Actor):
         port.send(None)
 
     @endpoint(explicit_response_port=True)
-    def describe(self, port: Any, workspace: str) -> None:
+    def describe(self, port: Any, workspace: str, kept: bool = False) -> None:
         """``HostWork.describe``."""
-        self._run(port, self._work.describe, workspace)
+        self._run(port, self._work.describe, workspace, kept)
 
     @endpoint(explicit_response_port=True)
     def facts(self, port: Any, bases: list[str]) -> None:
@@ -89,9 +89,14 @@ class SyncAgent(Actor):
         self._run(port, self._work.verify, workspace)
 
     @endpoint(explicit_response_port=True)
-    def collect(self, port: Any, limit: int | None) -> None:
+    def collect(self, port: Any, limit: int | None, kept: bool) -> None:
         """``HostWork.collect``."""
-        self._run(port, self._work.collect, limit)
+        self._run(port, self._work.collect, limit, kept)
+
+    @endpoint(explicit_response_port=True)
+    def forget(self, port: Any, workspace: str, owner: str, kept: bool, dry: bool) -> None:
+        """``HostWork.forget``."""
+        self._run(port, self._work.forget, workspace, owner, kept, dry)
 
     @endpoint(explicit_response_port=True)
     def finish(self, port: Any, session: str) -> None:

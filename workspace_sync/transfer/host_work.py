@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from monarch_kernel.rdma import RDMABuffer
@@ -31,6 +31,7 @@ from workspace_sync.transfer.messages import (
     Collected,
     HostState,
     PartState,
+    Remains,
     Staged,
     StageRequest,
     Switched,
@@ -46,6 +47,8 @@ FETCH_TIMEOUT = 300.0
 _WORTH_MAKING = 256 << 10
 #: Where an environment is made from a lock file, in the folder of the workspace; only while its lock is held.
 _LOCKED = "locked"
+#: How long a workspace that another client syncs is waited for before something of it is removed (seconds).
+_PATIENCE = 5.0
 
 
 class SourceError(SyncError):
@@ -172,19 +175,29 @@ class HostWork:
 
     # -- what is here -----------------------------------------------------------------------------------
 
-    def describe(self, workspace: str) -> HostState:
-        """What the host has of a workspace; changes nothing."""
-        folder = self.store.workspace(workspace)
+    def describe(self, workspace: str, kept: bool = False) -> HostState:
+        """What the host has of a workspace; changes nothing.
+
+        Args:
+            kept: count the files of ranks that are kept, too.
+        """
         store = self.store.identity()
+        if not self.store.has(workspace):
+            return HostState(self.host, f"{self.store.path}/w/{workspace}", {}, store=store)
+        folder = self.store.workspace(workspace)
         state = folder.state()
         known: dict[str, dict[bytes, None]] = {}
         for generation in state.generations:
             for part, digest in generation.digests.items():
                 known.setdefault(part, {})[digest] = None
         parts = {part: PartState(digest, list(known.get(part, ()))) for part, digest in state.digests.items()}
-        return HostState(
+        found = HostState(
             self.host, folder.path, parts, state.repair, state.generation, state.generations, store, state.left
         )
+        if kept:
+            about = folder.kept()
+            found.kept_files, found.kept_bytes = len(about.files), about.size
+        return found
 
     def facts(self, bases: list[str]) -> MachineFacts:
         """What decides whether an environment runs here."""
@@ -359,6 +372,8 @@ class HostWork:
 
     def verify(self, workspace: str) -> list[str]:
         """Hash everything in the current trees; what is wrong. The next sync repairs it."""
+        if not self.store.has(workspace):
+            return []
         return [str(problem) for problem in self.store.workspace(workspace).verify()]
 
     def finish(self, session: str) -> Staged:
@@ -413,12 +428,61 @@ class HostWork:
         job.closing.close()
         self._jobs.pop(session, None)
 
-    def collect(self, limit: int | None) -> Collected:
-        """Remove old content that nothing needs."""
+    def collect(self, limit: int | None, kept: bool) -> Collected:
+        """Remove old content that nothing needs, and say what is kept of ranks.
+
+        Args:
+            kept: remove that, too, for good.
+        """
         before = self._objects_size()
         self.store.collect(limit)
         left = self._objects_size()
-        return Collected(self.host, max(0, before - left), left)
+        found = Collected(self.host, max(0, before - left), left)
+        for name in self.store.workspaces():
+            folder = self.store.workspace(name)
+            if kept:
+                with folder.lock("a client that removes files that were kept", _PATIENCE):
+                    files, size = folder.remove_kept()
+                found.removed_files += files
+                found.removed_bytes += size
+            about = folder.kept()
+            found.kept_files += len(about.files)
+            found.kept_bytes += about.size
+        return found
+
+    def forget(self, workspace: str, owner: str, kept: bool, dry: bool) -> Remains:
+        """Remove a workspace, unless a process uses it; what there was of it.
+
+        Args:
+            owner: the client, for others.
+            kept: also the files of ranks that were in the way of a tree.
+            dry: only say what there is.
+
+        Raises:
+            WorkspaceBusyError: another client syncs it.
+            StoreError: something cannot be removed.
+        """
+        store = self.store.identity()
+        if not self.store.has(workspace):
+            return Remains(f"{self.store.path}/w/{workspace}", store)
+        self._stop_following(workspace)
+        folder = self.store.workspace(workspace)
+        with folder.lock(owner, _PATIENCE):
+            about = folder.footprint()
+            if not dry and not about.users:
+                folder.forget(kept=kept)
+                left = folder.kept()
+                about = replace(about, kept_files=len(left.files), kept_size=left.size)
+        return Remains(
+            folder.path,
+            store,
+            about.generations,
+            about.files,
+            about.size,
+            about.kept_files,
+            about.kept_size,
+            about.users,
+        )
 
     def _objects_size(self) -> int:
         return sum(about.st_size for _, about in self.store.objects.all())

@@ -42,6 +42,8 @@ class HostState(msgspec.Struct, array_like=True):
         generations: those that a rollback can go to (``store.Generation``), the newest first.
         store: the identity of its store; hosts with a common home folder may have one together.
         left: what a sync that was interrupted has left half made; empty: nothing.
+        kept_files: how many files of ranks were in the way of a tree and are kept, if that was asked for.
+        kept_bytes: their size.
     """
 
     host: str
@@ -52,6 +54,8 @@ class HostState(msgspec.Struct, array_like=True):
     generations: list[Generation] = []
     store: str = ""
     left: str = ""
+    kept_files: int = 0
+    kept_bytes: int = 0
 
 
 class PartTarget(msgspec.Struct, array_like=True):
@@ -159,12 +163,44 @@ class Collected(msgspec.Struct, array_like=True):
         freed: bytes that were removed.
         left: bytes of old content that stay.
         error: why it could not be done; empty if it was.
+        kept_files: how many files of ranks are kept in all workspaces, as they were in the way of a tree.
+        kept_bytes: their size.
+        removed_files: how many of such files were removed, as was asked for.
+        removed_bytes: their size.
     """
 
     host: str
     freed: int = 0
     left: int = 0
     error: str = ""
+    kept_files: int = 0
+    kept_bytes: int = 0
+    removed_files: int = 0
+    removed_bytes: int = 0
+
+
+class Remains(msgspec.Struct, array_like=True):
+    """What a host has of a workspace, or had before it was forgotten.
+
+    Attributes:
+        path: the folder of the workspace.
+        store: the identity of its store.
+        generations: how many a rollback can go to, the current one among them.
+        files: how many files its trees have.
+        bytes: of these.
+        kept_files: files of ranks that are kept, as they were in the way of a tree, or in one that was forgotten.
+        kept_bytes: of these.
+        users: the processes that use the trees; as long as there are any, nothing is removed.
+    """
+
+    path: str
+    store: str
+    generations: int = 0
+    files: int = 0
+    bytes: int = 0
+    kept_files: int = 0
+    kept_bytes: int = 0
+    users: list[str] = []
 
 
 class Failed(msgspec.Struct, array_like=True):

@@ -10,6 +10,7 @@ from monarch_kernel.kernel.magics.arguments import Arguments, mesh_option
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.sync_run import (
     autoreload_selection,
+    forget_on,
     hosts_named,
     show_receipt,
     shown_progress,
@@ -27,6 +28,7 @@ _WAYS: tuple[How, ...] = ("reload", "respawn", "restart")
 #: Options of which a line has at most one.
 _APART = (
     *(("dry_run", other) for other in ("rollback", "watch", "unwatch", *_WAYS)),
+    *(("forget", other) for other in ("verify", "rollback", "watch", "unwatch", *_WAYS)),
     *(("rollback", other) for other in ("verify", "watch", "unwatch", "env")),
     *(("unwatch", other) for other in ("watch", "verify", "env", *_WAYS)),
     *(("reload", "respawn"), ("reload", "restart"), ("respawn", "restart"), ("verify", "watch")),
@@ -48,6 +50,8 @@ class SyncMagics(Subcommands):
     @argument("--reload", action="store_true", help="reload changed modules in ranks and live actors, in place")
     @argument("--respawn", action="store_true", help="... or create the actors again, from their checkpoints")
     @argument("--restart", action="store_true", help="... or replace the ranks, and their actors with them")
+    @argument("--forget", action="store_true", help="remove the folders and what is known of them from the hosts")
+    @argument("--kept", action="store_true", help="... with the files that ranks have made, for good")
     @argument("--watch", action="store_true", help="sync and reload now and at every save")
     @argument("--unwatch", action="store_true", help="no longer do so")
     @mesh_option("the mesh, or a variable with hosts (default: the mesh in use, or this host)")
@@ -65,6 +69,9 @@ class SyncMagics(Subcommands):
         how: How | None = next((way for way in _WAYS if getattr(found, way)), None)
         if found.watch:
             notebook.workspaces.watch(notebook, hosts, workspace, how or "reload")
+            return None
+        if found.forget:
+            forget_on(notebook, found.magic, hosts, workspace, kept=found.kept, dry_run=found.dry_run)
             return None
         if found.dry_run:
             return self._look(found, hosts, workspace)
@@ -115,5 +122,7 @@ def _check_choices(found: Arguments) -> None:
         raise usage_error(found.magic, "--with-python is about the Python of the environment: give --env, too")
     if found.from_lock and not found.env:
         raise usage_error(found.magic, "--from-lock is about making the environment: give --env, too")
+    if found.kept and not found.forget:
+        raise usage_error(found.magic, "--kept is about files of ranks in a workspace that goes: give --forget, too")
     if found.unwatch and found.dirs:
         raise usage_error(found.magic, "--unwatch takes no folders: at most one workspace is watched")

@@ -133,6 +133,7 @@ class HostTree:
         earlier: how many earlier trees a rollback can go to.
         repair: why the next sync will look at all of its files; empty: it is in order.
         left: what a sync that was interrupted has left; empty: nothing.
+        kept: the files of ranks that were in the way of a tree and are kept; empty: none.
     """
 
     host: str
@@ -142,9 +143,10 @@ class HostTree:
     earlier: int = 0
     repair: str = ""
     left: str = ""
+    kept: str = ""
 
     def __str__(self) -> str:
-        left = f"; {self.left}" if self.left else ""
+        left = "".join(f"; {each}" for each in (self.left, self.kept) if each)
         if not self.digest and not self.environment:
             return f"no synced tree{left}"
         with_env = f" with environment {self.environment[:DIGITS]}" if self.environment else ""

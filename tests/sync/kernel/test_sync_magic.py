@@ -76,6 +76,27 @@ def test_verify_finds_and_mends_damage(kernel: Kernel, project: Project) -> None
     assert file.read_text() == "VERSION = 'first'\n"
 
 
+def test_a_workspace_is_forgotten_once_no_rank_uses_it(kernel: Kernel, project: Project) -> None:
+    kernel.ok("%mesh up --procs 1 --sync")
+    kernel.ok("%%mesh\nopen('said', 'w').write('by a rank')")
+    out = kernel.run("%mesh sync --forget")
+    assert out.ename == "UsageError"
+    assert re.search(r"nothing was removed, as processes use the workspace:\n .*process \d+ \(", out.evalue), out.evalue
+    assert "'first'" in seen(kernel)
+    kernel.ok("%mesh down")
+    assert "would be removed" in kernel.ok("%mesh sync --forget --dry-run").stdout
+    said = kernel.ok("%mesh sync --forget").stdout
+    assert re.search(r"removed .* 1 file of ranks, 9 bytes", said) and "%mesh sync --forget --kept removes them" in said
+    [left] = [path for path in (project.store / "w").rglob("*") if path.is_file()]
+    assert left.name == "said" and left.read_text() == "by a rank"
+    kernel.ok("%mesh up --procs 1")
+    where = text(kernel.ok("%%mesh\nimport os\nos.getcwd(), os.environ.get('WORKSPACE_DIR')"))
+    assert re.search(rf"'{project.folder}',\s+None", where), "ranks start in the host's own folder again"
+    assert "removed" in kernel.ok("%mesh sync --forget --kept").stdout
+    assert not list((project.store / "w").iterdir())
+    assert re.search(r" new +3 ", kernel.ok("%mesh sync").text)
+
+
 MISTAKES = [
     ("nowhere", "there is no folder .*/nowhere"),
     ("model.py", "model.py is a file: name its folder"),
@@ -85,6 +106,8 @@ MISTAKES = [
     ("--dry-run --rollback", "give either --dry-run or --rollback, not both"),
     ("--verify --rollback", "give either --rollback or --verify, not both"),
     ("--with-python", "--with-python is about the Python of the environment: give --env, too"),
+    ("--forget --verify", "give either --forget or --verify, not both"),
+    ("--kept", "--kept is about files of ranks in a workspace that goes: give --forget, too"),
     ("--links maybe", "invalid choice: 'maybe'"),
     ("--no-such", "there is no option --no-such"),
     ("--rollback", "there is no"),

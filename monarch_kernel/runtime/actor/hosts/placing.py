@@ -48,7 +48,14 @@ class Placements:
     def place(self, system: System, agent: ProcRef, placement: Placement) -> Future[Any]:
         """Add a placement to that of a host; done when the host's agent applies it, or is dead."""
         known = self.by_agent.get(agent.id)
-        whole = placement if known is None else known.updated(placement)
+        return self._apply(system, agent, placement if known is None else known.updated(placement))
+
+    def remove(self, system: System, agent: ProcRef, folder: str) -> Future[Any] | None:
+        """Take a folder of a host out of its placement; None: it has none."""
+        known = self.by_agent.get(agent.id)
+        return None if known is None else self._apply(system, agent, known.without(folder))
+
+    def _apply(self, system: System, agent: ProcRef, whole: Placement) -> Future[Any]:
         self._record(agent.id, whole)
         self.changed.notify(agent.id)
         return settled(ask_agent(system.node, agent, f"place ranks on {agent.host}", PlaceRanks, whole))
@@ -123,6 +130,26 @@ def place_ranks(hosts: HostMesh | ProcMesh, placements: Placement | Sequence[Pla
     pairs = zip(agents, map(_spelled, each), strict=True)
     asked = [system.placements.place(system, agent, placement) for agent, placement in pairs]
     return gathered(system.node.poller, asked, "place_ranks").then(nothing)
+
+
+def unplace_ranks(hosts: HostMesh | ProcMesh, folder: str) -> Future[None]:
+    """Have ranks no longer start in a folder of hosts, nor with an interpreter in it, as the folder is to be removed.
+
+    Args:
+        hosts: all, or a slice of them; a proc mesh stands for its hosts.
+        folder: an absolute path on these hosts; all placed folders in it are meant, too.
+
+    Returns:
+        A future, done when all host agents apply it. Ranks then start in the hosts' folders of the same paths.
+
+    Raises:
+        RuntimeError: this is not the controller.
+    """
+    system = get_system()
+    if not system.is_root:
+        raise RuntimeError("unplace_ranks() is for the controller: ranks start where it has placed them")
+    asked = [system.placements.remove(system, agent, folder) for agent in _agents_of(hosts)]
+    return gathered(system.node.poller, [each for each in asked if each is not None], "unplace_ranks").then(nothing)
 
 
 def _agents_of(hosts: HostMesh | ProcMesh) -> list[ProcRef]:
