@@ -189,8 +189,8 @@ class SyncClient:
                 f"nothing was removed, as processes use the workspace:{lines}\nEnd them, and forget it again."
             )
         makers: dict[str, str] = {}
-        for host, about in found.items():
-            makers.setdefault(about.store, host)
+        for host in self._hosts:
+            makers.setdefault(found[host.key].store, host.key)
         had = set[str]()
         if not dry_run:
             for host in self._hosts:

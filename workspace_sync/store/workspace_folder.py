@@ -635,7 +635,7 @@ class WorkspaceFolder:
                     remove(keeper.tree, inventory(keeper.tree))
         self.slots.remove_records()
         with explain(self.path):
-            for name in (*_FOLDERS, "kept"):
+            for name in (*_FOLDERS, "kept", "locked"):
                 with suppress(OSError):
                     os.rmdir(name, dir_fd=self._folder.fd)
             self._lock.remove()  # who waits for it begins anew
