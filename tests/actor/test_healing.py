@@ -6,7 +6,7 @@ import asyncio
 import operator
 import os
 import signal
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -28,6 +28,7 @@ from monarch_kernel.actor import (
     heal_mesh,
     this_host,
 )
+from monarch_kernel.meshes import respawn_actors
 from monarch_kernel.runtime.actor.healing.healer import Healer
 from monarch_kernel.runtime.actor.process import get_system
 from tests.conftest import wait_until
@@ -57,6 +58,23 @@ class Saved(Counter):
     def __restore__(self, state: dict[str, Any]) -> None:
         assert len(state["bulk"]) == 300_000
         self.count = state["count"]
+
+
+class Lives(Saved):
+    """Notes its beginnings and ends in the process that it lives in."""
+
+    log: ClassVar[list[str]] = []
+
+    def __init__(self, start: int) -> None:
+        super().__init__(start)
+        self.log.append("begins")
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        self.log.append("ends")
+
+    @endpoint
+    def lives(self) -> list[str]:
+        return self.log
 
 
 class SavedAsync(Actor):
@@ -352,6 +370,26 @@ def test_a_call_behind_a_heal_that_fails_meets_the_death(monkeypatch: pytest.Mon
         with pytest.raises(HealError, match="there is no place"):
             _ = again.healed
     assert len(heal_mesh(mesh).where.call().get(60)) == 2
+
+
+def test_actors_that_are_replaced_twice_at_once_are_one_actor() -> None:
+    p = procs(2)
+    mesh = p.spawn("w", Lives, 5)
+    mesh.add.call(1).get()
+    mesh.checkpoint.call().get()
+    done = [each.get(60) for each in [respawn_actors(p) for _ in range(4)]]
+    assert [each.respawned for each in done] == [["w"]] * 4
+    assert set(map(tuple, mesh.lives.call().get(20).values())) == {("begins", "ends") * 4 + ("begins",)}
+    kill(mesh, 1)
+    futures = [p.heal(), respawn_actors(p), p.heal(), respawn_actors(p)]
+    mesh.add.call(1).get(60)  # it waits for all of them
+    done = [each.get(60) for each in futures]
+    assert sorted(len(each.replaced) for each in (done[0], done[2])) == [0, 1], "one of them heals"
+    lives = mesh.lives.call().get(20)
+    assert lives.get(0) == ["begins", "ends"] * 6 + ["begins"]
+    rest = lives.get(1)  # how many it has depends on which was first
+    assert rest == ["begins", "ends"] * (len(rest) // 2) + ["begins"]
+    assert [count for _, _, count in mesh.where.call().get(20).values()] == [7, 7]
 
 
 def test_heal_mesh_takes_an_actor_mesh() -> None:

@@ -73,6 +73,7 @@ class Healer:
         self.spawned_procs: dict[str, SpawnedProcs] = {}
         self.checkpoints: dict[tuple[str, int], tuple[bytes, tuple[int, ...]]] = {}
         self._askers: dict[str, set[str]] = {}
+        self._guards: dict[str, threading.Lock] = {}
         self.restarts = Restarts()
         #: Notified with the id of a mesh that was made, healed or forgotten, and with "id#rank" at a checkpoint.
         self.records_changed: Subscribers[[str]] = Subscribers("a record of meshes")
@@ -120,6 +121,7 @@ class Healer:
             for key in [key for key in self.checkpoints if key[0] == mesh_id]:
                 del self.checkpoints[key]
         self.spawned_procs.pop(mesh_id, None)
+        self._guards.pop(mesh_id, None)
         self.restarts.remove(mesh_id)
         self.noted(mesh_id)
 
@@ -143,7 +145,7 @@ class Healer:
             )
 
         def work() -> Healed:
-            with procs_record.lock:
+            with self._guard(mesh):
                 return self._heal(mesh, procs_record, hosts, timeout)
 
         return self._in_background(f"{mesh.name}.heal", self._broken(mesh), work)
@@ -154,10 +156,27 @@ class Healer:
         Their processes stay. Each gets its original arguments and its last checkpoint. Calls of this process that are
         made meanwhile wait. The work runs on a separate thread.
         """
-        procs = {ref.id for ref in mesh._target().procs} - self._system.node.deaths.keys()
-        return self._in_background(
-            f"{mesh.name}.respawn", procs, lambda: self._respawn(mesh, procs, time.monotonic() + timeout)
-        )
+        before = self._living(mesh)
+        held = self._system.held_calls
+
+        def work() -> Healed:
+            with self._guard(mesh):
+                procs = self._living(mesh)  # a heal that was under way may have put others in their places
+                new = procs - before
+                held.begin(new)
+                try:
+                    return self._respawn(mesh, procs, time.monotonic() + timeout)
+                finally:
+                    held.end(new)
+
+        return self._in_background(f"{mesh.name}.respawn", before, work)
+
+    def _guard(self, mesh: ProcMesh) -> threading.Lock:
+        """Held while ranks or actors of a mesh are replaced: two of these at once would create an actor twice."""
+        return self._guards.setdefault(mesh._uid, threading.Lock())
+
+    def _living(self, mesh: ProcMesh) -> set[str]:
+        return {ref.id for ref in mesh._target().procs} - self._system.node.deaths.keys()
 
     def _in_background(self, what: str, procs: set[str], work: Callable[[], Healed]) -> Future[Healed]:
         """Run this on a thread of its own; calls to these procs wait meanwhile."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -32,4 +31,3 @@ class SpawnedProcs:
     bootstrap: tuple[Any, tuple[int, ...]]
     spares: list[ProcRef]  # agents of hosts that stay empty until another host is gone
     incarnations: dict[int, int] = field(default_factory=dict[int, int])
-    lock: threading.Lock = field(default_factory=threading.Lock)
