@@ -1,0 +1,199 @@
+import { beforeEach, describe, expect, it, vi } from 'vitest';
+import type { Actions, RankView } from '../model';
+import { completeRank, MeshStore, RequestError } from '../model';
+import { ActionBar } from './actionbar';
+import { summarizeActors } from './actorsection';
+import { groupStops } from './debugsection';
+import { KeptSection } from './keptsection';
+import { Section } from './section';
+import type { KeptMesh, Memory, Surroundings } from './surroundings';
+
+function ranks(count: number, fields: Partial<RankView>[] = []): RankView[] {
+  return Array.from({ length: count }, (_, rank) => completeRank({ mesh: 'k', rank, state: 'idle', ...fields[rank] }));
+}
+
+function storeOf(views: RankView[], mesh = {}): MeshStore {
+  const store = new MeshStore();
+  const meshes = [{ key: 'k', name: 'm', ...mesh }];
+  store.apply({ kind: 'snapshot', version: 1, time: 0, meshes, hosts: [], ranks: { k: views }, failures: [] });
+  return store;
+}
+
+class Remembered implements Memory {
+  readonly values = new Map<string, string>();
+  get = (key: string) => this.values.get(key);
+  set = (key: string, value: string) => void this.values.set(key, value);
+}
+
+function surroundingsOf(changes: Partial<Surroundings> = {}) {
+  return {
+    insertCode: vi.fn(async () => undefined),
+    runCode: vi.fn(async () => undefined),
+    confirm: vi.fn(async () => true),
+    focusRank: vi.fn(async () => undefined),
+    kept: { list: async () => null, stop: async () => undefined },
+    memory: new Remembered(),
+    ...changes
+  };
+}
+
+function actionsOf() {
+  return {
+    ask: vi.fn(async (_what: string, _mesh: string, _ranks: readonly number[], options: object = {}) => ({
+      code: `%mesh ${JSON.stringify(options)}`
+    })),
+    perform: vi.fn(async (what: string) => ({ text: `did ${what}` })),
+    follow: vi.fn(() => () => undefined),
+    plot: vi.fn(() => () => undefined)
+  };
+}
+
+const button = (node: HTMLElement, deed: string) => {
+  const found = node.querySelector<HTMLButtonElement>(`[data-deed="${deed}"]`);
+  if (!found) throw new Error(`no button ${deed}`);
+  return found;
+};
+
+let host: HTMLElement;
+
+beforeEach(() => {
+  host = document.createElement('div');
+  document.body.replaceChildren(host);
+});
+
+describe('the buttons of a mesh', () => {
+  function bar(store: MeshStore, surroundings: Surroundings = surroundingsOf()) {
+    const actions = actionsOf();
+    const made = new ActionBar(host, store, actions as unknown as Actions, surroundings);
+    made.update('k');
+    return { made, actions };
+  }
+
+  it('heals the dead ranks, and only where there are some', async () => {
+    const { made, actions } = bar(storeOf(ranks(3)));
+    expect(button(made.node, 'heal').getAttribute('aria-disabled')).toBe('true');
+    await made.perform('heal');
+    expect(actions.perform).not.toHaveBeenCalled();
+
+    const second = bar(storeOf(ranks(4, [{}, { state: 'dead' }, {}, { state: 'dead' }])));
+    expect(button(second.made.node, 'heal').hasAttribute('data-urgent')).toBe(true);
+    await second.made.perform('heal');
+    expect(second.actions.perform).toHaveBeenCalledWith('heal', 'k', [1, 3]);
+    expect(second.made.node.querySelector('[role=status]')?.textContent).toBe('did heal');
+  });
+
+  it('inserts the code that the kernel gives, and does nothing, while that is asked for', async () => {
+    const surroundings = surroundingsOf();
+    const { made, actions } = bar(storeOf(ranks(2)), surroundings);
+    made.node.querySelector<HTMLButtonElement>('.mk-Bar-code')?.click();
+    expect(surroundings.memory.get('asCode')).toBe('yes');
+    await made.perform('down');
+    expect(actions.ask).toHaveBeenCalledWith('code', 'k', [], { action: 'down' });
+    expect(surroundings.insertCode).toHaveBeenCalledWith('%mesh {"action":"down"}');
+    expect(actions.perform).not.toHaveBeenCalled();
+    expect(surroundings.confirm).not.toHaveBeenCalled();
+  });
+
+  it('stops a mesh only if the person agrees', async () => {
+    const { made, actions } = bar(storeOf(ranks(2)), surroundingsOf({ confirm: async () => false }));
+    await made.perform('down');
+    expect(actions.perform).not.toHaveBeenCalled();
+  });
+
+  it('does one thing at a time, and says why it failed', async () => {
+    const { made, actions } = bar(storeOf(ranks(2)));
+    let fail: (error: Error) => void = () => undefined;
+    actions.perform.mockReturnValueOnce(new Promise((_, reject) => (fail = reject)));
+    const done = made.perform('sync');
+    expect(button(made.node, 'use').getAttribute('aria-disabled')).toBe('true');
+    await made.perform('use');
+    expect(actions.perform).toHaveBeenCalledTimes(1);
+    fail(new RequestError({ message: 'the host is full.', hint: 'Free some space.' }));
+    await done;
+    expect(made.node.querySelector('[role=status]')?.textContent).toBe('the host is full. Free some space.');
+    expect(button(made.node, 'use').hasAttribute('aria-disabled')).toBe(false);
+  });
+});
+
+describe('stops', () => {
+  it('are grouped by place and error', () => {
+    const stop = { reason: 'breakpoint', file: 'cell [3]', line: 2, function: 'work', text: '' };
+    const error = { ...stop, reason: 'exception', text: 'ValueError: x' };
+    const views = ranks(4, [
+      { state: 'stopped', stop },
+      { state: 'running' },
+      { state: 'stopped', stop: error },
+      { state: 'stopped', stop }
+    ]);
+    expect(groupStops(views).map(({ title, text, ranks: of }) => [title, text, of])).toEqual([
+      ['breakpoint · cell [3], line 2 · work', '', [0, 3]],
+      ['exception · cell [3], line 2 · work', 'ValueError: x', [2]]
+    ]);
+  });
+});
+
+describe('actors', () => {
+  it('are put together from their ranks', () => {
+    const actor = { name: 'trainer', cls: 'Trainer', since: 0, waiting: 1, calls: 5, failures: 0 };
+    const views = ranks(3, [
+      { actors: [{ ...actor, endpoint: 'step' }] },
+      { actors: [{ ...actor, endpoint: 'step' }] },
+      { actors: [{ ...actor, endpoint: '', failures: 2 }] }
+    ]);
+    expect(summarizeActors(views)).toEqual([
+      {
+        name: 'trainer',
+        cls: 'Trainer',
+        ranks: [0, 1, 2],
+        running: [['step', 2]],
+        waiting: 3,
+        calls: 15,
+        failures: 2
+      }
+    ]);
+  });
+});
+
+describe('a section', () => {
+  it('has content only while it is open, and opens again after a reload', () => {
+    const memory = new Remembered();
+    const dispose = vi.fn();
+    const make = vi.fn((body: HTMLElement) => {
+      body.append('content');
+      return { dispose };
+    });
+    const section = new Section(host, 'log', 'Log', memory, make);
+    expect(make).not.toHaveBeenCalled();
+    const head = section.node.querySelector<HTMLButtonElement>('button');
+    head?.click();
+    expect(make).toHaveBeenCalledTimes(1);
+    expect(head?.getAttribute('aria-expanded')).toBe('true');
+    new Section(host, 'log', 'Log', memory, make);
+    expect(make).toHaveBeenCalledTimes(2);
+    head?.click();
+    expect(dispose).toHaveBeenCalledTimes(1);
+    expect(section.node.textContent).toBe('Log');
+    new Section(host, 'log', 'Log', memory, make);
+    expect(make).toHaveBeenCalledTimes(2);
+  });
+});
+
+describe('kept meshes', () => {
+  const mesh: KeptMesh = { name: 'kept', host: 'a', held_by: 0, meshes: [{ name: 'm', ranks: 4, alive: 3 }] };
+
+  it('are not shown where the server has none to offer', async () => {
+    const section = new KeptSection(host, () => null, surroundingsOf());
+    await section.refresh();
+    expect(section.node.hidden).toBe(true);
+  });
+
+  it('are listed, and attached by code where there is no kernel to do it', async () => {
+    const surroundings = surroundingsOf({ kept: { list: async () => [mesh], stop: async () => undefined } });
+    const section = new KeptSection(host, () => null, surroundings);
+    await section.refresh();
+    expect(section.node.hidden).toBe(false);
+    expect(section.node.textContent).toContain('4 ranks · 1 dead · a · free');
+    section.node.querySelector<HTMLButtonElement>('[aria-label="Attach kept"]')?.click();
+    await vi.waitFor(() => expect(surroundings.insertCode).toHaveBeenCalledWith('%mesh attach kept'));
+  });
+});
