@@ -4,6 +4,7 @@ The widget, the panel, the metrics and the terminal are views of it, and so is a
 """
 
 from monarch_kernel.watch.board import Board, advanced
+from monarch_kernel.watch.live import show_live
 from monarch_kernel.watch.model import (
     ActorView,
     Delta,
@@ -33,5 +34,6 @@ __all__ = [
     "Watch",
     "advanced",
     "provide",
+    "show_live",
     "watch",
 ]

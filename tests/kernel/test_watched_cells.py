@@ -31,3 +31,19 @@ def test_cells_and_the_mesh_in_use_are_seen(fresh_kernel: Kernel) -> None:
     assert "('current', 'alpha')" in text
     assert "('current', 'beta')" in text
     fresh_kernel.ok("%mesh down alpha\n%mesh down beta")
+
+
+def test_status_is_replaced_in_place_while_it_is_watched(fresh_kernel: Kernel) -> None:
+    fresh_kernel.ok("%mesh up alpha --procs 2")
+    ran = fresh_kernel.ok("%mesh status --watch --for 2.5")
+    assert len(ran.displays) == 1
+    assert ran.updates  # for how long ranks do what they do grows
+    for data in (*ran.displays, *ran.updates):
+        assert "alpha" in data["text/plain"]
+        assert "<table>" in data["text/html"]
+    cell = fresh_kernel.send("%mesh status --watch")
+    cell.until(lambda out: bool(out.displays))
+    fresh_kernel.interrupt()
+    assert cell.wait().status == "ok"
+    refused = fresh_kernel.run("%mesh status --for 3")
+    assert "goes with --watch" in refused.evalue

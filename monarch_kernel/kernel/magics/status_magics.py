@@ -14,6 +14,7 @@ from monarch_kernel.kernel.kept_meshes import kept_by_others
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.notebook import Notebook
+from monarch_kernel.kernel.output.live_status import show_status
 from monarch_kernel.kernel.output.mesh_tables import (
     MeshList,
     MeshStatus,
@@ -61,9 +62,17 @@ class StatusMagics(Subcommands):
     @magic_arguments("mesh status")
     @mesh_argument()
     @ranks_option()
-    def status(self, found: Arguments) -> MeshStatus:
+    @argument("-w", "--watch", action="store_true", help="show it live, the worst first, until you interrupt it")
+    @argument("--for", dest="seconds", type=float, metavar="SECONDS", help="end --watch after that time")
+    def status(self, found: Arguments) -> MeshStatus | None:
         """Show each rank of a mesh: its state, process and memory, and what it is doing; and what hosts have synced."""
+        if found.seconds is not None and (not found.watch or found.seconds < 0):
+            raise usage_error(found.magic, "--for takes a number of seconds, and goes with --watch")
         mesh, ranks = self.addressed(found)
+        if found.watch:
+            chosen = () if len(ranks) == len(mesh) else tuple(ranks)
+            show_status(self._notebook.shell, mesh, chosen, found.seconds)
+            return None
         states = mesh.status().get(ASK_TIMEOUT)
         places = rank_places(self._notebook, mesh)
         trees = host_trees(self._notebook, mesh, ASK_TIMEOUT)

@@ -1,0 +1,133 @@
+"""A mesh as a table for terminals and for the text of notebooks: the worst first, grouped where it is large. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from monarch_kernel.display.quantities import duration, memory
+from monarch_kernel.display.tables import TableView
+from monarch_kernel.meshes import format_ranks
+from monarch_kernel.watch.model import FailureView, MeshView, RankState, RankView, Snapshot
+
+#: Meshes with more ranks are shown in groups of ranks that are in the same state, and do the same.
+MOST_ROWS = 64
+#: The most groups.
+MOST_GROUPS = 40
+#: How much of a cause is shown (characters).
+CAUSE = 100
+
+#: A sign for each state, which tells without colours.
+SIGNS = {
+    RankState.DEAD: "✖",
+    RankState.UNRESPONSIVE: "?",
+    RankState.STOPPED: "‖",
+    RankState.HEALING: "↻",
+    RankState.STARTING: "…",
+    RankState.RUNNING: "▶",
+    RankState.IDLE: "○",
+    RankState.ENDED: "◌",
+}
+_ORDER = {state: place for place, state in enumerate(RankState)}
+
+
+@dataclass(frozen=True, slots=True)
+class StatusTable:
+    """The table of one mesh.
+
+    Attributes:
+        view: the table.
+        states: of its rows.
+    """
+
+    view: TableView
+    states: tuple[RankState, ...]
+
+
+def status_tables(snapshot: Snapshot, now: float, key: str = "", ranks: Collection[int] = ()) -> list[StatusTable]:
+    """The meshes of a snapshot, or one of them.
+
+    Args:
+        now: seconds since 1970; how long ranks do what they do follows from it.
+        key: of one mesh; "": all, those with the worst news first.
+        ranks: of that mesh; none: all.
+    """
+    chosen = [mesh for mesh in snapshot.meshes.values() if key in ("", mesh.key)]
+    tables = [_table(mesh, _chosen(snapshot.ranks[mesh.key], ranks), snapshot, now) for mesh in chosen]
+    return sorted(tables, key=lambda table: min((_ORDER[state] for state in table.states), default=len(_ORDER)))
+
+
+def _chosen(views: Sequence[RankView], ranks: Collection[int]) -> list[RankView]:
+    return [view for view in views if not ranks or view.rank in ranks]
+
+
+def _table(mesh: MeshView, views: list[RankView], snapshot: Snapshot, now: float) -> StatusTable:
+    grouped = len(views) > MOST_ROWS
+    groups = _groups(views) if grouped else [[view] for view in views]
+    groups.sort(key=lambda group: (_ORDER[group[0].state], group[0].rank))
+    names = {key: host.name for key, host in snapshot.hosts.items()}
+    rows = [_row(group, names, now) for group in (groups[:MOST_GROUPS] if grouped else groups)]
+    headings = ["", "ranks" if grouped else "rank", "state", "for", "doing", "waiting", "memory", "cpu", "host", "why"]
+    left = sum(len(group) for group in groups[len(rows) :])
+    note = [f"… and {left} other ranks"] if left else []
+    note += [f"{_age(now - each.time)} ago: {_concerned(each.ranks)}{each.text}" for each in _news(mesh, snapshot)]
+    view = TableView(headings, rows, _caption(mesh, views, snapshot), frozenset({3, 5, 6, 7}), "\n".join(note))
+    return StatusTable(view.without_empty_columns(), tuple(group[0].state for group in groups[: len(rows)]))
+
+
+def _groups(views: Iterable[RankView]) -> list[list[RankView]]:
+    found: dict[tuple[RankState, str, str], list[RankView]] = {}
+    for view in views:
+        found.setdefault((view.state, view.doing, view.cause), []).append(view)
+    return list(found.values())
+
+
+def _row(group: list[RankView], hosts: dict[str, str], now: float) -> list[str]:
+    first = group[0]
+    since = min((view.doing_since or view.since) if view.state is RankState.RUNNING else view.since for view in group)
+    names = list(dict.fromkeys(hosts.get(view.host, "") for view in group))
+    stop = first.stop
+    doing = f"{stop.file}:{stop.line}" if stop is not None and stop.file else first.doing
+    cause = first.cause if len(first.cause) <= CAUSE else f"{first.cause[: CAUSE - 1]}…"
+    largest = max(view.rss for view in group)
+    cpu = sum(view.cpu for view in group) / len(group)
+    return [
+        SIGNS[first.state],
+        format_ranks((view.rank for view in group), limit=4),
+        first.state.value + (" (old tree)" if first.older else ""),
+        _age(now - since) if since else "",
+        doing,
+        str(waiting) if (waiting := sum(view.waiting for view in group)) else "",
+        memory(largest) if largest else "",
+        f"{cpu:.0f} %" if largest else "",
+        names[0] if len(names) == 1 else f"{len(names)} hosts",
+        cause.replace("\n", " · "),
+    ]
+
+
+def _caption(mesh: MeshView, views: list[RankView], snapshot: Snapshot) -> str:
+    sizes = ", ".join(f"{label}={size}" for label, size in zip(mesh.labels, mesh.sizes, strict=True))
+    counts = Counter(view.state for view in views)
+    parts = [f"{'* ' if mesh.current else ''}{mesh.name}{f' ({sizes})' if sizes else ''}"]
+    parts += [f"{SIGNS[state]} {counts[state]} {state.value}" for state in RankState if counts[state]]
+    for key in mesh.hosts:
+        if (host := snapshot.hosts.get(key)) is not None and host.gone:
+            parts.append(f"host {host.name} is gone: {host.gone}")
+    if mesh.kept:
+        parts.append("kept")
+    if mesh.hang:
+        parts.append(f"hangs: {mesh.hang}")
+    return " · ".join(parts)
+
+
+def _news(mesh: MeshView, snapshot: Snapshot) -> list[FailureView]:
+    return [failure for failure in reversed(snapshot.failures) if failure.mesh == mesh.key][:3]
+
+
+def _concerned(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) != 1)} {format_ranks(ranks, limit=4)}: " if ranks else ""
+
+
+def _age(seconds: float) -> str:
+    return f"{max(0.0, seconds):.0f} s" if seconds < 60 else duration(seconds)
