@@ -341,9 +341,8 @@ def main(argv: list[str] | None = None) -> int:
         for ranks in args.ranks:
             row = measure(agents[: math.ceil(ranks / args.per_host)], ranks, args.per_host, args.budget)
             print(f"\n{ranks:,} ranks, {CHANGING:.0%} of them change each second")
-            print(
-                f"  first snapshot {row['first_ms']:.1f} ms, JSON {row['first_kb']:.0f} KB in {row['encode_ms']:.1f} ms;"
-            )
+            size = f"JSON {row['first_kb']:.0f} KB in {row['encode_ms']:.1f} ms"
+            print(f"  first snapshot {row['first_ms']:.1f} ms, {size};")
             print(f"  all ranks have reported after {row['whole_ms']:.0f} ms")
             print(f"  the kernel's processor {row['cpu']:.2f} %, to a front end {row['kb_s']:.1f} KB/s", end=" ")
             print(f"in {row['hz']:.1f} messages/s of {row['ranks_s']:.0f} ranks/s")

@@ -110,7 +110,7 @@ def test_the_worst_condition_is_the_state(filled: Board) -> None:
     assert rank_of(filled).state is RankState.IDLE
     filled.apply(ActorsFact(proc, {"a": ActorView("trainer", endpoint="step", since=5.0)}), 6.0)
     assert (rank_of(filled).state, rank_of(filled).since) == (RankState.RUNNING, 5.0)
-    filled.apply(StopFact("m", 0, StopView("breakpoint", "/home/user/train.py", 7), 8.0), 8.0)
+    filled.apply(StopFact("m", 0, StopView("breakpoint", "/srv/train.py", 7), 8.0), 8.0)
     assert (rank_of(filled).state, rank_of(filled).since) == (RankState.STOPPED, 8.0)
     assert rank_of(filled).stop == StopView("breakpoint", "train.py", 7)
     filled.apply(Condition(proc, RankState.UNRESPONSIVE, True, cause="stopped by a signal"), 9.0)
