@@ -118,13 +118,21 @@ class SyncClient:
         hosts: a mesh.
         workspace: what it is about.
         progress: see ``sync``.
+        before_switch: called when hosts have staged, and before any of them switches.
     """
 
-    def __init__(self, hosts: Any, workspace: Workspace, progress: Show | None) -> None:
+    def __init__(
+        self,
+        hosts: Any,
+        workspace: Workspace,
+        progress: Show | None,
+        before_switch: Callable[[], object] = lambda: None,
+    ) -> None:
         self._began = time.monotonic()
         self._workspace = workspace
         self._folder = folder_name(workspace)
         self._progress = progress
+        self._before_switch = before_switch
         self._hosts = each_host(hosts)
         self._failures: dict[str, Failed] = {}
         for host in self._hosts:
@@ -360,6 +368,8 @@ class SyncClient:
 
     def _switch(self, run: StagingRun) -> None:
         """The second phase. If a host is busy with another client, no host switches."""
+        if any(each.step is Step.STAGED for each in run.hosts.values()):
+            self._before_switch()
         began = time.monotonic()
         if not any(each.kind == "WorkspaceBusyError" for each in run.hosts.values()):
             run.commit()

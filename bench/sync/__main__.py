@@ -20,11 +20,11 @@ from bench import report
 from bench.__main__ import machine
 from bench.environments import STATE
 from bench.run import adopt_orphans, end_leftovers
-from bench.sync.phases import Bench
+from bench.sync.phases import CABLE, Bench
 from bench.sync.rows import MONARCH, OURS, ROWS, RSYNC
 
 PEERS = [OURS, RSYNC, MONARCH]
-PHASES = ("whole", "some", "inside", "first1", "first4", "more", "environment", "kills")
+PHASES = ("whole", "some", "inside", "first1", "first4", "cable1", "cable4", "more", "environment", "kills")
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -99,6 +99,8 @@ def main(argv: list[str] | None = None) -> int:
         "inside": bench.inside,
         "first1": lambda: bench.first(1),
         "first4": lambda: bench.first(4),
+        "cable1": lambda: bench.first(1, CABLE),
+        "cable4": lambda: bench.first(4, CABLE),
         "more": bench.more,
         "environment": bench.environment,
         "kills": bench.kills,
@@ -108,6 +110,7 @@ def main(argv: list[str] | None = None) -> int:
             run[phase]()
     finally:
         end_leftovers()
+        bench.clear()
         about |= {"load_after": round(os.getloadavg()[0], 2), "seconds": round(time.monotonic() - began)}
         target = args.json or STATE / "results" / f"sync-{datetime.datetime.now():%Y%m%d-%H%M%S}.json"
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -115,9 +114,8 @@ class Place:
         return (self.folder / "log").read_text(errors="replace")[-3000:]
 
     def close(self) -> None:
-        """The end of the hosts, and of all that lies on them."""
+        """The end of the hosts; what lies on them stays."""
         self._log.close()
-        shutil.rmtree(self.folder)
 
 
 class NamespacePlace(Place):
@@ -125,10 +123,16 @@ class NamespacePlace(Place):
 
     kind = "network namespaces"
 
-    def __init__(self, count: int, folder: Path) -> None:
+    def __init__(self, count: int, folder: Path, rate: float | None = None) -> None:
         from tests.network.hosts import make_network
 
         self._network = make_network(["client", *(f"host{n}" for n in range(count))])
+        try:
+            for host in self._network.hosts if rate is not None else ():
+                self._network.limit(host, rate)
+        except BaseException:
+            self._network.close()
+            raise
         super().__init__(count, folder)
 
     def address(self, host: int | None) -> str:
@@ -144,14 +148,23 @@ class NamespacePlace(Place):
 
 
 @contextmanager
-def place(count: int, folder: Path, namespaces: bool = True) -> Generator[Place]:
-    """So many hosts: namespaces where these can be made and are wanted, else workers of this machine."""
+def place(count: int, folder: Path, namespaces: bool = True, rate: float | None = None) -> Generator[Place]:
+    """So many hosts: namespaces where these can be made and are wanted, else workers of this machine.
+
+    Args:
+        rate: what the cable of each host, and of the client, carries in each direction (bits/s); None: as it comes.
+
+    Raises:
+        CannotMakeHosts: there are no namespaces whose cables can be limited.
+    """
     from tests.network.hosts import CannotMakeHosts
 
     folder.mkdir(parents=True)
     try:
-        made = NamespacePlace(count, folder) if namespaces else Place(count, folder)
+        made = NamespacePlace(count, folder, rate) if namespaces else Place(count, folder)
     except CannotMakeHosts as why:
+        if rate is not None:
+            raise
         print(f"hosts are workers of this machine: {why}", file=sys.stderr)
         made = Place(count, folder)
     try:

@@ -24,6 +24,14 @@ from bench.sync.service import PeerFailedError
 from bench.sync.trees import BenchTree, TreeSpec
 from workspace_sync.scanning.chunking import CHUNK
 
+#: A file system may give out the inodes of files that were removed in the last minute only after a long search (ext4
+#: does), so copies are removed when their room is needed, and then nothing is measured for so long (seconds).
+RECENT = 65
+#: What stays free on the disk (bytes).
+ROOM = 5_000_000_000
+#: What the cables of hosts carry in the rows that say so (bits/s).
+CABLE = 1e9
+
 
 @dataclass
 class Bench:
@@ -68,29 +76,56 @@ class Bench:
 
     @contextmanager
     def scratch(self, name: str) -> Generator[Path]:
-        """A folder that is gone afterwards."""
+        """A folder of which nothing is needed afterwards."""
         path = self.folder / "scratch" / name
-        shutil.rmtree(path, ignore_errors=True)
         path.parent.mkdir(exist_ok=True, mode=0o700)
+        self._put_away(path)
         try:
             yield path
         finally:
+            self._put_away(path)
+
+    def _put_away(self, path: Path) -> None:
+        if path.exists():
+            path.rename(self.folder / "scratch" / f"old-{os.getpid()}-{time.monotonic_ns()}")
+
+    def clear(self) -> None:
+        """Remove what is not needed any more."""
+        for path in (self.folder / "scratch").glob("*"):
             shutil.rmtree(path, ignore_errors=True)
+
+    def _make_room(self, tree: BenchTree, count: int) -> None:
+        """See to it that all peers have room for their copies, without removing anything shortly before they do."""
+        copies = count * (len(self.peers) + (OURS in self.peers))  # a host of ours has the tree before, too
+        if shutil.disk_usage(self.folder).free < 1.2 * copies * tree.size + ROOM and any(
+            (self.folder / "scratch").glob("*")
+        ):
+            say(f"removing old copies, and waiting {RECENT} s")
+            self.clear()
+            os.sync()
+            time.sleep(RECENT)
 
     # -- peers and rounds -------------------------------------------------------------------------
 
     @contextmanager
-    def against(self, tree: BenchTree, count: int) -> Generator[list[SyncPeer]]:
-        """All peers with so many empty hosts each; one that cannot run is a note."""
+    def against(self, tree: BenchTree, count: int, rate: float | None = None) -> Generator[list[SyncPeer]]:
+        """All peers with so many empty hosts each; one that cannot run is a note.
+
+        Args:
+            rate: of their cables (bits/s).
+        """
+        self._make_room(tree, count)
         with ExitStack() as opened:
             found: list[SyncPeer] = []
             for peer in self.peers:
                 folder = opened.enter_context(self.scratch(peer))
                 try:
                     if peer == MONARCH:
+                        if rate is not None:
+                            continue  # its hosts are workers of this machine
                         found.append(opened.enter_context(self._monarch(tree, count, folder)))
                     else:
-                        where = opened.enter_context(place(count, folder))
+                        where = opened.enter_context(place(count, folder, rate=rate))
                         made = self.ours(where, tree) if peer == OURS else rsync_peer(where, tree)
                         found.append(opened.enter_context(made))
                 except (EnvironmentFailed, PeerFailedError) as error:
@@ -181,13 +216,13 @@ class Bench:
                 self.record(peer.name, "inside_chunks", result["sent"] // CHUNK)
         return result["seconds"]
 
-    def first(self, count: int) -> None:
+    def first(self, count: int, rate: float | None = None) -> None:
         """A tree on hosts that have nothing, and a client that has never read it."""
         tree = self.some.make()
         tree.warm()
         for _ in range(self.rounds):
-            with self.against(tree, count) as peers:
-                self.each(peers, f"first{count}_s", self._first)
+            with self.against(tree, count, rate) as peers:
+                self.each(peers, f"first{count}_s" if rate is None else f"cable{count}_s", self._first)
 
     def _first(self, peer: SyncPeer) -> float:
         result = proven(peer, peer.tree.sample())

@@ -296,6 +296,21 @@ class Network:
                 for at, interface in ((self._net(), host.port), (f"/proc/{host.pid}/ns/net", "eth0")):
                     _run(["nsenter", f"--net={at}", "tc", "qdisc", "del", "dev", interface, "root"])
 
+    def limit(self, host: Host, rate: float) -> None:
+        """From now on the host's cable carries so many bits a second in each direction.
+
+        Raises:
+            CannotMakeHosts: this kernel or its tools cannot.
+        """
+        # What waits longer than 50 ms is dropped, as by a switch with small buffers.
+        how = ["tbf", "rate", f"{rate:.0f}bit", "burst", f"{max(32_000, rate / 8 / 500):.0f}", "latency", "50ms"]
+        try:
+            for at, interface in ((self._net(), host.port), (f"/proc/{host.pid}/ns/net", "eth0")):
+                _run(["nsenter", f"--net={at}", "tc", "qdisc", "replace", "dev", interface, "root", *how])
+        except (subprocess.CalledProcessError, FileNotFoundError) as error:
+            said = getattr(error, "stderr", None) or error
+            raise CannotMakeHosts(f"the cables of test hosts cannot be limited here: {said}") from None
+
     def traffic(self, host: Host) -> int:
         """How many bytes have gone to and from the host so far."""
         shown = self._at_switch("cat", "/proc/net/dev").splitlines()

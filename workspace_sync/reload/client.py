@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Literal
 
 from monarch_kernel.actor import ActorError, ProcMesh, SupervisionError
@@ -37,6 +37,21 @@ def contact(procs: ProcMesh, folders: Iterable[tuple[str, str]] | None = None, t
         timeout: for all ranks together (seconds).
     """
     return _all(procs, "watch", timeout, _pairs(procs, folders))
+
+
+def contact_soon(meshes: Iterable[tuple[ProcMesh, Iterable[tuple[str, str]]]]) -> Callable[[float], list[Refreshed]]:
+    """``contact`` with the ranks of several meshes (each with its folders) at once.
+
+    Returns:
+        Waits so long (seconds) for all of them together, and gives what they have answered.
+    """
+    asked = [_asked(procs, "watch", sorted(folders)) for procs, folders in meshes]
+
+    def wait(timeout: float) -> list[Refreshed]:
+        deadline = time.monotonic() + timeout
+        return [answers(deadline, timeout) for answers in asked]
+
+    return wait
 
 
 def enter(procs: ProcMesh, folders: Iterable[tuple[str, str]] | None = None, timeout: float = 10.0) -> Refreshed:
@@ -219,6 +234,12 @@ def _agents_of(whole: Whole, pairs: Pairs) -> Any:
 def _all(procs: ProcMesh, method: str, timeout: float, *args: Any) -> Refreshed:
     """Call an endpoint of the reloader on all ranks; ranks that fail or do not answer are in the report."""
     deadline = time.monotonic() + timeout
+    return _asked(procs, method, *args)(deadline, timeout)
+
+
+def _asked(procs: ProcMesh, method: str, *args: Any) -> Callable[[float, float], Refreshed]:
+    """Call an endpoint of the reloader on all ranks; returns what waits for them until a deadline (monotonic), which is
+    so many seconds after the call."""
     whole = whole_of(procs)
     agents = _agents_of(whole, args[0] if args else ())
     dead = whole.procs.dead()
@@ -227,23 +248,27 @@ def _all(procs: ProcMesh, method: str, timeout: float, *args: Any) -> Refreshed:
     waiting = sorted(back.keys() - reports.keys())
     parts = [(run, agents.slice(ranks=slice(run.start, run.stop))) for run in _runs(waiting)]
     calls = [(run, getattr(part, method).stream(*args)) for run, part in parts]
-    for run, call in calls:
-        for slot in call:
-            try:
-                rank, report = slot.get(max(0.0, deadline - time.monotonic()))
-                reports[rank] = report
-                report.rank = back[rank]
-            except (ActorError, SupervisionError) as error:
-                for failure in error.failures:
-                    rank = run[failure.rank]
-                    why = failure.death.cause if failure.death is not None else failure.fault or error
-                    reports[rank] = RankReport(back[rank], error=str(getattr(why, "summary", why)))
-            except TimeoutError:
-                break  # answers come in the order in which ranks give them
-    for rank in waiting:
-        if rank not in reports:
-            reports[rank] = RankReport(back[rank], error=f"it did not answer within {timeout:g} s")
-    return Refreshed(whole.procs.name, method, [reports[rank] for rank in sorted(reports)])
+
+    def answers(deadline: float, timeout: float) -> Refreshed:
+        for run, call in calls:
+            for slot in call:
+                try:
+                    rank, report = slot.get(max(0.0, deadline - time.monotonic()))
+                    reports[rank] = report
+                    report.rank = back[rank]
+                except (ActorError, SupervisionError) as error:
+                    for failure in error.failures:
+                        rank = run[failure.rank]
+                        why = failure.death.cause if failure.death is not None else failure.fault or error
+                        reports[rank] = RankReport(back[rank], error=str(getattr(why, "summary", why)))
+                except TimeoutError:
+                    break  # answers come in the order in which ranks give them
+        for rank in waiting:
+            if rank not in reports:
+                reports[rank] = RankReport(back[rank], error=f"it did not answer within {timeout:g} s")
+        return Refreshed(whole.procs.name, method, [reports[rank] for rank in sorted(reports)])
+
+    return answers
 
 
 def _runs(ranks: Sequence[int]) -> list[range]:

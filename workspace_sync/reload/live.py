@@ -12,12 +12,16 @@ from monarch_kernel.meshes import format_ranks, list_proc_meshes
 from workspace_sync.model.errors import SyncError
 from workspace_sync.model.report import StaleModule, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
-from workspace_sync.reload.client import How, When, contact, enter, folders_of, refresh, stale_in
+from workspace_sync.reload.client import How, When, contact_soon, enter, folders_of, refresh, stale_in
 from workspace_sync.reload.report import FAILED, KEPT, RELOADED, Refreshed
 from workspace_sync.reload.selection import EVERY, ModuleSelection
 from workspace_sync.session import Folders, Show, SyncClient, workspace_of
 
 Pairs = list[tuple[str, str]]
+
+#: How long the switch waits for ranks that have not said what they have imported (seconds). One that says so later
+#: compares what it has imported with the files of the new tree.
+_CONTACT = 2.0
 
 
 class LiveReport(msgspec.Struct):
@@ -127,9 +131,8 @@ def sync_live(
     Raises:
         SyncError, ScanError: as ``sync`` does. Ranks of hosts that have switched follow before.
     """
-    for procs in meshes_on(hosts):
-        contact(procs, _folders(procs, workspace))
-    client = SyncClient(hosts, workspace, progress)
+    asked = contact_soon((procs, _folders(procs, workspace)) for procs in meshes_on(hosts))
+    client = SyncClient(hosts, workspace, progress, before_switch=lambda: asked(_CONTACT))
     try:
         report = client.rollback(int(rollback)) if rollback else client.sync(dry_run=False, verify=verify)
     except SyncError as e:
