@@ -128,8 +128,9 @@ class NamespacePlace(Place):
 
         self._network = make_network(["client", *(f"host{n}" for n in range(count))])
         try:
-            for host in self._network.hosts if rate is not None else ():
-                self._network.limit(host, rate)
+            if rate is not None:
+                for host in self._network.hosts:
+                    self._network.limit(host, rate)
         except BaseException:
             self._network.close()
             raise
