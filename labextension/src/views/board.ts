@@ -109,6 +109,9 @@ export class MeshBoard {
     if (rank === this._selected) {
       return;
     }
+    if (this._pending !== undefined) {
+      this.update();
+    }
     this._selected = rank;
     if (rank >= 0) {
       this._details?.show(this._mesh, rank);
@@ -210,7 +213,9 @@ export class MeshBoard {
     }
     const first = [...meshes.values()].find(mesh => mesh.current) ?? meshes.values().next().value;
     if (first) {
-      this.select(-1);
+      if (this._mesh) {
+        this.select(-1);
+      }
       this._mesh = first.key;
       this._grid?.dispose();
       this._grid = undefined;

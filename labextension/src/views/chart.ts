@@ -4,9 +4,11 @@ import { Disposables, element, FrameTask, observeSize, setAttribute, setText } f
 import { Theme } from './theme';
 
 const LEFT = 56;
-const RIGHT = 12;
+const RIGHT = 34;
 const TOP = 10;
 const BOTTOM = 22;
+/** Between two labels of the axis of times (seconds). */
+const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 43_200, 86_400];
 /** With more lines than this, lines have one colour, and only outliers have their own. */
 const COLOURED = 8;
 
@@ -187,6 +189,7 @@ export class LineChart {
     context.clip();
     this._drawLines(context, x, y);
     context.restore();
+    this._drawNames(context, y);
     this._drawCross(context, scale, x, y);
   }
 
@@ -213,10 +216,15 @@ export class LineChart {
     }
     context.textBaseline = 'alphabetic';
     const span = scale.to - scale.from;
-    for (const back of ticks(0, span, Math.max(2, Math.floor(scale.width / 140)))) {
+    const step = TIME_STEPS.find(each => (each / span) * (scale.width - LEFT - RIGHT) >= 90) ?? span;
+    for (let back = 0; back <= span; back += step) {
       const at = x(scale.to - back);
       context.textAlign = back === 0 ? 'right' : at < LEFT + 24 ? 'left' : 'center';
-      context.fillText(back === 0 ? t('now') : `−${duration(Math.max(10, back))}`, at, scale.height - 6);
+      context.fillText(
+        back === 0 ? t('now') : `−${timeSpan(back)}`,
+        back === 0 ? at + RIGHT - 4 : at,
+        scale.height - 6
+      );
     }
   }
 
@@ -228,6 +236,7 @@ export class LineChart {
     const { series } = this;
     const { lines, faint, states } = this._theme.palette;
     const outliers = new Set(series.outliers().map(({ rank }) => rank));
+    // Outliers first: where they run with the others, these are seen.
     const hovered = this._cross >= 0 && this._pointer >= 0 ? this._nearest(y) : -1;
     const stroke = (values: (index: number) => number, colour: string, width: number, alpha: number) => {
       context.strokeStyle = colour;
@@ -252,6 +261,7 @@ export class LineChart {
     context.lineJoin = 'round';
     const line = (rank: number) => (index: number) => series.values.get(rank)?.[index] ?? NaN;
     const ranks = series.ranks;
+    outliers.forEach(rank => stroke(line(rank), states.dead, 1.75, 1));
     if (series.isBand) {
       const known = series.spreads.flatMap((spread, index) => (Number.isFinite(spread.low) ? [index] : []));
       context.fillStyle = lines[0] ?? faint;
@@ -269,9 +279,29 @@ export class LineChart {
         }
       });
     }
-    outliers.forEach(rank => stroke(line(rank), states.dead, 1.75, 1));
     if (hovered >= 0) {
       stroke(line(hovered), this._theme.palette.text, 2, 1);
+    }
+  }
+
+  /** The numbers of ranks at the ends of their lines, where there is room: all of a few, and outliers. */
+  private _drawNames(context: CanvasRenderingContext2D, y: (value: number) => number): void {
+    const { lines, faint, states, font } = this._theme.palette;
+    const outliers = new Set(this.series.outliers().map(({ rank }) => rank));
+    const ranks = this.series.ranks;
+    const few = ranks.length <= COLOURED;
+    context.font = `11px ${font}`;
+    context.textAlign = 'left';
+    context.textBaseline = 'middle';
+    const taken: number[] = [];
+    for (const rank of [...outliers, ...(few ? ranks : [])]) {
+      const at = y(this.series.values.get(rank)?.at(-1) ?? NaN);
+      if (Number.isFinite(at) && taken.every(other => Math.abs(other - at) >= 11)) {
+        taken.push(at);
+        const colour = lines[ranks.indexOf(rank) % lines.length] ?? faint;
+        context.fillStyle = outliers.has(rank) ? states.dead : colour;
+        context.fillText(String(rank), this._width - RIGHT + 5, at);
+      }
     }
   }
 
@@ -321,4 +351,12 @@ export class LineChart {
     setText(this._readout, parts.filter(Boolean).join(' · '));
     this._readout.dataset['side'] = at > scale.width / 2 ? 'left' : 'right';
   }
+}
+
+/** A round time of an axis: `30 s`, `5 min`, `2 h`. */
+function timeSpan(seconds: number): string {
+  if (seconds >= 3_600 && seconds % 3_600 === 0) {
+    return t('%1 h', seconds / 3_600);
+  }
+  return seconds >= 60 && seconds % 60 === 0 ? t('%1 min', seconds / 60) : duration(Math.max(10, seconds));
 }

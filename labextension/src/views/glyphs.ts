@@ -3,8 +3,11 @@
 import type { RankState } from '../model';
 
 interface Glyph {
-  /** `solid`: a filled box; `outline`, `dotted`: a line around it; `none`: no box. */
-  readonly box: 'solid' | 'outline' | 'dotted' | 'none';
+  /**
+   * `solid`: a filled box, for what is to be seen first; `tint`: a light one with a line around it; `outline`,
+   * `dotted`: almost only the line; `none`: no box.
+   */
+  readonly box: 'solid' | 'tint' | 'outline' | 'dotted' | 'none';
   /** Drawn over the box, in the colour of text on it (`solid`) or in that of the state. */
   readonly path: string;
 }
@@ -18,7 +21,7 @@ export const GLYPHS: Readonly<Record<RankState, Glyph>> = {
   stopped: { box: 'solid', path: 'M4.6 3.8h2.4v8.4H4.6zM9 3.8h2.4v8.4H9z' },
   healing: { box: 'solid', path: 'M6.9 3.5h2.2v3.4h3.4v2.2H9.1v3.4H6.9V9.1H3.5V6.9h3.4z' },
   starting: { box: 'dotted', path: 'M8 4.5A3.5 3.5 0 1 0 11.5 8H9.9A1.9 1.9 0 1 1 8 6.1z' },
-  running: { box: 'solid', path: 'M5.8 4v8L12 8z' },
+  running: { box: 'tint', path: 'M5.8 4v8L12 8z' },
   idle: { box: 'outline', path: '' },
   ended: { box: 'none', path: 'M4 7.2h8v1.6H4z' }
 };

@@ -2,13 +2,15 @@ import type { HostView, MeshStore } from '../model';
 import { memory, STATES, stateName, t } from '../model';
 import { element, FrameTask, setAttribute, setCutText } from './dom';
 import { stateIcon } from './glyphs';
+import { Theme } from './theme';
 
 /** A table of hosts: their ranks, processors, memory and GPUs. */
 export class HostsTable {
-  readonly node = element('div', 'mk-Hosts');
+  readonly node = element('div', 'mk-View mk-Hosts');
   private readonly _rows = element('tbody');
   private readonly _byKey = new Map<string, { row: HTMLTableRowElement; look: string }>();
   private readonly _frame = new FrameTask(() => this.update());
+  private readonly _theme: Theme;
   private readonly _unsubscribe: () => void;
 
   constructor(
@@ -22,6 +24,7 @@ export class HostsTable {
     const table = element('table', 'mk-Table', {}, element('thead', '', {}, head), this._rows);
     this.node.append(table);
     host.append(this.node);
+    this._theme = new Theme(this.node, () => undefined);
     this._unsubscribe = this._store.subscribe(() => this._frame.request());
     this.update();
   }
@@ -50,6 +53,7 @@ export class HostsTable {
   dispose(): void {
     this._frame.cancel();
     this._unsubscribe();
+    this._theme.dispose();
     this.node.remove();
   }
 
@@ -62,7 +66,7 @@ export class HostsTable {
         element('td', '', {}, element('span', 'mk-Hosts-icon'), element('span')),
         meterCell(),
         meterCell(),
-        element('td')
+        meterCell()
       );
       known = { row, look: '' };
       this._byKey.set(host.key, known);
@@ -89,13 +93,15 @@ export class HostsTable {
       host.memory_total ? host.memory_used / host.memory_total : 0,
       host.memory_total ? t('%1 of %2', memory(host.memory_used), memory(host.memory_total)) : '–'
     );
-    const each = host.gpus.map(gpu => t('%1 %', Math.round(gpu.use))).join(' · ');
-    setCutText(gpus, each || '–');
+    const busy = host.gpus.reduce((sum, gpu) => sum + gpu.use, 0) / (host.gpus.length || 1);
+    setMeter(gpus, busy / 100, host.gpus.length ? t('%1 % of %2', Math.round(busy), host.gpus.length) : '–');
     setAttribute(
       gpus,
       'title',
       host.gpus
-        .map(gpu => t('GPU %1, %2: %3 of %4', gpu.index, gpu.name, memory(gpu.memory_used), memory(gpu.memory_total)))
+        .map(({ index, name, use, memory_used: used, memory_total: size }) =>
+          t('GPU %1, %2: %3 %, %4 of %5', index, name, Math.round(use), memory(used), memory(size))
+        )
         .join('\n') || undefined
     );
   }

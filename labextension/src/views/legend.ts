@@ -26,6 +26,8 @@ export class StateLegend {
 
   update(ranks: readonly RankView[]): void {
     const { states, older } = countStates(ranks);
+    // As wide as the largest count can be, so that nothing moves when it grows.
+    this.node.style.setProperty('--mk-digits', `${String(ranks.length).length}ch`);
     for (const state of STATES) {
       this._show(state, states[state]);
     }
@@ -61,8 +63,8 @@ export class StateLegend {
     const name = state === 'older' ? t('older tree') : stateName(state);
     node.append(
       state === 'older' ? stateIcon('idle', true) : stateIcon(state),
-      count,
-      element('span', 'mk-Legend-name', {}, name)
+      element('span', 'mk-Legend-name', {}, name),
+      count
     );
     const chip = { node, count };
     this._chips.set(state, chip);

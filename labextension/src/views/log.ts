@@ -1,6 +1,7 @@
 import type { Actions, LogLine, RequestError } from '../model';
 import { LogBuffer, parseRanks, t, tn } from '../model';
 import { button, Disposables, element, FrameTask, observeSize, setAttribute, setText } from './dom';
+import { Theme } from './theme';
 
 /** The height of a line, as in `views.css` (CSS pixels). */
 const LINE = 18;
@@ -20,7 +21,7 @@ export interface LogOptions {
 
 /** The logs of ranks as they come: searched, by rank, of any length. Only the lines in view are in the page. */
 export class LogView {
-  readonly node = element('div', 'mk-Log');
+  readonly node = element('div', 'mk-View mk-Log');
   readonly buffer: LogBuffer;
   private readonly _search: HTMLInputElement;
   private readonly _ranks: HTMLInputElement;
@@ -31,6 +32,7 @@ export class LogView {
   private readonly _lines: HTMLElement[] = [];
   private readonly _disposables = new Disposables();
   private readonly _frame = new FrameTask(() => this._draw());
+  private readonly _theme: Theme;
   private _following = true;
   private _disposed = false;
 
@@ -46,6 +48,7 @@ export class LogView {
       this.buffer.clear();
       this._changed();
     });
+    clear.hidden = this._ranks.hidden;
     this._scroll.setAttribute('aria-label', t('Log'));
     this._scroll.append(this._space);
     this.node.append(
@@ -53,6 +56,7 @@ export class LogView {
       this._scroll
     );
     host.append(this.node);
+    this._theme = new Theme(this.node, () => undefined);
     this._disposables.listen(this._search, 'input', () => this._refilter());
     this._disposables.listen(this._ranks, 'input', () => this._refilter());
     this._disposables.listen(this._scroll, 'scroll', () => this._scrolled(), { passive: true });
@@ -82,6 +86,7 @@ export class LogView {
     this._disposed = true;
     this._frame.cancel();
     this._disposables.dispose();
+    this._theme.dispose();
     this.node.remove();
   }
 

@@ -1,5 +1,5 @@
 import type { HostGroup, MeshStore, RankView } from '../../model';
-import { describeRank, doingOf, memory, reasonOf, stateName, t } from '../../model';
+import { describeRank, duration, isTrouble, memory, reasonOf, stateName, t } from '../../model';
 import { Disposables, element, moveByArrows, setAttribute, setCutText, setText } from '../dom';
 import { stateIcon } from '../glyphs';
 
@@ -9,7 +9,9 @@ class RankCard {
   private _icon: Element;
   private _shown = '';
   private readonly _state = element('span', 'mk-Card-state');
-  private readonly _doing = element('span', 'mk-Card-doing');
+  private readonly _what = element('span', 'mk-Card-what');
+  private readonly _time = element('span', 'mk-Card-time');
+  private readonly _doing = element('span', 'mk-Card-doing', {}, this._what, this._time);
   private readonly _facts = element('span', 'mk-Card-facts');
 
   constructor(
@@ -35,7 +37,10 @@ class RankCard {
       this.node.dataset['state'] = rank.state;
     }
     setText(this._state, stateName(rank.state));
-    setCutText(this._doing, reasonOf(rank) || doingOf(rank, now));
+    const reason = isTrouble(rank.state) ? reasonOf(rank) : '';
+    setCutText(this._what, reason || rank.doing);
+    setText(this._time, !reason && rank.doing && rank.doing_since ? duration(Math.max(0, now - rank.doing_since)) : '');
+    setAttribute(this.node, 'data-reason', !!reason);
     const host = this._store.hostName(rank.host);
     const facts = [
       rank.rss ? memory(rank.rss) : '',

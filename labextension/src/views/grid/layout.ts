@@ -43,9 +43,9 @@ export interface Layout {
   move(index: number, dx: number, dy: number): number;
 }
 
-/** The distance of two cells, by how many there are. */
-export function cellPitch(ranks: number): number {
-  return ranks <= 64 ? 26 : ranks <= CELLS_UP_TO ? 20 : ranks <= 1024 ? 16 : 14;
+/** The distances of two cells that are tried, by how many there are, the best first. */
+function pitches(ranks: number): readonly number[] {
+  return ranks <= 64 ? [28, 24, 22] : ranks <= CELLS_UP_TO ? [20, 18] : ranks <= 1024 ? [16] : [14];
 }
 
 /** The space between two cells. */
@@ -67,9 +67,11 @@ interface Block {
 export function layoutCells(groups: readonly HostGroup[], width: number, labelled = true): Layout {
   const total = groups.reduce((sum, group) => sum + group.ranks.length, 0);
   const most = groups.reduce((count, group) => Math.max(count, group.ranks.length), 1);
-  const pitch = cellPitch(total);
   const beside = labelled ? (width >= 480 ? 104 : 76) : 0;
-  const fits = beside + most * pitch <= width;
+  const tried = pitches(total);
+  const fitting = tried.find(pitch => beside + most * pitch <= width);
+  const fits = fitting !== undefined;
+  const pitch = fitting ?? tried[0] ?? 14;
   const labelWidth = fits ? beside : 0;
   const labelHeight = labelled && !fits ? LABEL_HEIGHT : 0;
   const room = Math.max(1, Math.floor((width - labelWidth) / pitch));
@@ -206,7 +208,7 @@ function search(count: number, holds: (index: number) => boolean): number {
 }
 
 const TILE_HEIGHT = 30;
-const TILE_WIDTH = 280;
+const TILE_WIDTH = 260;
 
 /** One tile for each host: its name, its ranks by state, its worst news. */
 export function layoutHosts(count: number, width: number): Layout {

@@ -7,7 +7,10 @@ import type { Palette } from '../theme';
 import type { Box } from './layout';
 
 /** Cells from this size on have the number of a rank that is well in them. */
-const NUMBERED_FROM = 22;
+const NUMBERED_FROM = 20;
+
+/** How much of its colour a box has that is not solid; `views.css` has the same for icons. */
+export const FILLS = { tint: 0.3, outline: 0.08 } as const;
 
 /** Draws with the colours of one palette, at one ratio of device pixels; keeps the pictures of cells that it drew. */
 export class Painter {
@@ -32,7 +35,7 @@ export class Painter {
     this._context.drawImage(sprite, box.x, box.y, box.width, box.height);
     if (numbered) {
       const context = this._context;
-      context.fillStyle = view.state === 'running' ? this._palette.on : this._palette.text;
+      context.fillStyle = this._palette.text;
       context.font = `${view.rank > 99 ? 9 : 11}px ${this._palette.font}`;
       context.textAlign = 'center';
       context.textBaseline = 'middle';
@@ -75,7 +78,9 @@ export class Painter {
           context.strokeRect(x + from + 0.5, y + 0.5, Math.max(0, shown - 1), height - 1);
         } else {
           context.fillStyle = states[state];
+          context.globalAlpha = isTrouble(state) ? 1 : 0.55;
           context.fillRect(x + from, y, shown, height);
+          context.globalAlpha = 1;
         }
         from += shown;
       }
@@ -128,7 +133,7 @@ export class Painter {
       } else if (box === 'dotted') {
         context.setLineDash([2 * pixel, 2 * pixel]);
       } else {
-        context.globalAlpha = 0.12;
+        context.globalAlpha = FILLS[box];
         context.fill();
         context.globalAlpha = 1;
       }
