@@ -9,7 +9,7 @@ import argparse
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def build(folder: Path) -> None:
 
 
 @contextmanager
-def opened(width: int = 900, height: int = 900, scale: float = 1, dark: bool = False) -> Iterator[Any]:
+def opened(width: int = 900, height: int = 900, scale: float = 1, dark: bool = False) -> Generator[Any]:
     """The page of playwright that shows the views."""
     from playwright.sync_api import sync_playwright
 
