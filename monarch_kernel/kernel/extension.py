@@ -16,9 +16,12 @@ from monarch_kernel.kernel.map_progress import MapProgress
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output import call_errors, formatters
 from monarch_kernel.kernel.session import session
+from monarch_kernel.kernel.views.comm_target import CommTarget
+from monarch_kernel.kernel.views.services import NotebookServices
 from monarch_kernel.output import subscribe
 from monarch_kernel.pool import on_progress
 from monarch_kernel.watch import provide
+from monarch_kernel.widgets.connection import use_services
 
 _ATTRIBUTE = "_monarch_kernel_extension"
 
@@ -48,6 +51,11 @@ class _Extension:
         undo.callback(call_errors.remove)
         formatters.install(ip)
         undo.callback(formatters.remove, ip)
+
+        use_services(NotebookServices(notebook))
+        undo.callback(use_services, None)
+        if getattr(getattr(ip, "kernel", None), "comm_manager", None) is not None:  # a terminal has none
+            undo.callback(CommTarget(ip.kernel).close)
 
         for name, callback in (("pre_run_cell", notebook.before_cell), ("post_run_cell", notebook.after_cell)):
             ip.events.register(name, callback)

@@ -51,6 +51,7 @@ class MonarchKernel(IPythonKernel):
         self.shell.sigint = self._sigint
         self.faults = FaultNotices(self.shell)
         self._running: dict[str, Any] | None = None  # the execute request that is running
+        self._status_lock = threading.Lock()
         self._arrived: set[str] = set()  # ids of execute requests that have not begun
         self._debug_requests: set[asyncio.Task[None]] = set()
 
@@ -125,7 +126,20 @@ class MonarchKernel(IPythonKernel):
                 await super().execute_request(stream, ident, parent)
         finally:
             if on_main:
-                self._running = None
+                with self._status_lock:
+                    self._running = None
+
+    def _publish_status(self, status: str, channel: str, parent: dict[str, Any] | None = None) -> None:
+        """Publish that a message is handled, or no longer is.
+
+        Front ends show the last status as the kernel's. So after a message on a subshell, such as a click in a view of
+        the meshes, the kernel is busy again if a cell is running.
+        """
+        super()._publish_status(status, channel, parent)
+        if status == "idle" and channel == "shell" and threading.current_thread() is not threading.main_thread():
+            with self._status_lock:
+                if self._running is not None:
+                    super()._publish_status("busy", channel, self._running)
 
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Any:
         # ipykernel's own version does not wake the event loop, so an idle await would last until something else does.

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from monarch_kernel.watch.model import Delta, Snapshot, plain
+from monarch_kernel.watch.model import Delta, FailureView, Snapshot, plain
 
 #: How long a front end is served after its last lease (seconds).
 LEASE = 10.0
@@ -20,6 +20,9 @@ LEASE = 10.0
 SHORTEST_PERIOD = 0.2
 #: The longest time between changes that a front end may ask for (seconds).
 LONGEST_PERIOD = 60.0
+
+#: The kinds of failures that are notices, too, and their levels. Errors of endpoints are shown where they are raised.
+_LEVELS = {"death": "error", "hang": "error", "unresponsive": "warning"}
 
 Message = dict[str, Any]
 """A message as plain JSON values."""
@@ -56,6 +59,7 @@ class Feed:
         self._period = SHORTEST_PERIOD
         self._lease = float("-inf")
         self._due = float("-inf")
+        self._noticed = 0  # the number of the last failure of which there was a notice
         self.version: int | None = None
         """The version that the front end has; None before the first snapshot, and when it has asked for another."""
 
@@ -112,11 +116,20 @@ class Feed:
             if delta:
                 self.version = delta.version
                 self._send(changes_message(delta))
+                for failure in delta.failures:
+                    self._notify(failure)
                 self._due = now + self._period
         if self._renewed:
             self._renewed = False
             self._send({"kind": "alive", "time": self._clock(), "version": self.version})
         return max(0.0, self._due - now)
+
+    def _notify(self, failure: FailureView) -> None:
+        """Send a notice of what a person should know though the page is not in view; of one that grows only once."""
+        level = _LEVELS.get(failure.kind)
+        if level is not None and failure.number > self._noticed:
+            self._noticed = failure.number
+            self._send({"kind": "notice", "level": level, "mesh": failure.mesh, "text": failure.text})
 
     def lease_left(self, now: float) -> float:
         """The time until the lease runs out (seconds)."""

@@ -200,3 +200,15 @@ def test_each_lease_is_answered_with_the_clock_and_the_version_after_what_was_du
     assert [message["kind"] for message in sent] == ["snapshot", "alive", "changes", "alive"]
     assert [message["version"] for message in sent] == [5, 5, 6, 6]
     assert sent[1] == {"kind": "alive", "time": 1_000.5, "version": 5}
+
+
+def test_a_death_is_a_notice_too_once_also_if_more_ranks_die_of_it() -> None:
+    known, feed, sent = opened()
+    known.change(failures=(FailureView(2, 2.0, "u1", (0,), "death", "killed by SIGKILL"),))
+    feed.push(1.0)
+    known.change(failures=(FailureView(2, 2.0, "u1", (0, 1), "death", "killed by SIGKILL"),))
+    known.change(failures=(FailureView(3, 2.0, "u1", (1,), "error", "ValueError"),))
+    known.deltas[6] = known.deltas[7]
+    feed.push(2.0)
+    notices = [message for message in sent if message["kind"] == "notice"]
+    assert notices == [{"kind": "notice", "level": "error", "mesh": "u1", "text": "killed by SIGKILL"}]

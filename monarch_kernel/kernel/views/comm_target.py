@@ -1,0 +1,61 @@
+"""The comm `monarch_kernel.views`: one for each page that shows this kernel's meshes.
+
+Messages of the page bypass IPython's hooks, which would run `pre_execute` in the middle of a cell, and those to it are
+sent from threads of the connection, so a running cell neither delays them nor sees its kernel reported idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from monarch_kernel.widgets.connection import ViewConnection
+
+TARGET = "monarch_kernel.views"
+
+
+class CommTarget:
+    """The pages that are connected to one kernel.
+
+    Args:
+        kernel: the kernel.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._comms: Any = kernel.comm_manager
+        self._open: dict[str, ViewConnection] = {}
+        self._comms.register_target(TARGET, self._on_open)
+
+    def close(self) -> None:
+        """End all connections, and accept no more."""
+        self._comms.targets.pop(TARGET, None)
+        for connection in list(self._open.values()):
+            connection.close()
+        self._open.clear()
+
+    def _on_open(self, comm: Any, message: dict[str, Any]) -> None:
+        connection = self._open[comm.comm_id] = ViewConnection(_sender(comm, self._kernel))
+
+        def on_message(received: dict[str, Any]) -> None:
+            data = received["content"].get("data")
+            if isinstance(data, dict):
+                connection.receive(data)
+
+        def on_close(_received: dict[str, Any]) -> None:
+            self._open.pop(comm.comm_id, None)
+            connection.close()
+
+        comm.handle_msg = on_message
+        comm.on_close(on_close)
+        on_message(message)  # a page may send its first lease with the opening
+
+
+def _sender(comm: Any, kernel: Any) -> Callable[[dict[str, Any]], None]:
+    """Sends messages of this comm without a parent: they belong to no cell."""
+
+    def send(message: dict[str, Any]) -> None:
+        content = {"comm_id": comm.comm_id, "data": message}
+        kernel.session.send(kernel.iopub_socket, "comm_msg", content, parent=None, ident=comm.topic)
+
+    return send

@@ -1,0 +1,167 @@
+"""The `%mesh` line for what a person clicks: what runs then, and what is put into a cell on request. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch_kernel.meshes import format_ranks
+
+#: How many lines of a log are asked for, unless the front end says so.
+LOG_LINES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Click:
+    """What a person asks for in a view.
+
+    Attributes:
+        what: the word of the message, such as "heal".
+        mesh: the name of the mesh; "" for what concerns none.
+        size: how many ranks it has.
+        ranks: those that are meant, sorted; all of them if there are none.
+        options: the other fields of the message.
+    """
+
+    what: str
+    mesh: str = ""
+    size: int = 0
+    ranks: tuple[int, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def all_ranks(self) -> tuple[int, ...]:
+        """The ranks that are meant."""
+        return self.ranks or tuple(range(self.size))
+
+
+def line_of(click: Click) -> str:
+    """What stands behind `%mesh` to do the same.
+
+    Raises:
+        LookupError: there is no such action.
+        ValueError: it lacks something, such as the rank.
+    """
+    if click.what not in _LINES:
+        raise LookupError(f"there is nothing called {click.what!r} that a view can do")
+    return _LINES[click.what](click)
+
+
+def _named(word: str) -> Callable[[Click], str]:
+    return lambda click: f"{word} {shlex.quote(click.mesh)}"
+
+
+def _with_ranks(word: str) -> Callable[[Click], str]:
+    return lambda click: f"{word} {shlex.quote(click.mesh)}{_ranks(click)}"
+
+
+def _debug(command: str) -> Callable[[Click], str]:
+    return lambda click: f"debug --on {shlex.quote(click.mesh)}{_ranks(click)} {command}"
+
+
+def _ranks(click: Click) -> str:
+    some = 0 < len(click.ranks) < click.size
+    return f" -r {format_ranks(click.ranks)}" if some else ""
+
+
+def _kill(click: Click) -> str:
+    return f"kill {shlex.quote(click.mesh)} -r {format_ranks(click.all_ranks)}"
+
+
+def _focus(click: Click) -> str:
+    if len(click.ranks) != 1:
+        raise ValueError("the debugger shows one rank: choose one")
+    return f"focus {click.ranks[0]} --on {shlex.quote(click.mesh)}"
+
+
+def _log(click: Click) -> str:
+    return f"{_with_ranks('logs')(click)} -n {lines_wanted(click)}"
+
+
+def lines_wanted(click: Click) -> int:
+    """How many lines of each rank's log are meant."""
+    lines = click.options.get("lines")
+    return lines if isinstance(lines, int) and lines > 0 else LOG_LINES
+
+
+def _kept(word: str) -> Callable[[Click], str]:
+    def line(click: Click) -> str:
+        name = click.options.get("name")
+        if not isinstance(name, str) or not name:
+            raise ValueError("this needs the name of a kept mesh")
+        return f"{word} {shlex.quote(name)}{' --force' if click.options.get('force') else ''}"
+
+    return line
+
+
+def _sync(click: Click) -> str:
+    options = _options(click)
+    words = ["sync", *map(shlex.quote, _texts(options.get("dirs")))]
+    words += [f"--{name}" for name in ("env", "verify", "reload", "respawn", "restart") if options.get(name)]
+    return " ".join([*words, "--on", shlex.quote(click.mesh)])
+
+
+def _up(click: Click) -> str:
+    """`%mesh up` with the fields of a form: name, procs or dims, dist, env, preload, keep, idle, sync."""
+    options = _options(click)
+    words = ["up"]
+    if options.get("name"):
+        words.append(shlex.quote(str(options["name"])))
+    dims = options.get("dims")
+    if isinstance(dims, Mapping):
+        words += [shlex.quote(f"{label}={size}") for label, size in dims.items()]
+    for name in ("procs", "dist", "idle"):
+        if options.get(name):
+            words += [f"--{name}", shlex.quote(str(options[name]))]
+    env = options.get("env")
+    pairs = [f"{key}={value}" for key, value in env.items()] if isinstance(env, Mapping) else _texts(env)
+    for name, values in (("env", pairs), ("preload", _texts(options.get("preload")))):
+        for value in values:
+            words += [f"--{name}", shlex.quote(value)]
+    words += [f"--{name}" for name in ("keep", "sync", "reuse", "replace") if options.get(name)]
+    return " ".join(words)
+
+
+def _options(click: Click) -> Mapping[str, Any]:
+    options = click.options.get("options")
+    return options if isinstance(options, Mapping) else {}
+
+
+def _texts(value: Any) -> Sequence[str]:
+    if isinstance(value, str):
+        return [value] if value else []
+    return [str(each) for each in value] if isinstance(value, list | tuple) else []
+
+
+def _plot(click: Click) -> str:
+    return f"plot {click.options.get('expression') or ''} --on {shlex.quote(click.mesh)}"
+
+
+_LINES: dict[str, Callable[[Click], str]] = {
+    "interrupt": _with_ranks("interrupt"),
+    "kill": _kill,
+    "heal": _with_ranks("heal"),
+    "debug": _debug("pause"),
+    "resume": _debug("continue"),
+    "focus": _focus,
+    "use": _named("use"),
+    "sync": _sync,
+    "down": _named("down"),
+    "up": _up,
+    "attach": _kept("attach"),
+    "stop_kept": _kept("down"),
+    "stack": _with_ranks("stacks"),
+    "log": _log,
+    "variables": _debug("locals"),
+    "breakpoints": lambda _click: "break",
+    "hang": _with_ranks("hang"),
+    "plot": _plot,
+}
+#: What changes something; `ask` gives none of it.
+ACTIONS = frozenset(
+    ("interrupt", "kill", "heal", "debug", "resume", "focus", "use", "sync", "down", "up", "attach", "stop_kept")
+)
+#: What concerns no mesh that is here.
+OF_NO_MESH = frozenset(("up", "attach", "stop_kept", "breakpoints"))

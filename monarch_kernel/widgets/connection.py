@@ -1,0 +1,278 @@
+"""One front end of this controller: its feed, what it asks and does, and the streams that it follows.
+
+It knows no transport: a comm of JupyterLab's panel (`monarch_kernel.kernel.views`) and a widget in a notebook
+(`monarch_kernel.widgets.mesh_widget`) give it messages, and send those that it makes. docs/watching.md lists them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from monarch_kernel.errors import ActorError, SupervisionError
+from monarch_kernel.watch import Watch, watch
+from monarch_kernel.watch.feed import Feed, Message
+from monarch_kernel.widgets.plotting import Sampler
+
+log = logging.getLogger(__name__)
+
+#: How many requests of one front end may be in progress; a further one is refused.
+MOST_REQUESTS = 16
+#: How many logs and expressions one front end may follow at a time; a further one is refused.
+MOST_STREAMS = 32
+#: How long an answer may take (seconds).
+ANSWER_DEADLINE = 30.0
+#: ... of what starts processes, or moves files.
+LONG_DEADLINE = 600.0
+_LONG = frozenset({"up", "heal", "down", "sync", "attach", "stop_kept"})
+
+
+class Closable(Protocol):
+    """Something that goes on until it is closed."""
+
+    def close(self) -> None:
+        """End it. Closing again does nothing."""
+        ...
+
+
+class Services(Protocol):
+    """What a notebook adds to the feed: answers, actions and logs."""
+
+    def ask(self, request: Mapping[str, Any]) -> Any:
+        """The value of the answer to an `ask`."""
+        ...
+
+    def act(self, request: Mapping[str, Any]) -> str:
+        """Do what a `do` says; returns what was done, in a sentence."""
+        ...
+
+    def follow(self, request: Mapping[str, Any], push: Callable[[Message], object]) -> Closable:
+        """Push `log` messages (without `kind` and `id`) as ranks write."""
+        ...
+
+
+class ViewRequestError(Exception):
+    """A request that cannot be answered.
+
+    Args:
+        message: what happened, and why.
+        hint: what to do next.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+_services: Services | None = None
+
+
+def use_services(services: Services | None) -> None:
+    """Answer the requests of all front ends with these services; None: refuse them."""
+    global _services
+    _services = services
+
+
+class ViewConnection:
+    """One front end, from its first message until it closes.
+
+    Its feed, and all that it follows, ends when it no longer renews its lease, and begins again when it does.
+
+    Args:
+        send: sends a message to the front end. Any thread calls it, one at a time.
+    """
+
+    def __init__(self, send: Callable[[Message], object]) -> None:
+        self._transport = send
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        self._inbox: list[Mapping[str, Any]] = []
+        self._news = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._requests: set[str] = set()
+        self._streams: dict[str, Closable] = {}
+
+    def receive(self, message: Mapping[str, Any]) -> None:
+        """Take a message of the front end; returns at once, on any thread. Unknown messages are left alone."""
+        kind = message.get("kind")
+        if kind in ("lease", "again"):
+            with self._changed:
+                if self._closed:
+                    return
+                self._inbox.append(message)
+                self._changed.notify()
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._serve, name="monarch-view", daemon=True)
+                    self._thread.start()
+        elif kind in ("ask", "do"):
+            self._request(message)
+        elif kind in ("follow", "plot"):
+            self._beside(self._begin_stream, message)
+        elif kind in ("unfollow", "unplot"):
+            self._beside(self._end_stream, str(message.get("id")))
+
+    def close(self) -> None:
+        """End it: the front end is gone. Closing again does nothing."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._end_streams()
+
+    # -- the feed ---------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """Feed the front end until its lease runs out. Runs on a thread of its own."""
+        try:
+            with watch() as seen:
+                self._feed(seen)
+        except Exception:
+            log.exception("a view of meshes has ended")
+        finally:
+            self._end_streams()
+            with self._changed:
+                self._thread = None
+                again = bool(self._inbox) and not self._closed
+            if again:  # it came back in the moment in which this ended
+                self.receive(self._inbox.pop())
+
+    def _feed(self, seen: Watch) -> None:
+        feed = Feed(seen, self._send)
+        seen.subscribe(lambda _delta: self._wake())
+        while True:
+            with self._changed:
+                inbox, self._inbox = self._inbox, []
+                self._news = False
+            for message in inbox:
+                feed.receive(message, time.monotonic())
+            seen.period = feed.period
+            early = feed.push(time.monotonic())
+            if early is None or self._closed:
+                return
+            with self._changed:
+                if early:  # changes wait until they may be sent; messages of the front end do not
+                    self._changed.wait_for(lambda: bool(self._inbox) or self._closed, early)
+                self._changed.wait_for(
+                    lambda: self._news or bool(self._inbox) or self._closed, feed.lease_left(time.monotonic()) + 0.01
+                )
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._news = True
+            self._changed.notify()
+
+    def _send(self, message: Message) -> None:
+        with self._sending:
+            if self._closed:
+                return
+            try:
+                self._transport(message)
+            except Exception:  # the kernel ends, or its front end has closed the comm
+                log.debug("a view of meshes was not reached", exc_info=True)
+                threading.Thread(target=self.close, name="monarch-view-end", daemon=True).start()
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def _request(self, request: Mapping[str, Any]) -> None:
+        number = str(request.get("id"))
+        with self._changed:
+            refused = "" if len(self._requests) < MOST_REQUESTS else "too many requests are in progress"
+            if not refused:
+                self._requests.add(number)
+        if refused:
+            self._answer(number, error=ViewRequestError(refused, "wait for their answers"))
+            return
+        deadline = LONG_DEADLINE if request.get("what") in _LONG else ANSWER_DEADLINE
+        timer = threading.Timer(deadline, self._late, [number, str(request.get("what")), deadline])
+        timer.daemon = True
+        timer.start()
+        self._beside(self._work, request, number, timer)
+
+    def _work(self, request: Mapping[str, Any], number: str, timer: threading.Timer) -> None:
+        try:
+            value: Any = services().ask(request) if request["kind"] == "ask" else {"text": services().act(request)}
+        except BaseException as error:
+            timer.cancel()
+            self._settle(number, error=_refusal(error))
+        else:
+            timer.cancel()
+            self._settle(number, value)
+
+    def _late(self, number: str, what: str, deadline: float) -> None:
+        self._settle(number, error=ViewRequestError(f"{what}: no answer within {deadline:g} s", "it may still happen"))
+
+    def _settle(self, number: str, value: Any = None, error: ViewRequestError | None = None) -> None:
+        """Answer a request, unless it was answered before."""
+        with self._changed:
+            if number not in self._requests:
+                return
+            self._requests.discard(number)
+        self._answer(number, value, error)
+
+    def _answer(self, number: str, value: Any = None, error: ViewRequestError | None = None) -> None:
+        if error is None:
+            self._send({"kind": "answer", "id": number, "value": value})
+        else:
+            self._send({"kind": "answer", "id": number, "error": {"message": str(error), "hint": error.hint}})
+
+    # -- streams ----------------------------------------------------------------------------------
+
+    def _begin_stream(self, request: Mapping[str, Any]) -> None:
+        number, kind = str(request.get("id")), "log" if request["kind"] == "follow" else "points"
+
+        def push(message: Message) -> None:
+            self._send({"kind": kind, "id": number, **message})
+
+        self._end_stream(number)
+        try:
+            if len(self._streams) >= MOST_STREAMS:
+                raise ViewRequestError("too many logs and expressions are followed", "close some of them")
+            stream = services().follow(request, push) if kind == "log" else Sampler.of_request(request, push)
+        except Exception as error:
+            self._answer(number, error=_refusal(error))
+            return
+        with self._changed:
+            if not self._closed:
+                self._streams[number] = stream
+                return
+        stream.close()
+
+    def _end_stream(self, number: str) -> None:
+        with self._changed:
+            stream = self._streams.pop(number, None)
+        if stream is not None:
+            stream.close()
+
+    def _end_streams(self) -> None:
+        for number in list(self._streams):
+            self._end_stream(number)
+
+    def _beside(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function on a thread of its own: the caller may be the loop of a kernel."""
+        threading.Thread(target=function, args=args, name="monarch-view-request", daemon=True).start()
+
+
+def services() -> Services:
+    """What answers requests.
+
+    Raises:
+        ViewRequestError: nothing does in this process.
+    """
+    if _services is None:
+        raise ViewRequestError("here, meshes can only be watched", "run %load_ext monarch_kernel in a cell")
+    return _services
+
+
+def _refusal(error: BaseException) -> ViewRequestError:
+    if isinstance(error, ViewRequestError):
+        return error
+    if isinstance(error, ActorError | SupervisionError):
+        return ViewRequestError(str(error).split("\n", 1)[0])
+    said = str(error) or type(error).__name__
+    if type(error).__name__ == "UsageError":  # of IPython, which need not be there: what went wrong; what to do
+        message, _, hint = said.partition("; ")
+        return ViewRequestError(message, hint)
+    return ViewRequestError(said if isinstance(error, LookupError | ValueError) else f"{type(error).__name__}: {said}")
