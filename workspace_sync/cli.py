@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except SyncError as e:
         report = e.report
-        if isinstance(report, SyncReport):
+        if isinstance(report, SyncReport) and (options.json or not all(host.error for host in report.hosts)):
             _show(report, options)
         print(e, file=sys.stderr)
         return 2 if isinstance(e, ScanError) else 1

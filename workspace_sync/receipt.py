@@ -26,7 +26,7 @@ def receipt_table(report: SyncReport) -> TableView:
         [
             host.host,
             host.digest[:DIGITS],
-            _state(host, report.dry_run),
+            _state(host, report),
             f"{host.files:,}",
             text_size(host.received),
             text_size(host.reused),
@@ -35,7 +35,8 @@ def receipt_table(report: SyncReport) -> TableView:
         for host in report.hosts
     ]
     headings = ["host", "tree", "", "files", "received", "reused", "time"]
-    notes = [f"{what}: {names(paths)}" for what, paths in _paths(report).items() if paths]
+    notes = [f"{host.host}: {host.error}" for host in report.failed]
+    notes += [f"{what}: {names(paths)}" for what, paths in _paths(report).items() if paths]
     notes += [f"{host.host}: {note}" for host in report.hosts for note in host.notes]
     notes += report.notes
     notes += filter(None, [stale_line(report.stale)])
@@ -57,12 +58,23 @@ def _paths(report: SyncReport) -> dict[str, list[str]]:
     }
 
 
-def _state(host: HostReport, dry_run: bool) -> str:
+def _state(host: HostReport, report: SyncReport) -> str:
     if host.error:
-        return f"failed: {host.error}"
-    if dry_run:
+        return "failed"  # the note says why: it takes a line of its own
+    if report.dry_run:
         return "would change" if host.files or host.received else "up to date"
-    state = "new" if host.switched else "up to date"
+    if not host.digest and not host.environment:
+        return "no tree"
+    verified = not report.digest and not host.switched
+    state = (
+        "new"
+        if host.switched
+        else "damaged"
+        if verified and host.problems
+        else "in order"
+        if verified
+        else "up to date"
+    )
     return f"{state}, in the store of {host.shares}" if host.shares else state
 
 

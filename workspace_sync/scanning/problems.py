@@ -39,8 +39,8 @@ class Problems:
             parts.append(
                 f"{_counted(self.outside, 'is a link that leads', 'are links that lead')} out of the workspace: "
                 f"{_listed(_arrows(self.outside))}. Leave them out with lines in a .meshignore file, copy what they "
-                'lead to with Workspace(links="follow"), or keep them with Workspace(links="keep") if every host has '
-                "what they lead to."
+                'lead to with Workspace(links="follow") (--links follow), or keep them with Workspace(links="keep") '
+                "(--links keep) if every host has what they lead to."
             )
         if self.loops:
             parts.append(

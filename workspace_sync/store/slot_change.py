@@ -768,8 +768,16 @@ class SlotChange:
                     self.tree.finish_folder(path, manifest.folders[path])
 
     def _finish_large(self, path: bytes, entry: FileEntry) -> None:
+        # Its digest is not computed again: each chunk was hashed before it was written at its offset, or where it lay;
+        # the manifest's chunks cover the file without gaps; and the client hashed file and chunks from the same bytes.
+        # What another process writes into it meanwhile is found as in every other file, by a verification.
         fd = self.tree.open_file(path)
         try:
+            if (size := os.fstat(fd).st_size) != entry.size:
+                raise StoreError(
+                    f"{self.tree.path}/{printable(path)} has {size} bytes, and {entry.size} were written: another "
+                    "process has changed it while it was made; sync again"
+                )
             if entry.rewrite is not None:
                 with os.fdopen(os.dup(fd), "rb") as file:
                     data = file.read()

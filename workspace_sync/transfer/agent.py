@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import traceback
@@ -13,6 +14,8 @@ from monarch_kernel.rdma import RDMABuffer, configure
 from workspace_sync.model.errors import SyncError
 from workspace_sync.transfer.host_work import HostWork, SourceError
 from workspace_sync.transfer.messages import Failed, StageRequest
+
+log = logging.getLogger(__name__)
 
 #: Threads that fetch blocks and store what is in them.
 FETCHERS = 6
@@ -139,4 +142,7 @@ def _answer(port: Any, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
     except BaseException as e:
         text = "".join(traceback.format_exception(e)[-3:])
         answer = Failed(type(e).__name__, f"a fault of workspace sync itself:\n{text}")
-    port.send(answer)
+    try:
+        port.send(answer)
+    except Exception as e:  # the client has ended, and this process ends with it
+        log.info("an answer had no receiver any more: %r", e)

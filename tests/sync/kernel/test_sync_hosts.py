@@ -46,7 +46,9 @@ def test_a_host_that_fails_is_named(
     assert re.search(r"^%mesh sync: 1 of 2 hosts stay on the tree that they have", out.evalue), out.evalue
     assert "node1: " in out.evalue and str(stores[1]) in out.evalue
     [receipt] = out.displays
-    assert re.search(r"^node1 +failed: ", receipt["text/plain"], re.MULTILINE), receipt["text/plain"]
+    assert re.search(r"^node1 +failed +0 .*\n(.*\n)*node1: .*/two", receipt["text/plain"], re.MULTILINE), receipt[
+        "text/plain"
+    ]
     stores[1].unlink()
     assert re.search(r"^node1 +[0-9a-f]{8} +new ", kernel.ok("%mesh sync --on hosts").text, re.MULTILINE)
     kernel.ok("world = hosts.spawn_procs(name='world')")
