@@ -14,6 +14,9 @@
   ``actor_class_changed`` makes the runtime follow a class that was changed in place. ``sources_changed`` tells
   ``on_sources_changed`` that ranks run new sources.
 * Views: ``MeshObserver`` tells what this controller and its host agents know of its meshes, as it changes.
+* Traces: ``living_ranks`` lists the processes that can record, and how each is asked; ``start_recording``,
+  ``take_records`` and ``stop_recording`` are the same for this process. ``begin_record`` and ``recorded`` add records
+  of a tool's own, stamped by ``trace_clock``; ``is_recording`` tells whether a trace is on.
 * Other processes: ``stacks_from_outside`` lets host agents read the stacks of ranks that cannot answer.
   ``controllers`` lists the controllers of this user on this machine, and ``ask_console`` connects to the debugger's
   console in one of them.
@@ -21,6 +24,7 @@
 This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
 """
 
+from monarch_kernel.protocol import trace_records
 from monarch_kernel.protocol.messages import ProcUnresponsive, StackRead
 from monarch_kernel.protocol.observation import ActorActivity, Observed
 from monarch_kernel.protocol.refs import Death, DeathKind
@@ -36,6 +40,17 @@ from monarch_kernel.runtime.actor.inspection.external_stacks import stacks_from_
 from monarch_kernel.runtime.actor.inspection.failures import failures, keep_failure, on_failure
 from monarch_kernel.runtime.actor.inspection.mesh_lookup import Whole, deaths_of, home, hosts_of, whole_of
 from monarch_kernel.runtime.actor.inspection.mesh_observer import MeshObserver, ObservedMesh
+from monarch_kernel.runtime.actor.inspection.recording import (
+    TracedRank,
+    begin_record,
+    is_recording,
+    living_ranks,
+    recorded,
+    start_recording,
+    stop_recording,
+    take_records,
+    trace_clock,
+)
 from monarch_kernel.runtime.actor.inspection.source_changes import on_sources_changed, sources_changed
 from monarch_kernel.runtime.actor.inspection.tool_hosts import ToolHost, each_host, spawn_tool
 from monarch_kernel.runtime.actor.inspection.wait_errands import call_in_wait
@@ -56,6 +71,7 @@ __all__ = [
     "StackRead",
     "StillBusy",
     "ToolHost",
+    "TracedRank",
     "Whole",
     "actor_class_changed",
     "actors_here",
@@ -63,6 +79,7 @@ __all__ = [
     "ask_console",
     "awaited_by",
     "awaited_here",
+    "begin_record",
     "between_messages",
     "call_in_wait",
     "called_method",
@@ -74,14 +91,22 @@ __all__ = [
     "failures",
     "home",
     "hosts_of",
+    "is_recording",
     "keep_failure",
+    "living_ranks",
     "on_failure",
     "on_sources_changed",
     "proc_here",
+    "recorded",
     "running_here",
     "said_first",
     "sources_changed",
     "spawn_tool",
     "stacks_from_outside",
+    "start_recording",
+    "stop_recording",
+    "take_records",
+    "trace_clock",
+    "trace_records",
     "whole_of",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 from monarch_kernel.actor import ActorError, ActorMesh, Future, SupervisionError, ValueMesh
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.errors import capture
+from monarch_kernel.introspection import begin_record, trace_records
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_values import value_of
 from monarch_kernel.kernel.debug.hang_watch import HangWatch
@@ -80,6 +81,7 @@ class CellRun:
         self._interrupts: deque[Future[Interrupted]] = deque()
         self._begun: set[int] = set()
         self._dropped: set[int] = set()
+        self._end_record: Callable[[int], None] = lambda _mark: None
 
     # -- the wait ------------------------------------------------------------------------------
 
@@ -90,6 +92,8 @@ class CellRun:
             then_wait: this thread calls `wait` next; interrupts stay held until then.
         """
         self._held.hold()
+        name = self._file_label(self.cell.filename) or self.cell.filename
+        self._end_record = begin_record(trace_records.CALL, name, call=self.cell.id, size=len(self.ranks))
         try:
             for part in self.managed.executors(self.ranks):
                 for slot in part.mesh.run.stream(self.cell):
@@ -141,6 +145,7 @@ class CellRun:
             self._pending.popleft()
             self._tick()
             return False
+        self._end_record(0)
         self._drain()
         self._note_text = self._remark()
         self._output.progress("")

@@ -6,12 +6,14 @@ import itertools
 import os
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from IPython.core.error import UsageError
 
 from monarch_kernel.debugger.commands.grammar import CommandError
+from monarch_kernel.introspection import begin_record, trace_records
 from monarch_kernel.kernel.call_progress import CallProgress
 from monarch_kernel.kernel.cell import Cell, check_syntax, remember_source
 from monarch_kernel.kernel.cell_text import blank_lines, ends_quietly, header_lines, is_mesh_cell
@@ -69,6 +71,7 @@ class Notebook:
         self.watched = WatchedFacts(session, self._numbers)
         self._key = ""
         self.last_cell: tuple[str, str] | None = None  # the file and the text of the latest `%%mesh` cell
+        self._end_record: Callable[[int], None] = lambda _mark: None
         self._foreign: list[str] = []  # cells of an earlier kernel, whose output goes to the running cell
 
     @property
@@ -88,14 +91,16 @@ class Notebook:
         # Some versions of IPython count a cell before this event, others at the end of the cell.
         self._numbers[self._key] = min(self.shell.execution_count, len(self.shell.history_manager.input_hist_parsed))
         self.watched.cell(self._key, self._numbers[self._key])
+        self._end_record = begin_record(trace_records.CELL, f"In[{self._numbers[self._key]}]")
         while len(self._publishers) > _MOST_CELLS:
             self._numbers.pop(self._publishers.popitem(last=False)[0], None)
         if not is_mesh_cell(self._raw_cell):
             self._environment.before(self._raw_cell)
             self._calls.begin(self._key)
 
-    def after_cell(self, _result: Any) -> None:
+    def after_cell(self, result: Any) -> None:
         """The callback for IPython's `post_run_cell`: show what actors printed during an ordinary cell."""
+        self._end_record(int(not getattr(result, "success", True)))
         self._calls.end()
         self.stops.after_cell()
         if not is_mesh_cell(self._raw_cell):  # a `%%mesh` cell has already waited for its output

@@ -84,6 +84,7 @@ class Call(msgspec.Struct, array_like=True, tag=10):
     reply_to: ProcRef | None = None  # None: the sending process
     segment: SegmentRef | None = None  # where the buffers are, if not in the body
     cell: str = ""  # the notebook cell that caused it, which gets the endpoint's output
+    trace: str = ""  # the id of the caller's record, a blank, and a W3C traceparent; each empty if there is none
 
 
 class Reply(msgspec.Struct, array_like=True, tag=11):
@@ -167,6 +168,19 @@ class SetLogLevel(msgspec.Struct, array_like=True, tag=19):
     call: int
     rank: int
     level: int
+
+
+class AskTrace(msgspec.Struct, array_like=True, tag=25):
+    """About the records of a trace; answered by the polling thread. Reply body: a pickle.
+
+    Of what ``order`` asks: "clock", the time in nanoseconds; "on" (to record, for the sender), the time; "take", the
+    time and MessagePack of a ``RecordedTrace``; "off" (after a last "take"), the same.
+    """
+
+    call: int
+    rank: int
+    order: str
+    capacity: int = 0  # of "on": how many records are kept
 
 
 class Release(msgspec.Struct, array_like=True, tag=20):
@@ -570,6 +584,7 @@ Message = (
     | EndProc
     | Ping
     | SetLogLevel
+    | AskTrace
     | Release
     | Forget
     | PeersFailed

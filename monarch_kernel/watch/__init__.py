@@ -17,6 +17,7 @@ from monarch_kernel.watch.model import (
     Snapshot,
     StopView,
 )
+from monarch_kernel.watch.tracing.trace import Trace, TraceSummary, current_trace, trace
 from monarch_kernel.watch.watcher import Watch, provide, watch
 
 __all__ = [
@@ -31,9 +32,13 @@ __all__ = [
     "RankView",
     "Snapshot",
     "StopView",
+    "Trace",
+    "TraceSummary",
     "Watch",
     "advanced",
+    "current_trace",
     "provide",
     "show_live",
+    "trace",
     "watch",
 ]

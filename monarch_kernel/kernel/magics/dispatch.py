@@ -16,6 +16,7 @@ from monarch_kernel.kernel.magics.status_magics import StatusMagics
 from monarch_kernel.kernel.magics.stop_magics import StopMagics
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.magics.sync_magics import SyncMagics
+from monarch_kernel.kernel.magics.telemetry_magics import TelemetryMagics
 from monarch_kernel.kernel.magics.value_magics import ValueMagics
 from monarch_kernel.kernel.magics.variable_magics import VariableMagics
 from monarch_kernel.kernel.notebook import Notebook
@@ -32,6 +33,7 @@ GROUPS: tuple[type[Subcommands], ...] = (
     HangMagics,
     StopMagics,
     DapMagics,
+    TelemetryMagics,
 )
 
 #: In the order in which `%mesh --help` lists them.
@@ -41,6 +43,7 @@ SUBCOMMANDS = (
     *("stacks", "diff", "hang"),
     *("break", "clear", "debug", "pm"),
     *("focus", "debugpy"),
+    *("trace",),
 )
 
 #: The function of each subcommand.

@@ -11,7 +11,7 @@ from typing import Any
 
 from monarch_kernel.actor import Actor, context, endpoint
 from monarch_kernel.errors import Fault
-from monarch_kernel.introspection import keep_failure
+from monarch_kernel.introspection import begin_record, keep_failure, trace_records
 from monarch_kernel.kernel import spawn_pickling
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.rank import cell_streams
@@ -107,10 +107,12 @@ class CellExecutor(Actor):
     def run(self, cell: Cell) -> CellReply:
         """Run a cell. Never raises: the reply holds what the cell raises."""
         started = time.perf_counter()
+        end_record = begin_record(trace_records.CELL, cell.filename, call=cell.id)
         try:
             reply = self._run(cell, started)
         except BaseException as error:  # an interrupt that hit this code instead of the cell
             reply = self._reply(started, fault=fault_of(error))
+        end_record(int(reply.fault is not None))
         CellActivity.cell = ""
         CellActivity.ended.append(cell.id)
         CellActivity.stopped.discard(cell.id)

@@ -69,6 +69,8 @@ from monarch_kernel.runtime.actor.meshes.singletons import start_directory
 from monarch_kernel.runtime.actor.output import output_hub
 from monarch_kernel.runtime.actor.ports.holders import PortHolders, arrived
 from monarch_kernel.runtime.actor.process import LocalActor
+from monarch_kernel.runtime.actor.tracing import call_records
+from monarch_kernel.runtime.actor.tracing.remote import TraceService
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, ReplyBody
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
@@ -149,6 +151,9 @@ class ActorSystem:
                 OutputEnd: self._on_output_end,
             }
         )
+        if not self.is_root:
+            TraceService(self)
+        call_records.install()
         self.healer = Healer(self)
         self.ports = PortHolders(self)
         node.on_peer_dead.append(self._on_peer_dead)

@@ -1,8 +1,11 @@
 """``span``, ``traced`` and ``get_meter``: a program's own telemetry, through OpenTelemetry if that is installed.
 
-This package configures no exporter and records nothing by itself. With ``opentelemetry-api`` installed, spans and
-instruments use the tracer and meter providers that the process has configured. Without it, they are no-ops that cost
-almost nothing.
+This package configures no exporter. With ``opentelemetry-api`` installed, spans and instruments use the tracer and
+meter providers that the process has configured. Without it, they are no-ops that cost almost nothing. A trace of this
+package (``monarch_kernel.watch.trace``) records spans in either case.
+
+Calls carry the current span of their caller in a W3C ``traceparent``, and the endpoint runs in a span below it. So one
+trace spans all processes. A process that has not imported ``opentelemetry.trace`` pays nothing for this.
 """
 
 from __future__ import annotations
@@ -10,16 +13,24 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
+from monarch_kernel.protocol.trace_records import SPAN
 from monarch_kernel.runtime.actor.context import current
+from monarch_kernel.runtime.node import recorder
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _NAME = "monarch"
+#: The module that has OpenTelemetry's spans.
+TRACE = "opentelemetry.trace"
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
 @functools.cache
@@ -38,15 +49,19 @@ class span:  # noqa: N801  # Monarch's name
     actor's name, endpoint and rank, and it records an exception that leaves the block. Otherwise it is a no-op.
     """
 
-    __slots__ = ("_entered", "_name")
+    __slots__ = ("_entered", "_name", "_recorded")
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"a span needs a name, got {name!r}")
         self._name = name
         self._entered: Any = None
+        self._recorded: tuple[recorder.Recorder, int] | None = None
 
     def __enter__(self) -> Self:
+        ring = recorder.recording
+        if ring is not None:
+            self._recorded = ring, ring.begin(SPAN, self._name, recorder.group.get())
         trace = _opentelemetry("trace")
         if trace is not None:
             self._entered = trace.get_tracer(_NAME).start_as_current_span(self._name, attributes=_where())
@@ -56,6 +71,10 @@ class span:  # noqa: N801  # Monarch's name
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        recorded, self._recorded = self._recorded, None
+        if recorded is not None:
+            ring, number = recorded
+            ring.end(number, int(error is not None))
         entered, self._entered = self._entered, None
         if entered is not None:
             entered.__exit__(kind, error, traceback)
@@ -71,6 +90,52 @@ def _where() -> dict[str, Any]:
         "monarch.endpoint": here.endpoint_name,
         "monarch.rank": here.message_rank.rank,
     }
+
+
+# -- spans across processes -------------------------------------------------------------------------
+
+
+def loaded() -> bool:
+    """Whether this process has imported OpenTelemetry's traces."""
+    return TRACE in sys.modules
+
+
+def traceparent() -> str:
+    """The current span as a W3C ``traceparent``; empty if there is none."""
+    trace = sys.modules.get(TRACE)
+    get_span = getattr(trace, "get_current_span", None)  # absent while the module is being imported
+    if get_span is None:
+        return ""
+    span = get_span().get_span_context()
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags & 0xFF:02x}" if span.is_valid else ""
+
+
+@contextmanager
+def continued(traceparent: str, name: str) -> Generator[None]:
+    """Run the block in a span below a span of another process; in none if OpenTelemetry is not installed here."""
+    found = _TRACEPARENT.fullmatch(traceparent)
+    trace = _opentelemetry("trace")
+    if found is None or trace is None:
+        yield
+        return
+    parent = trace.SpanContext(
+        int(found[1], 16), int(found[2], 16), is_remote=True, trace_flags=trace.TraceFlags(int(found[3], 16))
+    )
+    above = trace.set_span_in_context(trace.NonRecordingSpan(parent))
+    begun = trace.get_tracer(_NAME).start_as_current_span(name, context=above, kind=trace.SpanKind.SERVER)
+    with begun:
+        yield
+
+
+def note_error(error: BaseException) -> None:
+    """Record in the span of an endpoint that it has raised."""
+    trace = sys.modules.get(TRACE)
+    if trace is None:
+        return
+    running = trace.get_current_span()
+    if running.is_recording():
+        running.record_exception(error)
+        running.set_status(trace.Status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}"))
 
 
 @overload

@@ -18,6 +18,7 @@ from typing import Any
 
 from monarch_kernel import environment
 from monarch_kernel.protocol.messages import BufferAtomic, BufferDrop, BufferOffer, Death
+from monarch_kernel.runtime.node import recorder
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.transfer import backend_settings, device, hugepages
@@ -245,6 +246,8 @@ class TransferEngine:
         """Run all operations, those with the same owner sequentially; done when all have ended."""
         deadline = deadline_in(timeout)
         done: Future[None] = Future(self.node.poller)
+        if recorder.recording is not None and ops:
+            done.add_done_callback(recorder.recording.transfer(_summary(ops), sum(op.size for op in ops)))
         if self._short(ops):
             try:
                 with self.node.poller.shielded():
@@ -469,6 +472,13 @@ class _Batch:
                 self._done._reject(self._error)
             else:
                 self._done._resolve(None)
+
+
+def _summary(ops: list[Op]) -> str:
+    """Transfers as a trace names them."""
+    verb = "RDMA write" if all(op.write for op in ops) else "RDMA" if any(op.write for op in ops) else "RDMA read"
+    owners = sorted({op.handle.owner.id for op in ops})
+    return f"{verb} {owners[0]}" if len(owners) == 1 else f"{verb} {len(owners)} processes"
 
 
 def deadline_in(timeout: float | None) -> float | None:

@@ -16,6 +16,7 @@ from monarch_kernel.runtime.actor.definition import EndpointSpec, tell_undeliver
 from monarch_kernel.runtime.actor.ports.holders import give, pickled
 from monarch_kernel.runtime.actor.ports.port import Port
 from monarch_kernel.runtime.actor.process import GivenPort, System
+from monarch_kernel.runtime.actor.tracing import call_hooks
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, Pickled
 from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
@@ -167,6 +168,8 @@ class Endpoint(Generic[R]):
             mesh._actor, self._name, call._number, rank, extent.names, extent.shape, sender, buffers, None, segment
         )
         message.cell = calling_origin()
+        if call_hooks.sending is not None:
+            message.trace = call_hooks.sending(self._label, target, call).trace
         link.send(encode_header(message), body)
 
     def _cast(
@@ -214,6 +217,10 @@ class Endpoint(Generic[R]):
             mesh._actor, self._name, number, 0, extent.names, extent.shape, self._sender(), buffers, reply_to
         )
         message.cell = calling_origin()
+        recorded = None
+        if call_hooks.sending is not None:
+            recorded = call_hooks.sending(self._label, target, sink)
+            message.trace = recorded.trace
         if sink is not None:
             sink.asked = message.actor, message.endpoint, message.sender
         plan = target.plan_for(system.caster)
@@ -236,6 +243,8 @@ class Endpoint(Generic[R]):
                 continue
             message.rank = rank
             link.send(encode_header(message), body)
+        if recorded is not None and sink is None:
+            recorded.sent()
         return lost
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

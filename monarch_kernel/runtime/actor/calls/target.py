@@ -48,7 +48,18 @@ class CalledMesh(Protocol):
 class Target:
     """The ranks that a call addresses: their procs, and names for errors. All calls of a mesh handle share it."""
 
-    __slots__ = ("_mesh", "_plan", "_planned", "actor", "by_proc", "extent", "mesh_name", "procs", "reported")
+    __slots__ = (
+        "_mesh",
+        "_of_tool",
+        "_plan",
+        "_planned",
+        "actor",
+        "by_proc",
+        "extent",
+        "mesh_name",
+        "procs",
+        "reported",
+    )
 
     def __init__(
         self,
@@ -70,6 +81,7 @@ class Target:
         self._planned = False
         self._plan: CastPlan | None = None
         self._mesh = mesh  # the actor mesh; None for procs
+        self._of_tool: bool | None = None
 
     @property
     def actor_class(self) -> str:
@@ -79,7 +91,9 @@ class Target:
     @property
     def of_tool(self) -> bool:
         """Whether the actors belong to a tool; so do procs, which only the runtime itself calls."""
-        return self._mesh is None or self._mesh._spec.tool
+        if self._of_tool is None:
+            self._of_tool = self._mesh is None or self._mesh._spec.tool
+        return self._of_tool
 
     def plan_for(self, caster: Caster) -> CastPlan | None:
         """Which ranks a cast reaches through host agents; None if each rank gets the message directly."""

@@ -21,7 +21,9 @@ from monarch_kernel.runtime.actor.execution.instance import CLEANUP_TIMEOUT, FAI
 from monarch_kernel.runtime.actor.execution.interruptible import InterruptibleSteps
 from monarch_kernel.runtime.actor.execution.message_gate import GATE_PERIOD
 from monarch_kernel.runtime.actor.ports.holders import pickled
+from monarch_kernel.runtime.actor.tracing import call_hooks
 from monarch_kernel.runtime.actor.wire_types import Body, MessageLink
+from monarch_kernel.runtime.node import recorder
 from monarch_kernel.runtime.node.event_loop import new_loop
 
 log = logging.getLogger(__name__)
@@ -115,7 +117,9 @@ class AsyncActorInstance(ActorInstance):
                 self.handling += 1
             if type(message) is Call:
                 endpoint = self._spec.endpoints.get(message.endpoint)
-                task = loop.create_task(self._handle_async(link, message, body))
+                traced = recorder.recording is not None or message.trace
+                handle = partial(call_hooks.handle_async, self) if traced else self._handle_async
+                task = loop.create_task(handle(link, message, body))
                 if endpoint is not None and endpoint.concurrent:
                     self._tasks[task] = message.endpoint
                     self._cells[task] = message.cell

@@ -45,8 +45,10 @@ from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT
 from monarch_kernel.runtime.actor.ports.holders import give, give_to_unknown, leave, pickled
 from monarch_kernel.runtime.actor.ports.port import ReplyPort
 from monarch_kernel.runtime.actor.process import GivenPort
+from monarch_kernel.runtime.actor.tracing import call_hooks
 from monarch_kernel.runtime.actor.wire_types import ActorMessage, Body, Buffers, MessageLink, Pickled
 from monarch_kernel.runtime.mesh.shape import SINGLE, Point
+from monarch_kernel.runtime.node import recorder
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.process import SpawnedMesh, System
@@ -350,7 +352,10 @@ class ActorInstance(Instance):
             link, message, body = queue.popleft()
             self._enter()
             if type(message) is Call:
-                error = self._handle(link, message, body)
+                if recorder.recording is None and not message.trace:
+                    error = self._handle(link, message, body)
+                else:
+                    error = call_hooks.handle(self, link, message, body)
                 if error is not None:
                     return error
             elif type(message) is StopActor:
@@ -462,6 +467,8 @@ class ActorInstance(Instance):
     ) -> BaseException | None:
         """Answer for an endpoint that raised. Returns the error if it ends the actor."""
         self.failures += 1
+        if message.trace or recorder.recording is not None:
+            call_hooks.failed(error)
         if self.death is not None:  # the endpoint was cancelled because the actor ends
             if message.call:
                 self._system.reply_dead(link, message, self.death)

@@ -1,0 +1,54 @@
+"""`%mesh trace`, `%mesh metrics` and `%mesh history` in a real kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.harness import Kernel
+from tests.watch.traces import read_trace
+
+
+@pytest.fixture(scope="module")
+def mesh(kernel: Kernel) -> Kernel:
+    """The file's kernel with a mesh of two ranks."""
+    kernel.ok("%mesh up --procs 2")
+    return kernel
+
+
+def refusal(kernel: Kernel, code: str) -> str:
+    """What a refused cell is told."""
+    outcome = kernel.run(code)
+    assert (outcome.status, outcome.ename) == ("error", "UsageError"), outcome
+    return outcome.evalue
+
+
+def test_a_trace_has_the_cells_of_the_notebook_and_of_the_ranks(mesh: Kernel, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    assert f"writes {file}" in mesh.ok(f"%mesh trace on {file}").stdout
+    assert f"to {file} is on" in mesh.ok("%mesh trace").stdout
+    assert "is on: end it first" in refusal(mesh, f"%mesh trace on {file}")
+    mesh.ok("%%mesh\nx = rank\nx")
+    assert mesh.run("%%mesh -r 1\n1 / 0").status == "error"
+    mesh.ok("%mesh trace flush")
+    said = mesh.ok("%mesh trace off").stdout
+    assert f"{file}: " in said and "slices of 3 processes" in said
+    read = read_trace(file)
+    calls = [each for each in read.slices if each["cat"] == "call" and each["name"].startswith("Cell In[")]
+    assert [each["args"]["ranks"] for each in calls] == [2, 1]
+    of_ranks = [each for each in read.slices if each["cat"] == "cell" and each["pid"] != 1]
+    assert sorted(each["name"] for each in of_ranks) == sorted([calls[0]["name"]] * 2 + [calls[1]["name"]])
+    assert [each["name"] for each in of_ranks if each.get("args", {}).get("raised")] == [calls[1]["name"]]
+    own = [each["name"] for each in read.slices if each["cat"] == "cell" and each["pid"] == 1]
+    assert calls[0]["name"].removeprefix("Cell ") in own
+    led_to = [end for start, end in read.arrows() if start["name"] == "send"]
+    assert sorted(each["pid"] for each in led_to) == [2, 3, 3]
+
+
+def test_mistakes_with_traces(mesh: Kernel, tmp_path: Path) -> None:
+    assert "No trace is on" in mesh.ok("%mesh trace").stdout
+    assert "no trace is on; %mesh trace on FILE" in refusal(mesh, "%mesh trace off")
+    assert "name the file" in refusal(mesh, "%mesh trace on")
+    assert "belong to on" in refusal(mesh, "%mesh trace off run.json")
+    assert "No such file" in refusal(mesh, f"%mesh trace on {tmp_path}/missing/run.json")
