@@ -45,13 +45,7 @@ def contact_soon(meshes: Iterable[tuple[ProcMesh, Iterable[tuple[str, str]]]]) -
     Returns:
         Waits so long (seconds) for all of them together, and gives what they have answered.
     """
-    asked = [_asked(procs, "watch", sorted(folders)) for procs, folders in meshes]
-
-    def wait(timeout: float) -> list[Refreshed]:
-        deadline = time.monotonic() + timeout
-        return [answers(deadline, timeout) for answers in asked]
-
-    return wait
+    return _asked_all("watch", meshes)
 
 
 def enter(procs: ProcMesh, folders: Iterable[tuple[str, str]] | None = None, timeout: float = 10.0) -> Refreshed:
@@ -62,6 +56,15 @@ def enter(procs: ProcMesh, folders: Iterable[tuple[str, str]] | None = None, tim
     (``stale_in``).
     """
     return _all(procs, "enter", timeout, _pairs(procs, folders))
+
+
+def enter_all(meshes: Iterable[tuple[ProcMesh, Iterable[tuple[str, str]]]], timeout: float = 10.0) -> list[Refreshed]:
+    """``enter`` with the ranks of several meshes (each with its folders) at once.
+
+    Args:
+        timeout: for all of them together (seconds).
+    """
+    return _asked_all("enter", meshes)(timeout)
 
 
 def stale_modules(
@@ -235,6 +238,18 @@ def _all(procs: ProcMesh, method: str, timeout: float, *args: Any) -> Refreshed:
     """Call an endpoint of the reloader on all ranks; ranks that fail or do not answer are in the report."""
     deadline = time.monotonic() + timeout
     return _asked(procs, method, *args)(deadline, timeout)
+
+
+def _asked_all(
+    method: str, meshes: Iterable[tuple[ProcMesh, Iterable[tuple[str, str]]]]
+) -> Callable[[float], list[Refreshed]]:
+    asked = [_asked(procs, method, sorted(folders)) for procs, folders in meshes]
+
+    def wait(timeout: float) -> list[Refreshed]:
+        deadline = time.monotonic() + timeout
+        return [answers(deadline, timeout) for answers in asked]
+
+    return wait
 
 
 def _asked(procs: ProcMesh, method: str, *args: Any) -> Callable[[float, float], Refreshed]:

@@ -12,7 +12,7 @@ from monarch_kernel.meshes import format_ranks, list_proc_meshes
 from workspace_sync.model.errors import SyncError
 from workspace_sync.model.report import StaleModule, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
-from workspace_sync.reload.client import How, When, contact_soon, enter, folders_of, refresh, stale_in
+from workspace_sync.reload.client import How, When, contact_soon, enter_all, folders_of, refresh, stale_in
 from workspace_sync.reload.report import FAILED, KEPT, RELOADED, Refreshed
 from workspace_sync.reload.selection import EVERY, ModuleSelection
 from workspace_sync.session import Folders, Show, SyncClient, workspace_of
@@ -155,12 +155,13 @@ def _follow(
     """Have ranks that run already follow a sync, and add to its receipt what they have."""
     stale = live.sync.stale
     other_tree = any(host.switched and (host.generation == 1 or not live.sync.digest) for host in live.sync.hosts)
-    for procs in meshes_on(hosts):
-        pairs = _folders(procs, workspace)
+    meshes = [(procs, _folders(procs, workspace)) for procs in meshes_on(hosts)]
+    entered = iter(() if how == "reload" else enter_all(meshes))
+    for procs, pairs in meshes:
         if how == "reload":
             done = refresh(procs, how, folders=pairs, selection=selection, when=when, wait=wait)
         else:
-            done = enter(procs, pairs)
+            done = next(entered)
         outside = _outside(done)
         if other_tree and how != "restart":
             live.sync.notes += outside
