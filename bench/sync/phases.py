@@ -91,14 +91,14 @@ class Bench:
 
     def clear(self) -> None:
         """Remove what is not needed any more."""
-        for path in (self.folder / "scratch").glob("*"):
+        for path in (self.folder / "scratch").glob("old-*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def _make_room(self, tree: BenchTree, count: int) -> None:
         """See to it that all peers have room for their copies, without removing anything shortly before they do."""
         copies = count * (len(self.peers) + (OURS in self.peers))  # a host of ours has the tree before, too
         if shutil.disk_usage(self.folder).free < 1.2 * copies * tree.size + ROOM and any(
-            (self.folder / "scratch").glob("*")
+            (self.folder / "scratch").glob("old-*")
         ):
             say(f"removing old copies, and waiting {RECENT} s")
             self.clear()
