@@ -379,13 +379,15 @@ class SyncClient:
 
     def _announce(self, found: FoundWorkspace) -> None:
         """Say what a large first sync is about to send."""
-        if found.tree is None or any(state.parts for state in self._states.values()):
-            return
-        about = found.tree.announcement()
-        if about is not None and self._progress is not None:
-            self._progress(SyncProgress("plan", note=str(about)))
-        elif about is not None:
-            print(about, file=sys.stderr)
+        parts = {name for state in self._states.values() for name in state.parts}
+        new = [found.tree] if found.tree is not None and not parts else []
+        if found.environment is not None and ENVIRONMENT not in parts:
+            new += found.environment.scans
+        for about in filter(None, [each.announcement() for each in new]):
+            if self._progress is not None:
+                self._progress(SyncProgress("plan", note=str(about)))
+            else:
+                print(about, file=sys.stderr)
 
     def _check_environment(self, found: FoundWorkspace, report: SyncReport) -> None:
         """Refuse hosts on which the environment cannot run, before anything is sent to them."""

@@ -291,6 +291,8 @@ def show_receipt(live: LiveReport, say: Say = print) -> SyncReport:
         if each.respawned:
             restored = f", from their checkpoints: {names(each.restored)}" if each.restored else ""
             say(f"mesh {each.mesh}: created again: {names(each.respawned)}{restored}")
+        if each.how == "restart" and (restarted := [rank.rank for rank in each.ranks if not rank.error]):
+            say(f"mesh {each.mesh}: restarted: ranks {format_ranks(restarted, limit=6)}")
         for why, ranks in each.errors.items():
             say(f"mesh {each.mesh}: {format_ranks(ranks, limit=6)} were left alone: {why}")
     return live.sync

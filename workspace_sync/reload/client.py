@@ -195,7 +195,9 @@ def _restart(procs: ProcMesh, pairs: Pairs, paths: Collection[str] | None, timeo
         rank.error = ""
         for module in rank.modules:
             module.state, module.reason = RELOADED, ""
-    stale.respawned, stale.restored = list(healed.respawned), list(healed.restored)
+    own = {mesh._name for mesh in actor_meshes_on(procs)}  # tools are created again, too, and are nobody's business
+    stale.respawned = [name for name in healed.respawned if name in own]
+    stale.restored = [name for name in healed.restored if name in own]
     return stale
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 
@@ -18,6 +19,8 @@ from workspace_sync.reload.selection import EVERY, ModuleSelection
 from workspace_sync.session import Folders, Show, SyncClient, workspace_of
 
 Pairs = list[tuple[str, str]]
+#: The meshes of which a receipt has said that they run outside of the tree: it says so once, and at each rollback.
+_told: WeakSet[ProcMesh] = WeakSet()
 
 #: How long the switch waits for ranks that have not said what they have imported (seconds). One that says so later
 #: compares what it has imported with the files of the new tree.
@@ -154,7 +157,7 @@ def _follow(
 ) -> LiveReport:
     """Have ranks that run already follow a sync, and add to its receipt what they have."""
     stale = live.sync.stale
-    other_tree = any(host.switched and (host.generation == 1 or not live.sync.digest) for host in live.sync.hosts)
+    went_back = any(host.switched for host in live.sync.hosts) and not live.sync.digest
     meshes = [(procs, _folders(procs, workspace)) for procs in meshes_on(hosts)]
     entered = iter(() if how == "reload" else enter_all(meshes))
     for procs, pairs in meshes:
@@ -163,8 +166,10 @@ def _follow(
         else:
             done = next(entered)
         outside = _outside(done)
-        if other_tree and how != "restart":
+        if how != "restart" and (went_back or procs not in _told):
             live.sync.notes += outside
+        if outside:
+            _told.add(procs)
         if how is None:
             stale += stale_in(done)
             continue
@@ -172,7 +177,7 @@ def _follow(
             if not (done.modules() or (how == "restart" and outside)):
                 continue  # actors and ranks that have nothing to follow go on
             done = refresh(procs, how, folders=pairs, selection=selection, when=when, wait=wait)
-        if any(rank.modules or rank.error for rank in done.ranks):
+        if how == "restart" or any(rank.modules or rank.error for rank in done.ranks):
             live.refreshed.append(done)
             stale += [
                 StaleModule(name, format_ranks(ranks), reason or state)
