@@ -60,7 +60,13 @@ def test_live_actors_keep_their_state(kernel: Kernel, project: Project) -> None:
     assert kernel.ok("list(workers.add.call(1).get().values())").text == "[-1, -1]"
     pids = kernel.ok("import monarch_kernel; list(monarch_kernel.get_mesh('w').pids().values())").text
     project.write("worker.py", WORKER.replace("+= n", "+= 2 * n"))
-    kernel.ok("%mesh sync --restart")
+    said = kernel.ok("%mesh sync --restart").stdout
+    assert (
+        "restarted: ranks" in said
+        and "created again: workers" in said
+        and "reloader" not in said
+        and "monitor" not in said
+    )
     assert kernel.ok("list(workers.add.call(1).get().values())").text == "[2, 2]"
     assert kernel.ok("list(monarch_kernel.get_mesh('w').pids().values())").text != pids
 

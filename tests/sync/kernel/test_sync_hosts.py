@@ -99,6 +99,25 @@ def test_a_terminal(project: Project) -> None:
     assert "UsageError: %mesh sync: there is no folder" in done.stdout + done.stderr
 
 
+def test_a_kept_mesh_that_began_outside_of_the_tree_is_named(
+    start: Callable[..., Kernel], project: Project, tmp_path: Path
+) -> None:
+    """Its host agent is not the one that the first sync told of the tree, so its ranks began where the kernel works."""
+    project.variables["MONARCH_KERNEL_KEPT_DIR"] = str(tmp_path / "kept")
+    kernel = start()
+    kernel.ok("%mesh sync")
+    kernel.ok("%mesh up late --procs 1 --keep")
+    try:
+        named = "of mesh late started before the first sync"
+        assert named in kernel.ok("%mesh sync").text
+        assert named not in kernel.ok("%mesh sync").text, "it is said once"
+        assert "mesh late: restarted: ranks 0" in kernel.ok("%mesh sync --restart").stdout
+        where = "%%mesh late\nimport model, os\nmodel.__file__.startswith(os.environ['WORKSPACE_DIR'])"
+        assert text(kernel.ok(where)) == "[0] True"
+    finally:
+        kernel.ok("%mesh down late")
+
+
 def test_a_kept_mesh_stays_in_the_tree(start: Callable[..., Kernel], project: Project, tmp_path: Path) -> None:
     """The next kernel syncs to it, and its ranks and the ones that it starts follow."""
     project.variables["MONARCH_KERNEL_KEPT_DIR"] = str(tmp_path / "kept")
