@@ -4,9 +4,11 @@ import type {
   Actions,
   Answers,
   Deed,
+  Dispose,
   Done,
   LogMessage,
   Options,
+  PlotRequest,
   PointsMessage,
   Question,
   RankView,
@@ -57,12 +59,12 @@ export class AnsweredActions implements Actions {
     return this._ask(what, mesh, ranks, options) as Promise<Done>;
   }
 
-  follow(_mesh: string, _ranks: readonly number[], _search: string, heard: (message: LogMessage) => void) {
+  follow(_mesh: string, _ranks: readonly number[], _search: string, heard: (message: LogMessage) => void): Dispose {
     this.followed.push(heard);
     return () => void this.ended++;
   }
 
-  plot(_mesh: string, _expression: string, _period: number, heard: (message: PointsMessage) => void) {
+  plot(_request: PlotRequest, heard: (message: PointsMessage) => void): Dispose {
     this.plotted.push(heard);
     return () => void this.ended++;
   }
@@ -93,4 +95,15 @@ export function find<E extends HTMLElement>(root: ParentNode, selector: string):
 export async function settled(): Promise<void> {
   await new Promise(resolve => setTimeout(resolve, 0));
   await new Promise(resolve => requestAnimationFrame(resolve));
+}
+
+/** What jsdom lacks and views need: canvases draw nothing, and scrolled areas have a size. */
+export function completeDom(width = 600, height = 400): void {
+  HTMLCanvasElement.prototype.getContext = () => null;
+  for (const [name, value] of [
+    ['clientWidth', width],
+    ['clientHeight', height]
+  ] as const) {
+    Object.defineProperty(HTMLElement.prototype, name, { configurable: true, get: () => value });
+  }
 }

@@ -1,7 +1,16 @@
+import type { RequestError } from './feed';
 import type { Answers, Deed, Done, LogMessage, Options, PointsMessage, Question } from './messages';
 
 /** Ends something that goes on: a subscription, a followed log. To call it twice does no harm. */
 export type Dispose = () => void;
+
+/** An expression that is plotted over ranks; none named: all. `period` is in seconds. */
+export interface PlotRequest {
+  readonly mesh: string;
+  readonly ranks?: readonly number[];
+  readonly expression: string;
+  readonly period: number;
+}
 
 /** What views ask of the kernel; a `FeedClient` does it. */
 export interface Actions {
@@ -11,11 +20,17 @@ export interface Actions {
   /** Have something done; rejects with a `RequestError`. */
   perform(what: Deed, mesh: string, ranks: readonly number[], options?: Options): Promise<Done>;
 
-  /** Lines of the logs of ranks (none named: of all), as they come. */
-  follow(mesh: string, ranks: readonly number[], search: string, heard: (message: LogMessage) => void): Dispose;
+  /** Lines of the logs of ranks (none named: of all), as they come; `failed` is told if there will be none. */
+  follow(
+    mesh: string,
+    ranks: readonly number[],
+    search: string,
+    heard: (message: LogMessage) => void,
+    failed?: (error: RequestError) => void
+  ): Dispose;
 
-  /** The values of an expression on all ranks, each `period` seconds. */
-  plot(mesh: string, expression: string, period: number, heard: (message: PointsMessage) => void): Dispose;
+  /** The values of an expression as they change; `failed` is told if there will be none. */
+  plot(request: PlotRequest, heard: (message: PointsMessage) => void, failed?: (error: RequestError) => void): Dispose;
 
   /** Put code into a new cell of the notebook, where the front end can do that. */
   insertCode?(code: string): void;

@@ -152,10 +152,25 @@ describe('FeedClient', () => {
     expect(kinds()).toHaveLength(3);
   });
 
+  it('says why a log cannot be followed', () => {
+    const { client, sent } = opened();
+    const failed: string[] = [];
+    client.follow(
+      'u1',
+      [],
+      '',
+      () => undefined,
+      error => failed.push(error.message)
+    );
+    client.receive({ kind: 'answer', id: lastOf(sent).id, error: { message: 'too many logs are followed' } });
+    expect(failed).toEqual(['too many logs are followed']);
+    client.dispose();
+  });
+
   it('begins again after it was hidden for longer than the lease', () => {
     const { client, kinds } = opened();
     client.setVisible(true);
-    client.plot('u1', 'loss', 1, () => undefined);
+    client.plot({ mesh: 'u1', expression: 'loss', period: 1 }, () => undefined);
     client.setVisible(false);
     vi.advanceTimersByTime(1_000);
     client.setVisible(true);

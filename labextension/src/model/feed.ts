@@ -1,4 +1,4 @@
-import type { Actions, Dispose } from './actions';
+import type { Actions, Dispose, PlotRequest } from './actions';
 import type {
   Answers,
   Deed,
@@ -50,6 +50,7 @@ interface Stream {
   begin: FrontEndMessage;
   end: FrontEndMessage;
   heard: (message: never) => void;
+  failed: ((error: RequestError) => void) | undefined;
 }
 
 let clients = 0;
@@ -146,6 +147,9 @@ export class FeedClient implements Actions {
         }
         break;
       case 'answer':
+        if (message.error) {
+          this._streams.get(message.id)?.failed?.(new RequestError(message.error));
+        }
         this._settle(message.id, message.error ?? null, message.value);
         break;
       case 'log':
@@ -179,14 +183,26 @@ export class FeedClient implements Actions {
     return this._request(message, DONE_WITHIN) as Promise<Done>;
   }
 
-  follow(mesh: string, ranks: readonly number[], search: string, heard: (message: LogMessage) => void): Dispose {
+  follow(
+    mesh: string,
+    ranks: readonly number[],
+    search: string,
+    heard: (message: LogMessage) => void,
+    failed?: (error: RequestError) => void
+  ): Dispose {
     const id = this._id();
-    return this._stream(id, { kind: 'follow', id, mesh, ranks, search }, { kind: 'unfollow', id }, heard);
+    const begin = { kind: 'follow', id, mesh, ranks, search } as const;
+    return this._stream(id, { begin, end: { kind: 'unfollow', id }, heard, failed });
   }
 
-  plot(mesh: string, expression: string, period: number, heard: (message: PointsMessage) => void): Dispose {
+  plot(
+    { mesh, ranks = [], expression, period }: PlotRequest,
+    heard: (message: PointsMessage) => void,
+    failed?: (error: RequestError) => void
+  ): Dispose {
     const id = this._id();
-    return this._stream(id, { kind: 'plot', id, mesh, expression, period }, { kind: 'unplot', id }, heard);
+    const begin = { kind: 'plot', id, mesh, ranks, expression, period } as const;
+    return this._stream(id, { begin, end: { kind: 'unplot', id }, heard, failed });
   }
 
   dispose(): void {
@@ -284,12 +300,12 @@ export class FeedClient implements Actions {
     }
   }
 
-  private _stream<M>(id: string, begin: FrontEndMessage, end: FrontEndMessage, heard: (message: M) => void): Dispose {
-    this._streams.set(id, { begin, end, heard });
-    this._post(begin);
+  private _stream(id: string, stream: Stream): Dispose {
+    this._streams.set(id, stream);
+    this._post(stream.begin);
     return () => {
       if (this._streams.delete(id)) {
-        this._post(end);
+        this._post(stream.end);
       }
     };
   }

@@ -64,6 +64,10 @@ export interface PointsMessage {
   id: string;
   time: number;
   values: Point[];
+  /** A sentence about ranks that have no number. */
+  error?: string;
+  /** The plot has ended by itself: nothing follows. */
+  ended?: boolean;
 }
 
 export interface NoticeMessage {
@@ -104,7 +108,7 @@ export type FrontEndMessage =
   | ({ kind: 'do'; id: string; what: Deed; mesh: string; ranks: readonly number[] } & Options)
   | { kind: 'follow'; id: string; mesh: string; ranks: readonly number[]; search: string }
   | { kind: 'unfollow'; id: string }
-  | { kind: 'plot'; id: string; mesh: string; expression: string; period: number }
+  | { kind: 'plot'; id: string; mesh: string; ranks: readonly number[]; expression: string; period: number }
   | { kind: 'unplot'; id: string };
 
 /** A frame of a stack. */

@@ -21,6 +21,15 @@ describe('Series', () => {
     ]);
   });
 
+  it('leaves values alone that it has already', () => {
+    const series = new Series();
+    series.push(1, [[0, 10]]);
+    series.push(2, [[0, 11]]);
+    series.push(1, [[0, 10]]);
+    series.push(2, [[0, 11]]);
+    expect(series.values.get(0)).toEqual([10, 11]);
+  });
+
   it('is a band of more ranks than lines can be told apart', () => {
     const series = new Series();
     const points = (count: number) => Array.from({ length: count }, (_, rank): Point => [rank, rank]);

@@ -39,7 +39,11 @@ export class Series {
     return this.values.size > LINES_UP_TO;
   }
 
+  /** Add the values at a time; a time that is not after the last one is known already, as when a plot begins again. */
   push(time: number, points: readonly Point[]): void {
+    if (time <= (this.times.at(-1) ?? -Infinity)) {
+      return;
+    }
     const count = this.times.push(time);
     for (const [rank, value] of points) {
       let line = this.values.get(rank);

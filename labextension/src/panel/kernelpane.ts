@@ -194,8 +194,8 @@ function withInsertion(client: FeedClient, surroundings: Surroundings): Actions 
   return {
     ask: (what, mesh, ranks, options) => client.ask(what, mesh, ranks, options),
     perform: (what, mesh, ranks, options) => client.perform(what, mesh, ranks, options),
-    follow: (mesh, ranks, search, heard) => client.follow(mesh, ranks, search, heard),
-    plot: (mesh, expression, period, heard) => client.plot(mesh, expression, period, heard),
+    follow: (...request) => client.follow(...request),
+    plot: (...request) => client.plot(...request),
     insertCode: code => void surroundings.insertCode(code)
   };
 }

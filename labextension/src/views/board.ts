@@ -1,4 +1,4 @@
-import type { Actions, Connection, Dispose, MeshStore, RankState, StoreChange } from '../model';
+import type { Actions, Connection, Dispose, FailureView, MeshStore, RankState, RankView, StoreChange } from '../model';
 import { t } from '../model';
 import { RankDetails } from './details';
 import { button, Disposables, element, FrameTask, moveByArrows, observeSize, setAttribute, setText } from './dom';
@@ -21,6 +21,8 @@ export interface ConnectionSource {
 export interface BoardOptions {
   /** The key of the one mesh to show; without it, all meshes, one at a time. */
   readonly mesh?: string;
+  /** Of that mesh, show these ranks alone; none named: all. */
+  readonly ranks?: readonly number[];
   readonly connection?: ConnectionSource;
   /** Called with the mesh and the rank that the person chose; the rank is -1 if none is. */
   readonly selected?: (mesh: string, rank: number) => void;
@@ -173,17 +175,23 @@ export class MeshBoard {
       this._banners();
       return;
     }
-    const ranks = this._store.ranks(this._mesh);
     if (!change || change.structure || change.failures || change.ranks.has(this._mesh)) {
-      const failures = this._store.failures.filter(failure => failure.mesh === this._mesh);
+      const ranks = this._shownRanks();
+      const failures = this._store.failures.filter(failure => failure.mesh === this._mesh && this._concerns(failure));
       this._news.update(mesh, ranks, failures);
       this._legend.update(ranks);
     }
     if (this._grid) {
       this._grid.update(change ?? undefined);
     } else {
-      this._grid = new MeshGrid(this._main, this._store, this._mesh, this._theme, this._tooltip, rank =>
-        this.select(rank === this._selected ? -1 : rank)
+      this._grid = new MeshGrid(
+        this._main,
+        this._store,
+        this._mesh,
+        this._theme,
+        this._tooltip,
+        rank => this.select(rank === this._selected ? -1 : rank),
+        this._options.ranks
       );
       if (this._details) {
         this._main.append(this._details.node);
@@ -192,6 +200,17 @@ export class MeshBoard {
     this._showModes();
     this._details?.update();
     this._banners();
+  }
+
+  private _shownRanks(): readonly RankView[] {
+    const all = this._store.ranks(this._mesh);
+    const { ranks } = this._options;
+    return ranks?.length ? ranks.flatMap(rank => all[rank] ?? []) : all;
+  }
+
+  private _concerns(failure: FailureView): boolean {
+    const { ranks } = this._options;
+    return !ranks?.length || !failure.ranks.length || failure.ranks.some(rank => ranks.includes(rank));
   }
 
   private _emptyText(): string {
@@ -255,8 +274,7 @@ export class MeshBoard {
 
   /** Show the next rank in a state, after the one that is shown. */
   private _next(state: RankState | 'older'): void {
-    const ranks = this._store.ranks(this._mesh);
-    const found = ranks.filter(rank => (state === 'older' ? rank.older : rank.state === state));
+    const found = this._shownRanks().filter(rank => (state === 'older' ? rank.older : rank.state === state));
     const next = found.find(rank => rank.rank > this._selected) ?? found[0];
     if (next) {
       this.select(next.rank);

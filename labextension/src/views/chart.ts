@@ -1,6 +1,6 @@
-import type { Actions, Point } from '../model';
+import type { Actions, Dispose, PlotRequest, Point } from '../model';
 import { duration, figure, nameRanks, Series, t, ticks } from '../model';
-import { Disposables, element, FrameTask, observeSize, setAttribute, setText } from './dom';
+import { Disposables, element, FrameTask, observeSize, setAttribute, setCutText, setText } from './dom';
 import { Theme } from './theme';
 
 const LEFT = 56;
@@ -11,14 +11,6 @@ const BOTTOM = 22;
 const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 43_200, 86_400];
 /** With more lines than this, lines have one colour, and only outliers have their own. */
 const COLOURED = 8;
-
-/** What a chart shows. */
-export interface PlotOptions {
-  readonly mesh: string;
-  readonly expression: string;
-  /** Seconds between two values. */
-  readonly period: number;
-}
 
 interface Scale {
   readonly width: number;
@@ -38,6 +30,7 @@ export class LineChart {
   readonly series = new Series();
   private readonly _title = element('div', 'mk-Chart-title');
   private readonly _news = element('div', 'mk-Chart-news', { role: 'status' });
+  private readonly _said = element('div', 'mk-Chart-said', { role: 'status' });
   private readonly _area = element('div', 'mk-Chart-area', { tabindex: 0, role: 'img' });
   private readonly _canvas = element('canvas', 'mk-Chart-canvas');
   private readonly _readout = element('div', 'mk-Chart-readout');
@@ -54,12 +47,12 @@ export class LineChart {
   /**
    * @param actions - with `plot`, asks the kernel for the values; without them, `push` brings them.
    */
-  constructor(host: HTMLElement, title: string, actions?: Actions, plot?: PlotOptions) {
+  constructor(host: HTMLElement, title: string, actions?: Actions, plot?: PlotRequest) {
     this.node.classList.add('mk-View');
     setText(this._title, title);
     this._context = this._canvas.getContext('2d');
     this._area.append(this._canvas, this._readout);
-    this.node.append(this._title, this._news, this._area);
+    this.node.append(this._title, this._news, this._area, this._said);
     host.append(this.node);
     this._theme = new Theme(this.node, () => this._frame.request());
     this._disposables.listen(this._area, 'pointermove', (event: PointerEvent) => this._moved(event));
@@ -68,9 +61,7 @@ export class LineChart {
     this._disposables.listen(this._area, 'blur', () => this._setCross(-1));
     this._disposables.add(observeSize(this._area, () => this._frame.request()));
     if (actions && plot) {
-      this._disposables.add(
-        actions.plot(plot.mesh, plot.expression, plot.period, ({ time, values }) => this.push(time, values))
-      );
+      this._follow(actions, plot);
     }
     this.update();
   }
@@ -79,6 +70,12 @@ export class LineChart {
   push(time: number, points: readonly Point[]): void {
     this.series.push(time, points);
     this.update();
+  }
+
+  /** Dim it: the kernel has gone, and the values are the last ones. */
+  setGone(gone: boolean): void {
+    setAttribute(this.node, 'data-gone', gone);
+    this._say(gone ? t('The kernel has gone. These are the last values.') : '');
   }
 
   update(): void {
@@ -104,6 +101,27 @@ export class LineChart {
     this._disposables.dispose();
     this._theme.dispose();
     this.node.remove();
+  }
+
+  private _follow(actions: Actions, plot: PlotRequest): void {
+    const end: Dispose = actions.plot(
+      plot,
+      ({ time, values, error, ended }) => {
+        if (values.length) {
+          this.push(time, values);
+        }
+        if (error || ended) {
+          this._say(error || t('The plot has ended.'));
+        }
+      },
+      error => this._say([error.message, error.hint].filter(Boolean).join(' '))
+    );
+    this._disposables.add(end);
+  }
+
+  /** What there is to say beside the values. */
+  private _say(text: string): void {
+    setCutText(this._said, text);
   }
 
   private _moved(event: PointerEvent): void {

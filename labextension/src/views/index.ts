@@ -1,7 +1,7 @@
 /** Views of a mesh: DOM and canvas, no Jupyter. `views.css` has their styles. */
 
 export { MeshBoard, type BoardOptions, type ConnectionSource } from './board';
-export { LineChart, type PlotOptions } from './chart';
+export { LineChart } from './chart';
 export { RankDetails, refusalView, stackView } from './details';
 export { stateIcon } from './glyphs';
 export { MeshGrid } from './grid/meshgrid';

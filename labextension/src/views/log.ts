@@ -106,20 +106,30 @@ export class LogView {
       },
       (error: RequestError) => {
         if (!this._disposed) {
-          this.append([[-1, 'note', [error.message, error.hint].filter(Boolean).join(' ')]]);
+          this._note(error);
           flush();
         }
       }
     );
     this._disposables.add(
-      actions.follow(mesh, ranks, '', ({ lines, dropped }) => {
-        if (early) {
-          early.push([lines, dropped]);
-        } else {
-          this.append(lines, dropped);
-        }
-      })
+      actions.follow(
+        mesh,
+        ranks,
+        '',
+        ({ lines, dropped }) => {
+          if (early) {
+            early.push([lines, dropped]);
+          } else {
+            this.append(lines, dropped);
+          }
+        },
+        error => this._note(error)
+      )
     );
+  }
+
+  private _note(error: RequestError): void {
+    this.append([[-1, 'note', [error.message, error.hint].filter(Boolean).join(' ')]]);
   }
 
   private _refilter(): void {
@@ -159,7 +169,7 @@ export class LogView {
     }
     const view = this._scroll.clientHeight;
     if (this._following) {
-      this._scroll.scrollTop = length * LINE;
+      this._scroll.scrollTop = Math.max(0, length * LINE - view);
     }
     const shown = length === total ? tn('%1 line', '%1 lines', total) : t('%1 of %2 lines', length, total);
     setText(this._count, shown);

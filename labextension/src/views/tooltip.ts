@@ -3,6 +3,13 @@ import { doingOf, memory, reasonOf, stateName, t, tn } from '../model';
 import { element, setText } from './dom';
 import { stateIcon } from './glyphs';
 
+/** A place in the window (CSS pixels). */
+export interface Place {
+  readonly left: number;
+  readonly top: number;
+  readonly bottom: number;
+}
+
 /** A tooltip beside a cell: one element of the view, which stays inside the view and never takes the pointer. */
 export class Tooltip {
   private readonly _node = element('div', 'mk-Tooltip', { role: 'tooltip', hidden: true });
@@ -12,7 +19,7 @@ export class Tooltip {
   }
 
   /** Show content beside a place on the page. */
-  show(content: Node, beside: DOMRect): void {
+  show(content: Node, beside: Place): void {
     this._node.replaceChildren(content);
     this._node.hidden = false;
     const root = this._root.getBoundingClientRect();

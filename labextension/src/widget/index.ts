@@ -1,7 +1,7 @@
 /** The code of the widget, for anywidget: a live view of a mesh, or a chart of an expression, in a notebook. */
 
 import type { FrontEndMessage, KernelMessage } from '../model';
-import { FeedClient, t } from '../model';
+import { FeedClient } from '../model';
 import { LineChart, MeshBoard } from '../views';
 import css from '../views/views.css';
 
@@ -29,8 +29,8 @@ function text(model: WidgetModel, name: string): string {
 /**
  * Show one view of a model; several may show the same, each with a feed of its own over their one comm.
  *
- * The model has the traits `mesh` (the key of the mesh to show; empty: all meshes), and, for a chart, `expression` and
- * `period` (seconds).
+ * The model has the traits `view` ("mesh" or "plot"), `mesh` (the key of the mesh to show; empty: all meshes), `ranks`
+ * (of that mesh; empty: all), and, of a plot, `expression` and `period` (seconds).
  *
  * @returns What ends the view.
  */
@@ -45,17 +45,17 @@ export function render({ model, el }: RenderArguments): () => void {
   model.on('msg:custom', heard);
 
   const mesh = text(model, 'mesh');
-  const expression = text(model, 'expression');
+  const ranks = (model.get('ranks') as number[] | undefined) ?? [];
   let view: LineChart | MeshBoard;
-  if (expression) {
+  if (text(model, 'view') === 'plot') {
+    const expression = text(model, 'expression');
     const period = Number(model.get('period')) || 1;
-    view = new LineChart(host, expression, client, { mesh, expression, period });
+    const chart = new LineChart(host, expression, client, { mesh, ranks, expression, period });
+    client.onConnection(connection => chart.setGone(connection === 'gone'));
+    view = chart;
   } else {
-    view = new MeshBoard(host, client.store, client, { connection: client, ...(mesh ? { mesh } : {}) });
+    view = new MeshBoard(host, client.store, client, { connection: client, ranks, ...(mesh ? { mesh } : {}) });
   }
-  const unfollow = client.onConnection(connection => {
-    host.title = connection === 'gone' ? t('The kernel has gone.') : '';
-  });
 
   let onScreen = false;
   const see = () => client.setVisible(onScreen && document.visibilityState !== 'hidden');
@@ -76,7 +76,6 @@ export function render({ model, el }: RenderArguments): () => void {
     observer.disconnect();
     document.removeEventListener('visibilitychange', see);
     model.off('msg:custom', heard);
-    unfollow();
     view.dispose();
     client.dispose();
     style.remove();

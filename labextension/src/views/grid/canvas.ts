@@ -1,4 +1,5 @@
 import { Disposables, element, FrameTask, observeSize, setAttribute } from '../dom';
+import type { Place } from '../tooltip';
 import type { Box, Layout } from './layout';
 
 /** What a `ScrolledCanvas` shows. */
@@ -13,7 +14,7 @@ export interface CanvasContent {
   /** The item was clicked, or chosen by the keyboard. */
   pick(index: number): void;
   /** The pointer or the focus came to an item at a place on the page, or left (-1). */
-  point(index: number, box: DOMRect | null): void;
+  point(index: number, place: Place | null): void;
 }
 
 /**
@@ -97,7 +98,7 @@ export class ScrolledCanvas {
   /** Tell again what is pointed at, as its tooltip may have changed. */
   repoint(): void {
     if (this._pointed >= 0) {
-      this._content.point(this._pointed, this._pageBox(this._pointed));
+      this._content.point(this._pointed, this._placeOf(this._pointed));
     }
   }
 
@@ -215,13 +216,13 @@ export class ScrolledCanvas {
     if (index >= 0) {
       put(this._hover, this._layout.box(index));
     }
-    this._content.point(index, index < 0 ? null : this._pageBox(index));
+    this._content.point(index, index < 0 ? null : this._placeOf(index));
   }
 
-  private _pageBox(index: number): DOMRect {
+  private _placeOf(index: number): Place {
     const space = this._space.getBoundingClientRect();
-    const { x, y, width, height } = this._layout.box(index);
-    return new DOMRect(space.left + x, space.top + y, width, height);
+    const { x, y, height } = this._layout.box(index);
+    return { left: space.left + x, top: space.top + y, bottom: space.top + y + height };
   }
 
   private _keyed(event: KeyboardEvent): void {

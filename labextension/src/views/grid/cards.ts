@@ -71,7 +71,7 @@ export class RankCards {
   ) {
     this.node.setAttribute('aria-label', label);
     // Where each rank has a host of its own, a line above each card would only take room.
-    const own = groups.length > 1 && groups.length === ranks.length;
+    const own = groups.length > 1 && groups.every(group => group.ranks.length === 1);
     for (const group of groups) {
       const cards = group.ranks.flatMap(number => {
         const rank = ranks[number];

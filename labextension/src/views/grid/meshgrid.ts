@@ -2,7 +2,7 @@ import type { HostGroup, MeshStore, RankView, StoreChange } from '../../model';
 import { byHost, countStates, describeRank, STATES, stateName, t } from '../../model';
 import { button, element, setText } from '../dom';
 import type { Theme } from '../theme';
-import { rankTooltip, type Tooltip } from '../tooltip';
+import { type Place, rankTooltip, type Tooltip } from '../tooltip';
 import { ScrolledCanvas } from './canvas';
 import { RankCards } from './cards';
 import type { Box, GridMode, Layout } from './layout';
@@ -15,6 +15,7 @@ export class MeshGrid {
   private readonly _body = element('div', 'mk-Grid-body');
   private readonly _back: HTMLButtonElement;
   private readonly _place = element('span', 'mk-Grid-place');
+  private readonly _only: ReadonlySet<number> | null;
   private _groups: readonly HostGroup[] = [];
   private _ranks: readonly RankView[] = [];
   /** The ranks that cells show, by the index of the cell, and the other way. */
@@ -32,6 +33,7 @@ export class MeshGrid {
   /**
    * @param _mesh - the key of the mesh.
    * @param _pick - called with the rank that was clicked.
+   * @param only - the ranks to show; none named: all.
    */
   constructor(
     host: HTMLElement,
@@ -39,8 +41,10 @@ export class MeshGrid {
     private readonly _mesh: string,
     private readonly _theme: Theme,
     private readonly _tooltip: Tooltip,
-    private readonly _pick: (rank: number) => void
+    private readonly _pick: (rank: number) => void,
+    only: readonly number[] = []
   ) {
+    this._only = only.length ? new Set(only) : null;
     this._back = button('mk-Button mk-Grid-back', t('All hosts'), () => this._zoom(''));
     this.node.append(element('div', 'mk-Grid-path', {}, this._back, this._place), this._body);
     this.node.addEventListener('keydown', event => {
@@ -60,7 +64,7 @@ export class MeshGrid {
 
   /** Whether there are both hosts and cells to choose from. */
   get hasModes(): boolean {
-    return this._groups.length > 1 && modeFor(this._ranks.length, this._groups.length) !== 'cards';
+    return this._groups.length > 1 && modeFor(this._count, this._groups.length) !== 'cards';
   }
 
   /** Show a bar for each host, or a cell for each rank. */
@@ -77,7 +81,7 @@ export class MeshGrid {
     }
     this._ranks = this._store.ranks(this._mesh);
     if (!change || change.structure) {
-      const groups = byHost(this._ranks);
+      const groups = byHost(this._ranks.filter(rank => !this._only || this._only.has(rank.rank)));
       const same = this._canvas || this._cards ? sameGroups(groups, this._groups) : false;
       this._groups = groups;
       if (!same) {
@@ -127,6 +131,10 @@ export class MeshGrid {
     this.node.remove();
   }
 
+  private get _count(): number {
+    return this._groups.reduce((count, group) => count + group.ranks.length, 0);
+  }
+
   private _zoom(host: string): void {
     const from = this._zoomed;
     this._zoomed = host;
@@ -154,7 +162,7 @@ export class MeshGrid {
     if (this._zoomed && !groups.some(group => group.host === this._zoomed)) {
       this._zoomed = '';
     }
-    const natural = modeFor(this._ranks.length, groups.length);
+    const natural = modeFor(this._count, groups.length);
     this._mode = this._zoomed ? 'cells' : natural === 'cards' ? natural : (this._chosen ?? natural);
     this.node.dataset['mode'] = this._mode;
     this.node.dataset['zoomed'] = String(!!this._zoomed);
@@ -260,8 +268,8 @@ export class MeshGrid {
     }
   }
 
-  private _point(index: number, box: DOMRect | null): void {
-    if (!box) {
+  private _point(index: number, place: Place | null): void {
+    if (!place) {
       this._tooltip.hide();
       return;
     }
@@ -270,9 +278,9 @@ export class MeshGrid {
     if (this._mode === 'hosts' && group) {
       const content = element('div', '', {}, element('div', 'mk-Tooltip-title', {}, this._store.hostName(group.host)));
       content.append(element('div', 'mk-Tooltip-facts', {}, this._states(group)));
-      this._tooltip.show(content, box);
+      this._tooltip.show(content, place);
     } else if (this._mode !== 'hosts' && rank) {
-      this._tooltip.show(rankTooltip(rank, this._store.hostName(rank.host), this._store.now()), box);
+      this._tooltip.show(rankTooltip(rank, this._store.hostName(rank.host), this._store.now()), place);
     }
   }
 }
