@@ -30,13 +30,18 @@ export class ViewsComm {
     private readonly _listener: CommListener
   ) {}
 
-  /** Open a comm. Rejects if the kernel goes meanwhile. */
-  static async open(kernel: Kernel.IKernelConnection, listener: CommListener): Promise<ViewsComm> {
-    await kernel.info;
-    let subshell: string | null = null;
-    if (kernel.supportsSubshells) {
-      const reply = await kernel.requestCreateSubshell({}).done;
-      subshell = reply.content.subshell_id ?? null; // an error has none
+  /** Open a comm; null if the kernel does not run Python. Rejects if the kernel goes meanwhile. */
+  static async open(kernel: Kernel.IKernelConnection, listener: CommListener): Promise<ViewsComm | null> {
+    let language = 'python'; // until the kernel says so
+    void kernel.info.then(
+      info => (language = info.language_info.name),
+      () => undefined
+    );
+    await connected(kernel);
+    await Promise.race([kernel.info, new Promise(resolve => setTimeout(resolve, INFO_WITHIN))]);
+    const subshell = language === 'python' ? await createSubshell(kernel) : null;
+    if (language !== 'python') {
+      return null;
     }
     const comm = new ViewsComm(kernel, subshell, listener);
     kernel.iopubMessage.connect(comm._receive, comm);
@@ -87,7 +92,8 @@ export class ViewsComm {
       subshellId: this._subshell,
       content: content as KernelMessage.ICommMsgMsg['content']
     });
-    this._kernel.sendShellMessage(message, false, true);
+    // Nothing waits for the kernel's being idle again, which it does not say of these messages.
+    this._kernel.sendShellMessage(message, false, true).dispose();
   }
 
   private _receive(_: unknown, message: KernelMessage.IIOPubMessage): void {
@@ -109,4 +115,46 @@ export class ViewsComm {
       }
     }
   }
+}
+
+/** How long a kernel may take to say what it can do before it is taken for busy (ms). */
+const INFO_WITHIN = 400;
+
+/**
+ * Start a subshell; null if the kernel has none.
+ *
+ * A kernel that runs a cell says what it can do only after the cell: as when the page was reloaded meanwhile. It is
+ * then asked for a subshell all the same, on the control channel, where it answers at once if it knows them.
+ */
+async function createSubshell(kernel: Kernel.IKernelConnection): Promise<string | null> {
+  const request = KernelMessage.createMessage<KernelMessage.ICreateSubshellRequestMsg>({
+    msgType: 'create_subshell_request',
+    channel: 'control',
+    username: kernel.username,
+    session: kernel.clientId,
+    content: {}
+  });
+  const future = kernel.sendControlMessage(request, true, true);
+  const reply = new Promise<string | null>(resolve => {
+    future.onReply = message => {
+      resolve((message.content as { subshell_id?: string }).subshell_id ?? null); // an error has none
+    };
+  });
+  const found = await Promise.race([reply, kernel.info.then(() => (kernel.supportsSubshells ? reply : null))]);
+  future.dispose();
+  return found;
+}
+
+/** Wait until messages to the kernel are sent at once, and not kept until it says what it can do. */
+function connected(kernel: Kernel.IKernelConnection): Promise<void> {
+  return new Promise(resolve => {
+    const look = () => {
+      if (kernel.connectionStatus === 'connected' || kernel.isDisposed) {
+        kernel.connectionStatusChanged.disconnect(look);
+        resolve();
+      }
+    };
+    kernel.connectionStatusChanged.connect(look);
+    look();
+  });
 }

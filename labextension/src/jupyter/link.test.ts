@@ -22,11 +22,14 @@ class ScriptedKernel {
   private _subshells = 0;
 
   get info() {
-    return Promise.resolve({ language_info: { name: this.language } });
+    return this.isBusy ? new Promise(() => undefined) : Promise.resolve({ language_info: { name: this.language } });
   }
 
-  requestCreateSubshell() {
-    return { done: Promise.resolve({ content: { status: 'ok', subshell_id: `s${this._subshells++}` } }) };
+  sendControlMessage() {
+    const future = { onReply: (_: object) => undefined, dispose: () => undefined };
+    const content = { status: 'ok', subshell_id: `s${this._subshells++}` };
+    void Promise.resolve().then(() => future.onReply({ content }));
+    return future;
   }
 
   requestDeleteSubshell({ subshell_id }: { subshell_id: string }) {
@@ -34,8 +37,14 @@ class ScriptedKernel {
     return { done: Promise.resolve() };
   }
 
+  readonly connectionStatus = 'connected';
+  readonly connectionStatusChanged = new Signal<this, string>(this);
+  /** Whether a cell runs, so that the kernel says what it is only later. */
+  isBusy = false;
+
   sendShellMessage({ header, content }: { header: { msg_type: string; subshell_id: unknown }; content: never }) {
     this.sent.push({ type: header.msg_type, subshell: header.subshell_id, content });
+    return { dispose: () => undefined };
   }
 
   become(status: Kernel.Status) {
@@ -66,7 +75,7 @@ class ScriptedKernel {
 }
 
 async function settled() {
-  for (let turn = 0; turn < 10; turn++) {
+  for (let turn = 0; turn < 30; turn++) {
     await Promise.resolve();
   }
 }
@@ -107,6 +116,16 @@ describe('a link to a kernel', () => {
     const link = await linkTo(foreign);
     expect(foreign.sent).toEqual([]);
     expect(link.state).toBe('foreign');
+  });
+
+  it('opens while a cell runs, which keeps the kernel from saying what it is', async () => {
+    vi.useFakeTimers();
+    const kernel = new ScriptedKernel();
+    kernel.isBusy = true;
+    await linkTo(kernel);
+    await vi.advanceTimersByTimeAsync(500);
+    vi.useRealTimers();
+    expect(kernel.sent[0]).toMatchObject({ type: 'comm_open', subshell: 's0' });
   });
 
   it('tries again only when a cell that may have loaded the kernel side has run', async () => {

@@ -136,11 +136,6 @@ export class KernelLink {
     const kernel = this._kernel;
     this._mayHaveIt = false;
     try {
-      const info = await kernel.info;
-      if (info.language_info.name !== 'python') {
-        this._become('foreign');
-        return;
-      }
       let mine: ViewsComm | null = null;
       let closed = false;
       const comm = await ViewsComm.open(kernel, {
@@ -162,7 +157,9 @@ export class KernelLink {
         }
       });
       mine = comm;
-      if (this._disposed || kernel !== this._kernel || DOWN.includes(kernel.status)) {
+      if (!comm) {
+        this._become('foreign');
+      } else if (this._disposed || kernel !== this._kernel || DOWN.includes(kernel.status)) {
         comm.close();
       } else if (closed) {
         this._become('absent');
