@@ -70,7 +70,8 @@ def server(folder: Path) -> Iterator[str]:
         [
             *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.port=0"),
             *("--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={root}"),
-            *("--LabApp.expose_app_in_browser=True", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"),
+            *("--LabApp.expose_app_in_browser=True", "--JupyterNotebookApp.expose_app_in_browser=True"),
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
         ],
         env=env,
         stdin=subprocess.DEVNULL,
