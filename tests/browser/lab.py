@@ -121,8 +121,8 @@ class Lab:
         self._folder = folder
         page.set_default_timeout(PATIENCE)
 
-    def open(self, *cells: str) -> None:
-        """Open a new notebook with these cells, and wait for its kernel."""
+    def open(self, *cells: str, kernel: str = KERNEL_NAME, in_notebook_7: bool = False) -> None:
+        """Open a new notebook with these cells, in JupyterLab or in Notebook 7, and wait for its kernel."""
         source = [
             {
                 "cell_type": "code",
@@ -134,12 +134,25 @@ class Lab:
             }
             for at, text in enumerate(cells)
         ]
-        spec = {"name": KERNEL_NAME, "display_name": KERNEL_NAME, "language": "python"}
+        spec = {"name": kernel, "display_name": kernel, "language": "python"}
         notebook = {"cells": source, "metadata": {"kernelspec": spec}, "nbformat": 4, "nbformat_minor": 5}
         (self._folder / "work" / "book.ipynb").write_text(json.dumps(notebook))
         base, _, token = self._url.partition("?")
-        self.page.goto(f"{base}lab/tree/book.ipynb?reset&{token}")
+        self.page.goto(f"{base}{'notebooks/book.ipynb?' if in_notebook_7 else 'lab/tree/book.ipynb?reset&'}{token}")
         self.page.wait_for_function(_READY)
+
+    def second_notebook(self) -> str:
+        """Open another notebook, with a kernel of its own; its path."""
+        return str(
+            self.page.evaluate(
+                """async kernelName => {
+                    const panel = await window.jupyterapp.commands.execute('notebook:create-new', {kernelName});
+                    await panel.sessionContext.ready;
+                    return panel.context.path;
+                }""",
+                KERNEL_NAME,
+            )
+        )
 
     def cell(self, at: int) -> Any:
         """A cell."""

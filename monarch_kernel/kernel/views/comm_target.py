@@ -1,14 +1,16 @@
 """The comm `monarch_kernel.views`: one for each page that shows this kernel's meshes.
 
-Messages of the page bypass IPython's hooks, which would run `pre_execute` in the middle of a cell, and those to it are
-sent from threads of the connection, so a running cell neither delays them nor sees its kernel reported idle.
+Messages of the page bypass IPython's hooks, which would run `pre_execute` in the middle of a cell, and the kernel does
+not say that it is busy or idle for them. Those to the page are sent from threads of the connection. So a running cell
+neither delays them, nor is its kernel shown as idle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from monarch_kernel.kernel.views.quiet_status import QuietStatus
 from monarch_kernel.widgets.connection import ViewConnection
 
 TARGET = "monarch_kernel.views"
@@ -25,14 +27,22 @@ class CommTarget:
         self._kernel = kernel
         self._comms: Any = kernel.comm_manager
         self._open: dict[str, ViewConnection] = {}
+        self._status = QuietStatus(kernel, self._is_ours)
         self._comms.register_target(TARGET, self._on_open)
 
     def close(self) -> None:
         """End all connections, and accept no more."""
         self._comms.targets.pop(TARGET, None)
+        self._status.close()
         for connection in list(self._open.values()):
             connection.close()
         self._open.clear()
+
+    def _is_ours(self, message: Mapping[str, Any]) -> bool:
+        kind, content = message.get("header", {}).get("msg_type"), message.get("content", {})
+        if kind == "comm_open":
+            return content.get("target_name") == TARGET
+        return kind in ("comm_msg", "comm_close") and content.get("comm_id") in self._open
 
     def _on_open(self, comm: Any, message: dict[str, Any]) -> None:
         connection = self._open[comm.comm_id] = ViewConnection(_sender(comm, self._kernel))

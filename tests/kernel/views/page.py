@@ -53,6 +53,10 @@ class Page:
         self._leased = time.monotonic()
         self.send({"kind": "lease", "period": self._period})
 
+    def beside(self) -> None:
+        """Send a message that concerns no view, on the same subshell."""
+        self._send("comm_info_request", {})
+
     def close(self) -> None:
         """What a page that is closed may still send."""
         self._send("comm_close", {"comm_id": self._comm, "data": {}})
