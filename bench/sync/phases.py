@@ -245,6 +245,7 @@ class Bench:
     def _edits(self, peer: Ours, metric: str) -> None:
         peer.sync()
         peer.spawn()
+        peer.sync()  # ranks that have just started are told to note what they import, for which each imports a little
         for _ in range(self.rounds):
             value = peer.tree.edit()
             self.each([peer], metric, lambda each, value=value: each.edited(value))
