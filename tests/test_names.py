@@ -19,6 +19,7 @@ SHARED: dict[str, str] = {}
 
 # Exceptions that never reach a program: they end within the package, or a person reads their text as it is.
 INTERNAL = {
+    "ViewRequestError": "front ends show its text",
     "Aborted": "ends an actor's thread",
     "BaseGoneError": "the client sends a whole manifest to that host",
     "CommandError": "the debugger's console shows its text",

@@ -50,6 +50,16 @@ HEADLINE: Final = f"{BOLD};margin-bottom:4px"
 CHART_LINE: Final = "#2b7fd9"
 CHART_OUTLIER: Final = "#d9362b"
 
+#: The states of ranks, on light and on dark pages alike; their shapes tell them apart, too.
+STATE_COLOURS: Final = {
+    "dead": "#d9362b", "unresponsive": "#9a6ae0", "stopped": "#b07d12", "healing": "#17937f",
+    "starting": "#7d8792", "running": "#3b82f6", "idle": "#8c959f", "ended": "#8c959f",
+}  # fmt: skip
+#: The box around a view of a mesh, and a line of bad news in it.
+VIEW: Final = "font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:13px;line-height:1.45"
+VIEW_TITLE: Final = f"{BOLD};font-size:14px"
+NEWS: Final = "border-left:3px solid #d9362b;padding-left:.6em;margin:3px 0;white-space:pre-wrap;overflow-wrap:anywhere"
+
 #: The sixteen colours of terminals, readable on light and on dark pages alike.
 ANSI_COLOURS: Final = (
     "#6e7681", "#e75c58", "#00a250", "#b8860b", "#208ffb", "#d160c4", "#2aa1b3", "#a1a6b2",

@@ -83,10 +83,17 @@ class ViewConnection:
 
     Args:
         send: sends a message to the front end. Any thread calls it, one at a time.
+        plots: begins the stream for a `plot` message, whose `points` (without `kind` and `id`) are pushed; None: the
+            front end's own.
     """
 
-    def __init__(self, send: Callable[[Message], object]) -> None:
+    def __init__(
+        self,
+        send: Callable[[Message], object],
+        plots: Callable[[Mapping[str, Any], Callable[[Message], object]], Closable] | None = None,
+    ) -> None:
         self._transport = send
+        self._plots = plots or Sampler.of_request
         self._sending = threading.Lock()
         self._changed = threading.Condition()
         self._inbox: list[Mapping[str, Any]] = []
@@ -121,6 +128,11 @@ class ViewConnection:
             self._closed = True
             self._changed.notify()
         self._end_streams()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the front end is fed now."""
+        return self._thread is not None and not self._closed
 
     # -- the feed ---------------------------------------------------------------------------------
 
@@ -230,7 +242,7 @@ class ViewConnection:
         try:
             if len(self._streams) >= MOST_STREAMS:
                 raise ViewRequestError("too many logs and expressions are followed", "close some of them")
-            stream = services().follow(request, push) if kind == "log" else Sampler.of_request(request, push)
+            stream = services().follow(request, push) if kind == "log" else self._plots(request, push)
         except Exception as error:
             self._answer(number, error=_refusal(error))
             return

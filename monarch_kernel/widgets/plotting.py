@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 SHORTEST_PERIOD = 0.2
 #: How long ranks may take to evaluate it (seconds). A rank that takes longer has no number at that time.
 TIMEOUT = 2.0
-#: Reading takes at most this share of the time: for many ranks the period grows.
+#: Reading takes at most this share of a core: for many ranks the period grows.
 _SHARE = 0.1
 #: How many numbers of each rank are kept; beyond that, every second one of the older half is dropped.
 MOST_POINTS = 2_000
@@ -138,14 +138,14 @@ class Sampler:
             pause = self._period
             if not self._is_due():
                 continue
-            started = time.perf_counter()
+            started, spent = time.perf_counter(), time.thread_time()
             try:
                 self.read()
             except Exception:
                 log.exception("%s could not be read", self._expression)
                 return
-            took = time.perf_counter() - started
-            pause = max(self._period - took, took * (1 / _SHARE - 1) if took > self._period * _SHARE else 0.0)
+            spent = time.thread_time() - spent
+            pause = max(0.0, self._period - (time.perf_counter() - started), spent * (1 / _SHARE - 1))
 
 
 class PlotHistory:

@@ -40,7 +40,7 @@ GROUPS: tuple[type[Subcommands], ...] = (
 SUBCOMMANDS = (
     *("up", "ls", "status", "use", "down", "interrupt", "kill", "heal", "restart", "attach", "detach"),
     *("sync", "push", "pull", "logs"),
-    *("stacks", "diff", "hang"),
+    *("stacks", "diff", "plot", "hang"),
     *("break", "clear", "debug", "pm"),
     *("focus", "debugpy"),
     *("trace",),

@@ -1,4 +1,4 @@
-"""`%mesh diff`."""
+"""`%mesh diff` and `%mesh plot`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from monarch_kernel.kernel.usage_errors import usage_error
 
 
 class ValueMagics(Subcommands):
-    """Comparing values of ranks."""
+    """Comparing values of ranks, and watching them."""
 
     @magic_arguments("mesh diff")
     @text_argument(
@@ -61,6 +61,39 @@ class ValueMagics(Subcommands):
                 grads=found.grads,
                 **limit,
             )
+        except ValueError as error:
+            raise usage_error(found.magic, str(error)) from None
+
+    @magic_arguments("mesh plot")
+    @text_argument(
+        "expression",
+        OptionsAt.BOTH_ENDS,
+        nargs="?",
+        metavar="EXPR",
+        help="a number of each rank: loss, trainer.loss, grad.norm()",
+    )
+    @ranks_option()
+    @mesh_option("the mesh (default: the one in use), or a variable with actors")
+    @argument("--period", type=float, metavar="S", help="how often it is read at most (default and least: 0.2 seconds)")
+    @argument("--stop", action="store_true", help="end all plots; their charts stay")
+    def plot(self, found: Arguments) -> Any:
+        """Draw an expression over the ranks while a cell runs: the one that this line is in, or the next."""
+        from monarch_kernel.widgets import plot
+        from monarch_kernel.widgets.plot_view import stop_plots
+
+        if found.stop:
+            count = stop_plots()
+            self.say(f"{count} plot{'s' * (count != 1)} stopped." if count else "There are no plots.")
+            return None
+        if not found.expression:
+            raise usage_error(found.magic, "say what to draw, for example loss or trainer.loss")
+        period = 0.2 if found.period is None else found.period
+        if not period > 0:
+            raise usage_error(found.magic, f"--period takes a number of seconds above 0, not {period:g}")
+        mesh, name = self._meant(found.on, found.magic)
+        ranks = select(found.magic, found.ranks, [], mesh.extent, name)
+        try:
+            return plot(mesh, found.expression, ranks=ranks, period=period)
         except ValueError as error:
             raise usage_error(found.magic, str(error)) from None
 

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.actor import ActorMesh, Future, HostMesh, ProcMesh, ValueMesh
 from monarch_kernel.display.tables import TableView, table_html, table_text
-from monarch_kernel.meshes import format_points, format_ranks
+from monarch_kernel.kernel.output.mesh_tables import MeshStatus
+from monarch_kernel.meshes import format_points, format_ranks, list_proc_meshes
 from workspace_sync.receipt import receipt_table
+
+if TYPE_CHECKING:
+    from monarch_kernel.widgets.mesh_display import MeshDisplay
 
 #: A future that is a cell's result is shown with its value if it is done within this time (seconds).
 SOON = 0.3
@@ -30,8 +34,9 @@ def install(ip: Any) -> None:
     """Register all formatters with this shell."""
     formatters = ip.display_formatter.formatters
     formatters["text/plain"].for_type(Future, _future)
-    for kind, table in _TABLES.items():
-        formatters["text/html"].for_type(kind, partial(_html, table))
+    formatters["text/html"].for_type(ValueMesh, partial(_html, value_mesh_table))
+    for kind in (*_TABLES, MeshStatus):
+        ip.display_formatter.mimebundle_formatter.for_type(kind, _mesh_bundle)
     formatters["text/plain"].for_type_by_name(*_RECEIPT, _receipt)
     formatters["text/html"].for_type_by_name(*_RECEIPT, partial(_html, receipt_table))
 
@@ -40,10 +45,35 @@ def remove(ip: Any) -> None:
     """Undo `install`."""
     formatters = ip.display_formatter.formatters
     formatters["text/plain"].pop(Future, None)
-    for kind in _TABLES:
-        formatters["text/html"].pop(kind, None)
+    formatters["text/html"].pop(ValueMesh, None)
+    for kind in (*_TABLES, MeshStatus):
+        ip.display_formatter.mimebundle_formatter.pop(kind, None)
     for mime in ("text/plain", "text/html"):
         formatters[mime].pop(".".join(_RECEIPT), None)
+
+
+def _mesh_bundle(value: Any, **_options: Any) -> dict[str, Any]:
+    """A mesh, or its status: a live view, HTML that tells its state, and its table below; text as ever."""
+    table = value.table() if isinstance(value, MeshStatus) else _TABLES[type(value)](value)
+    bundle: dict[str, Any] = {"text/plain": repr(value), "text/html": table_html(table)}
+    display = _display_of(value)
+    return bundle if display is None else {**display.mime_bundle(bundle["text/html"]), "text/plain": repr(value)}
+
+
+def _display_of(value: Any) -> MeshDisplay | None:
+    """The view of a mesh, or of the mesh of a status; None if it was stopped, or has no ranks."""
+    from monarch_kernel.widgets import show
+
+    mesh = value
+    if isinstance(value, MeshStatus):
+        mesh = next((each for each in list_proc_meshes() if each.name == value.mesh), None)
+    try:
+        display = None if mesh is None else show(mesh)
+    except (RuntimeError, LookupError):
+        return None
+    if display is None or not display.keys:
+        return None
+    return display.of_ranks([rank.rank for rank in value.ranks]) if isinstance(value, MeshStatus) else display
 
 
 def _html(table: Callable[[Any], TableView], value: Any) -> str:
@@ -141,7 +171,6 @@ def _table(title: str, headings: list[str], rows: list[list[str]], what: str) ->
 
 
 _TABLES: dict[type, Callable[[Any], TableView]] = {
-    ValueMesh: value_mesh_table,
     ProcMesh: proc_mesh_table,
     ActorMesh: actor_mesh_table,
     HostMesh: host_mesh_table,

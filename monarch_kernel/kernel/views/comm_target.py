@@ -7,10 +7,11 @@ neither delays them, nor is its kernel shown as idle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from monarch_kernel.kernel.views.quiet_status import QuietStatus
+from monarch_kernel.widgets.comm_sender import comm_sender
 from monarch_kernel.widgets.connection import ViewConnection
 
 TARGET = "monarch_kernel.views"
@@ -24,7 +25,6 @@ class CommTarget:
     """
 
     def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
         self._comms: Any = kernel.comm_manager
         self._open: dict[str, ViewConnection] = {}
         self._status = QuietStatus(kernel, self._is_ours)
@@ -45,7 +45,7 @@ class CommTarget:
         return kind in ("comm_msg", "comm_close") and content.get("comm_id") in self._open
 
     def _on_open(self, comm: Any, message: dict[str, Any]) -> None:
-        connection = self._open[comm.comm_id] = ViewConnection(_sender(comm, self._kernel))
+        connection = self._open[comm.comm_id] = ViewConnection(comm_sender(comm))
 
         def on_message(received: dict[str, Any]) -> None:
             data = received["content"].get("data")
@@ -59,13 +59,3 @@ class CommTarget:
         comm.handle_msg = on_message
         comm.on_close(on_close)
         on_message(message)  # a page may send its first lease with the opening
-
-
-def _sender(comm: Any, kernel: Any) -> Callable[[dict[str, Any]], None]:
-    """Sends messages of this comm without a parent: they belong to no cell."""
-
-    def send(message: dict[str, Any]) -> None:
-        content = {"comm_id": comm.comm_id, "data": message}
-        kernel.session.send(kernel.iopub_socket, "comm_msg", content, parent=None, ident=comm.topic)
-
-    return send

@@ -80,6 +80,14 @@ class WorkspaceFunctions(Protocol):
     async def sync_workspace(self, mesh: Any, workspace: Any, conda: bool, auto_reload: bool) -> Any: ...
 
 
+class ViewFunctions(Protocol):
+    """Views of meshes in notebooks."""
+
+    def show(self, mesh: Any) -> Any: ...
+
+    def plot(self, mesh: Any, expression: str, **options: Any) -> Any: ...
+
+
 #: The module that provides the functions of each Protocol.
 MODULES: dict[type[Any], str] = {
     DebuggerFunctions: "monarch_kernel.debug",
@@ -88,6 +96,7 @@ MODULES: dict[type[Any], str] = {
     BreakpointHandler: "monarch_kernel.debugger.rank.process",
     PoolFunctions: "monarch_kernel.pool",
     WorkspaceFunctions: "workspace_sync.mesh_functions",
+    ViewFunctions: "monarch_kernel.widgets",
 }
 
 
@@ -119,3 +128,8 @@ def pool_functions() -> PoolFunctions:
 def workspace_functions() -> WorkspaceFunctions:
     """Workspace sync, for ``sync_workspace`` of host and proc meshes."""
     return cast("WorkspaceFunctions", import_module(MODULES[WorkspaceFunctions]))
+
+
+def view_functions() -> ViewFunctions:
+    """Views, for ``show`` and ``plot`` of meshes."""
+    return cast("ViewFunctions", import_module(MODULES[ViewFunctions]))

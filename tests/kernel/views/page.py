@@ -32,6 +32,7 @@ class Page:
         self._client.wait_for_ready(timeout=PATIENCE)
         self._subshell = kernel.control("create_subshell_request")["subshell_id"]
         self._comm = uuid.uuid4().hex
+        self._is_widget = False
         self._count = 0
         self._period = period
         self._leased = 0.0
@@ -46,7 +47,12 @@ class Page:
 
     def send(self, message: Message) -> None:
         """Send a message of the feed."""
-        self._send("comm_msg", {"comm_id": self._comm, "data": message})
+        data = {"method": "custom", "content": message} if self._is_widget else message
+        self._send("comm_msg", {"comm_id": self._comm, "data": data})
+
+    def use_widget(self, model: str) -> None:
+        """Speak over the comm of a widget from now on."""
+        self._comm, self._is_widget = model, True
 
     def lease(self) -> None:
         """Renew the lease."""
@@ -81,7 +87,11 @@ class Page:
             self.statuses.append(content["execution_state"])
         elif message["msg_type"] == "comm_msg" and content["comm_id"] == self._comm:
             assert not message["parent_header"], "views belong to no cell"
-            self.messages.append(content["data"])
+            data = content["data"]
+            if not self._is_widget:
+                self.messages.append(data)
+            elif data.get("method") == "custom":
+                self.messages.append(data["content"])
         return True
 
     def until(self, condition: Callable[[], Any]) -> Any:

@@ -20,6 +20,7 @@ from monarch_kernel.runtime.actor.context import current
 from monarch_kernel.runtime.actor.hosts.bootstrap_command import BootstrapCommand, checked_env, command_of, launch_of
 from monarch_kernel.runtime.actor.meshes.actor_mesh import settled
 from monarch_kernel.runtime.actor.meshes.proc_mesh import STOP_GRACE, ProcMesh
+from monarch_kernel.runtime.actor.meshes.view_methods import ViewMethods
 from monarch_kernel.runtime.actor.meshes.workspace_methods import WorkspaceMethods
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.process import System, get_system
@@ -57,7 +58,7 @@ class HostUse:
         self.spawned: set[str] = set()
 
 
-class HostMesh(WorkspaceMethods, MeshTrait):
+class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
     """A mesh of hosts. ``this_host()`` returns the mesh of this machine, ``attach_to_workers`` one of several hosts."""
 
     def __init__(

@@ -16,6 +16,7 @@ from monarch_kernel.runtime.actor.calls.requests import send_to_all
 from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.definition import ActorSpec, class_label, spec_of
 from monarch_kernel.runtime.actor.healing.report import Healable
+from monarch_kernel.runtime.actor.meshes.view_methods import view_method
 from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.actor.wire_types import MessageLink
 from monarch_kernel.runtime.mesh.shape import MeshTrait, Region
@@ -85,6 +86,8 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
             return handle
         if callable(getattr(spec.cls, name, None)):
             return PlainMethod(self, name)
+        if (view := view_method(self, name)) is not None:
+            return view
         known = ", ".join(sorted(spec.endpoints)) or "none"
         raise AttributeError(f"{spec.cls.__name__} has no endpoint {name!r} (its endpoints: {known})")
 

@@ -1,0 +1,111 @@
+"""What a cell shows of a mesh: a live view, HTML that tells the state by itself, and text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from monarch_kernel.actor import ActorMesh, HostMesh, ProcMesh
+from monarch_kernel.display.tables import table_text
+from monarch_kernel.introspection import whole_of
+from monarch_kernel.meshes import list_proc_meshes
+from monarch_kernel.watch import RankState, Snapshot, watch
+from monarch_kernel.watch.status_table import status_tables
+from monarch_kernel.widgets.lookup import key_of
+from monarch_kernel.widgets.mesh_html import meshes_html
+from monarch_kernel.widgets.open_views import live_view
+
+#: How long the state is waited for that hosts report (seconds).
+REPORT_WAIT = 0.6
+VIEW_MIME = "application/vnd.jupyter.widget-view+json"
+
+
+class MeshDisplay:
+    """A view of one or more meshes; the last expression of a cell shows it.
+
+    Attributes:
+        snapshot: the state when it was made.
+        keys: the meshes that it shows.
+        ranks: of a single mesh, those that are shown; all if there are none.
+    """
+
+    def __init__(self, snapshot: Snapshot, keys: Sequence[str], ranks: Collection[int] = ()) -> None:
+        self.snapshot = snapshot
+        self.keys = tuple(key for key in keys if key in snapshot.meshes)
+        self.ranks = tuple(sorted(ranks))
+        self._made = time.time()
+
+    def __repr__(self) -> str:
+        found: list[str] = []
+        for key in self.keys:
+            found += [table_text(table.view) for table in status_tables(self.snapshot, self._made, key, self.ranks)]
+        return "\n\n".join(found) or "No mesh is up."
+
+    def _repr_html_(self) -> str:
+        return meshes_html(self.snapshot, self._made, self.keys, self.ranks) or "<div>No mesh is up.</div>"
+
+    def _repr_mimebundle_(self, **_options: Any) -> dict[str, Any]:
+        return self.mime_bundle()
+
+    def of_ranks(self, ranks: Collection[int]) -> MeshDisplay:
+        """The same view of some ranks."""
+        size = len(self.snapshot.ranks[self.keys[0]])
+        return MeshDisplay(self.snapshot, self.keys, ranks if len(ranks) < size else ())
+
+    def mime_bundle(self, details: str = "") -> dict[str, Any]:
+        """What a front end shows: the first that it can show of a live view, HTML, and text.
+
+        Args:
+            details: HTML that opens below the view, instead of the table of the ranks.
+        """
+        html = meshes_html(self.snapshot, self._made, self.keys, self.ranks, details) or "<div>No mesh is up.</div>"
+        bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": html}
+        mesh = self.keys[0] if len(self.keys) == 1 else ""
+        live = live_view(mesh=mesh, ranks=list(self.ranks)) if self.keys else None
+        if live is not None:
+            bundle[VIEW_MIME] = {"version_major": 2, "version_minor": 0, "model_id": live.model_id}
+        return bundle
+
+
+def show(mesh: ProcMesh | ActorMesh[Any] | HostMesh) -> MeshDisplay:
+    """A live view of a mesh of procs, the procs of an actor mesh, or all meshes on the hosts of a host mesh.
+
+    Raises:
+        TypeError: it is no mesh.
+        RuntimeError: it was stopped.
+    """
+    if isinstance(mesh, HostMesh):
+        keys = keys_on(mesh)
+        return MeshDisplay(current_snapshot(keys), keys)
+    whole = whole_of(mesh)
+    if all(each is not whole.procs for each in list_proc_meshes()):
+        raise RuntimeError(f"mesh {whole.procs.name} was stopped, so there is nothing to show")
+    ranks = whole.ranks if len(whole.ranks) < len(whole.procs) else ()
+    return MeshDisplay(current_snapshot([whole.uid]), [whole.uid], ranks)
+
+
+def keys_on(hosts: HostMesh) -> list[str]:
+    """The keys of the meshes that have ranks on these hosts."""
+    chosen = {hosts._hosts[rank].name for rank in hosts._region.ranks()}
+    return [key_of(mesh) for mesh in list_proc_meshes() if chosen & {ref.host for ref in mesh._target().procs}]
+
+
+def current_snapshot(keys: Collection[str]) -> Snapshot:
+    """What is known now of these meshes. Without another watch, it waits a moment for the reports of their hosts."""
+    deadline = time.monotonic() + REPORT_WAIT
+    with watch(period=0.05) as seen:
+        snapshot = seen.snapshot()
+        while not _reported(snapshot, keys) and (left := deadline - time.monotonic()) > 0:
+            if next(seen.changes(left), None) is None:
+                break
+            snapshot = seen.snapshot()
+    return snapshot
+
+
+def _reported(snapshot: Snapshot, keys: Collection[str]) -> bool:
+    """Whether the host agents have told of all ranks that live."""
+    gone = (RankState.DEAD, RankState.ENDED, RankState.UNRESPONSIVE)
+    return all(view.rss or view.state in gone for key in keys for view in snapshot.ranks.get(key, ())) and all(
+        key in snapshot.meshes for key in keys
+    )

@@ -1,0 +1,63 @@
+"""The live view of a mesh as an anywidget; its module is imported when the first one is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from monarch_kernel.widgets.comm_sender import comm_sender
+from monarch_kernel.widgets.connection import Closable, ViewConnection
+
+#: The code of the view, which npm builds (`make lab`) and the wheel carries.
+BUNDLE = Path(__file__).parent / "static" / "mesh.js"
+
+Streams = Callable[[Mapping[str, Any], Callable[[dict[str, Any]], object]], Closable]
+"""Begins the stream for a `plot` message; its `points` are pushed."""
+
+
+class MeshWidget(anywidget.AnyWidget):  # type: ignore[misc,unused-ignore]
+    """A live view of a mesh, or of a plot over its ranks; docs/watching.md has its traits and messages.
+
+    Args:
+        plots: gives the points of the view's plot; by default, each view reads the expression itself.
+    """
+
+    _esm = BUNDLE
+
+    view = traitlets.Unicode("mesh").tag(sync=True)
+    mesh = traitlets.Unicode("").tag(sync=True)
+    ranks = traitlets.List(traitlets.Int()).tag(sync=True)
+    expression = traitlets.Unicode("").tag(sync=True)
+    period = traitlets.Float(0.2).tag(sync=True)
+
+    def __init__(self, plots: Streams | None = None, **traits: Any) -> None:
+        super().__init__(**traits)
+        comm: Any = self.comm
+        send = comm_sender(comm)
+        self._connection = ViewConnection(lambda message: send({"method": "custom", "content": message}), plots)
+        # On the instance, so that a click runs none of IPython's hooks in the middle of a cell.
+        comm.handle_msg = self._take
+        comm.on_close(lambda _message: self._connection.close())
+
+    def _take(self, message: dict[str, Any]) -> None:
+        data = message["content"].get("data") or {}
+        if data.get("method") == "custom" and isinstance(data.get("content"), dict):
+            self._connection.receive(data["content"])
+        else:
+            self._handle_msg(message)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether a page shows it now."""
+        return self._connection.is_open
+
+    def close(self) -> None:
+        """End the view: it keeps the last state."""
+        connection = getattr(self, "_connection", None)
+        if connection is not None:
+            connection.close()
+        super().close()
