@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.kept.kept_host import KeptError
     from monarch_kernel.runtime.transfer.backend_settings import RDMATcpFallbackWarning
     from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError
+    from monarch_kernel.watch.history.query import HistoryQueryError
     from workspace_sync.model.errors import (
         IncompatibleError,
         MountError,
@@ -53,6 +54,7 @@ __all__ = [
     "DriverError",
     "Fault",
     "HealError",
+    "HistoryQueryError",
     "IncompatibleError",
     "InstallError",
     "InvalidSettingError",
@@ -88,6 +90,7 @@ _LOADED_AT_FIRST_USE = {
     "CellSyntaxError": "monarch_kernel.kernel.output.cell_errors",
     "DriverError": "monarch_kernel.debugger.controller.viewers",
     "HealError": "monarch_kernel.runtime.actor.healing.report",
+    "HistoryQueryError": "monarch_kernel.watch.history.query",
     "IncompatibleError": "workspace_sync.model.errors",
     "InstallError": "monarch_kernel.kernel.install",
     "KeptError": "monarch_kernel.runtime.actor.kept.kept_host",

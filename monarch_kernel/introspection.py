@@ -16,7 +16,8 @@
 * Views: ``MeshObserver`` tells what this controller and its host agents know of its meshes, as it changes.
 * Traces: ``living_ranks`` lists the processes that can record, and how each is asked; ``start_recording``,
   ``take_records`` and ``stop_recording`` are the same for this process. ``begin_record`` and ``recorded`` add records
-  of a tool's own, stamped by ``trace_clock``; ``is_recording`` tells whether a trace is on.
+  of a tool's own, stamped by ``trace_clock``; ``is_recording`` tells whether a trace is on. ``observe_calls`` tells how
+  long the calls of this process take.
 * Other processes: ``stacks_from_outside`` lets host agents read the stacks of ranks that cannot answer.
   ``controllers`` lists the controllers of this user on this machine, and ``ask_console`` connects to the debugger's
   console in one of them.
@@ -45,6 +46,7 @@ from monarch_kernel.runtime.actor.inspection.recording import (
     begin_record,
     is_recording,
     living_ranks,
+    observe_calls,
     recorded,
     start_recording,
     stop_recording,
@@ -94,6 +96,7 @@ __all__ = [
     "is_recording",
     "keep_failure",
     "living_ranks",
+    "observe_calls",
     "on_failure",
     "on_sources_changed",
     "proc_here",

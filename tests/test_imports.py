@@ -122,7 +122,7 @@ EXCEPTIONS = {
     # The mounts of a job, by the names that users have for them.
     f"{LAUNCHERS}.mounts": {"monarch_kernel.remotemount", "monarch_kernel.gather_mount"},
     # Exceptions of tools are loaded when a program names one.
-    "monarch_kernel.errors": {DEBUGGER, POOL, KERNEL, "workspace_sync"},
+    "monarch_kernel.errors": {DEBUGGER, POOL, KERNEL, WATCH, "workspace_sync"},
 }
 # What the runtime must never know of, and what may be imported only where it is used.
 JUPYTER = {

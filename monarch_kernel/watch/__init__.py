@@ -4,7 +4,11 @@ The widget, the panel, the metrics and the terminal are views of it, and so is a
 """
 
 from monarch_kernel.watch.board import Board, advanced
+from monarch_kernel.watch.history.query import HistoryQueryError, QueryResult
+from monarch_kernel.watch.history.recorder import History, history
 from monarch_kernel.watch.live import show_live
+from monarch_kernel.watch.metrics.collector import Metrics, MetricsTable, metrics
+from monarch_kernel.watch.metrics.endpoint import MetricsEndpoint
 from monarch_kernel.watch.model import (
     ActorView,
     Delta,
@@ -26,8 +30,14 @@ __all__ = [
     "Delta",
     "FailureView",
     "GpuView",
+    "History",
+    "HistoryQueryError",
     "HostView",
     "MeshView",
+    "Metrics",
+    "MetricsEndpoint",
+    "MetricsTable",
+    "QueryResult",
     "RankState",
     "RankView",
     "Snapshot",
@@ -37,6 +47,8 @@ __all__ = [
     "Watch",
     "advanced",
     "current_trace",
+    "history",
+    "metrics",
     "provide",
     "show_live",
     "trace",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,38 @@ def test_mistakes_with_traces(mesh: Kernel, tmp_path: Path) -> None:
     assert "name the file" in refusal(mesh, "%mesh trace on")
     assert "belong to on" in refusal(mesh, "%mesh trace off run.json")
     assert "No such file" in refusal(mesh, f"%mesh trace on {tmp_path}/missing/run.json")
+
+
+def test_metrics_are_shown_and_served(mesh: Kernel, tmp_path: Path) -> None:
+    shown = mesh.ok("%mesh metrics").text
+    assert "monarch_ranks" in shown and "mesh=m" in shown and "state=idle" in shown
+    said = mesh.ok(f"%env XDG_CONFIG_HOME={tmp_path}\n%mesh metrics --serve").stdout
+    url = said[said.index("http://") :].split(",")[0]
+    request = urllib.request.Request(url)
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(request, timeout=30)
+    token = (tmp_path / "monarch_kernel" / "metrics.token").read_text()
+    request.add_header("Authorization", f"Bearer {token}")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert b'monarch_ranks{host="' in answer.read()
+    mesh.ok("%mesh metrics --off")
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        urllib.request.urlopen(request, timeout=30)
+    assert "give either --off" in refusal(mesh, "%mesh metrics --off --on")
+
+
+def test_the_history_is_asked_in_sql(mesh: Kernel) -> None:
+    assert "The history is off (%mesh history on begins it)" in mesh.ok("%mesh history").stdout
+    mesh.ok("%mesh history on")
+    assert "The history is on" in mesh.ok("%mesh history").stdout
+    mesh.ok(
+        "import time\nfrom monarch_kernel.watch import history\n"
+        "while not len(history().query('SELECT * FROM rank_samples WHERE memory > 0')): time.sleep(0.05)"
+    )
+    shown = mesh.ok('%mesh history "SELECT name, ranks FROM meshes"').text
+    assert shown.split() == ["name", "ranks", "m", "2"]
+    assert mesh.ok("%mesh history SELECT name FROM meshes WHERE event = 'seen'").text.split() == ["name", "m"]
+    assert "the tables are meshes" in refusal(mesh, "%mesh history SELECT * FROM nothing")
+    mesh.ok("%mesh history off")
+    mesh.ok("%mesh history clear")
+    assert mesh.ok("%mesh history SELECT COUNT(*) AS rows FROM meshes").text.split() == ["rows", "0"]

@@ -15,8 +15,12 @@ FIELDS = {
     "s": ({"name", "cat", "ts", "id"}, set[str]()),
     "f": ({"name", "cat", "ts", "id", "bp"}, set[str]()),
 }
-METADATA = {"process_name": "name", "process_sort_index": "sort_index"}
-METADATA |= {"thread_name": "name", "thread_sort_index": "sort_index"}
+METADATA = {
+    "process_name": "name",
+    "process_sort_index": "sort_index",
+    "thread_name": "name",
+    "thread_sort_index": "sort_index",
+}
 #: Times are decimal fractions of microseconds; they differ from nanoseconds by rounding.
 ROUNDING = 1e-3
 

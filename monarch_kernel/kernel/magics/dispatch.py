@@ -43,7 +43,7 @@ SUBCOMMANDS = (
     *("stacks", "diff", "plot", "hang"),
     *("break", "clear", "debug", "pm"),
     *("focus", "debugpy"),
-    *("trace",),
+    *("metrics", "trace", "history"),
 )
 
 #: The function of each subcommand.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from monarch_kernel.runtime.actor.tracing.call_records import observe_calls
 from monarch_kernel.runtime.actor.tracing.remote import (
     TracedRank,
     living_ranks,
@@ -59,6 +60,7 @@ __all__ = [
     "begin_record",
     "is_recording",
     "living_ranks",
+    "observe_calls",
     "recorded",
     "start_recording",
     "stop_recording",

@@ -6,6 +6,8 @@ OpenTelemetry span; each is empty if there is none.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -68,12 +70,42 @@ class _Unrecorded:
 
 _installed = False
 _carries_spans = False
+#: Told of each call that has been answered: its label, and how long it took (seconds); None: nothing wants to know.
+_observer: Callable[[str, float], object] | None = None
+
+
+class _Timed:
+    """Tells the observer how long a call took."""
+
+    __slots__ = ("_label", "_observer", "_start")
+
+    def __init__(self, label: str, observer: Callable[[str, float], object]) -> None:
+        self._label = label
+        self._observer = observer
+        self._start = time.perf_counter()
+
+    def __call__(self, _done: object) -> None:
+        self._observer(self._label, time.perf_counter() - self._start)
+
+
+def observe_calls(observer: Callable[[str, float], object] | None) -> None:
+    """Call ``observer(label, seconds)`` for each call of this process that is answered from now on; None ends it.
+
+    It runs on the polling thread, and must be quick.
+    """
+    global _observer
+    _observer = observer
+    follow()
+
+
 _OF_TOOL = _Unrecorded("")
 
 
 def _sending(label: str, target: Target, sink: Any) -> call_hooks.SentCall:
     if target.of_tool:
         return _OF_TOOL
+    if _observer is not None and sink is not None:
+        (sink._slots[-1] if type(sink) is StreamCall else sink).add_done_callback(_Timed(label, _observer))
     traceparent = telemetry.traceparent() if _carries_spans else ""
     ring = recorder.recording
     if ring is None:
@@ -94,24 +126,28 @@ def install() -> None:
 
 
 def follow() -> None:
-    """Record outgoing calls if a trace is on, and have them carry spans if OpenTelemetry is loaded; else neither."""
+    """Have outgoing calls do what is on now: be recorded, carry spans, tell how long they took; mostly none of it."""
     global _carries_spans
     _carries_spans = telemetry.loaded()
-    wanted = recorder.recording is not None or _carries_spans
+    wanted = recorder.recording is not None or _carries_spans or _observer is not None
     call_hooks.sending = _sending if wanted else None
 
 
 def handle(instance: ActorInstance, link: MessageLink, message: Call, body: Body) -> BaseException | None:
     """See ``call_hooks.handle``."""
-    ring = recorder.recording
     call, _, traceparent = message.trace.partition(" ")
-    if instance.spec.tool or (ring is None and not traceparent):
+    if instance.spec.tool:
         return instance._handle(link, message, body)
     if traceparent:
         with telemetry.continued(traceparent, f"{instance.name}.{message.endpoint}"):
-            message.trace = call
-            return handle(instance, link, message, body)
-    assert ring is not None
+            return _handle(instance, link, message, body, call)
+    return _handle(instance, link, message, body, call)
+
+
+def _handle(instance: ActorInstance, link: MessageLink, message: Call, body: Body, call: str) -> BaseException | None:
+    ring = recorder.recording
+    if ring is None:
+        return instance._handle(link, message, body)
     number = ring.next()
     name = f"{instance.name}.{message.endpoint}"
     ring.open[number] = begun = (number, ENDPOINT, name, get_ident(), 0, ring.clock(), call, _size(message, body))

@@ -1,0 +1,136 @@
+"""Asking a history in SQL: by DuckDB where it (and NumPy) is installed, else by SQLite of the standard library.
+
+Each query gets a database in memory of its own, with the tables that it names. So it sees one moment, and cannot change
+the history.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_kernel.display.tables import AsTable, TableView
+from monarch_kernel.watch.history.columns import ColumnTable
+from monarch_kernel.watch.history.tables import TABLES, VIEWS
+
+#: How many rows a result shows as text.
+SHOWN = 200
+
+
+class HistoryQueryError(ValueError):
+    """A query of a history is not valid SQL, or names what there is not; the message lists the tables."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class QueryResult(AsTable):
+    """The answer to a query.
+
+    Attributes:
+        columns: their names.
+        rows: the values.
+        engine: what has answered: "DuckDB" or "SQLite".
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    engine: str
+
+    def table(self) -> TableView:
+        """The first rows."""
+        shown = [["" if value is None else str(value) for value in row] for row in self.rows[:SHOWN]]
+        more = f"{len(self.rows) - SHOWN} more rows" if len(self.rows) > SHOWN else ""
+        numbers = [at for at in range(len(self.columns)) if all(_is_number(row[at]) for row in self.rows)]
+        return TableView(self.columns, shown, right=numbers, note=more)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, (int, float))
+
+
+def named_tables(sql: str) -> list[str]:
+    """The tables that a query needs: those whose names, or whose views' names, occur in it."""
+    words = set(re.findall(r"\w+", sql.lower()))
+    needed = words | {table for view, (table, _) in VIEWS.items() if view in words}
+    return [name for name in TABLES if name in needed]
+
+
+def ask(tables: dict[str, ColumnTable], sql: str, engine: str = "") -> QueryResult:
+    """Answer a query.
+
+    Args:
+        tables: those that it needs.
+        sql: one statement.
+        engine: "DuckDB" or "SQLite"; empty: the better one that is installed.
+
+    Raises:
+        HistoryQueryError: it cannot be answered.
+    """
+    if not engine:
+        installed = all(importlib.util.find_spec(name) is not None for name in ("duckdb", "numpy"))
+        engine = "DuckDB" if installed else "SQLite"
+    views = [f"CREATE VIEW {view} AS {text}" for view, (table, text) in VIEWS.items() if table in tables]
+    return (_ask_duckdb if engine == "DuckDB" else _ask_sqlite)(tables, views, sql)
+
+
+def _ask_sqlite(tables: dict[str, ColumnTable], views: Sequence[str], sql: str) -> QueryResult:
+    database = sqlite3.connect(":memory:")
+    try:
+        for name, table in tables.items():
+            columns = ", ".join(f'"{column}" {kind}' for column, kind in table.kinds.items())
+            database.execute(f"CREATE TABLE {name} ({columns})")
+            marks = ", ".join("?" * len(table.kinds))
+            database.executemany(f"INSERT INTO {name} VALUES ({marks})", table)
+        for view in views:
+            database.execute(view)
+        try:
+            found = database.execute(sql)
+            rows = tuple(found.fetchall())
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            raise _error(error) from None
+        return QueryResult(tuple(each[0] for each in found.description or ()), rows, "SQLite")
+    finally:
+        database.close()
+
+
+def _ask_duckdb(tables: dict[str, ColumnTable], views: Sequence[str], sql: str) -> QueryResult:
+    duckdb: Any = importlib.import_module("duckdb")
+    numpy: Any = importlib.import_module("numpy")
+    # A name that is no table must not be looked for among Python's variables.
+    database = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
+    try:
+        kinds = {"integer": "BIGINT", "real": "DOUBLE", "text": "VARCHAR"}
+        for name, table in tables.items():
+            columns = ", ".join(f'"{column}" {kinds[kind]}' for column, kind in table.kinds.items())
+            database.execute(f"CREATE TABLE {name} ({columns})")
+            if table.rows:
+                arrays = {
+                    column: numpy.array(values.values(), dtype=object if kind == "text" else None)
+                    for (column, values), kind in zip(table.columns.items(), table.kinds.values(), strict=True)
+                }
+                database.register("arrays", arrays)
+                database.execute(f"INSERT INTO {name} SELECT * FROM arrays")
+                database.unregister("arrays")
+        for view in views:
+            database.execute(view)
+        try:
+            found = database.execute(sql)
+            columns = tuple(each[0] for each in found.description or ())
+            rows = tuple(tuple(row) for row in found.fetchall()) if columns else ()
+        except duckdb.Error as error:
+            raise _error(error) from None
+        return QueryResult(columns, rows, "DuckDB")
+    finally:
+        database.close()
+
+
+def _error(error: Exception) -> HistoryQueryError:
+    tables = ", ".join([*TABLES, *VIEWS])
+    return HistoryQueryError(f"{str(error).strip()} (the tables are {tables}; docs/telemetry.md has their columns)")
