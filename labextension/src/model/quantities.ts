@@ -20,6 +20,12 @@ export function duration(seconds: number): string {
   return t('%1 h %2 min', Math.floor(whole / 3600), Math.floor((whole % 3600) / 60));
 }
 
+/** A duration in whole seconds, as of what was some time ago: `0 s`, `9 s`, `3 min 5 s`. */
+export function wholeDuration(seconds: number): string {
+  const whole = Math.max(0, Math.trunc(seconds));
+  return whole < 10 ? t('%1 s', whole) : duration(whole);
+}
+
 /** The size of a process: `12 MB`, `1.4 GB`. */
 export function memory(size: number): string {
   return size >= 1e9 ? t('%1 GB', (size / 1e9).toFixed(1)) : t('%1 MB', Math.round(size / 1e6));

@@ -51,6 +51,19 @@ describe('Series', () => {
     ]);
   });
 
+  it('takes what many do for no exception, and noise of one reading for noise', () => {
+    const points = (odd: number) =>
+      Array.from({ length: 16 }, (_, rank): Point => [rank, rank < odd ? 9 : 1 + rank / 100]);
+    const groups = new Series();
+    groups.push(1, points(5));
+    expect(groups.outliers()).toEqual([]);
+    const noise = new Series();
+    [0, 0, 0, 1].forEach((odd, time) => noise.push(time, points(odd)));
+    expect(noise.outliers()).toEqual([]);
+    [1, 1].forEach((odd, time) => noise.push(10 + time, points(odd)));
+    expect(noise.outliers()).toEqual([{ rank: 0, value: 9 }]);
+  });
+
   it('names none where all are alike, or spread evenly, or few', () => {
     for (const value of [() => 3, (rank: number) => rank]) {
       const series = new Series();

@@ -4,8 +4,12 @@ import type { Point } from './messages';
 export const LINES_UP_TO = 64;
 /** Outliers that are named. */
 const NAMED_OUTLIERS = 6;
-/** How far from the median an outlier is, in robust standard deviations. */
+/** A number stands out if its distance from the median is this many times the median distance. */
 const FAR = 6;
+/** Among fewer numbers than this, none is far. */
+const FEWEST = 4;
+/** A rank is named when it stands out for so many readings, so that noise is not. */
+const LASTING = 3;
 
 /** A rank that differs from the others, and how: its last value, or null if that is no finite number. */
 export interface Outlier {
@@ -27,6 +31,8 @@ export class Series {
   readonly values = new Map<number, number[]>();
   readonly spreads: Spread[] = [];
   private _last: readonly Point[] = [];
+  /** For how many readings a rank has stood out, without a break. */
+  private _standing: ReadonlyMap<number, number> = new Map();
 
   constructor(private readonly _limit = 1_200) {}
 
@@ -59,6 +65,11 @@ export class Series {
       }
     }
     this._last = points;
+    const standing = new Map<number, number>();
+    for (const { rank } of standingOut(points)) {
+      standing.set(rank, (this._standing.get(rank) ?? 0) + 1);
+    }
+    this._standing = standing;
     this.spreads.push(spreadOf(points));
     if (count > this._limit) {
       const going = Math.ceil(this._limit / 10);
@@ -68,23 +79,31 @@ export class Series {
     }
   }
 
-  /** The ranks whose last value is far from those of the others, or no finite number; the farthest first. */
+  /**
+   * The ranks that stood out in each of the last three readings: those without a finite number first, then those far
+   * from the others, the farthest first.
+   */
   outliers(): Outlier[] {
-    const broken = this._last.filter(([, value]) => !isNumber(value)).map(([rank]) => ({ rank, value: null }));
-    const found = this._last.flatMap(([rank, value]) => (isNumber(value) ? [{ rank, value }] : []));
-    const { middle } = spreadOf(this._last);
-    const deviations = found.map(({ value }) => Math.abs(value - middle)).sort((a, b) => a - b);
-    // 1.4826: the standard deviation of a normal distribution over its median deviation.
-    const scale = 1.4826 * (deviations[Math.floor(deviations.length / 2)] ?? 0);
-    const least = Math.max(scale * FAR, Math.abs(middle) * 1e-6);
-    const far =
-      found.length < 4
-        ? []
-        : found
-            .filter(({ value }) => Math.abs(value - middle) > least)
-            .sort((a, b) => Math.abs(b.value - middle) - Math.abs(a.value - middle));
-    return [...broken, ...far].slice(0, NAMED_OUTLIERS);
+    const wanted = Math.min(LASTING, this.times.length);
+    return standingOut(this._last)
+      .filter(({ rank }) => (this._standing.get(rank) ?? 0) >= wanted)
+      .slice(0, NAMED_OUTLIERS);
   }
+}
+
+/** By the rule of `monarch_kernel/display/outliers.py`; ranks without a finite number are always among them. */
+function standingOut(points: readonly Point[]): Outlier[] {
+  const broken = points.filter(([, value]) => !isNumber(value)).map(([rank]) => ({ rank, value: null }));
+  const { middle } = spreadOf(points);
+  const found = points.flatMap(([rank, value]) =>
+    isNumber(value) ? [{ rank, value, gap: Math.abs(value - middle) }] : []
+  );
+  const { middle: spread } = spreadOf(found.map(({ rank, gap }): Point => [rank, gap]));
+  const least = Math.max(FAR * spread, Math.abs(middle) * 1e-9);
+  const far = points.length < FEWEST ? [] : found.filter(({ gap }) => gap > least);
+  // What more than a quarter does is another group, and no exception.
+  const exceptional = (broken.length + far.length) * 4 <= points.length ? far : [];
+  return [...broken, ...exceptional.sort((a, b) => b.gap - a.gap).map(({ rank, value }) => ({ rank, value }))];
 }
 
 function isNumber(value: number | null): value is number {

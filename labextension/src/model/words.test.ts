@@ -1,6 +1,6 @@
 import { afterEach, describe, expect, it } from 'vitest';
 import { aRank } from '../testing';
-import { duration, figure, memory, textSize } from './quantities';
+import { duration, figure, memory, textSize, wholeDuration } from './quantities';
 import { formatRanks, parseRanks } from './rankset';
 import { byHost, describeRank, groupFailures, headlineOf, troublesOf } from './summary';
 import { t, tn, useTranslation } from './translation';
@@ -20,6 +20,10 @@ describe('quantities', () => {
     [185, '3 min 5 s'],
     [7_800, '2 h 10 min']
   ])('%f seconds are %s', (seconds, text) => expect(duration(seconds)).toBe(text));
+
+  it('has whole seconds for what was some time ago', () => {
+    expect([-1, 0.4, 9.9, 185].map(wholeDuration)).toEqual(['0 s', '0 s', '9 s', '3 min 5 s']);
+  });
 
   it('has sizes', () => {
     expect([memory(12e6), memory(1.44e9)]).toEqual(['12 MB', '1.4 GB']);

@@ -20,13 +20,15 @@ describe('LineChart', () => {
     expect(find(chart.node, '.mk-Chart-news').textContent).toBe('median 0.5');
     points[3] = [3, 9];
     points[4] = [4, null];
-    actions.plotted[0]?.({ ...message, time: 2 });
+    for (const time of [2, 3, 4]) {
+      actions.plotted[0]?.({ ...message, time });
+    }
     const news = 'rank 4: no finite number · rank 3: 9';
     expect(find(chart.node, '.mk-Chart-news').textContent).toBe(news);
     expect(find(chart.node, '[role=img]').getAttribute('aria-label')).toContain('ranks 0-7');
-    actions.plotted[0]?.({ ...message, time: 3, values: [], error: 'rank 5: there is no loss', ended: true });
+    actions.plotted[0]?.({ ...message, time: 5, values: [], error: 'rank 5: there is no loss', ended: true });
     expect(find(chart.node, '.mk-Chart-said').textContent).toBe('rank 5: there is no loss');
-    expect(chart.series.times).toEqual([1, 2]);
+    expect(chart.series.times).toEqual([1, 2, 3, 4]);
     chart.setGone(true);
     expect(find(chart.node, '.mk-Chart-said').textContent).toContain('The kernel has gone');
     chart.dispose();

@@ -1,5 +1,5 @@
 import type { Actions, Dispose, PlotRequest, Point } from '../model';
-import { duration, figure, nameRanks, Series, t, ticks } from '../model';
+import { duration, figure, nameRanks, Series, t, ticks, wholeDuration } from '../model';
 import { Disposables, element, FrameTask, observeSize, setAttribute, setCutText, setText } from './dom';
 import { Theme } from './theme';
 
@@ -51,8 +51,8 @@ export class LineChart {
     this.node.classList.add('mk-View');
     setText(this._title, title);
     this._context = this._canvas.getContext('2d');
-    this._area.append(this._canvas, this._readout);
-    this.node.append(this._title, this._news, this._area, this._said);
+    this._area.append(this._canvas);
+    this.node.append(this._title, this._news, this._area, this._readout, this._said);
     host.append(this.node);
     this._theme = new Theme(this.node, () => this._frame.request());
     this._disposables.listen(this._area, 'pointermove', (event: PointerEvent) => this._moved(event));
@@ -359,15 +359,15 @@ export class LineChart {
     context.setLineDash([]);
     const rank = this._pointer >= 0 ? this._nearest(y) : -1;
     const value = this.series.values.get(rank)?.[this._cross];
+    const back = (this.series.times.at(-1) ?? time) - time;
     const parts = [
-      t('%1 ago', duration(Math.max(10, (this.series.times.at(-1) ?? time) - time))),
       rank >= 0 && value !== undefined ? t('rank %1: %2', rank, figure(value)) : '',
+      back > 0 ? t('%1 ago', back < 1 ? duration(back) : wholeDuration(back)) : t('now'),
       Number.isFinite(spread.low)
         ? t('min %1 · median %2 · max %3', figure(spread.low), figure(spread.middle), figure(spread.high))
         : t('no numbers')
     ];
     setText(this._readout, parts.filter(Boolean).join(' · '));
-    this._readout.dataset['side'] = at > scale.width / 2 ? 'left' : 'right';
   }
 }
 
@@ -376,5 +376,5 @@ function timeSpan(seconds: number): string {
   if (seconds >= 3_600 && seconds % 3_600 === 0) {
     return t('%1 h', seconds / 3_600);
   }
-  return seconds >= 60 && seconds % 60 === 0 ? t('%1 min', seconds / 60) : duration(Math.max(10, seconds));
+  return seconds >= 60 && seconds % 60 === 0 ? t('%1 min', seconds / 60) : wholeDuration(seconds);
 }

@@ -1,5 +1,5 @@
 import type { Actions, Deed, MeshStore, RankView, RequestError, StackGroup, Variable } from '../model';
-import { doingOf, duration, memory, nameRanks, reasonOf, stateName, t, textSize } from '../model';
+import { doingOf, duration, memory, nameRanks, reasonOf, stateName, t, textSize, wholeDuration } from '../model';
 import { button, Disposables, element, moveByArrows, setAttribute, setCutText, setText } from './dom';
 import { stateIcon } from './glyphs';
 import { LogView } from './log';
@@ -298,7 +298,7 @@ class Overview {
     this._fact(t('Processor'), t('%1 %', Math.round(rank.cpu)));
     this._fact(t('Host'), this._store.hostName(rank.host) || '–');
     this._fact(t('Process'), rank.pid ? String(rank.pid) : '–');
-    this._fact(t('Up'), rank.started ? duration(Math.max(10, now - rank.started)) : '–');
+    this._fact(t('Up'), rank.started ? wholeDuration(now - rank.started) : '–');
     this._fact(t('Calls'), rank.failures ? t('%1, %2 failed', rank.calls, rank.failures) : String(rank.calls));
     this._fact(t('Sent'), textSize(rank.sent));
     this._fact(t('Received'), textSize(rank.received));

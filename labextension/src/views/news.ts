@@ -1,5 +1,5 @@
 import type { FailureGroup, FailureView, MeshView, RankView, Trouble } from '../model';
-import { duration, groupFailures, headlineOf, nameRanks, stateName, t, tn, troublesOf } from '../model';
+import { groupFailures, headlineOf, nameRanks, stateName, t, tn, troublesOf, wholeDuration } from '../model';
 import type { MeshStore } from '../model';
 import { button, element, setAttribute, setCutText, setText } from './dom';
 import { stateIcon } from './glyphs';
@@ -128,7 +128,7 @@ export class MeshNews {
       })),
       ...this._failures.map(({ text, ranks, count, last }) => ({
         icon: null,
-        text: [t('%1 ago', ago(now - last)), count > 1 ? t('%1 times', count) : '', nameRanks(ranks), text]
+        text: [t('%1 ago', wholeDuration(now - last)), count > 1 ? t('%1 times', count) : '', nameRanks(ranks), text]
           .filter(Boolean)
           .join(' · '),
         ranks
@@ -162,9 +162,4 @@ export class MeshNews {
       setAttribute(line, 'title', text);
     });
   }
-}
-
-/** A time that has passed, in whole seconds, so that it does not flicker. */
-function ago(seconds: number): string {
-  return duration(Math.max(10, seconds)).replace(/^10 s$/, seconds < 10 ? t('a moment') : '10 s');
 }

@@ -57,9 +57,9 @@ export class MeshGrid {
     this.update();
   }
 
-  /** How ranks are shown now. */
+  /** How ranks are shown now; the ranks of one host that was opened are a part of its hosts. */
   get mode(): GridMode {
-    return this._mode;
+    return this._zoomed ? 'hosts' : this._mode;
   }
 
   /** Whether there are both hosts and cells to choose from. */
