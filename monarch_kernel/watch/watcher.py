@@ -14,6 +14,7 @@ from monarch_kernel.watch.model import Delta, Snapshot
 from monarch_kernel.watch.sources import Source
 from monarch_kernel.watch.sources.debugger import follow_debugger
 from monarch_kernel.watch.sources.runtime import RuntimeSource
+from monarch_kernel.watch.sources.syncs import follow_syncs
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class _Hub:
         self._board_lock = threading.Lock()
         self._board = Board()
         self._watches: tuple[Watch, ...] = ()
-        self._provided: dict[Source, Callable[[], None] | None] = {follow_debugger: None}
+        self._provided: dict[Source, Callable[[], None] | None] = {follow_debugger: None, follow_syncs: None}
         self._runtime: RuntimeSource | None = None
 
     # -- facts ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from monarch_kernel.meshes import format_ranks, list_proc_meshes
 from workspace_sync.model.errors import SyncError
 from workspace_sync.model.report import StaleModule, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
+from workspace_sync.news import on_synced
 from workspace_sync.reload.client import How, When, contact_soon, enter_all, folders_of, refresh, stale_in
 from workspace_sync.reload.report import FAILED, KEPT, RELOADED, Refreshed
 from workspace_sync.reload.selection import EVERY, ModuleSelection
@@ -142,8 +143,17 @@ def sync_live(
         report = e.report
         if isinstance(report, SyncReport) and any(host.switched for host in report.hosts):
             _follow(LiveReport(report), hosts, workspace, how, selection, when, wait)
+            _announce(hosts, report)
         raise
-    return _follow(LiveReport(report), hosts, workspace, how, selection, when, wait)
+    live = _follow(LiveReport(report), hosts, workspace, how, selection, when, wait)
+    _announce(hosts, report)
+    return live
+
+
+def _announce(hosts: Any, report: SyncReport) -> None:
+    """Tell views which hosts have which trees now."""
+    if on_synced:
+        on_synced.notify(hosts, {host.host: (host.digest, host.environment) for host in report.hosts if host.switched})
 
 
 def _follow(

@@ -20,6 +20,7 @@ from monarch_kernel.protocol.observation import (
     RankActivity,
 )
 from monarch_kernel.protocol.serialize import Body
+from monarch_kernel.runtime.host.gpus import GpuReader
 from monarch_kernel.runtime.host.procs import Proc, cpu_and_memory
 from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.node import Node
@@ -63,6 +64,7 @@ class HostObserver:
         self._used: dict[str, tuple[float, float, float]] = {}
         self._busy = (0.0, 0.0)  # of the host: ticks of work, and all
         self._measuring = False
+        self._gpus = GpuReader()
         node.handle(Observe, self._on_observe)
         node.handle(RankActivity, self._on_activity)
         node.on_hello.append(self._on_hello)
@@ -86,6 +88,7 @@ class HostObserver:
             self._measure([lease])
         if not self._measuring:
             self._measuring = True
+            self._gpus.begin()
             self._node.poller.call_later(MEASURE, self._on_measure)
 
     def _ranks_of(self, controller: str) -> list[Proc]:
@@ -144,6 +147,7 @@ class HostObserver:
             del self._leases[peer]
         if not self._leases:
             self._measuring = False
+            self._gpus.end()
             self._used.clear()
             return
         self._node.poller.call_later(MEASURE, self._on_measure)
@@ -184,7 +188,9 @@ class HostObserver:
             cpu = round(max(0.0, 100 * (used - seconds) / (now - before)), 1)
             self._used[proc.id] = (now, used, cpu)
         started = time.time() - (now - proc.started)
-        return ProcFigures(proc.id, proc.pid, round(started, 3), proc.state == "alive", rss, cpu)
+        return ProcFigures(
+            proc.id, proc.pid, round(started, 3), proc.state == "alive", rss, cpu, self._gpus.memory.get(proc.pid, {})
+        )
 
     def _host_figures(self) -> HostFigures:
         busy, total = _host_ticks()
@@ -192,7 +198,7 @@ class HostObserver:
         self._busy = (busy, total)
         cpu = 100 * (busy - last_busy) / (total - last_total) if total > last_total else 0.0
         size, free = _host_memory()
-        return HostFigures(os.cpu_count() or 1, round(cpu, 1), size - free, size)
+        return HostFigures(os.cpu_count() or 1, round(cpu, 1), size - free, size, self._gpus.gpus)
 
 
 def _is_up(figures: ProcFigures | None) -> bool:
@@ -200,14 +206,20 @@ def _is_up(figures: ProcFigures | None) -> bool:
 
 
 def _differs(old: ProcFigures | None, new: ProcFigures) -> bool:
-    if old is None or (old.pid, old.up, old.gpu_memory) != (new.pid, new.up, new.gpu_memory):
+    if old is None or (old.pid, old.up) != (new.pid, new.up) or old.gpu_memory.keys() != new.gpu_memory.keys():
+        return True
+    if any(abs(size - old.gpu_memory[gpu]) > MEMORY_STEP * old.gpu_memory[gpu] for gpu, size in new.gpu_memory.items()):
         return True
     return _moved(old.cpu, new.cpu, CPU_STEP) or abs(new.rss - old.rss) > MEMORY_STEP * old.rss
 
 
 def _host_differs(old: HostFigures | None, new: HostFigures) -> bool:
-    if old is None or old.gpus != new.gpus:
+    if old is None or len(old.gpus) != len(new.gpus):
         return True
+    for before, now in zip(old.gpus, new.gpus, strict=True):
+        moved = abs(now.memory_used - before.memory_used) > MEMORY_STEP * now.memory_total
+        if moved or before.name != now.name or _moved(before.use, now.use, CPU_STEP):
+            return True
     used = abs(new.memory_used - old.memory_used) > MEMORY_STEP * new.memory_total
     return _moved(old.cpu, new.cpu, CPU_STEP) or used
 

@@ -1,0 +1,96 @@
+"""The GPUs of a host, read through NVML if ``nvidia-ml-py`` is installed, on a thread while a controller watches.
+
+The driver may block for seconds when a GPU has failed, which must not hold up the agent.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from monarch_kernel.protocol.observation import GpuFigures
+
+log = logging.getLogger(__name__)
+
+#: How often GPUs are read (seconds).
+PERIOD = 1.0
+
+
+class GpuReader:
+    """Reads GPUs from ``begin`` to ``end``.
+
+    Attributes:
+        gpus: of the host, as last read.
+        memory: that processes use, by their pid and the number of the GPU (bytes).
+    """
+
+    def __init__(self) -> None:
+        self.gpus: list[GpuFigures] = []
+        self.memory: dict[int, dict[int, int]] = {}
+        self._ended: threading.Event | None = None
+        self._missing = False
+
+    def begin(self) -> None:
+        """Start to read; does nothing if that is going on, or there is no NVML."""
+        if self._ended is None and not self._missing:
+            self._ended = threading.Event()
+            threading.Thread(target=self._run, args=(self._ended,), name="monarch-gpus", daemon=True).start()
+
+    def end(self) -> None:
+        """Read no more."""
+        if self._ended is not None:
+            self._ended.set()
+            self._ended = None
+        self.gpus, self.memory = [], {}
+
+    def _run(self, ended: threading.Event) -> None:
+        try:
+            nvml: Any = import_module("pynvml")
+            nvml.nvmlInit()
+        except Exception as e:  # not installed, or no driver here
+            log.info("no figures of GPUs: %s", e)
+            self._missing = True
+            return
+        try:
+            while not ended.is_set():
+                gpus, memory = read_gpus(nvml)
+                if not ended.is_set():
+                    self.gpus, self.memory = gpus, memory
+                ended.wait(PERIOD)
+        finally:
+            nvml.nvmlShutdown()
+
+
+def read_gpus(nvml: Any) -> tuple[list[GpuFigures], dict[int, dict[int, int]]]:
+    """All GPUs, and the memory of processes on them. What a GPU does not tell, as when it has failed, is 0.
+
+    Args:
+        nvml: the module ``pynvml``, initialized.
+    """
+    gpus: list[GpuFigures] = []
+    memory: dict[int, dict[int, int]] = {}
+    for index in range(nvml.nvmlDeviceGetCount()):
+
+        def asked(what: Callable[[Any], Any], index: int = index) -> Any:
+            try:
+                return what(nvml.nvmlDeviceGetHandleByIndex(index))
+            except nvml.NVMLError:
+                return None
+
+        name = asked(nvml.nvmlDeviceGetName) or ""
+        use, held = asked(nvml.nvmlDeviceGetUtilizationRates), asked(nvml.nvmlDeviceGetMemoryInfo)
+        gpus.append(
+            GpuFigures(
+                index,
+                name.decode() if isinstance(name, bytes) else name,
+                float(use.gpu) if use is not None else 0.0,
+                held.used if held is not None else 0,
+                held.total if held is not None else 0,
+            )
+        )
+        for process in asked(nvml.nvmlDeviceGetComputeRunningProcesses) or ():
+            memory.setdefault(process.pid, {})[index] = process.usedGpuMemory or 0
+    return gpus, memory

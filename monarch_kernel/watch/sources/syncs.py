@@ -1,0 +1,87 @@
+"""Facts of workspace syncs: the trees of hosts, and which ranks run older modules than their hosts have now."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from monarch_kernel.actor import ProcMesh
+from monarch_kernel.introspection import each_host, whole_of
+from monarch_kernel.meshes import list_proc_meshes, parse_ranks
+from monarch_kernel.watch.facts import HostFact, ProcFact
+from monarch_kernel.watch.sources import Give
+from monarch_kernel.workers import placement_of
+from workspace_sync.news import on_synced
+
+log = logging.getLogger(__name__)
+
+#: How long ranks may take to tell what they have imported (seconds).
+ASK_TIMEOUT = 2.0
+
+
+def follow_syncs(give: Give) -> Callable[[], None]:
+    """The source. Ranks are asked after each sync, and at the start if their hosts have synced trees."""
+    follower = _Follower(give)
+    subscription = on_synced.subscribe(follower.on_synced)
+    if any(any(placement_of(mesh)) for mesh in list_proc_meshes()):
+        follower.ask()
+
+    def end() -> None:
+        subscription.close()
+        follower.ended = True
+
+    return end
+
+
+class _Follower:
+    """Asks on a thread of its own, one at a time, as a rank that is busy answers late."""
+
+    def __init__(self, give: Give) -> None:
+        self._give = give
+        self._lock = threading.Lock()
+        self._asking = False
+        self._again = False
+        self.ended = False
+
+    def on_synced(self, hosts: Any, trees: Mapping[str, tuple[str, str]]) -> None:
+        for host in each_host(hosts):
+            if host.name in trees:
+                tree, environment = trees[host.name]
+                self._give(HostFact(host.key, {"tree": tree, "environment": environment}))
+        self.ask()
+
+    def ask(self) -> None:
+        with self._lock:
+            self._again = True
+            if self._asking:
+                return
+            self._asking = True
+        threading.Thread(target=self._run, name="monarch-watch-syncs", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._again or self.ended:
+                    self._asking = False
+                    return
+                self._again = False
+            for mesh in list_proc_meshes():
+                try:
+                    self._tell(mesh)
+                except Exception as e:  # the mesh ends meanwhile, or a rank does not answer: what was known stays
+                    log.debug("the older modules of %s are unknown: %s", mesh.name, e)
+
+    def _tell(self, mesh: ProcMesh) -> None:
+        from workspace_sync.reload import stale_modules
+
+        whole = whole_of(mesh).procs
+        older = {
+            rank
+            for module in stale_modules(whole, timeout=ASK_TIMEOUT)
+            for rank in parse_ranks(module.ranks, whole.extent)
+        }
+        if not self.ended:
+            procs = whole._target().procs
+            self._give(*(ProcFact(ref.id, {"older": rank in older}) for rank, ref in enumerate(procs)))
