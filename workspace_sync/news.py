@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from monarch_kernel.subscriptions import Subscribers
 
-#: Notified after a sync with its hosts (a mesh), and by the name of each host that has switched, the digests of its
-#: tree and of its environment (hex); on the thread that synced.
-on_synced: Subscribers[[Any, Mapping[str, tuple[str, str]]]] = Subscribers("a callback on syncs")
+#: By the key of each host that this process has synced: the digests of its tree and of its environment (hex).
+trees: dict[str, tuple[str, str]] = {}
+#: Notified after a sync, when ``trees`` has it, on the thread that synced.
+on_synced: Subscribers[[]] = Subscribers("a callback on syncs")

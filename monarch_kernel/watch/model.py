@@ -118,11 +118,11 @@ class RankView(msgspec.Struct, frozen=True, omit_defaults=True):
         state: the worst that holds.
         since: when it came into this state.
         cause: why it is dead, unresponsive or being healed.
-        doing: what it runs, in a line for people ("cell [7], line 3", "trainer.step"); empty if it is idle.
+        doing: what it runs, in a line for people ("cell [7]", "trainer.step"); empty if it is idle.
         doing_since: when that began; 0 if it is idle.
         waiting: messages in the mailboxes of its actors.
         calls, failures: endpoints that it has run, and how many raised.
-        sent, received: bytes of messages.
+        sent, received: bytes of its answers to calls, and of the calls.
         rss: resident memory.
         cpu: percent of one processor.
         gpu_memory: by the number of the GPU on its host.

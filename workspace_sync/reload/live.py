@@ -13,7 +13,7 @@ from monarch_kernel.meshes import format_ranks, list_proc_meshes
 from workspace_sync.model.errors import SyncError
 from workspace_sync.model.report import StaleModule, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
-from workspace_sync.news import on_synced
+from workspace_sync.news import on_synced, trees
 from workspace_sync.reload.client import How, When, contact_soon, enter_all, folders_of, refresh, stale_in
 from workspace_sync.reload.report import FAILED, KEPT, RELOADED, Refreshed
 from workspace_sync.reload.selection import EVERY, ModuleSelection
@@ -152,8 +152,9 @@ def sync_live(
 
 def _announce(hosts: Any, report: SyncReport) -> None:
     """Tell views which hosts have which trees now."""
-    if on_synced:
-        on_synced.notify(hosts, {host.host: (host.digest, host.environment) for host in report.hosts if host.switched})
+    switched = {host.host: (host.digest, host.environment) for host in report.hosts if host.switched}
+    trees.update((host.key, switched[host.name]) for host in each_host(hosts) if host.name in switched)
+    on_synced.notify()
 
 
 def _follow(

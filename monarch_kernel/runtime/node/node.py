@@ -631,7 +631,7 @@ class Node:
         """Close every link and the listener; remove the socket file. Pending calls fail."""
         if self._closed:
             return
-        for callback in self.on_close:
+        for callback in list(self.on_close):
             callback()
         self._closed = True
         self.segments.close()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from monarch_kernel.actor import ProcMesh
-from monarch_kernel.introspection import each_host, whole_of
-from monarch_kernel.meshes import list_proc_meshes, parse_ranks
+from monarch_kernel.introspection import whole_of
+from monarch_kernel.meshes import list_proc_meshes, on_change, parse_ranks
 from monarch_kernel.watch.facts import HostFact, ProcFact
 from monarch_kernel.watch.sources import Give
 from monarch_kernel.workers import placement_of
-from workspace_sync.news import on_synced
+from workspace_sync.news import on_synced, trees
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +23,14 @@ ASK_TIMEOUT = 2.0
 def follow_syncs(give: Give) -> Callable[[], None]:
     """The source. Ranks are asked after each sync, and at the start if their hosts have synced trees."""
     follower = _Follower(give)
-    subscription = on_synced.subscribe(follower.on_synced)
+    subscriptions = (on_synced.subscribe(follower.on_synced), on_change(follower.tell_trees))
+    follower.tell_trees()
     if any(any(placement_of(mesh)) for mesh in list_proc_meshes()):
         follower.ask()
 
     def end() -> None:
-        subscription.close()
+        for subscription in subscriptions:
+            subscription.close()
         follower.ended = True
 
     return end
@@ -45,12 +46,14 @@ class _Follower:
         self._again = False
         self.ended = False
 
-    def on_synced(self, hosts: Any, trees: Mapping[str, tuple[str, str]]) -> None:
-        for host in each_host(hosts):
-            if host.name in trees:
-                tree, environment = trees[host.name]
-                self._give(HostFact(host.key, {"tree": tree, "environment": environment}))
+    def on_synced(self) -> None:
+        self.tell_trees()
         self.ask()
+
+    def tell_trees(self) -> None:
+        """Tell the trees of all hosts, as the board knows only those of its meshes."""
+        for key, (tree, environment) in dict(trees).items():
+            self._give(HostFact(key, {"tree": tree, "environment": environment}))
 
     def ask(self) -> None:
         with self._lock:
@@ -77,11 +80,8 @@ class _Follower:
         from workspace_sync.reload import stale_modules
 
         whole = whole_of(mesh).procs
-        older = {
-            rank
-            for module in stale_modules(whole, timeout=ASK_TIMEOUT)
-            for rank in parse_ranks(module.ranks, whole.extent)
-        }
+        stale = stale_modules(whole, timeout=ASK_TIMEOUT)
+        older = {rank for module in stale for rank in parse_ranks(module.ranks, whole.extent)}
         if not self.ended:
             procs = whole._target().procs
             self._give(*(ProcFact(ref.id, {"older": rank in older}) for rank, ref in enumerate(procs)))

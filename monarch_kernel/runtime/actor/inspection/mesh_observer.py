@@ -6,6 +6,7 @@ renews, and follows the controller from one runtime to the next.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -113,7 +114,7 @@ class MeshObserver:
             agents = list(self._agents)
             system = self._system
             self._unbind()
-        if system is not None and not system._closed:
+        if system is not None and not system._closed and system.pid == os.getpid():  # a fork only forgets
             self._ask(system, agents, 0.0)
 
     @property
