@@ -477,11 +477,15 @@ class SyncClient:
         kinds |= {each.kind for each in run.hosts.values() if each.error} if run is not None else set()
         cls = getattr(errors, kinds.pop(), SyncError) if len(kinds) == 1 else SyncError
         switched = sum(not host.error for host in report.hosts)
-        what = f"{len(failed)} of {len(report.hosts)} hosts stay on the tree that they have"
+        one = len(report.hosts) == 1
+        stay = "the host stays" if one else f"{len(failed)} of {len(report.hosts)} hosts stay"
+        what = f"{stay} on the tree that {'it has' if one else 'they have'}"
         rest = f", the other {switched} have the new one" if switched else ""
         lines = "\n".join(f"  {host.host}: {host.error}" for host in failed)
-        error = cls(f"{what}{rest}:\n{lines}\nSync again when this is mended: what is there is not sent twice.")
-        error.report = report
+        # What a rollback lacks is not mended by another one, and each reason says what to do.
+        advice = "Sync again when this is mended: what is there is not sent twice." if report.digest else ""
+        error = cls("\n".join(filter(None, [f"{what}{rest}:", lines, advice])))
+        error.report, error.headline = report, f"{what}{rest}. {advice}".rstrip()
         return error
 
 

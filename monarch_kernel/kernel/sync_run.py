@@ -280,9 +280,16 @@ def sync_errors(command: str, say: Say = print) -> Generator[None]:
     try:
         yield
     except SyncError as error:
-        if error.report is not None and say is print:
+        # The receipt of one host would say the same again.
+        shown = say is print and len(getattr(error.report, "hosts", ())) > 1
+        if shown:
             display(error.report)
-        raise usage_error(command, str(error)) from None
+        raise usage_error(command, error.headline if shown else str(error)) from None
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 3`, or `ranks 0-3,7`."""
+    return f"rank{'s' * (len(ranks) != 1)} {format_ranks(ranks, limit=6)}"
 
 
 def show_receipt(live: LiveReport, say: Say = print) -> SyncReport:
@@ -292,9 +299,9 @@ def show_receipt(live: LiveReport, say: Say = print) -> SyncReport:
             restored = f", from their checkpoints: {names(each.restored)}" if each.restored else ""
             say(f"mesh {each.mesh}: created again: {names(each.respawned)}{restored}")
         if each.how == "restart" and (restarted := [rank.rank for rank in each.ranks if not rank.error]):
-            say(f"mesh {each.mesh}: restarted: ranks {format_ranks(restarted, limit=6)}")
+            say(f"mesh {each.mesh}: restarted: {ranks_text(restarted)}")
         for why, ranks in each.errors.items():
-            say(f"mesh {each.mesh}: {format_ranks(ranks, limit=6)} were left alone: {why}")
+            say(f"mesh {each.mesh}: {ranks_text(ranks)} left alone: {why}")
     return live.sync
 
 

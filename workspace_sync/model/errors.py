@@ -8,9 +8,11 @@ class SyncError(RuntimeError):
 
     Attributes:
         report: what was done on each host (``SyncReport``), if the sync came so far; otherwise None.
+        headline: the message without what the report has; empty if there is no report.
     """
 
     report: object | None = None
+    headline: str = ""
 
 
 class ScanError(SyncError):

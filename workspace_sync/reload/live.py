@@ -50,7 +50,7 @@ class LiveReport(msgspec.Struct):
         lines: list[str] = []
         for each in self.refreshed:
             lines += [reason for _, _, reason in each.modules(FAILED, KEPT)]
-            lines += [f"mesh {each.mesh}, ranks {ranks}: {why}" for why, ranks in each.errors.items()]
+            lines += [f"mesh {each.mesh}, {_ranks(ranks)}: {why}" for why, ranks in each.errors.items()]
         return list(dict.fromkeys(lines))
 
     @property
@@ -204,10 +204,14 @@ def _outside(met: Refreshed) -> list[str]:
         if rank.outside:
             ranks.setdefault(rank.outside, []).append(rank.rank)
     return [
-        f"ranks {format_ranks(there)} of mesh {met.mesh} started before the first sync and use {folder} of their host "
-        f"itself: once restarted (%mesh sync --restart), they run in the tree"
+        f"{_ranks(there)} of mesh {met.mesh} started before the first sync and run in {folder} of their host itself: "
+        f"once restarted (%mesh sync --restart), they run in the tree"
         for folder, there in ranks.items()
     ]
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) != 1)} {format_ranks(ranks)}"
 
 
 def meshes_on(hosts: Any) -> list[ProcMesh]:

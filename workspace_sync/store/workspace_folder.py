@@ -505,8 +505,7 @@ class WorkspaceFolder:
         if wanted is None:
             wanted = state.generation
             for _ in range(steps):
-                each = by_number.get(wanted)
-                wanted = each.previous if each is not None else 0
+                wanted = _earlier(by_number, wanted)
         found = by_number.get(wanted)
         if found is None:
             kept = ", ".join(str(number) for number in by_number) or "none"
@@ -731,3 +730,22 @@ _NOT_AS_RECORDED = frozenset(
 def _close(trees: list[TreeFolder]) -> None:
     while trees:
         trees.pop().close()
+
+
+def _earlier(generations: Mapping[int, Generation], number: int) -> int:
+    """The generation that one step back from this one leads to; 0: there is none.
+
+    A repair, and a sync after files were put back, make a generation with the trees of the one before: to go back to
+    that would do nothing.
+    """
+    here = generations.get(number)
+    digests = _digests(here)
+    while here is not None:
+        here = generations.get(here.previous)
+        if here is not None and _digests(here) != digests:
+            return here.number
+    return 0
+
+
+def _digests(generation: Generation | None) -> dict[str, bytes]:
+    return {part: digest for part, (_, digest) in generation.parts.items()} if generation is not None else {}

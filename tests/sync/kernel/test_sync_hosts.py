@@ -44,7 +44,7 @@ def test_a_host_that_fails_is_named(
     out = kernel.run("%mesh sync --on hosts")
     assert out.ename == "UsageError"
     assert re.search(r"^%mesh sync: 1 of 2 hosts stay on the tree that they have", out.evalue), out.evalue
-    assert "node1: " in out.evalue and str(stores[1]) in out.evalue
+    assert "sync again when this is mended" in out.evalue.lower() and str(stores[1]) not in out.evalue
     [receipt] = out.displays
     assert re.search(r"^node1 +failed +0 .*\n(.*\n)*node1: .*/two", receipt["text/plain"], re.MULTILINE), receipt[
         "text/plain"
@@ -111,7 +111,7 @@ def test_a_kept_mesh_that_began_outside_of_the_tree_is_named(
         named = "of mesh late started before the first sync"
         assert named in kernel.ok("%mesh sync").text
         assert named not in kernel.ok("%mesh sync").text, "it is said once"
-        assert "mesh late: restarted: ranks 0" in kernel.ok("%mesh sync --restart").stdout
+        assert "mesh late: restarted: rank 0" in kernel.ok("%mesh sync --restart").stdout
         where = "%%mesh late\nimport model, os\nmodel.__file__.startswith(os.environ['WORKSPACE_DIR'])"
         assert text(kernel.ok(where)) == "[0] True"
     finally:

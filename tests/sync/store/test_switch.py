@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.sync.store.trees import Content, Link, expected, file, on_disk, sync
+from workspace_sync.model.errors import StoreError
 from workspace_sync.store import Store, WorkspaceFolder
 
 
@@ -103,3 +104,21 @@ def test_nothing_changes_nothing(folder: WorkspaceFolder) -> None:
     _, first = sync(folder, content)
     staging, again = sync(folder, content)
     assert again.number == first.number and staging.files == 0
+
+
+def test_a_step_back_skips_generations_with_the_same_trees(folder: WorkspaceFolder) -> None:
+    first, second = Content({b"a.py": b"a = 1\n"}), Content({b"a.py": b"a = 2\n"})
+    sync(folder, first)
+    sync(folder, second)
+    with open(f"{tree(folder)}/a.py", "wb") as file_of_tree:
+        file_of_tree.write(b"broken")
+    assert folder.verify()
+    _, repaired = sync(folder, second)
+    assert repaired.number == 3 and repaired.digests == {"tree": second.manifest.digest}
+    with folder.lock("the test", 5):
+        staging = folder.rollback()
+        staging.finish()
+        staging.commit()
+    assert on_disk(tree(folder)) == expected(first)
+    with folder.lock("the test", 5), pytest.raises(StoreError, match="no generation to go back to"):
+        folder.rollback()
