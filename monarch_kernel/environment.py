@@ -431,6 +431,24 @@ RDMA_REGION_BYTES = EnvironmentVariable(
     "all",
 )
 
+AUDIT_LOG = EnvironmentVariable(
+    "AUDIT_LOG",
+    _text,
+    "",
+    "the path of a file",
+    "a kernel appends to it who ran what where, as JSON lines",
+    "kernel",
+    shown_default="none: nothing is written",
+)
+AUDIT_TEXT = EnvironmentVariable(
+    "AUDIT_TEXT",
+    _flag,
+    "0",
+    "0 or 1",
+    "1: the audit log has the text of cells, and not only its digest",
+    "kernel",
+)
+
 # -- variables that our processes set for the processes they start; not for users ------------------
 
 #: The run folder of a host agent, which identifies its processes.

@@ -3,11 +3,13 @@
 ``read_own_file`` and ``write_own_file`` reject a file that another user could have written. ``peer_of`` and ``is_ours``
 identify the process at the other end of a Unix socket and its user, ``listens`` tells whether a process listens on a
 socket, and ``remove_socket`` removes a socket of this user. ``PrivateFolder`` is a folder of mode 0700, opened
-component by component; ``NotPrivateError`` says whose a folder or file is that other users can access.
+component by component, and ``AppendOnlyFile`` a log file of mode 0600; ``NotPrivateError`` says whose a folder or file
+is that other users can access.
 
 This module holds names only; ``monarch_kernel.protocol`` and ``monarch_kernel.runtime.node`` have the code.
 """
 
+from monarch_kernel.protocol.append_only_file import AppendOnlyFile
 from monarch_kernel.protocol.private_files import (
     NotPrivateError,
     PrivateFolder,
@@ -18,6 +20,7 @@ from monarch_kernel.protocol.private_files import (
 from monarch_kernel.runtime.node.link import is_ours, listens, peer_of
 
 __all__ = [
+    "AppendOnlyFile",
     "NotPrivateError",
     "PrivateFolder",
     "is_ours",

@@ -14,6 +14,7 @@ from IPython.core.error import UsageError
 
 from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.introspection import begin_record, trace_records
+from monarch_kernel.kernel.audit_log import AuditLog, outcome_of
 from monarch_kernel.kernel.call_progress import CallProgress
 from monarch_kernel.kernel.cell import Cell, check_syntax, remember_source
 from monarch_kernel.kernel.cell_text import blank_lines, ends_quietly, header_lines, is_mesh_cell
@@ -72,6 +73,8 @@ class Notebook:
         self._key = ""
         self.last_cell: tuple[str, str] | None = None  # the file and the text of the latest `%%mesh` cell
         self._end_record: Callable[[int], None] = lambda _mark: None
+        self.audit = AuditLog.of_environment()
+        self._end_entry: Callable[[str], None] = lambda _outcome: None
         self._foreign: list[str] = []  # cells of an earlier kernel, whose output goes to the running cell
 
     @property
@@ -91,6 +94,7 @@ class Notebook:
         # Some versions of IPython count a cell before this event, others at the end of the cell.
         self._numbers[self._key] = min(self.shell.execution_count, len(self.shell.history_manager.input_hist_parsed))
         self.watched.cell(self._key, self._numbers[self._key])
+        self._end_entry = self.audit.begin("cell", self._raw_cell)
         self._end_record = begin_record(trace_records.CELL, f"In[{self._numbers[self._key]}]")
         while len(self._publishers) > _MOST_CELLS:
             self._numbers.pop(self._publishers.popitem(last=False)[0], None)
@@ -101,6 +105,8 @@ class Notebook:
     def after_cell(self, result: Any) -> None:
         """The callback for IPython's `post_run_cell`: show what actors printed during an ordinary cell."""
         self._end_record(int(not getattr(result, "success", True)))
+        error = getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
+        self._end_entry("ok" if error is None else outcome_of(error))
         self._calls.end()
         self.stops.after_cell()
         if not is_mesh_cell(self._raw_cell):  # a `%%mesh` cell has already waited for its output
@@ -118,6 +124,7 @@ class Notebook:
     def close(self) -> None:
         """Detach from the shell."""
         self.workspaces.unwatch()
+        self.audit.close()
         self._own_output.stop()
         self._calls.close()
         self.stops.close()

@@ -64,9 +64,10 @@ def test_it_appends_and_goes_on_where_a_file_was_moved_away(poller: Poller, tmp_
 def test_a_disk_that_is_full_is_told_of(poller: Poller, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = Audit(poller, str(tmp_path / "audit.log"))
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, made._fd)
+    assert made._file is not None
+    os.dup2(full, made._file._fd)
     os.close(full)
-    made._path = "/dev/full"
+    made._path = made._file._path = "/dev/full"
     made.connected(*ALICE)
     made.close()
     assert "cannot write to the audit file /dev/full: No space left on device" in caplog.text

@@ -62,6 +62,7 @@ class MeshCommands:
     def __init__(
         self, notebook: Notebook, say: Callable[[str], object] = print, name: str = "a cell of the notebook"
     ) -> None:
+        self._audit, self._name = notebook.audit, name
         groups = [group(notebook, say, name) for group in GROUPS]
         self._group_of = {word: group for group in groups for word in group.functions()}
 
@@ -80,4 +81,7 @@ class MeshCommands:
             known = ", ".join(SUBCOMMANDS)
             raise UsageError(f"%mesh: there is no subcommand {word!r}{near}; there are {known}")
         found = parse(FUNCTIONS[word], rest)
-        return None if found is None else FUNCTIONS[word](self._group_of[word], found)
+        if found is None:
+            return None
+        with self._audit.during("command", line=line.strip(), by=self._name):
+            return FUNCTIONS[word](self._group_of[word], found)

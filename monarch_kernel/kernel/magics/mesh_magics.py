@@ -8,6 +8,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from monarch_kernel.introspection import hosts_of
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
@@ -28,6 +29,7 @@ from monarch_kernel.kernel.mesh_cell import run_in_background, wait_in_backgroun
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.usage_errors import usage_error
+from monarch_kernel.meshes import format_ranks
 
 
 @magics_class
@@ -90,7 +92,11 @@ class MeshMagics(Magics):
         made = self._notebook.make_cell(cell)
         managed = self._session.get(found.on, found.magic)
         ranks = select(found.magic, found.ranks, found.where, managed.extent, managed.name)
-        self._run(managed, ranks, made, found)
+        audit = self._notebook.audit
+        hosts = hosts_of(managed.procs) if audit.is_on else []
+        named = sorted({hosts[rank] for rank in ranks}) if hosts else []
+        with audit.during("mesh cell", cell.rstrip("\n"), mesh=managed.name, ranks=format_ranks(ranks), hosts=named):
+            self._run(managed, ranks, made, found)
 
     def addressed_by(self, line: str) -> tuple[ManagedMesh, tuple[int, ...]] | None:
         """The mesh and the ranks that the first line of a cell addresses, while the cell is being typed.

@@ -12,13 +12,10 @@ Any stranger can cause refusals, so those of one address for one reason share on
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-import stat
-import threading
 import time
 
+from monarch_kernel.protocol.append_only_file import AppendOnlyFile
 from monarch_kernel.runtime.node.poller import Poller
 from monarch_kernel.runtime.node.tally import Tally
 
@@ -44,9 +41,8 @@ class Audit:
 
     def __init__(self, poller: Poller, path: str = "") -> None:
         self._refusals = Tally(poller, PERIOD, self._write_refused)
+        self._file = AppendOnlyFile(path) if path else None
         self._path = path
-        self._lock = threading.Lock()
-        self._fd = _open(path) if path else -1
 
     def connected(self, name: str, fingerprint: str, address: str) -> None:
         """Record that a peer has proved a trusted key and has a link."""
@@ -63,10 +59,8 @@ class Audit:
     def close(self) -> None:
         """Write the counts so far, and close the file."""
         self._refusals.close()
-        with self._lock:
-            fd, self._fd, self._path = self._fd, -1, ""
-        if fd >= 0:
-            os.close(fd)
+        if self._file is not None:
+            self._file.close()
 
     def _write_refused(self, host: str, why: str, again: int) -> None:
         more = f" ({again} more since)" if again else ""
@@ -78,29 +72,7 @@ class Audit:
         now = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
         try:
-            with self._lock:
-                if self._path:
-                    self._follow()
-                    os.write(self._fd, f"{stamp} {line}\n".encode())  # one write, so that lines do not mix
+            if self._file is not None:
+                self._file.append(f"{stamp} {line}")
         except OSError as e:
             log.error("cannot write to the audit file %s: %s", self._path, e.strerror)
-
-    def _follow(self) -> None:
-        """Continue in a new file if this one was moved away, as by log rotation."""
-        try:
-            same = os.path.samestat(os.fstat(self._fd), os.stat(self._path))
-        except FileNotFoundError:
-            same = False
-        if not same:
-            fd = _open(self._path)
-            os.close(self._fd)
-            self._fd = fd
-
-
-def _open(path: str) -> int:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o600)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "it is not a regular file", path)
-    return fd
