@@ -110,7 +110,7 @@ MISTAKES = [
     ("--kept", "--kept is about files of ranks in a workspace that goes: give --forget, too"),
     ("--links maybe", "invalid choice: 'maybe'"),
     ("--no-such", "there is no option --no-such"),
-    ("--rollback", "there is no"),
+    ("--rollback", "has no generation to go back to"),
 ]
 
 
