@@ -19,8 +19,10 @@ WIDTH, HEIGHT = 420, 96
 _MOST_MARKS = 210
 #: Up to so many ranks each have a line of their own; of more, their range is drawn, and those that stand out.
 _MOST_LINES = 8
+#: Up to so many of those that stand out have their numbers beside their marks.
+_MOST_NAMED = 3
 _LINE, _STANDS_OUT = styles.CHART_LINE, styles.CHART_OUTLIER
-_TOP, _BOTTOM, _LEFT, _RIGHT = 6, 14, 58, 6
+_TOP, _BOTTOM, _LEFT, _RIGHT = 8, 14, 58, 8
 
 
 def figure(number: float) -> str:
@@ -42,7 +44,9 @@ def over_ranks(numbers: Mapping[int, float], marked: Collection[int] = ()) -> st
     finite = {rank: number for rank, number in numbers.items() if math.isfinite(number)}
     if not finite:
         return ""
-    frame = _Frame(min(numbers), max(numbers), min(finite.values()), max(finite.values()))
+    # What stands out is drawn at the edge, with its number, so that it does not flatten all others.
+    usual = [number for rank, number in finite.items() if rank not in marked] or list(finite.values())
+    frame = _Frame(min(numbers), max(numbers), min(usual), max(usual))
     parts = [frame.axes(f"rank {min(numbers)}", f"rank {max(numbers)}")]
     middle = frame.y(statistics.median(finite.values()))
     parts.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{middle}" y2="{middle}" {_faint("3 3")}/>')
@@ -50,9 +54,12 @@ def over_ranks(numbers: Mapping[int, float], marked: Collection[int] = ()) -> st
         parts += [_dot(frame.x(rank), frame.y(number), rank, number) for rank, number in finite.items()]
     else:
         parts.append(_ranges(frame, finite))
+    named = sorted(marked)[:_MOST_NAMED]
     for rank in sorted(marked):
         if rank in finite:
             parts.append(_ring(frame.x(rank), frame.y(finite[rank]), rank, finite[rank]))
+            if rank in named:
+                parts.append(_beside(frame, rank, finite[rank]))
         elif rank in numbers:
             parts.append(_cross(frame.x(rank), rank, numbers[rank]))
     return _svg(parts, f"{len(numbers)} ranks, from {figure(min(finite.values()))} to {figure(max(finite.values()))}")
@@ -75,7 +82,7 @@ def over_time(
     parts = [frame.axes("0 s", f"{max(times) - min(times):.3g} s")]
     drawn = dict(series) if len(series) <= _MOST_LINES else {rank: series[rank] for rank in marked if rank in series}
     if len(series) > _MOST_LINES:
-        parts.append(_band(frame, series))
+        parts.append(_band(frame, {rank: each for rank, each in series.items() if rank not in marked}))
     for rank, each in drawn.items():
         out = rank in marked
         colour = _STANDS_OUT if out else _LINE
@@ -135,7 +142,8 @@ class _Frame:
     def y(self, number: float) -> float:
         """From the top."""
         room = self._height - _TOP - _BOTTOM
-        return round(_TOP + (self._high - number) / (self._high - self._low) * room, 1)
+        share = (self._high - number) / (self._high - self._low)
+        return round(_TOP + min(1.0, max(0.0, share)) * room, 1)
 
     def axes(self, first: str, last: str) -> str:
         """The lines around the chart, with the ends of both ranges."""
@@ -188,6 +196,16 @@ def _dot(x: float, y: float, rank: int, number: float) -> str:
 def _ring(x: float, y: float, rank: int, number: float) -> str:
     title = f"<title>rank {rank}: {figure(number)}</title>"
     return f'<circle cx="{x}" cy="{y}" r="4.5" fill="none" stroke="{_STANDS_OUT}" stroke-width="2">{title}</circle>'
+
+
+def _beside(frame: _Frame, rank: int, number: float) -> str:
+    """The number of a rank, beside its mark."""
+    x, y = frame.x(rank), frame.y(number)
+    left = x > WIDTH / 2
+    return (
+        f'<text x="{x - 8 if left else x + 8:g}" y="{min(y + 4, HEIGHT - _BOTTOM - 2):g}" '
+        f'text-anchor="{"end" if left else "start"}" {_text()}>{figure(number)}</text>'
+    )
 
 
 def _cross(x: float, rank: int, number: float) -> str:

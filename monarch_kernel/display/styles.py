@@ -60,6 +60,9 @@ VIEW: Final = "font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-si
 VIEW_TITLE: Final = f"{BOLD};font-size:14px"
 NEWS: Final = "border-left:3px solid #d9362b;padding-left:.6em;margin:3px 0;white-space:pre-wrap;overflow-wrap:anywhere"
 
+#: The line of something that opens.
+OPENS: Final = "cursor:pointer;opacity:.75;margin-top:4px"
+
 #: The sixteen colours of terminals, readable on light and on dark pages alike.
 ANSI_COLOURS: Final = (
     "#6e7681", "#e75c58", "#00a250", "#b8860b", "#208ffb", "#d160c4", "#2aa1b3", "#a1a6b2",

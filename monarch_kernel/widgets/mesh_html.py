@@ -88,8 +88,7 @@ def mesh_html(snapshot: Snapshot, key: str, now: float, ranks: Sequence[int] = (
     if not details:
         (table,) = status_tables(snapshot, now, key, wanted)
         details = table_html(table.view)
-    style = "cursor:pointer;opacity:.75;margin-top:4px"
-    parts.append(f'<details><summary style="{style}">details</summary>{details}</details>')
+    parts.append(f'<details><summary style="{styles.OPENS}">details</summary>{details}</details>')
     return f'<div style="{styles.VIEW};margin:2px 0 8px">{"".join(parts)}</div>'
 
 

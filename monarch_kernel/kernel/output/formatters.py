@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel.actor import ActorMesh, Future, HostMesh, ProcMesh, ValueMesh
 from monarch_kernel.display.tables import TableView, table_html, table_text
 from monarch_kernel.kernel.output.mesh_tables import MeshStatus
+from monarch_kernel.kernel.output.value_views import value_mesh_html
 from monarch_kernel.meshes import format_points, format_ranks, list_proc_meshes
 from workspace_sync.receipt import receipt_table
 
@@ -34,7 +35,7 @@ def install(ip: Any) -> None:
     """Register all formatters with this shell."""
     formatters = ip.display_formatter.formatters
     formatters["text/plain"].for_type(Future, _future)
-    formatters["text/html"].for_type(ValueMesh, partial(_html, value_mesh_table))
+    formatters["text/html"].for_type(ValueMesh, _value_mesh)
     for kind in (*_TABLES, MeshStatus):
         ip.display_formatter.mimebundle_formatter.for_type(kind, _mesh_bundle)
     formatters["text/plain"].for_type_by_name(*_RECEIPT, _receipt)
@@ -78,6 +79,10 @@ def _display_of(value: Any) -> MeshDisplay | None:
 
 def _html(table: Callable[[Any], TableView], value: Any) -> str:
     return table_html(table(value))
+
+
+def _value_mesh(values: ValueMesh[Any]) -> str:
+    return value_mesh_html(values, value_mesh_table(values))
 
 
 def _receipt(report: Any, printer: Any, _cycle: bool) -> None:

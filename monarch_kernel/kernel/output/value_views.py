@@ -1,0 +1,121 @@
+"""The values of ranks as HTML: a chart of numbers beside their table, summaries of arrays with their distributions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
+from typing import Any
+
+from monarch_kernel.actor import Extent, ValueMesh
+from monarch_kernel.display import styles
+from monarch_kernel.display.charts import figure, histogram, over_ranks
+from monarch_kernel.display.outliers import outliers
+from monarch_kernel.display.tables import TableView, table_html
+from monarch_kernel.kernel.output.array_summary import ArraySummary, summary_of
+from monarch_kernel.meshes import format_points, format_ranks
+
+#: Fewer numbers than this are read faster in the table than in a chart.
+FEWEST = 4
+#: How many rows a table of arrays has, at most.
+MOST_ROWS = 32
+#: A longer table is below the chart, and opens.
+MOST_BESIDE = 12
+_NAMED = 6
+
+
+def value_mesh_html(values: ValueMesh[Any], table: TableView) -> str:
+    """A value mesh.
+
+    Args:
+        values: the values.
+        table: them as a table.
+    """
+    held = list(values.values())
+    numbers = {rank: number for rank, value in enumerate(held) if (number := number_of(value)) is not None}
+    if len(numbers) == len(held) >= FEWEST and len(set(map(repr, held))) > 1:
+        return _with_chart(table, _chart(numbers, values.extent))
+    summaries = [summary_of(value) for value in held]
+    if summaries and all(each is not None for each in summaries):
+        return _arrays([each for each in summaries if each is not None], values.extent, table.caption)
+    return table_html(table)
+
+
+def number_of(value: Any) -> float | None:
+    """A value as a number, if it is one, or an array with one element and no dimensions; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        try:
+            return float(value)
+        except OverflowError:  # an integer beyond all floats
+            return None
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        if str(getattr(value, "device", "cpu")) != "cpu":
+            return None
+        item = value.item()
+        return float(item) if isinstance(item, int | float) and not isinstance(item, bool) else None
+    return None
+
+
+def _chart(numbers: dict[int, float], extent: Extent) -> str:
+    out = outliers(numbers)
+    lines: list[str] = []
+    for rank in out[:_NAMED]:
+        where = format_points([rank], extent)
+        lines.append(
+            f'<div style="{styles.BAD}">rank {rank}{f" ({escape(where)})" if where else ""}: '
+            f"{escape(figure(numbers[rank]))} stands out</div>"
+        )
+    if len(out) > _NAMED:
+        lines.append(f'<div style="{styles.BAD}">and ranks {format_ranks(out[_NAMED:], limit=8)}</div>')
+    return f"<div>{over_ranks(numbers, out)}{''.join(lines)}</div>"
+
+
+def _with_chart(table: TableView, chart: str) -> str:
+    """A chart, with a short table beside it, or a long one that opens below it."""
+    if len(table.rows) <= MOST_BESIDE:
+        style = "display:flex;flex-wrap:wrap;gap:8px 28px;align-items:flex-start"
+        return f'<div style="{styles.VIEW};{style}"><div>{table_html(table)}</div>{chart}</div>'
+    caption = f'<div style="{styles.CAPTION}">{escape(table.caption)}</div>'
+    rows = table_html(replace(table, caption=""))
+    summary = f'<summary style="{styles.OPENS}">{len(table.rows)} rows</summary>'
+    return f'<div style="{styles.VIEW}">{caption}{chart}<details>{summary}{rows}</details></div>'
+
+
+def _arrays(summaries: Sequence[ArraySummary], extent: Extent, caption: str) -> str:
+    """One row for each rank, those with elements that are not finite first, then those that stand out."""
+    out = {
+        rank
+        for of in ("low", "mean", "high")
+        for rank in outliers({rank: getattr(each, of) for rank, each in enumerate(summaries)})
+    }
+    ranks = sorted(range(len(summaries)), key=lambda rank: (-summaries[rank].bad, rank not in out, rank))
+    shown = sorted(ranks[:MOST_ROWS])
+    heads = ("rank", "at", "type", "min", "mean", "max", "not finite", "")
+    head = "".join(f'<th style="{styles.LEFT}">{name}</th>' for name in heads)
+    rows = "".join(_array_row(rank, summaries[rank], extent, rank in out) for rank in shown)
+    notes = [f"… and {len(ranks) - len(shown):,} more ranks"] if len(ranks) > len(shown) else []
+    notes += ["of a sample of the elements"] if any(each.sampled for each in summaries) else []
+    notes += [f"{format_ranks(sorted(out), limit=8)}: figures that stand out"] if out else []
+    told = "".join(f'<div style="{styles.DIM}">{escape(note)}</div>' for note in notes)
+    return (
+        f'<div style="{styles.VIEW}"><div style="{styles.CAPTION}">{escape(caption)}</div>'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{told}</div>"
+    )
+
+
+def _array_row(rank: int, found: ArraySummary, extent: Extent, out: bool) -> str:
+    figures = ["" if math.isnan(each) else figure(each) for each in (found.low, found.mean, found.high)]
+    bad = f"{found.bad:.2%}" if found.bad else ""
+    mark = f";{styles.BAD}" if out else ""
+    cells = [
+        (styles.NAME, f"<b>{rank}</b>"),
+        (styles.LEFT, escape(format_points([rank], extent))),
+        (styles.LEFT, escape(found.kind)),
+        *((f"{styles.RIGHT}{mark}", text) for text in figures),
+        (f"{styles.RIGHT};{styles.BAD}", bad),
+        (styles.LEFT, histogram(found.counts, found.low, found.high) if found.counts else ""),
+    ]
+    return f"<tr>{''.join(f'<td style={chr(34)}{style}{chr(34)}>{text}</td>' for style, text in cells)}</tr>"
