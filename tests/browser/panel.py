@@ -74,7 +74,13 @@ class Panel:
         """Save what the panel looks like: among the test's files, or in the folder that TEST_PICTURES names."""
         self.page.mouse.move(700, 600)  # no tooltip, nothing hovered
         target = Path(os.environ.get("TEST_PICTURES") or folder)
-        self.node.screenshot(path=str(target / f"{name}.png"), animations="disabled")
+        box = self.node.bounding_box()
+        bottom = self.node.evaluate(
+            """panel => Math.max(...[...panel.querySelectorAll('button, input, .mk-Kept')].filter(each => each.offsetParent)
+                .map(each => each.getBoundingClientRect().bottom))"""
+        )
+        clip = {**box, "height": min(box["height"], bottom - box["y"] + 16)}
+        self.page.screenshot(path=str(target / f"{name}.png"), clip=clip, animations="disabled")
 
     def theme(self, name: str) -> None:
         """Choose a theme of JupyterLab, and wait until it is there."""

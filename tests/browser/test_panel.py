@@ -198,6 +198,27 @@ def test_two_notebooks_two_kernels_and_one_kernel_in_two_tabs(lab: Lab) -> None:
     panel.status("n: 3 ranks · idle")
 
 
+def test_a_kept_mesh_after_a_restart_of_its_kernel(lab: Lab, tmp_path: Path) -> None:
+    lab.open("%mesh up browser-kept --procs 2 --keep")
+    panel = Panel(lab)
+    panel.open()
+    lab.run(0)
+    panel.has_states(idle=2)
+    kept = panel.node.locator(".mk-Kept-item").filter(has_text="browser-kept")
+    try:
+        kept.filter(has_text="attached").wait_for()
+        lab.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
+        panel.says("This kernel has no mesh yet")
+        kept.filter(has_text="free").wait_for()
+        panel.picture("panel_kept", tmp_path)
+        kept.get_by_role("button", name="Attach").click()
+        panel.has_states(idle=2)
+    finally:
+        kept.get_by_role("button", name="Stop").click()
+        lab.page.locator(".jp-Dialog").get_by_role("button", name="Stop", exact=True).click()
+        kept.wait_for(state="detached")
+
+
 def test_notebook_7_loads_the_same_panel(lab: Lab) -> None:
     pytest.importorskip("notebook", reason="Notebook 7 is not installed")
     lab.open("%mesh up --procs 2", in_notebook_7=True)

@@ -183,13 +183,11 @@ export class DebugSection implements SectionContent {
     }
     const rows = breakpoints.map(({ file, line, condition, ranks, text }) => {
       const place = t('%1, line %2', file, line);
-      const rest = [condition ? t('if %1', condition) : '', ranks ? nameRanks(ranks) : '', text ?? '']
-        .filter(Boolean)
-        .join(' · ');
+      const rest = [condition ? t('if %1', condition) : '', ranks ? nameRanks(ranks) : ''].filter(Boolean).join(' · ');
       return element(
         'li',
         'mk-Breakpoints-item',
-        { title: rest ? `${place} · ${rest}` : place },
+        { title: text || place },
         element('span', 'mk-Breakpoints-dot', { 'aria-hidden': 'true' }),
         element('span', 'mk-Breakpoints-place', {}, place),
         ...(rest ? [element('span', 'mk-Faint', {}, rest)] : [])

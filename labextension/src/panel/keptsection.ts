@@ -1,20 +1,16 @@
-import type { Actions } from '../model';
+import type { Actions, Dispose } from '../model';
 import { t, tn } from '../model';
 import { button, element, setAttribute, setText } from '../views/dom';
 import { askCode, wordsOf } from './actionbar';
 import type { KeptMesh, Surroundings } from './surroundings';
-
-/** How often the server is asked while the list is in view (ms): it is not told of changes. */
-const EVERY = 10_000;
 
 /** The kept meshes of this user: those that outlive their kernels. Hidden where the server does not list them. */
 export class KeptSection {
   readonly node = element('section', 'mk-Section mk-Kept', { hidden: true });
   private readonly _list = element('ul', 'mk-List');
   private readonly _result = element('div', 'mk-Bar-result', { role: 'status' });
-  private _timer: ReturnType<typeof setInterval> | undefined;
+  private _unwatch: Dispose | undefined;
   private _look = '';
-  private _disposed = false;
 
   /**
    * @param _actions - of the kernel that a mesh is attached to; null without one.
@@ -33,50 +29,34 @@ export class KeptSection {
     host.append(this.node);
   }
 
-  /** Ask while a person can see it. */
+  /** Listen while a person can see it. */
   setVisible(visible: boolean): void {
-    clearInterval(this._timer);
-    this._timer = undefined;
-    if (visible && !this._disposed) {
-      this._timer = setInterval(() => void this.refresh(), EVERY);
-      void this.refresh();
-    }
-  }
-
-  async refresh(): Promise<void> {
-    let meshes: KeptMesh[] | null;
-    try {
-      meshes = await this._surroundings.kept.list();
-    } catch {
-      return; // the server is away for a moment: what is shown stays
-    }
-    if (meshes === null) {
-      this.setVisible(false);
-      this.node.hidden = true;
-      return;
-    }
-    this.node.hidden = !meshes.length;
-    const look = JSON.stringify(meshes);
-    if (look !== this._look && !this._disposed) {
-      this._look = look;
-      this._list.replaceChildren(...meshes.map(mesh => this._item(mesh)));
-    }
+    this._unwatch?.();
+    this._unwatch = visible ? this._surroundings.kept.watch(meshes => this._show(meshes)) : undefined;
   }
 
   dispose(): void {
-    this._disposed = true;
     this.setVisible(false);
     this.node.remove();
+  }
+
+  private _show(meshes: readonly KeptMesh[]): void {
+    this.node.hidden = !meshes.length;
+    const look = JSON.stringify(meshes);
+    if (look !== this._look) {
+      this._look = look;
+      this._list.replaceChildren(...meshes.map(mesh => this._item(mesh)));
+    }
   }
 
   private _item(mesh: KeptMesh): HTMLElement {
     const ranks = mesh.meshes.reduce((sum, each) => sum + each.ranks, 0);
     const dead = ranks - mesh.meshes.reduce((sum, each) => sum + each.alive, 0);
     const facts = [
+      mesh.held_by ? t('attached') : t('free'),
       tn('%1 rank', '%1 ranks', ranks),
       dead ? t('%1 dead', dead) : '',
-      mesh.host,
-      mesh.held_by ? t('attached') : t('free')
+      t('on %1', mesh.host)
     ];
     const text = facts.filter(Boolean).join(' · ');
     return element(
@@ -87,9 +67,10 @@ export class KeptSection {
       element('span', 'mk-Faint', { title: text }, text),
       button('mk-Button', t('Attach'), () => void this._attach(mesh.name), {
         'aria-label': t('Attach %1', mesh.name),
-        title: t('Attach it to the kernel of this notebook')
+        title: mesh.held_by ? t('It is attached to process %1', mesh.held_by) : t('Attach it to this kernel'),
+        disabled: mesh.held_by > 0
       }),
-      button('mk-Button', t('Stop'), () => void this._stop(mesh.name), { 'aria-label': t('Stop %1', mesh.name) })
+      button('mk-Button', t('Stop'), () => void this._stop(mesh), { 'aria-label': t('Stop %1', mesh.name) })
     );
   }
 
@@ -109,11 +90,12 @@ export class KeptSection {
     });
   }
 
-  private async _stop(name: string): Promise<void> {
-    const consequence = t('Its processes end, and their variables are lost.');
+  private async _stop({ name, held_by }: KeptMesh): Promise<void> {
+    const lost = t('Its processes end, and their variables are lost.');
+    const consequence = held_by ? `${t('It is attached to process %1.', held_by)} ${lost}` : lost;
     if (await this._surroundings.confirm(t('Stop the kept mesh %1?', name), consequence, t('Stop'))) {
       await this._try(async () => {
-        await this._surroundings.kept.stop(name);
+        await this._surroundings.kept.stop(name, held_by > 0);
         return t('%1 has stopped', name);
       });
     }
@@ -127,6 +109,5 @@ export class KeptSection {
       setText(this._result, wordsOf(error));
       setAttribute(this._result, 'data-bad', true);
     }
-    await this.refresh();
   }
 }

@@ -31,7 +31,7 @@ function surroundingsOf(changes: Partial<Surroundings> = {}) {
     runCode: vi.fn(async () => undefined),
     confirm: vi.fn(async () => true),
     focusRank: vi.fn(async () => undefined),
-    kept: { list: async () => null, stop: async () => undefined },
+    kept: { watch: () => () => undefined, stop: async () => undefined },
     memory: new Remembered(),
     ...changes
   };
@@ -181,18 +181,25 @@ describe('a section', () => {
 describe('kept meshes', () => {
   const mesh: KeptMesh = { name: 'kept', host: 'a', held_by: 0, meshes: [{ name: 'm', ranks: 4, alive: 3 }] };
 
-  it('are not shown where the server has none to offer', async () => {
+  it('are not shown where the server does not say which there are', () => {
     const section = new KeptSection(host, () => null, surroundingsOf());
-    await section.refresh();
+    section.setVisible(true);
     expect(section.node.hidden).toBe(true);
   });
 
-  it('are listed, and attached by code where there is no kernel to do it', async () => {
-    const surroundings = surroundingsOf({ kept: { list: async () => [mesh], stop: async () => undefined } });
+  it('are listed while in view, and attached by code where there is no kernel to do it', async () => {
+    const unwatch = vi.fn();
+    const watch = (changed: (meshes: KeptMesh[]) => void) => {
+      changed([mesh]);
+      return unwatch;
+    };
+    const surroundings = surroundingsOf({ kept: { watch, stop: async () => undefined } });
     const section = new KeptSection(host, () => null, surroundings);
-    await section.refresh();
+    section.setVisible(true);
     expect(section.node.hidden).toBe(false);
-    expect(section.node.textContent).toContain('4 ranks · 1 dead · a · free');
+    expect(section.node.textContent).toContain('free · 4 ranks · 1 dead · on a');
+    section.setVisible(false);
+    expect(unwatch).toHaveBeenCalledTimes(1);
     section.node.querySelector<HTMLButtonElement>('[aria-label="Attach kept"]')?.click();
     await vi.waitFor(() => expect(surroundings.insertCode).toHaveBeenCalledWith('%mesh attach kept'));
   });

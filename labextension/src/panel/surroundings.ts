@@ -1,3 +1,5 @@
+import type { Dispose } from '../model';
+
 /** What the panel needs of the application that it is in. */
 export interface Surroundings {
   /** Put code into a new cell below the active one, or into the prompt of a console. */
@@ -25,9 +27,10 @@ export interface KeptMesh {
 
 /** The kept meshes of this user. */
 export interface KeptMeshes {
-  /** All of them; null where the server does not offer them. */
-  list(): Promise<KeptMesh[] | null>;
-  stop(name: string): Promise<void>;
+  /** Be told which there are, at once and at each change; never, where the server does not say. */
+  watch(changed: (meshes: readonly KeptMesh[]) => void): Dispose;
+  /** End one; `force`: also if a process holds it, which then loses it. */
+  stop(name: string, force: boolean): Promise<void>;
 }
 
 /** Small values that outlive a reload. */
