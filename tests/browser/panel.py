@@ -76,7 +76,8 @@ class Panel:
         target = Path(os.environ.get("TEST_PICTURES") or folder)
         box = self.node.bounding_box()
         bottom = self.node.evaluate(
-            """panel => Math.max(...[...panel.querySelectorAll('button, input, .mk-Kept')].filter(each => each.offsetParent)
+            """panel => Math.max(...[...panel.querySelectorAll('button, input, .mk-Kept')]
+                .filter(each => each.offsetParent)
                 .map(each => each.getBoundingClientRect().bottom))"""
         )
         clip = {**box, "height": min(box["height"], bottom - box["y"] + 16)}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+from monarch_kernel.meshes import KeptError, end_kept
 from tests.browser.lab import ROOT, Lab
 from tests.browser.panel import Panel
 
@@ -199,12 +201,12 @@ def test_two_notebooks_two_kernels_and_one_kernel_in_two_tabs(lab: Lab) -> None:
 
 
 def test_a_kept_mesh_after_a_restart_of_its_kernel(lab: Lab, tmp_path: Path) -> None:
-    lab.open("%mesh up browser-kept --procs 2 --keep")
+    lab.open("%mesh up browser_kept --procs 2 --keep")
     panel = Panel(lab)
     panel.open()
     lab.run(0)
     panel.has_states(idle=2)
-    kept = panel.node.locator(".mk-Kept-item").filter(has_text="browser-kept")
+    kept = panel.node.locator(".mk-Kept-item").filter(has_text="browser_kept")
     try:
         kept.filter(has_text="attached").wait_for()
         lab.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
@@ -213,10 +215,13 @@ def test_a_kept_mesh_after_a_restart_of_its_kernel(lab: Lab, tmp_path: Path) -> 
         panel.picture("panel_kept", tmp_path)
         kept.get_by_role("button", name="Attach").click()
         panel.has_states(idle=2)
-    finally:
+        kept.filter(has_text="attached").wait_for()
         kept.get_by_role("button", name="Stop").click()
         lab.page.locator(".jp-Dialog").get_by_role("button", name="Stop", exact=True).click()
         kept.wait_for(state="detached")
+    finally:
+        with contextlib.suppress(KeptError):
+            end_kept("browser_kept", force=True)
 
 
 def test_notebook_7_loads_the_same_panel(lab: Lab) -> None:
