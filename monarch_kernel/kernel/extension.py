@@ -20,7 +20,7 @@ from monarch_kernel.kernel.views.comm_target import CommTarget
 from monarch_kernel.kernel.views.services import NotebookServices
 from monarch_kernel.output import subscribe
 from monarch_kernel.pool import on_progress
-from monarch_kernel.watch import provide
+from monarch_kernel.watch import current_trace, provide
 from monarch_kernel.widgets.connection import use_services
 
 _ATTRIBUTE = "_monarch_kernel_extension"
@@ -78,11 +78,17 @@ def load(ip: Any) -> None:
 
 
 def kernel_ends(ip: Any) -> None:
-    """End what goes on between cells, and mark the cells that still run on ranks as abandoned, as the kernel ends."""
+    """End what goes on between cells, as the kernel ends; write the trace that is on.
+
+    Cells that still run on ranks are marked as abandoned.
+    """
     extension: _Extension | None = getattr(ip, _ATTRIBUTE, None)
     if extension is not None:
         extension.notebook.workspaces.unwatch()
         extension.notebook.router.abandon("the kernel ended before this cell did")
+    running = current_trace()
+    if running is not None:
+        running.stop()
 
 
 def unload(ip: Any) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.kernel.harness import Kernel
+from tests.kernel.harness import Kernel, stop_kernel
 from tests.watch.traces import read_trace
 
 
@@ -46,6 +47,15 @@ def test_a_trace_has_the_cells_of_the_notebook_and_of_the_ranks(mesh: Kernel, tm
     assert calls[0]["name"].removeprefix("Cell ") in own
     led_to = [end for start, end in read.arrows() if start["name"] == "send"]
     assert sorted(each["pid"] for each in led_to) == [2, 3, 3]
+
+
+def test_a_kernel_that_ends_writes_its_trace(start_kernel: Callable[..., Kernel], tmp_path: Path) -> None:
+    kernel = start_kernel()
+    kernel.ok("%mesh up --procs 1")
+    kernel.ok(f"%mesh trace on {tmp_path}/run.json.gz")
+    kernel.ok("%%mesh\n1")
+    stop_kernel(kernel)
+    assert any(each["cat"] == "cell" for each in read_trace(tmp_path / "run.json.gz").slices)
 
 
 def test_mistakes_with_traces(mesh: Kernel, tmp_path: Path) -> None:

@@ -135,19 +135,28 @@ def follow() -> None:
 
 def handle(instance: ActorInstance, link: MessageLink, message: Call, body: Body) -> BaseException | None:
     """See ``call_hooks.handle``."""
-    call, _, traceparent = message.trace.partition(" ")
-    if instance.spec.tool:
-        return instance._handle(link, message, body)
-    if traceparent:
-        with telemetry.continued(traceparent, f"{instance.name}.{message.endpoint}"):
-            return _handle(instance, link, message, body, call)
-    return _handle(instance, link, message, body, call)
-
-
-def _handle(instance: ActorInstance, link: MessageLink, message: Call, body: Body, call: str) -> BaseException | None:
     ring = recorder.recording
-    if ring is None:
+    call = message.trace
+    if ring is None or " " in call or instance._spec.tool:
+        return _handle_with_span(instance, link, message, body)
+    return _record(ring, instance, link, message, body, call)
+
+
+def _handle_with_span(instance: ActorInstance, link: MessageLink, message: Call, body: Body) -> BaseException | None:
+    """Handle a call that is not to be recorded, or that carries a span."""
+    ring = recorder.recording
+    call, _, traceparent = message.trace.partition(" ")
+    if not traceparent or instance.spec.tool:
         return instance._handle(link, message, body)
+    with telemetry.continued(traceparent, f"{instance.name}.{message.endpoint}"):
+        if ring is None:
+            return instance._handle(link, message, body)
+        return _record(ring, instance, link, message, body, call)
+
+
+def _record(
+    ring: Recorder, instance: ActorInstance, link: MessageLink, message: Call, body: Body, call: str
+) -> BaseException | None:
     number = ring.next()
     name = f"{instance.name}.{message.endpoint}"
     ring.open[number] = begun = (number, ENDPOINT, name, get_ident(), 0, ring.clock(), call, _size(message, body))
@@ -155,7 +164,7 @@ def _handle(instance: ActorInstance, link: MessageLink, message: Call, body: Bod
         return instance._handle(link, message, body)
     finally:
         del ring.open[number]
-        ring.append((*begun, ring.clock(), _mark()))
+        ring.append((*begun, ring.clock(), _mark() if _failed.get() else 0))
 
 
 async def handle_async(
@@ -199,7 +208,7 @@ def failed(error: BaseException) -> None:
 
 def _mark() -> int:
     """1 if the endpoint that has just ended raised."""
-    failed = _failed.get()
-    if failed:
-        _failed.set(False)  # a thread has one context for all its messages
-    return int(failed)
+    if not _failed.get():
+        return 0
+    _failed.set(False)  # a thread has one context for all its messages
+    return 1
