@@ -157,13 +157,17 @@ def test_ranks_that_come_and_go_while_it_is_on(procs: Procs, tmp_path: Path, fau
         faults.get(timeout=30)
         late = procs(1).spawn("late", Worker)
         late.work.call().get()
+        doomed.heal().get()
+        running.flush()
+        running.flush()
+        workers.work.call().get()
     assert running.summary is not None
     (missing,) = running.summary.missing
     assert missing.startswith(f"{doomed.name} rank 1, ") and missing.endswith(
         " has ended: nothing of it is shown since it was last collected."
     )
     read = read_trace(running.file)
-    assert len(read.named("worker.work", "endpoint")) == 2 and len(read.named("late.work", "endpoint")) == 1
+    assert len(read.named("worker.work", "endpoint")) == 4 and len(read.named("late.work", "endpoint")) == 1
     assert read.about["missing"] == [missing]
 
 

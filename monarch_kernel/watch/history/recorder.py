@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import msgspec
+
 from monarch_kernel.meshes import format_ranks
 from monarch_kernel.watch.history.columns import BoundedTables
 from monarch_kernel.watch.history.query import QueryResult, ask, named_tables
@@ -76,9 +78,14 @@ class History:
             self._actors.clear()
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Forget all rows, except, while it is on, what there is now."""
         with self._lock:
             self._rows = BoundedTables(TABLES, self._rows.limit)
+            self._states.clear()
+            self._actors.clear()
+            watch = self._watch
+        if watch is not None:
+            self.note(msgspec.structs.replace(watch.since(0), failures=()))
 
     def query(self, sql: str) -> QueryResult:
         """Ask in SQL; docs/telemetry.md lists the tables.

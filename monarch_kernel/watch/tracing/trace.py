@@ -87,11 +87,13 @@ class _Traced:
     Attributes:
         first, last: the estimates of its clock.
         parts: where its batches are in the temporary file: offset, size and alignment.
+        lost: it is known that it will not answer any more.
     """
 
     rank: TracedRank
     first: ClockOffset | None
     parts: list[tuple[int, int, ClockAlignment]]
+    lost: bool = False
 
 
 class Trace:
@@ -220,7 +222,7 @@ class Trace:
 
     def _collect(self, order: str) -> None:
         """Move the records of all processes to the temporary file."""
-        ranks = [traced.rank for traced in self._ranks.values()]
+        ranks = [traced.rank for traced in self._ranks.values() if not traced.lost]
         offsets = _clocks(ranks)
         for proc, (_, data) in _asked(ranks, order).items():
             traced = self._ranks[proc]
@@ -232,13 +234,11 @@ class Trace:
                 self._missing.append(f"{_name(traced.rank)} had no records: it did not know of the trace.")
         alive = {rank.proc for rank in introspection.living_ranks()}
         for proc, traced in list(self._ranks.items()):
-            if proc not in offsets and (proc not in alive or order == "off"):
+            if proc not in offsets and (proc not in alive or order == "off") and not traced.lost:
+                traced.lost = True
                 what = "did not answer" if proc in alive else "has ended"
                 when = "since it was last collected" if traced.parts else "at all"
                 self._missing.append(f"{_name(traced.rank)} {what}: nothing of it is shown {when}.")
-                if traced.parts:
-                    continue
-                del self._ranks[proc]
         own = introspection.take_records()
         self._own.append(self._keep(trace_records.encode_recorded(own), ClockAlignment()))
 
