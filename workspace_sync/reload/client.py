@@ -22,6 +22,9 @@ from workspace_sync.reload.selection import EVERY, ModuleSelection
 How = Literal["reload", "respawn", "restart"]
 When = Literal["idle", "now"]
 
+#: How often a wait for ranks looks whether they still respond (seconds).
+_LOOK = 0.2
+
 _agents: dict[str, Any] = {}
 _lock = threading.Lock()
 
@@ -266,11 +269,16 @@ def _asked(procs: ProcMesh, method: str, *args: Any) -> Callable[[float, float],
     parts = [(run, agents.slice(ranks=slice(run.start, run.stop))) for run in _runs(waiting)]
     calls = [(run, getattr(part, method).stream(*args)) for run, part in parts]
 
+    def silent() -> bool:
+        """Whether those that have not answered are known not to respond, so that it is no use to wait."""
+        known = whole.procs.unresponsive()
+        return all(rank in known for rank in waiting if rank not in reports)
+
     def answers(deadline: float, timeout: float) -> Refreshed:
         for run, call in calls:
             for slot in call:
                 try:
-                    rank, report = slot.get(max(0.0, deadline - time.monotonic()))
+                    rank, report = _soon(slot, deadline, silent)
                     reports[rank] = report
                     report.rank = back[rank]
                 except (ActorError, SupervisionError) as error:
@@ -280,12 +288,29 @@ def _asked(procs: ProcMesh, method: str, *args: Any) -> Callable[[float, float],
                         reports[rank] = RankReport(back[rank], error=str(getattr(why, "summary", why)))
                 except TimeoutError:
                     break  # answers come in the order in which ranks give them
+        known = whole.procs.unresponsive()
         for rank in waiting:
             if rank not in reports:
-                reports[rank] = RankReport(back[rank], error=f"it did not answer within {timeout:g} s")
+                why = f"it does not respond ({known[rank]})" if rank in known else ""
+                reports[rank] = RankReport(back[rank], error=why or f"it did not answer within {timeout:g} s")
         return Refreshed(whole.procs.name, method, [reports[rank] for rank in sorted(reports)])
 
     return answers
+
+
+def _soon(slot: Any, deadline: float, given_up: Callable[[], bool]) -> Any:
+    """The value of a future.
+
+    Raises:
+        TimeoutError: the deadline (monotonic) has passed, or ``given_up`` says that there is nothing to wait for.
+    """
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return slot.get(max(0.0, min(left, _LOOK)))
+        except TimeoutError:
+            if left <= _LOOK or given_up():
+                raise
 
 
 def _runs(ranks: Sequence[int]) -> list[range]:

@@ -183,6 +183,11 @@ def _follow(
             _told.add(procs)
         if how is None:
             stale += stale_in(done)
+            live.sync.notes += [
+                f"{_ranks(ranks)} of mesh {done.mesh} cannot be told: {why}"
+                for why, ranks in done.errors.items()
+                if not why.startswith("it is dead")
+            ]
             continue
         if how != "reload":
             if not (done.modules() or (how == "restart" and outside)):

@@ -103,3 +103,28 @@ def test_ranks_that_started_before_the_first_sync_are_named_and_moved_by_a_resta
         assert all(where.startswith(str(tmp_path / "store")) for _, where in look(early))
     finally:
         procs.stop().get(PATIENCE)
+
+
+def test_a_rank_that_does_not_respond_is_named_and_holds_up_nobody(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONARCH_KERNEL_SYNC_FOLDER", str(tmp_path / "store"))
+    workspace = Workspace(dirs=["."])
+    sync(this_host(), workspace)
+    procs = this_host().spawn_procs({"gpus": 2}, name="half")
+    try:
+        importers = procs.spawn("importers", Importer)
+        look(importers)
+        sync(procs, workspace)  # the ranks have been met
+        silent = procs.pids().get(1)
+        os.kill(silent, signal.SIGSTOP)
+        wait_until(lambda: 1 in procs.unresponsive(), "its host agent has missed it")
+        (folder / "synced_module.py").write_text("VERSION = 'second'\n")
+        report = sync(procs, workspace)
+        assert [(each.name, each.ranks) for each in report.stale] == [("synced_module", "0")]
+        assert any("rank 1 of mesh half cannot be told: it does not respond (" in note for note in report.notes)
+        os.kill(silent, signal.SIGCONT)
+        wait_until(lambda: not procs.unresponsive(), "it responds again")
+        assert [(each.name, each.ranks) for each in sync(procs, workspace).stale] == [("synced_module", "0-1")]
+    finally:
+        procs.stop().get(PATIENCE)
