@@ -258,11 +258,21 @@ def test_nothing_is_sent_and_no_timer_runs_while_nothing_watches(monkeypatch: py
     assert set(threading.enumerate()) <= threads
 
 
-def test_a_lease_that_is_not_renewed_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_is_renewed_and_ends_if_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     _, trainer = spawn(1)
-    monkeypatch.setattr(mesh_observer, "LEASE", 1.5)
-    monkeypatch.setattr(mesh_observer.MeshObserver, "_renew", lambda _self: None)
+    monkeypatch.setattr(mesh_observer, "LEASE", 2.0)
+    asked: list[float] = []
+    ask = mesh_observer.MeshObserver._ask
+
+    def noted(self: Any, system: Any, agents: Any, lease: float, again: bool = False) -> None:
+        asked.append(lease)
+        if len(asked) <= 4:
+            ask(self, system, agents, lease, again)
+
+    monkeypatch.setattr(mesh_observer.MeshObserver, "_ask", noted)
     with watch(period=PERIOD) as seen:
         until(seen, lambda ranks: bool(ranks[0].actors))
+        wait_until(lambda: len(asked) > 3, "the lease was renewed a few times")
         assert trainer.looks.call_one().get(LIMIT) == 1
+        # From now on no renewal arrives.
         wait_until(lambda: trainer.looks.call_one().get(LIMIT) == 0, "the lease is over")

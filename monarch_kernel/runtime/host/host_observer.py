@@ -40,6 +40,7 @@ class _Lease:
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.until = 0.0
+        self.length = 0.0  # as last asked for
         self.period = 0.0
         self.procs: dict[str, ProcFigures] = {}
         self.host: HostFigures | None = None
@@ -82,6 +83,7 @@ class HostObserver:
             lease = self._leases[link.peer] = _Lease(link.peer)
         again = not lease.until or message.again
         lease.until = time.monotonic() + message.lease
+        lease.length = message.lease
         lease.period = message.period
         self._ask_ranks(self._ranks_of(link.peer), message.lease, message.period, again)
         if again:
@@ -143,8 +145,9 @@ class HostObserver:
 
     def _on_measure(self) -> None:
         now = time.monotonic()
-        for peer in [peer for peer, lease in self._leases.items() if lease.until <= now]:
-            del self._leases[peer]
+        for lease in [lease for lease in self._leases.values() if lease.until <= now]:
+            del self._leases[lease.peer]
+            self._send(lease, None, [], True)  # a controller that was held up asks again
         if not self._leases:
             self._measuring = False
             self._gpus.end()
@@ -166,10 +169,12 @@ class HostObserver:
         procs = [self._figures(proc) for proc in new]
         self._send(lease, None, [f for f in procs if _differs(lease.procs.get(f.proc), f)])
 
-    def _send(self, lease: _Lease, host: HostFigures | None, procs: list[ProcFigures]) -> None:
+    def _send(self, lease: _Lease, host: HostFigures | None, procs: list[ProcFigures], empty: bool = False) -> None:
+        """Report what differs. A controller renews its lease when a report comes, so an empty one comes in time."""
+        empty = empty or time.monotonic() - lease.sent > lease.length / 4
         if host is not None and not _host_differs(lease.host, host):
             host = None
-        if host is None and not procs and not lease.activity:
+        if host is None and not procs and not lease.activity and not empty:
             return
         activity, lease.activity = lease.activity, {}
         lease.procs.update((figures.proc, figures) for figures in procs)

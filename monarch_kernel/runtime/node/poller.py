@@ -24,6 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
@@ -335,9 +336,9 @@ class Poller:
     def _step(self, timeout: float) -> None:
         timers = self._timers
         if timers:
-            left = max(0.0, timers[0][0] - time.monotonic())
+            left = timers[0][0] - monotonic()
             if timeout < 0 or left < timeout:
-                timeout = left
+                timeout = left if left > 0 else 0.0
         if timeout != 0:
             if timeout > _LONGEST:
                 timeout = _LONGEST
@@ -360,7 +361,7 @@ class Poller:
                     os.eventfd_read(fd)
                 except BlockingIOError:
                     pass
-        if timers:
+        if timers and timers[0][0] <= monotonic():
             self._run_timers()
 
     def _run_timers(self) -> None:

@@ -18,7 +18,6 @@ from monarch_kernel.protocol.refs import ProcRef
 from monarch_kernel.runtime.actor import process
 from monarch_kernel.runtime.actor import system as systems
 from monarch_kernel.runtime.actor.wire_types import Body, MessageLink
-from monarch_kernel.runtime.node.poller import Timer
 from monarch_kernel.subscriptions import Subscription
 
 #: How long host agents report without a renewal (seconds).
@@ -93,7 +92,7 @@ class MeshObserver:
         self._agents: dict[str, ProcRef] = {}
         self._ahead: dict[str, float] = {}  # by agent: how far its clock is ahead
         self._early: dict[str, _Early] = {}  # reports on procs that no mesh here has yet
-        self._timer: Timer | None = None
+        self._asked: dict[str, float] = {}  # by agent: when the lease was last renewed
         self._changes: Subscription | None = None
         self._healing: Subscription | None = None
 
@@ -138,15 +137,12 @@ class MeshObserver:
         node.on_close.append(self._on_close)
         node.handle(Observed, self._on_observed)
         self._healing = system.healer.on_healing.subscribe(self._on_healing)
-        self._timer = node.poller.call_later(LEASE / 3, self._on_timer)
 
     def _unbind(self) -> None:
         """Forget the system, and all that was known of it."""
         system = self._system
         if system is None:
             return
-        if self._timer is not None:
-            self._timer.cancel()
         node = system.node
         for callbacks, callback in (
             (node.on_peer_dead, self._on_peer_dead),
@@ -159,8 +155,9 @@ class MeshObserver:
         node.handle(Observed, _ignore)
         if self._healing is not None:
             self._healing.close()
-        self._system = self._timer = self._healing = None
+        self._system = self._healing = None
         self._targets, self._procs, self._agents, self._ahead, self._early = {}, set(), {}, {}, {}
+        self._asked = {}
 
     def _on_close(self) -> None:
         with self._lock:
@@ -168,13 +165,6 @@ class MeshObserver:
             self._unbind()
             if gone and self._open:
                 self._events.meshes_changed((), gone)
-
-    def _on_timer(self) -> None:
-        with self._lock:
-            if self._system is None:
-                return
-            self._timer = self._system.node.poller.call_later(LEASE / 3, self._on_timer)
-        self._renew()
 
     def _renew(self) -> None:
         with self._lock:
@@ -185,6 +175,7 @@ class MeshObserver:
     def _ask(self, system: Any, agents: Sequence[str], lease: float, again: bool = False) -> None:
         """Send the lease. Not under the lock: a handler of a message may wait for it with a link in hand."""
         for agent in agents:
+            self._asked[agent] = time.monotonic()
             if agent not in system.node.deaths:
                 system.node.send(agent, Observe(lease, self._period, again))
 
@@ -258,6 +249,7 @@ class MeshObserver:
         with self._lock:
             if link.peer not in self._agents:
                 return
+            system, due = self._system, time.monotonic() - self._asked.get(link.peer, 0.0) > LEASE / 3
             # The time of the way makes a clock look slow, so the largest difference is the best one.
             ahead = report.time - time.time()
             self._ahead[link.peer] = max(ahead, self._ahead.get(link.peer, ahead))
@@ -270,6 +262,8 @@ class MeshObserver:
                     _, figures, earlier = self._early.get(proc, (link.peer, None, {}))
                     self._early[proc] = (link.peer, figures, {proc: earlier[proc].joined(new) if earlier else new})
             self._tell(link.peer, report)
+        if due:  # no timer does this: with one, each message that arrives would cost a little more
+            self._ask(system, [link.peer], LEASE)
 
     def _tell(self, agent: str, report: Observed) -> None:
         ahead = self._ahead.get(agent, 0.0)
