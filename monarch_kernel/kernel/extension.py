@@ -49,7 +49,7 @@ class _Extension:
         undo.callback(provide(notebook.watched.source))
         call_errors.install(ip)
         undo.callback(call_errors.remove)
-        formatters.install(ip)
+        formatters.install(ip, notebook.file_label)
         undo.callback(formatters.remove, ip)
 
         use_services(NotebookServices(notebook))

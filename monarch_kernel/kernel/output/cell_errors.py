@@ -81,12 +81,14 @@ class MeshCellError(Exception):
     def _summary(self) -> str:
         told = [
             f"{format_ranks([failure.rank for failure in group], limit=6)}: {group[0].line}"
-            for group in _grouped(self.failures)
+            for group in grouped(self.failures)
         ]
-        text = f"{self._headline()}: " + "; ".join(told[:_MOST_GROUPS])
+        text = f"{self.headline}: " + "; ".join(told[:_MOST_GROUPS])
         return text + (f"; and {len(told) - _MOST_GROUPS} more kinds" if len(told) > _MOST_GROUPS else "")
 
-    def _headline(self) -> str:
+    @property
+    def headline(self) -> str:
+        """Which ranks failed, and how many ran the cell."""
         return headline(self.mesh, self.extent, self.ran_on, [failure.rank for failure in self.failures])
 
     def _waited(self) -> str:
@@ -105,9 +107,14 @@ class MeshCellError(Exception):
         cell = self._file_label(frame.file)
         return f"{cell}, line {frame.line}" if cell else f"{frame.file}:{frame.line}"
 
+    @property
+    def notes(self) -> list[str]:
+        """Sentences beside the failures: the ranks that waited for those, and what to do."""
+        return [*([self._waited()] if self.released else []), *([self._note] if self._note else [])]
+
     def _render_traceback_(self) -> list[str]:
-        lines = [f"{RED}{BOLD}{self._headline()}{OFF}"]
-        groups = _grouped(self.failures)
+        lines = [f"{RED}{BOLD}{self.headline}{OFF}"]
+        groups = grouped(self.failures)
         for group in groups[:_MOST_GROUPS]:
             lines += ["", *group_lines(group, self._file_label)]
         if len(groups) > _MOST_GROUPS:
@@ -115,10 +122,8 @@ class MeshCellError(Exception):
             lines += ["", *(f"{_label([failure])} {failure.line}" for failure in left[:_MOST_LINES])]
             if len(left) > _MOST_LINES:
                 lines.append(f"… and {len(left) - _MOST_LINES} more ranks; the exception's .failures lists all of them")
-        if self.released:
-            lines += ["", self._waited()]
-        if self._note:
-            lines += ["", self._note]
+        for note in self.notes:
+            lines += ["", note]
         return lines if self.colours else [strip_ansi(line) for line in lines]
 
 
@@ -207,7 +212,8 @@ def _counted(failures: Sequence[CellFailure]) -> str:
     return f"rank{'s' * (len(failures) != 1)} {format_ranks([failure.rank for failure in failures], limit=6)}"
 
 
-def _grouped(failures: Iterable[CellFailure]) -> list[list[CellFailure]]:
+def grouped(failures: Iterable[CellFailure]) -> list[list[CellFailure]]:
+    """Failures with equal tracebacks together, the smallest group first."""
     alike: dict[Hashable, list[CellFailure]] = {}
     for failure in failures:
         key = ("fault", failure.fault.likeness()) if failure.fault is not None else ("death", failure.death)

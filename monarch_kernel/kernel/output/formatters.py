@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.actor import ActorMesh, Future, HostMesh, ProcMesh, ValueMesh
 from monarch_kernel.display.tables import TableView, table_html, table_text
+from monarch_kernel.errors import ActorError, SupervisionError
+from monarch_kernel.kernel.output.cell_errors import MeshCellError
+from monarch_kernel.kernel.output.error_views import error_html
+from monarch_kernel.kernel.output.fault_text import FileLabel
 from monarch_kernel.kernel.output.mesh_tables import MeshStatus
 from monarch_kernel.kernel.output.value_views import value_mesh_html
 from monarch_kernel.meshes import format_points, format_ranks, list_proc_meshes
@@ -27,13 +31,21 @@ MOST_ROWS = 64
 LONGEST = 2_000
 #: The receipt of a sync, whose package is loaded when it is first used.
 _RECEIPT = ("workspace_sync.model.report", "SyncReport")
+_ERRORS = (ActorError, SupervisionError, MeshCellError)
 #: How long a table waits for the states of processes (seconds).
 STATUS_TIMEOUT = 1.0
 
 
-def install(ip: Any) -> None:
-    """Register all formatters with this shell."""
+def install(ip: Any, file_label: FileLabel = lambda _file: None) -> None:
+    """Register all formatters with this shell.
+
+    Args:
+        ip: the shell.
+        file_label: labels the files of cells in tracebacks.
+    """
     formatters = ip.display_formatter.formatters
+    for kind in _ERRORS:
+        formatters["text/html"].for_type(kind, partial(error_html, file_label=file_label))
     formatters["text/plain"].for_type(Future, _future)
     formatters["text/html"].for_type(ValueMesh, _value_mesh)
     for kind in (*_TABLES, MeshStatus):
@@ -46,7 +58,8 @@ def remove(ip: Any) -> None:
     """Undo `install`."""
     formatters = ip.display_formatter.formatters
     formatters["text/plain"].pop(Future, None)
-    formatters["text/html"].pop(ValueMesh, None)
+    for kind in (ValueMesh, *_ERRORS):
+        formatters["text/html"].pop(kind, None)
     for kind in (*_TABLES, MeshStatus):
         ip.display_formatter.mimebundle_formatter.pop(kind, None)
     for mime in ("text/plain", "text/html"):

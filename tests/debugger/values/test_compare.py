@@ -193,7 +193,10 @@ def test_a_table_tells_where_arrays_differ() -> None:
     assert said[0] == "differs type ranks first at there others elements max |Δ| relative not finite"
     assert said[1] == "fc.w float32 [4] [2] [1, 2] nan 0.25 ≥ 2 of 4 ≥ 0.5 ≥ 0.1 2 NaN"
     assert said[2] == "scale float [2] 0.5 0.25 0.25 0.5"
-    assert "<table" in shown._repr_html_()
+    html = shown._repr_html_()
+    assert html.count("<details>") == 2  # each row opens
+    assert "2 of 4 compared elements differ, first at [1, 2]: nan and 0.25" in html
+    assert "2 of the 3 blocks that differ were compared" in html
     assert shown.to_dict()["differences"][0]["contrast"]["index"] == [1, 2]
 
 
@@ -201,7 +204,8 @@ def test_more_rows_than_a_screen_holds_fold_in_a_notebook() -> None:
     found = tuple(Difference(f"w{at}", (1,), (0,), tensor(f"w{at}", b"1"), tensor(f"w{at}", b"2")) for at in range(30))
     shown = diff_of({0: reading(1), 1: reading(2)}, found)
     assert repr(shown).endswith("… 10 more differ; they are in .differences")
-    assert "<details>" in shown._repr_html_()
+    assert "<summary" in shown._repr_html_()
+    assert "10 more</summary>" in shown._repr_html_()
 
 
 def test_html_is_escaped() -> None:

@@ -101,14 +101,16 @@ class Verdict:
     def _repr_html_(self) -> str:
         blamed = set(self.ranks) if self.decided else set[int]()
         body = "".join(
-            f'<tr><td style="{styles.RIGHT}{f";{styles.BOLD}" if blamed.intersection(row.ranks) else ""}">'
-            f'{escape(listed(row.ranks))}</td><td style="{styles.LEFT}">{escape(row.doing)}</td></tr>'
+            f'<tr><td style="{styles.NAME}{f";{styles.BAD}" if blamed.intersection(row.ranks) else ""}">'
+            f'<b>{escape(listed(row.ranks))}</b></td><td style="{styles.LEFT}">{escape(row.doing)}</td></tr>'
             for row in self.rows
         )
         notes = "".join(f'<div style="{styles.DIM}">{escape(note)}</div>' for note in self.notes)
-        head = f'<thead><tr><th>ranks</th><th style="{styles.LEFT}">doing</th></tr></thead>'
+        head = f'<thead><tr><th style="{styles.LEFT}">ranks</th><th style="{styles.LEFT}">doing</th></tr></thead>'
         rows = f"<table>{head}<tbody>{body}</tbody></table>" if body else ""
-        return f'<div style="{styles.HEADLINE}">{escape(self.sentence)}</div>{notes}{rows}'
+        news = styles.NEWS if self.kind != NOTHING else ""
+        sentence = f'<div style="{styles.HEADLINE};{news}">{escape(self.sentence)}</div>'
+        return f'<div style="{styles.VIEW}">{sentence}{notes}{rows}</div>'
 
     def _repr_pretty_(self, printer: Printer, cycle: bool) -> None:
         printer.text(str(self))
