@@ -41,6 +41,10 @@ class MeshWidget(anywidget.AnyWidget):  # type: ignore[misc,unused-ignore]
         self._connection = ViewConnection(lambda message: send({"method": "custom", "content": message}), plots)
         # On the instance, so that a click runs none of IPython's hooks in the middle of a cell.
         comm.handle_msg = self._take
+        # ipykernel sends what a page says to the shell that opened the comm, where it would wait for the running cell.
+        # The page's own choice is a subshell.
+        if hasattr(comm, "_reply_subshell_for"):
+            comm._reply_subshell_for = lambda _data, chosen: chosen
         comm.on_close(lambda _message: self._connection.close())
 
     def _take(self, message: dict[str, Any]) -> None:

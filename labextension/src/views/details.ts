@@ -360,7 +360,8 @@ export function stackView(stacks: readonly StackGroup[]): Node[] {
       list.append(line);
     });
     const head = [ranks.length > 1 ? nameRanks(ranks) : '', note ?? ''].filter(Boolean).join(' · ');
-    return element('div', '', {}, ...(head ? [element('div', 'mk-Place', {}, head)] : []), list);
+    const shown = frames.length ? list : element('div', 'mk-Note', {}, t('No user code runs.'));
+    return element('div', '', {}, ...(head ? [element('div', 'mk-Place', {}, head)] : []), shown);
   });
 }
 
