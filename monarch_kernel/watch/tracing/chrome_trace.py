@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+import msgspec
+
 from monarch_kernel.introspection import trace_records
 from monarch_kernel.watch.tracing.clocks import ClockAlignment
 from monarch_kernel.watch.tracing.lanes import LaneSpan, lanes_of
@@ -103,7 +105,7 @@ class ChromeTrace:
         for call in self._calls.values():
             if call.site is not None and call.led_to:
                 self._connect(*call.site, call.led_to)
-        self._file.write(f'\n], "otherData": {json.dumps(_clean(about))}}}\n')
+        self._file.write(f'\n], "otherData": {_json(about)}}}\n')
 
     # -- slices -----------------------------------------------------------------------------------
 
@@ -228,8 +230,19 @@ class ChromeTrace:
         if args:
             event["args"] = args
         event.update(more)
-        self._file.write(("" if self._first else ",\n") + json.dumps(_clean(event)))
+        self._file.write(("" if self._first else ",\n") + _json(event))
         self._first = False
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _json(value: dict[str, Any]) -> str:
+    """The value as JSON."""
+    try:
+        return _encode(value).decode()  # ten times as fast
+    except (UnicodeEncodeError, OverflowError):
+        return json.dumps(_clean(value))
 
 
 def _clean(value: Any) -> Any:
