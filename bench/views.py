@@ -314,6 +314,18 @@ def call_times(ranks: int, turns: int) -> tuple[float, float, float]:
     return statistics.median(without), statistics.median(within), ratio
 
 
+def show_page_times() -> None:
+    """Print what the views cost in a browser; where there is none, why."""
+    try:
+        from bench.views_page.browser import measure as page_times
+
+        for ranks in (1000, 4096):
+            figures = ", ".join(f"{name} {value:.2f}" for name, value in page_times(ranks).items())
+            print(f"a page with {ranks:,} ranks (ms; frames_late is a share): {figures}", flush=True)
+    except (ImportError, LookupError) as error:
+        print(f"no page was measured: {error}")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m bench.views", description=(__doc__ or "").split("\n\n")[1])
@@ -322,6 +334,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=2, help="that simulate the hosts (2, or what it takes)")
     parser.add_argument("--budget", type=float, default=BUDGET, help=f"seconds for each size ({BUDGET:g})")
     parser.add_argument("--turns", type=int, default=TURNS, help=f"of the comparison of calls ({TURNS}); 0: none")
+    parser.add_argument("--no-page", dest="page", action="store_false", help="leave the browser out")
     args = parser.parse_args(argv)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -329,6 +342,8 @@ def main(argv: list[str] | None = None) -> int:
     for ranks in (1000, 4096):
         figures = ", ".join(f"{name} {value:.2f}" for name, value in board_times(ranks).items())
         print(f"a board of {ranks:,} ranks (ms): {figures}", flush=True)
+    if args.page:
+        show_page_times()
     if args.turns:
         without, within, ratio = call_times(4, args.turns)
         print(f"\na call on 4 ranks: {without:.1f} µs, watched {within:.1f} µs; median of the ratios {ratio:.4f}")
