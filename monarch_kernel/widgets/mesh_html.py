@@ -208,11 +208,12 @@ def _icon(state: RankState) -> str:
 def _shape(state: RankState) -> str:
     box, path = _GLYPHS[state]
     colour = styles.STATE_COLOURS[state.value]
+    mark = f'<path d="{path}" fill="{"#fff" if box == "solid" else colour}"/>' if path else ""
+    if box == "none":
+        return mark
     edge = 0 if box == "solid" else 1
     size = 16 - 2 * edge
-    drawn = f'<rect x="{edge}" y="{edge}" width="{size}" height="{size}" rx="3" {_BOXES[box].format(colour)}/>'
-    mark = f'<path d="{path}" fill="{"#fff" if box == "solid" else colour}"/>' if path else ""
-    return f"{drawn if box != 'none' else ''}{mark}"
+    return f'<rect x="{edge}" y="{edge}" width="{size}" height="{size}" rx="3" {_BOXES[box].format(colour)}/>{mark}'
 
 
 # -- many ranks ------------------------------------------------------------------------------------------
