@@ -154,6 +154,7 @@ def test_a_rank_is_stopped_looked_at_and_goes_on(mesh: Kernel, page: Page, key: 
     cell.wait()
     bell.wait(3)
     assert "work" in page.do("debug", key, (1,))
+    assert page.rank("m", 1, state="stopped")["stop"]["function"] == "work"
     told = page.ask("variables", key, (1,), frame=0)
     assert told["frame"]["function"] == "work"
     assert {"name": "step", "type": "int", "text": "7"} in told["variables"]
