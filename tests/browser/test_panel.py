@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+from monarch_kernel import __version__
 from monarch_kernel.meshes import KeptError, end_kept
 from tests.browser.lab import ROOT, Lab
 from tests.browser.panel import Panel
@@ -41,7 +43,8 @@ def source(lab: Lab, at: int) -> str:
 def test_a_session_with_the_panel(lab: Lab, tmp_path: Path) -> None:
     lab.open("1 + 1", TRAIN)
     panel = Panel(lab)
-    panel.open()
+    lab.page.keyboard.press("Control+Alt+m")
+    panel.node.wait_for()
 
     # There is no mesh yet: the form brings one up, and the panel fills.
     panel.says("This kernel has no mesh yet")
@@ -245,8 +248,9 @@ def test_a_kernel_without_the_extension_says_so_and_loads_it(lab: Lab) -> None:
     assert any(source(lab, at) == "%load_ext monarch_kernel" for at in range(2))
 
 
-def test_the_wheel_says_what_it_is() -> None:
-    package = json.loads((ROOT / "labextension" / "package.json").read_text())
-    from monarch_kernel import __version__
-
+def test_the_wheel_is_small_and_says_what_it_is() -> None:
+    folder = ROOT / "labextension"
+    package = json.loads((folder / "package.json").read_text())
     assert package["version"].replace("-", ".") == __version__
+    bundle = [path.read_bytes() for path in (folder / "prebuilt" / "static").glob("*.js")]
+    assert 0 < sum(len(gzip.compress(each)) for each in bundle) < 300_000

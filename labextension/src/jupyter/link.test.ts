@@ -218,6 +218,6 @@ describe('the status bar', () => {
       },
       failures: []
     });
-    expect(worstMesh(store)).toMatchObject({ name: 'b', text: '2 ranks · 1 dead' });
+    expect(worstMesh(store)).toMatchObject({ name: 'b', state: 'dead', news: '1 dead', text: '2 ranks · 1 dead' });
   });
 });

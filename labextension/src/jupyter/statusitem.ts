@@ -1,7 +1,6 @@
-import { STATES, t } from '../model';
-import { worstMesh } from '../panel/worstmesh';
+import { t } from '../model';
+import { showState, worstMesh } from '../panel/worstmesh';
 import { button, element, FrameTask, setAttribute, setText } from '../views/dom';
-import { stateIcon } from '../views/glyphs';
 import { Theme } from '../views/theme';
 import type { Message } from '@lumino/messaging';
 import { Signal } from '@lumino/signaling';
@@ -58,11 +57,7 @@ export class StatusItem extends Widget {
     const mesh = link?.state === 'live' ? worstMesh(link.client.store) : null;
     if (mesh) {
       setText(this._text, `${mesh.name}: ${mesh.text}`);
-      const state = mesh.state === 'hang' ? 'unresponsive' : mesh.state;
-      if (this._icon.dataset['state'] !== state) {
-        this._icon.dataset['state'] = state;
-        this._icon.replaceChildren(...STATES.filter(each => each === state).map(each => stateIcon(each)));
-      }
+      showState(this._icon, mesh.state);
       setAttribute(this._button, 'data-state', mesh.state || undefined);
     }
     if (this._isActive !== (mesh !== null)) {

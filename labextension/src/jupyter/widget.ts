@@ -1,10 +1,11 @@
-import { t } from '../model';
+import { isTrouble, t } from '../model';
 import type { MeshDeed } from '../panel/actionbar';
 import { KernelPane } from '../panel/kernelpane';
 import { KeptSection } from '../panel/keptsection';
 import type { Surroundings } from '../panel/surroundings';
 import { UpForm } from '../panel/upform';
-import { button, element, setText } from '../views/dom';
+import { showState, worstMesh } from '../panel/worstmesh';
+import { button, element, FrameTask, setAttribute, setText } from '../views/dom';
 import { Theme } from '../views/theme';
 import type { Message } from '@lumino/messaging';
 import { Signal } from '@lumino/signaling';
@@ -17,7 +18,10 @@ export class MeshPanel extends Widget {
   readonly visibilityChanged = new Signal<this, void>(this);
   private readonly _head = element('div', 'mk-Panel-head');
   private readonly _title = element('h2', 'mk-Panel-title');
-  private readonly _status = element('span', 'mk-Panel-status', { role: 'status' });
+  private readonly _status = element('span', 'mk-Panel-status');
+  private readonly _icon = element('span', 'mk-Panel-icon');
+  private readonly _news = element('span', 'mk-Panel-news');
+  private readonly _frame = new FrameTask(() => this._tell());
   private readonly _words = element('div', 'mk-Panel-words');
   private readonly _body = element('div', 'mk-Panel-body');
   private readonly _panes = new Map<KernelLink, KernelPane>();
@@ -36,6 +40,7 @@ export class MeshPanel extends Widget {
     this.addClass('mk-View');
     this.node.setAttribute('role', 'region');
     this.node.setAttribute('aria-label', t('Meshes'));
+    this._status.append(this._icon, this._news);
     this._head.append(this._title, this._status);
     this.node.append(this._head, this._words, this._body);
     this._theme = new Theme(this.node, () => undefined);
@@ -61,6 +66,7 @@ export class MeshPanel extends Widget {
       this._panes.forEach(pane => pane.dispose());
       this._kept.dispose();
       this._theme.dispose();
+      this._frame.cancel();
     }
     super.dispose();
   }
@@ -112,16 +118,30 @@ export class MeshPanel extends Widget {
         pane = new KernelPane(this._body, link.client, this._surroundings);
         this._panes.set(link, pane);
         link.client.onConnection(() => this._update());
+        link.client.store.subscribe(() => this._frame.request());
       }
       const stale = link.state !== 'live' || link.client.connection === 'gone';
       pane.setStale(stale);
       pane.setVisible(this.isVisible);
       this._say('', link);
-      setText(this._status, stale ? t('not connected') : '');
+      this._tell();
       return;
     }
-    setText(this._status, '');
+    this._tell();
     this._say(!current ? 'no document' : !link ? 'no kernel' : link.state, link);
+  }
+
+  /** The worst news of all meshes, beside the title: what the eye meets first. */
+  private _tell(): void {
+    const link = this._documents.link;
+    const shown = link && this._panes.has(link) ? link : null;
+    const live = shown?.state === 'live' && shown.client.connection !== 'gone';
+    const mesh = live ? worstMesh(shown.client.store) : null;
+    showState(this._icon, mesh?.state ?? '');
+    setText(this._news, mesh ? mesh.news : shown && !live ? t('not connected') : '');
+    setAttribute(this._status, 'data-state', mesh?.state || undefined);
+    setAttribute(this._status, 'data-alarm', !!mesh?.state && isTrouble(mesh.state));
+    setAttribute(this._status, 'title', mesh ? `${mesh.name}: ${mesh.text}` : undefined);
   }
 
   /** Say why there is nothing to see, and what can be done about it. */

@@ -1,7 +1,7 @@
 import type { MeshStore, MeshView } from '../model';
-import { headlineOf, STATES, t } from '../model';
+import { headlineOf, t } from '../model';
 import { button, Disposables, element, moveByArrows, setAttribute, setCutText, setText } from '../views/dom';
-import { stateIcon } from '../views/glyphs';
+import { showState } from './worstmesh';
 
 /** The meshes of a kernel, each with its worst news; one of them is chosen. Hidden while there is only one. */
 export class MeshList {
@@ -70,11 +70,7 @@ class MeshItem {
   update(mesh: MeshView, store: MeshStore, chosen: boolean): void {
     const ranks = store.ranks(mesh.key);
     const { state, text } = headlineOf(mesh, ranks);
-    const shown = state === 'hang' ? 'unresponsive' : state;
-    if (this._icon.dataset['state'] !== shown) {
-      this._icon.dataset['state'] = shown;
-      this._icon.replaceChildren(...STATES.filter(each => each === shown).map(each => stateIcon(each)));
-    }
+    showState(this._icon, state === 'hang' ? 'unresponsive' : state);
     setText(this._name, mesh.name || mesh.key);
     const marks = [mesh.current ? t('current') : '', mesh.kept ? t('kept') : ''].filter(Boolean).join(' · ');
     setText(this._marks, marks);

@@ -1,8 +1,18 @@
-import type { MeshStore } from '../model';
+import type { MeshStore, RankState } from '../model';
 import { headlineOf, STATES } from '../model';
+import { stateIcon } from '../views/glyphs';
 
-/** The mesh that the status bar names: the one with the worst news, of those the current one. */
-export function worstMesh(store: MeshStore): { name: string; state: string; text: string } | null {
+/** A mesh in few words: `text` is all of it, `news` what there is to say beside the number of its ranks. */
+export interface MeshNewsLine {
+  readonly name: string;
+  /** How its worst rank is, for shape and colour; empty: it has none. */
+  readonly state: RankState | '';
+  readonly news: string;
+  readonly text: string;
+}
+
+/** The mesh with the worst news, of those the current one. */
+export function worstMesh(store: MeshStore): MeshNewsLine | null {
   const order = ['dead', 'hang', ...STATES] as const;
   const found = [...store.meshes.values()]
     .map(mesh => ({ mesh, ...headlineOf(mesh, store.ranks(mesh.key)) }))
@@ -11,5 +21,17 @@ export function worstMesh(store: MeshStore): { name: string; state: string; text
         (a.state ? order.indexOf(a.state) : order.length) - (b.state ? order.indexOf(b.state) : order.length) ||
         Number(b.mesh.current) - Number(a.mesh.current)
     )[0];
-  return found ? { name: found.mesh.name, state: found.state, text: found.text } : null;
+  if (!found) {
+    return null;
+  }
+  const { mesh, state, news, text } = found;
+  return { name: mesh.name, state: state === 'hang' ? 'unresponsive' : state, news, text };
+}
+
+/** Have an element show the picture of a state, or nothing; it is drawn anew only if it differs. */
+export function showState(host: HTMLElement, state: RankState | ''): void {
+  if (host.dataset['state'] !== state) {
+    host.dataset['state'] = state;
+    host.replaceChildren(...(state ? [stateIcon(state)] : []));
+  }
 }
