@@ -166,13 +166,16 @@ async function focusRank(documents: Documents, mesh: string, rank: number): Prom
   }
 }
 
-/** Small values that this browser keeps over a reload. */
+/**
+ * Small values that this browser keeps over a reload: what concerns one kernel (`mesh.…`) for this tab, the rest for
+ * good.
+ */
 class PageMemory implements Memory {
   private readonly _values = new Map<string, string>();
 
   get(key: string): string | undefined {
     try {
-      return localStorage.getItem(`${PLUGIN}.${key}`) ?? undefined;
+      return storageOf(key).getItem(`${PLUGIN}.${key}`) ?? undefined;
     } catch {
       return this._values.get(key); // a browser may refuse to store anything
     }
@@ -181,9 +184,13 @@ class PageMemory implements Memory {
   set(key: string, value: string): void {
     this._values.set(key, value);
     try {
-      localStorage.setItem(`${PLUGIN}.${key}`, value);
+      storageOf(key).setItem(`${PLUGIN}.${key}`, value);
     } catch {
       // As above.
     }
   }
+}
+
+function storageOf(key: string): Storage {
+  return key.startsWith('mesh.') ? sessionStorage : localStorage;
 }

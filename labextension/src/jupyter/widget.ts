@@ -115,7 +115,7 @@ export class MeshPanel extends Widget {
     if (link && (link.state === 'live' || link.client.store.version >= 0)) {
       let pane = this._panes.get(link);
       if (!pane) {
-        pane = new KernelPane(this._body, link.client, this._surroundings);
+        pane = new KernelPane(this._body, link.client, this._surroundings, link.kernel.id);
         this._panes.set(link, pane);
         link.client.onConnection(() => this._update());
         link.client.store.subscribe(() => this._frame.request());

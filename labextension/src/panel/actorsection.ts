@@ -1,6 +1,6 @@
 import type { MeshStore, RankView } from '../model';
-import { formatRanks, t } from '../model';
-import { element, setText } from '../views/dom';
+import { nameRanks, t, tn } from '../model';
+import { element, setCutText, setText } from '../views/dom';
 import type { SectionContent } from './section';
 
 /** An actor mesh, put together from the actors of its ranks. */
@@ -54,58 +54,47 @@ export function summarizeActors(ranks: readonly RankView[]): ActorSummary[] {
     .sort((a, b) => a.name.localeCompare(b.name) || a.cls.localeCompare(b.cls));
 }
 
-/** A table of the actors of a mesh. */
+/** The actors of a mesh. */
 export class ActorSection implements SectionContent {
-  private readonly _rows = element('tbody');
+  private readonly _list = element('ul', 'mk-List');
   private readonly _note = element('div', 'mk-Note', {}, t('No actor is spawned on this mesh.'));
-  private readonly _table: HTMLTableElement;
 
   constructor(
     host: HTMLElement,
     private readonly _store: MeshStore,
     private readonly _mesh: string
   ) {
-    const head = element('tr');
-    for (const name of [t('Actor'), t('Ranks'), t('Runs'), t('Waiting'), t('Calls'), t('Failed')]) {
-      head.append(element('th', '', { scope: 'col' }, name));
-    }
-    this._table = element('table', 'mk-Table mk-Actors', {}, element('thead', '', {}, head), this._rows);
-    host.append(this._table, this._note);
+    host.append(this._list, this._note);
     this.update();
   }
 
   update(): void {
     const actors = summarizeActors(this._store.ranks(this._mesh));
-    this._table.hidden = !actors.length;
     this._note.hidden = actors.length > 0;
-    while (this._rows.rows.length > actors.length) {
-      this._rows.deleteRow(-1);
+    while (this._list.children.length > actors.length) {
+      this._list.lastElementChild?.remove();
     }
     actors.forEach((actor, index) => {
-      let row = this._rows.rows[index];
-      if (!row) {
-        row = this._rows.insertRow();
-        row.append(element('th', '', { scope: 'row' }), ...Array.from({ length: 5 }, () => element('td')));
+      let item = this._list.children[index];
+      if (!item) {
+        const parts = ['name', 'runs', 'facts', 'failed'].map(part => element('span', `mk-Actors-${part}`));
+        item = element('li', 'mk-Actors-item', {}, ...parts);
+        this._list.append(item);
       }
-      const runs = actor.running.map(([endpoint, ranks]) =>
+      const [name, runs, facts, failed] = [...item.children] as HTMLElement[];
+      if (!name || !runs || !facts || !failed) {
+        return;
+      }
+      setText(name, actor.name);
+      name.title = actor.cls ? `${actor.name}: ${actor.cls}` : actor.name;
+      const running = actor.running.map(([endpoint, ranks]) =>
         actor.running.length === 1 && ranks === actor.ranks.length ? endpoint : `${endpoint} × ${ranks}`
       );
-      const cells = [
-        actor.name,
-        formatRanks(actor.ranks),
-        runs.join(', ') || '–',
-        String(actor.waiting),
-        String(actor.calls),
-        String(actor.failures)
-      ];
-      cells.forEach((text, column) => {
-        const cell = row.cells[column];
-        if (cell) {
-          setText(cell, text);
-          cell.title = column === 0 && actor.cls ? `${actor.name}: ${actor.cls}` : text;
-        }
-      });
-      row.cells[5]?.toggleAttribute('data-alarm', actor.failures > 0);
+      setCutText(runs, running.join(', ') || t('idle'));
+      const waiting = actor.waiting ? tn('%1 message waits', '%1 messages wait', actor.waiting) : '';
+      const calls = tn('%1 call', '%1 calls', actor.calls);
+      setCutText(facts, [nameRanks(actor.ranks), calls, waiting].filter(Boolean).join(' · '));
+      setText(failed, actor.failures ? t('%1 failed', actor.failures) : '');
     });
   }
 

@@ -34,10 +34,14 @@ export class KernelPane {
   private _chosen = '';
   private _visible = false;
 
+  /**
+   * @param _kernel - identifies the kernel, of which it is remembered which mesh the person chose.
+   */
   constructor(
     host: HTMLElement,
     private readonly _client: FeedClient,
-    private readonly _surroundings: Surroundings
+    private readonly _surroundings: Surroundings,
+    private readonly _kernel: string
   ) {
     const { store } = _client;
     this._actions = withInsertion(_client, _surroundings);
@@ -125,8 +129,7 @@ export class KernelPane {
   }
 
   private _choose(mesh: string): void {
-    const { memory } = this._surroundings;
-    memory.set('mesh', this._client.store.meshes.get(mesh)?.name ?? '');
+    this._surroundings.memory.set(`mesh.${this._kernel}`, this._client.store.meshes.get(mesh)?.name ?? '');
     this._show(mesh);
     this._draw();
   }
@@ -145,12 +148,11 @@ export class KernelPane {
 
   private _draw(): void {
     const { store } = this._client;
-    if (!store.meshes.has(this._chosen)) {
-      const meshes = sortMeshes(store.meshes.values());
-      const name = this._surroundings.memory.get('mesh');
-      const chosen = meshes.find(mesh => mesh.name === name) ?? meshes.find(mesh => mesh.current) ?? meshes.at(-1);
-      this._show(chosen?.key ?? '');
-    }
+    // That which the person chose; else the current one, also when that is another one now.
+    const meshes = sortMeshes(store.meshes.values());
+    const name = this._surroundings.memory.get(`mesh.${this._kernel}`);
+    const chosen = meshes.find(mesh => mesh.name === name) ?? meshes.find(mesh => mesh.current) ?? meshes.at(-1);
+    this._show(chosen?.key ?? '');
     if (!this._visible) {
       return;
     }
