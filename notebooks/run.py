@@ -42,6 +42,7 @@ def execute(notebook: Any, folder: Path, kernel: str, timeout: float) -> str | N
             config=config,
             resources={"metadata": {"path": str(folder)}},
             on_cell_start=on_start,
+            store_widget_state=False,  # a page without a kernel then shows the HTML of views, and not an empty widget
         )
         try:
             client.execute()

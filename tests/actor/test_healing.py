@@ -1,4 +1,7 @@
-"""What died is replaced in its place: same coordinates, same actors, every reference to the mesh still good."""
+"""What died is replaced in its place: same coordinates, same actors, every reference to the mesh still good.
+
+Long because ways to heal and to respawn share their actors and meshes.
+"""
 
 from __future__ import annotations
 
