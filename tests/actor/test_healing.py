@@ -1,6 +1,6 @@
 """What died is replaced in its place: same coordinates, same actors, every reference to the mesh still good.
 
-Long because ways to heal and to respawn share their actors and meshes.
+It is long because ways to heal and to respawn share their actors and meshes.
 """
 
 from __future__ import annotations
