@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,43 @@ print("one trace")
 def test_one_trace_spans_the_controller_and_actors_that_call_each_other() -> None:
     run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
     assert run.stdout == "one trace\n", run.stderr
+
+
+METRICS = """
+import time
+from opentelemetry import metrics as otel
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+reader = InMemoryMetricReader()
+otel.set_meter_provider(MeterProvider([reader]))
+
+from monarch_kernel.actor import this_host
+from monarch_kernel.watch import metrics
+from tests.watch.actors import Worker
+
+worker = this_host().spawn_procs(name="m", per_host={"gpus": 2}).spawn("worker", Worker)
+worker.work.call().get(60)
+metrics().start()
+deadline = time.monotonic() + 60
+while time.monotonic() < deadline:
+    (scope,) = reader.get_metrics_data().resource_metrics[0].scope_metrics
+    found = {metric.name: metric.data.data_points for metric in scope.metrics}
+    if any(point.value for point in found.get("monarch.calls", ())):
+        break
+(point,) = found["monarch.calls"]
+idle = [each.value for each in found["monarch.ranks"] if each.attributes["state"] == "idle"]
+print(scope.scope.name, point.value, point.attributes["mesh"], idle)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("opentelemetry") is None, reason="needs opentelemetry-sdk")
+def test_metrics_are_instruments_of_the_meter() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", METRICS],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    assert run.stdout == "monarch 2.0 m [2.0]\n", run.stderr
