@@ -1,14 +1,12 @@
 // Builds what is shipped: the prebuilt extension of JupyterLab (prebuilt), and the widget's module, which the
-// Python package carries (monarch_kernel/widgets/static/mesh.js).   node build.mjs [--watch]
+// Python package carries (monarch_kernel/widgets/static/mesh.js).
 import { spawn } from 'node:child_process';
-import { existsSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 import * as esbuild from 'esbuild';
 
 const here = fileURLToPath(new URL('.', import.meta.url));
 const resolve = createRequire(import.meta.url).resolve;
-const watch = process.argv.includes('--watch');
 
 const common = { absWorkingDir: here, bundle: true, format: 'esm', target: 'es2022', legalComments: 'none' };
 const bundles = [
@@ -21,27 +19,23 @@ const bundles = [
     minify: true,
     loader: { '.css': 'text' }
   }
-].filter(each => existsSync(here + each.entryPoints[0]));
+];
 
 /** JupyterLab's own builder, on the module that esbuild wrote; the lists of shared packages come with a package. */
 function extension() {
   const builder = resolve('@jupyter/builder/lib/build-labextension.js');
   const core = resolve('@jupyterlab/core-meta/core.package.json');
-  const options = watch ? ['--development', '--watch'] : [];
-  const child = spawn(process.execPath, [builder, ...options, '--core-package-file', core, here], {
+  const child = spawn(process.execPath, [builder, '--core-package-file', core, here], {
     cwd: here,
-    stdio: ['ignore', watch ? 'inherit' : 'pipe', 'inherit']
+    stdio: ['ignore', 'pipe', 'inherit']
   });
   let said = '';
-  child.stdout?.on('data', text => (said += text));
+  child.stdout.on('data', text => (said += text));
   child.on('exit', code => {
     if (code) process.stderr.write(said);
     process.exitCode = code ?? 1;
   });
 }
 
-for (const options of bundles) {
-  if (watch) await (await esbuild.context(options)).watch();
-  else await esbuild.build(options);
-}
+await Promise.all(bundles.map(options => esbuild.build(options)));
 extension();
