@@ -51,6 +51,11 @@ def live_view(plots: Streams | None = None, **traits: Any) -> MeshWidget | None:
     return made
 
 
+def is_view(model: object) -> bool:
+    """Whether a live view has this model, which is its comm, too."""
+    return model in _views
+
+
 def close_views() -> None:
     """End all live views."""
     with _lock:

@@ -13,6 +13,7 @@ from typing import Any
 from monarch_kernel.kernel.views.quiet_status import QuietStatus
 from monarch_kernel.widgets.comm_sender import comm_sender
 from monarch_kernel.widgets.connection import ViewConnection
+from monarch_kernel.widgets.open_views import is_view
 
 TARGET = "monarch_kernel.views"
 
@@ -42,7 +43,8 @@ class CommTarget:
         kind, content = message.get("header", {}).get("msg_type"), message.get("content", {})
         if kind == "comm_open":
             return content.get("target_name") == TARGET
-        return kind in ("comm_msg", "comm_close") and content.get("comm_id") in self._open
+        number = content.get("comm_id")
+        return kind in ("comm_msg", "comm_close") and (number in self._open or is_view(number))
 
     def _on_open(self, comm: Any, message: dict[str, Any]) -> None:
         connection = self._open[comm.comm_id] = ViewConnection(comm_sender(comm))

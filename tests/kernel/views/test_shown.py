@@ -108,7 +108,9 @@ def test_a_live_view_speaks_the_messages_of_the_feed(mesh: Kernel, page: Page) -
     page.use_widget(bundle[VIEW_MIME]["model_id"])
     page.lease()
     page.rank("m", 2, state="idle")
+    page.statuses.clear()
     assert page.ask("code", page.key("m"), action="heal") == {"code": "%mesh heal m"}
+    assert page.statuses == []  # the kernel is not busy with what a view sends
 
 
 # -- plots --------------------------------------------------------------------------------------------
