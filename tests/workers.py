@@ -133,11 +133,22 @@ class Team:
         self._attached.append(hosts)
         return hosts
 
-    def close(self) -> None:
-        """Stop what this process has started there, and end the workers."""
+    def first(self, count: int) -> Team:
+        """Some of these workers as a team of their own, to be detached before the whole one is closed."""
+        part = Team(self.folder, self.transport)
+        part.members = self.members[:count]
+        return part
+
+    def detach(self) -> None:
+        """Stop what this process has started there."""
         for hosts in self._attached:
             if not hosts._down and not hosts._system._closed:
                 hosts.stop("the test is over").get(PATIENCE)
+        self._attached.clear()
+
+    def close(self) -> None:
+        """Stop what this process has started there, and end the workers."""
+        self.detach()
         for worker in self.members:
             worker.end()
 

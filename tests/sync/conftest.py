@@ -10,7 +10,7 @@ import pytest
 
 from tests.otheruser import other_user, shared  # noqa: F401  # fixtures
 from tests.sync.disks import CannotMountError, case_insensitive, left_below, limited, reflinks, short_names
-from tests.sync.hosts import StoreHosts
+from tests.sync.hosts import StandingHosts, StoreHosts, standing_hosts
 from tests.sync.trees import make_tree
 from tests.workers import team
 
@@ -29,23 +29,37 @@ def tree(tmp_path: Path) -> Path:
     return make_tree(tmp_path / "source")
 
 
-@pytest.fixture
-def store_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., StoreHosts]]:
-    """``store_hosts(2)``: workers over TCP, each with an empty store of its own; this process has one, too.
+@pytest.fixture(scope="module")
+def standing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandingHosts]:
+    """The workers that a file's tests share; so many as the most that one of them needs (``STANDING`` in the file)."""
+    root, count = tmp_path_factory.mktemp("hosts"), getattr(request.module, "STANDING", 2)
+    with standing_hosts(root, count, MONARCH_KERNEL_SYNC_FOLDER="{folder}") as made:
+        yield made
 
-    ``store_hosts(folder, folder)`` gives them these stores.
+
+@pytest.fixture
+def store_hosts(
+    standing: StandingHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[int], StoreHosts]]:
+    """``store_hosts(2)``: workers over TCP, each with an empty store; this process has one, too.
+
+    A file's tests share the workers, and none may end one: ``own_hosts`` are for that.
     """
+    monkeypatch.setenv("MONARCH_KERNEL_SYNC_FOLDER", str(tmp_path / "client"))
+    with standing.lent(tmp_path) as lend:
+        yield lambda count: StoreHosts(lend(count), standing.folders[:count])
+
+
+@pytest.fixture
+def own_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., StoreHosts]]:
+    """``own_hosts(folder, folder)``: workers of the test's own, with these stores."""
     monkeypatch.setenv("MONARCH_KERNEL_SYNC_FOLDER", str(tmp_path / "client"))
     with team("tcp") as members:
 
-        def start(*stores: int | Path) -> StoreHosts:
-            if isinstance(stores[0], int):
-                folders = [tmp_path / f"host{n}" for n in range(stores[0])]
-            else:
-                folders = [Path(str(store)) for store in stores]
-            for folder in folders:
-                members.start(env={"MONARCH_KERNEL_SYNC_FOLDER": str(folder)})
-            return StoreHosts(members, folders)
+        def start(*stores: Path) -> StoreHosts:
+            for store in stores:
+                members.start(env={"MONARCH_KERNEL_SYNC_FOLDER": str(store)})
+            return StoreHosts(members, list(stores))
 
         yield start
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from monarch_kernel.private_files import PrivateFolder
 from tests.sync.trees import Snapshot, snapshot
-from tests.workers import Team
+from tests.workers import Team, team
 from workspace_sync.store import Store
 from workspace_sync.store.records import SlotRecord, read_record
 
@@ -35,6 +37,57 @@ class StoreHosts:
     def trees(self) -> list[Snapshot | None]:
         """What ranks would see on each host now, read in full; None: no tree."""
         return [current_tree(store) for store in self.stores]
+
+
+class StandingHosts:
+    """Workers that the tests of a file share, each with a folder that is empty when a test begins.
+
+    Attributes:
+        folders: of the workers: their stores, or their homes.
+    """
+
+    def __init__(self, members: Team, folders: list[Path]) -> None:
+        self.folders = folders
+        self._members = members
+
+    @contextmanager
+    def lent(self, tmp_path: Path) -> Iterator[Callable[[int], Team]]:
+        """Lend so many workers to a test; what is in their folders afterwards is kept in the test's.
+
+        Raises:
+            AssertionError: Something of the test still runs on a worker, or a worker has ended.
+        """
+        used: list[Team] = []
+
+        def lend(count: int) -> Team:
+            assert count <= len(self.folders), f"the file has {len(self.folders)} workers: give it another STANDING"
+            used.append(self._members.first(count))
+            return used[-1]
+
+        try:
+            yield lend
+        finally:
+            for part in used:
+                part.detach()
+                for worker, folder in zip(part, self.folders, strict=False):
+                    assert worker.process.poll() is None, f"the test has ended {worker.name}, which others need"
+                    worker.wait_idle()
+                    if folder.exists():
+                        folder.rename(tmp_path / f"of-{worker.name}")
+
+
+@contextmanager
+def standing_hosts(root: Path, count: int, **variables: str) -> Iterator[StandingHosts]:
+    """So many workers over TCP, with folders below a root.
+
+    Args:
+        variables: of their environment; ``{folder}`` in a value is the worker's folder.
+    """
+    with team("tcp") as members:
+        folders = [root / f"host{n}" for n in range(count)]
+        for folder in folders:
+            members.start(env={name: value.format(folder=folder) for name, value in variables.items()})
+        yield StandingHosts(members, folders)
 
 
 def workspace_folder(store: Path) -> Path | None:

@@ -132,9 +132,9 @@ def test_files_that_this_user_may_not_read_are_named(shared: Path, other_user: O
 
 
 def test_a_host_without_room_is_named_and_the_others_go_on(
-    limited_disk: Callable[..., Path], store_hosts: Hosts, small: Path, tmp_path: Path
+    limited_disk: Callable[..., Path], own_hosts: Hosts, small: Path, tmp_path: Path
 ) -> None:
-    hosts = store_hosts(tmp_path / "roomy", limited_disk(40 * MB) / "store")
+    hosts = own_hosts(tmp_path / "roomy", limited_disk(40 * MB) / "store")
     synced(hosts, small)
     old = hosts.trees()[1]
     write(small / "much", os.urandom(60 * MB))
@@ -147,11 +147,11 @@ def test_a_host_without_room_is_named_and_the_others_go_on(
 
 
 def test_a_disk_that_is_full_in_the_middle_gets_its_room_back(
-    limited_disk: Callable[..., Path], store_hosts: Hosts, small: Path, tmp_path: Path
+    limited_disk: Callable[..., Path], own_hosts: Hosts, small: Path, tmp_path: Path
 ) -> None:
     """No more files can be made there, which nothing announces before."""
     disk = limited_disk(200 * MB, 700)
-    hosts = store_hosts(tmp_path / "roomy", disk / "store")
+    hosts = own_hosts(tmp_path / "roomy", disk / "store")
     synced(hosts, small)
     old = hosts.trees()[1]
     for number in range(700):
@@ -165,10 +165,10 @@ def test_a_disk_that_is_full_in_the_middle_gets_its_room_back(
 
 
 def test_a_read_only_target_is_named(
-    limited_disk: Callable[..., Path], store_hosts: Hosts, small: Path, tmp_path: Path
+    limited_disk: Callable[..., Path], own_hosts: Hosts, small: Path, tmp_path: Path
 ) -> None:
     disk = limited_disk(80 * MB)
-    hosts = store_hosts(tmp_path / "roomy", disk / "store")
+    hosts = own_hosts(tmp_path / "roomy", disk / "store")
     synced(hosts, small)
     old = hosts.trees()[1]
     write(small / "pkg0" / "more", "new")
@@ -185,12 +185,12 @@ def test_a_read_only_target_is_named(
 
 @pytest.mark.parametrize("length", [200, 185])
 def test_a_name_that_is_too_long_there_is_named(
-    short_name_disk: Path, store_hosts: Hosts, tmp_path: Path, length: int
+    short_name_disk: Path, own_hosts: Hosts, tmp_path: Path, length: int
 ) -> None:
     """Both are longer than what can be stored; the file system claims to take the second."""
     small = tmp_path / "source"
     write(small / "pkg0" / "short.py", "VALUE = 1\n")
-    hosts = store_hosts(short_name_disk / "store", tmp_path / "roomy")
+    hosts = own_hosts(short_name_disk / "store", tmp_path / "roomy")
     synced(hosts, small)
     old = hosts.trees()[0]
     long = small / "pkg0" / ("n" * length)
@@ -201,12 +201,10 @@ def test_a_name_that_is_too_long_there_is_named(
     synced(hosts, small)
 
 
-def test_names_that_are_one_name_there_are_named(
-    case_insensitive_disk: Path, store_hosts: Hosts, tmp_path: Path
-) -> None:
+def test_names_that_are_one_name_there_are_named(case_insensitive_disk: Path, own_hosts: Hosts, tmp_path: Path) -> None:
     small = tmp_path / "source"
     write(small / "pkg0" / "module.py", "VALUE = 1\n")
-    hosts = store_hosts(case_insensitive_disk / "store", tmp_path / "roomy")
+    hosts = own_hosts(case_insensitive_disk / "store", tmp_path / "roomy")
     synced(hosts, small)
     old = hosts.trees()[0]
     write(small / "pkg0" / "Module.py", "VALUE = 2\n")

@@ -11,6 +11,9 @@ from tests.sync.hosts import StoreHosts, current_folder
 from tests.sync.trees import write
 from workspace_sync import CondaEnvironment, Workspace, sync
 
+#: How many workers the tests share.
+STANDING = 1
+
 
 def test_an_environment_beside_a_workspace_is_synced(store_hosts: Callable[..., StoreHosts], tmp_path: Path) -> None:
     write(tmp_path / "source" / "module.py", "VALUE = 1\n")

@@ -31,14 +31,14 @@ class Place(Actor):
 
 
 def test_it_is_forgotten_everywhere(
-    store_hosts: Callable[..., StoreHosts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_hosts: Callable[..., StoreHosts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = tmp_path / "project"
     write(tree / "said", "one")
     monkeypatch.chdir(tree)
     workspace = Workspace(dirs={tree: ""})
     shared, own = tmp_path / "shared", tmp_path / "own"
-    hosts = store_hosts(shared, own, shared)
+    hosts = own_hosts(shared, own, shared)
     assert [each.removed for each in forget(hosts.mesh, workspace)] == [False] * 3
     assert workspace_folder(own) is None, "to look changes nothing"
     sync(hosts.mesh, workspace)

@@ -41,11 +41,11 @@ def files(workspace: str) -> dict[str, str]:
 
 
 def test_a_host_makes_what_it_can_and_the_other_gets_it(
-    store_hosts: Callable[..., StoreHosts], zoo: UvProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_hosts: Callable[..., StoreHosts], zoo: UvProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_CACHE_DIR", str(zoo.cache))
-    hosts = store_hosts(1)
+    hosts = own_hosts(tmp_path / "host0")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
     hosts.stores += [tmp_path / "other"]
     hosts.team.start(env={"MONARCH_KERNEL_SYNC_FOLDER": str(hosts.stores[1])})
@@ -69,7 +69,7 @@ def test_a_host_makes_what_it_can_and_the_other_gets_it(
 
 
 def test_a_package_that_is_not_as_locked_is_sent(
-    store_hosts: Callable[..., StoreHosts], zoo: UvProject, monkeypatch: pytest.MonkeyPatch
+    own_hosts: Callable[..., StoreHosts], zoo: UvProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock's hash is one that the host's package does not have: nothing of it is used."""
     (wheel,) = zoo.links.glob("two-*.whl")
@@ -79,14 +79,14 @@ def test_a_package_that_is_not_as_locked_is_sent(
     lock.write_text(lock.read_text().replace(right, "0" * 64))
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_CACHE_DIR", str(zoo.cache))
-    hosts = store_hosts(1)
+    hosts = own_hosts(tmp_path / "host0")
     report = synced(hosts, zoo)
     assert not report.hosts[0].made and report.hosts[0].received > 1 << 20
     assert "could not make the environment from uv.lock" in "\n".join(report.notes)
 
 
 def test_a_file_that_was_changed_after_it_was_installed_is_sent(
-    store_hosts: Callable[..., StoreHosts], zoo: UvProject, monkeypatch: pytest.MonkeyPatch
+    own_hosts: Callable[..., StoreHosts], zoo: UvProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What counts is what the client has: a package that somebody has patched there is so on hosts."""
     (data,) = (zoo.folder / ".venv").rglob("two_data.bin")
@@ -95,7 +95,7 @@ def test_a_file_that_was_changed_after_it_was_installed_is_sent(
     data.write_bytes(changed)
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_CACHE_DIR", str(zoo.cache))
-    hosts = store_hosts(1)
+    hosts = own_hosts(tmp_path / "host0")
     (host,) = synced(hosts, zoo).hosts
     assert 0 < host.made < SMALL and host.received > 1 << 20
     (there,) = Path(host.path, "current", "env").resolve().rglob("two_data.bin")

@@ -19,6 +19,8 @@ from tests.sync.trees import Snapshot, difference, snapshot
 from workspace_sync import StoreError, SyncError, SyncProgress, Workspace, WorkspaceBusyError, sync
 
 Hosts = Callable[..., StoreHosts]
+#: How many workers the tests share.
+STANDING = 3
 MIB = 1 << 20
 
 
@@ -93,8 +95,8 @@ def test_an_agent_that_is_lost_midway_is_named_and_the_others_switch(
     assert sync(made.mesh, at_root(large)).hosts[1].switched
 
 
-def test_a_worker_that_dies_midway_is_routed_around(store_hosts: Hosts, large: Path) -> None:
-    made = store_hosts(4)
+def test_a_worker_that_dies_midway_is_routed_around(own_hosts: Hosts, large: Path, tmp_path: Path) -> None:
+    made = own_hosts(*(tmp_path / f"host{n}" for n in range(4)))
     act = Midway(lambda: made.team[2].process.kill())
     with pytest.raises(SyncError, match="node2") as caught:
         sync(made.mesh, at_root(large), progress=act)
@@ -113,10 +115,10 @@ def test_a_worker_that_dies_midway_is_routed_around(store_hosts: Hosts, large: P
 
 
 def test_a_full_disk_on_one_host_is_named_and_the_others_switch(
-    limited_disk: Callable[[int], Path], store_hosts: Hosts, large: Path, tmp_path: Path
+    limited_disk: Callable[[int], Path], own_hosts: Hosts, large: Path, tmp_path: Path
 ) -> None:
     small = limited_disk(24 * MIB)
-    made = store_hosts(tmp_path / "one", small / "store", tmp_path / "three")
+    made = own_hosts(tmp_path / "one", small / "store", tmp_path / "three")
     with pytest.raises(StoreError, match="node1") as caught:
         sync(made.mesh, at_root(large))
     assert "No space left" in str(caught.value)

@@ -23,13 +23,13 @@ class Reader(Actor):
         return Path(name).read_text()
 
 
-def test_one_host_makes_the_tree_for_all(store_hosts: Hosts, tmp_path: Path) -> None:
+def test_one_host_makes_the_tree_for_all(own_hosts: Hosts, tmp_path: Path) -> None:
     tree = tmp_path / "project"
     tree.mkdir()
     (tree / "said").write_text("one")
     workspace = Workspace(dirs={tree: ""})
     shared, own = tmp_path / "shared", tmp_path / "own"
-    hosts = store_hosts(shared, own, shared, shared)
+    hosts = own_hosts(shared, own, shared, shared)
 
     report = sync(hosts.mesh, workspace)
     assert [bool(host.shares) for host in report.hosts] == [False, False, True, True]
@@ -57,13 +57,13 @@ def test_one_host_makes_the_tree_for_all(store_hosts: Hosts, tmp_path: Path) -> 
     assert not leftovers(shared)
 
 
-def test_without_the_host_that_made_it_another_one_does(store_hosts: Hosts, tmp_path: Path) -> None:
+def test_without_the_host_that_made_it_another_one_does(own_hosts: Hosts, tmp_path: Path) -> None:
     tree = tmp_path / "project"
     tree.mkdir()
     (tree / "said").write_text("one")
     workspace = Workspace(dirs={tree: ""})
     shared = tmp_path / "shared"
-    hosts = store_hosts(shared, shared)
+    hosts = own_hosts(shared, shared)
     sync(hosts.mesh, workspace)
     (tree / "said").write_text("two")
     report = sync(hosts.mesh.slice(hosts=1), workspace)

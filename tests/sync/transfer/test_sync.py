@@ -19,7 +19,9 @@ from tests.sync.trees import difference, mutate, snapshot
 from workspace_sync import Workspace, rollback, status, sync, verify
 from workspace_sync.transfer.calls import Calls
 
-Hosts = Callable[..., StoreHosts]
+Hosts = Callable[[int], StoreHosts]
+#: How many workers the tests share.
+STANDING = 3
 
 
 def all_equal(hosts: StoreHosts, tree: Path) -> None:
