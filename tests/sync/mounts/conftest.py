@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.otheruser import other_user  # noqa: F401  # a fixture
+from tests.sync.hosts import StandingHosts, standing_hosts
 from tests.workers import Team, team
 from workspace_sync.mounts.mounting import Mounted, mine
 
@@ -54,14 +55,46 @@ class MountHosts:
         self.homes = homes
         self.mesh: Any = members.attach()
 
+    def mounts(self) -> list[Mounted]:
+        """What is mounted in the homes."""
+        return mounts_below(self.homes[0].parent)
+
     def servers(self) -> list[int]:
         """The processes that serve mounts in the homes."""
-        return [int(each.source.split(b":")[3]) for each in mounts_below(self.homes[0].parent)]
+        return [int(each.source.split(b":")[3]) for each in self.mounts()]
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandingHosts]:
+    """The two workers that a file's tests share."""
+    if why := why_not():
+        pytest.skip(f"nothing can be mounted here: {why}")
+    folder = tmp_path_factory.mktemp("homes")
+    with standing_hosts(folder, 2, HOME="{folder}", MONARCH_KERNEL_SYNC_FOLDER="{folder}/sync") as made:
+        yield made
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], MountHosts]]:
-    """``hosts(2)``: two hosts."""
+def hosts(
+    standing: StandingHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[int], MountHosts]]:
+    """``hosts(2)``: two hosts with empty homes. A file's tests share the workers, and none may end one."""
+    monkeypatch.setenv("MONARCH_KERNEL_SYNC_FOLDER", str(tmp_path / "client"))
+    with standing.lent(tmp_path) as lend:
+
+        def start(count: int) -> MountHosts:
+            homes = standing.folders[:count]
+            for home in homes:
+                home.mkdir(mode=0o700)
+            return MountHosts(lend(count), homes)
+
+        yield start
+        assert not mounts_below(standing.folders[0].parent)
+
+
+@pytest.fixture
+def own_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], MountHosts]]:
+    """``own_hosts(2)``: two hosts of the test's own."""
     monkeypatch.setenv("MONARCH_KERNEL_SYNC_FOLDER", str(tmp_path / "client"))
     with team("tcp") as members:
 

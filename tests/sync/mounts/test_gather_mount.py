@@ -128,8 +128,8 @@ def test_one_host_without_dimensions_is_mounted_itself(tmp_path: Path) -> None:
         assert (tmp_path / "gathered" / name).read_text() == "here"
 
 
-def test_a_dead_host_is_an_error_below_its_name_only(hosts: Hosts, tmp_path: Path) -> None:
-    on = hosts(2)
+def test_a_dead_host_is_an_error_below_its_name_only(own_hosts: Hosts, tmp_path: Path) -> None:
+    on = own_hosts(2)
     at = tmp_path / "gathered"
     for home in on.homes:
         write(home / "out" / "file", home.name)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import alive, wait_until
-from tests.sync.mounts.conftest import MountHosts, mounts_below
+from tests.sync.mounts.conftest import MountHosts
 from tests.sync.trees import difference, mutate, snapshot, write
 from workspace_sync.mounts import MountError, remotemount
 
@@ -228,7 +228,7 @@ def test_a_killed_server_leaves_no_mount_and_the_folder_can_be_mounted_again(hos
         assert not difference(snapshot(tree), snapshot(at))
 
 
-def test_a_dead_mount_is_removed_by_the_next(hosts: Hosts, tree: Path, tmp_path: Path) -> None:
+def test_a_dead_mount_is_removed_by_the_next(hosts: Hosts, tree: Path) -> None:
     on = hosts(1)
     handle = remotemount(on.mesh, str(tree), "~/mnt").open()
     for guardian in handle._opened._processes._guardians:
@@ -237,13 +237,13 @@ def test_a_dead_mount_is_removed_by_the_next(hosts: Hosts, tree: Path, tmp_path:
     [pid] = on.servers()
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not alive(pid), "the server has ended")
-    assert [each.dead for each in mounts_below(tmp_path)] == [True]
+    assert [each.dead for each in on.mounts()] == [True]
     with pytest.raises(OSError) as dead:
         os.listdir(on.homes[0] / "mnt")
     assert dead.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
     handle.close()
     with handle.open():
-        assert [each.dead for each in mounts_below(tmp_path)] == [False]
+        assert [each.dead for each in on.mounts()] == [False]
         assert not difference(snapshot(tree), snapshot(on.homes[0] / "mnt"))
 
 
@@ -294,8 +294,8 @@ def test_space_of_old_versions_is_given_back(hosts: Hosts, tmp_path: Path) -> No
         wait_until(lambda: os.stat(spool).st_blocks * 512 < 25 << 20, "old versions take no space")
 
 
-def test_the_other_hosts_go_on_when_one_is_lost(hosts: Hosts, tree: Path) -> None:
-    on = hosts(2)
+def test_the_other_hosts_go_on_when_one_is_lost(own_hosts: Hosts, tree: Path) -> None:
+    on = own_hosts(2)
     handle = remotemount(on.mesh, str(tree), "~/mnt").open()
     os.kill(on.team[0].pid, signal.SIGKILL)
     wait_until(lambda: len(on.servers()) == 1, "the lost host has no mount")
