@@ -22,6 +22,7 @@ from monarch_kernel.output import subscribe
 from monarch_kernel.pool import on_progress
 from monarch_kernel.watch import current_trace, provide
 from monarch_kernel.widgets.connection import use_services
+from monarch_kernel.widgets.open_views import close_views
 
 _ATTRIBUTE = "_monarch_kernel_extension"
 
@@ -54,6 +55,7 @@ class _Extension:
 
         use_services(NotebookServices(notebook))
         undo.callback(use_services, None)
+        undo.callback(close_views)
         if getattr(getattr(ip, "kernel", None), "comm_manager", None) is not None:  # a terminal has none
             undo.callback(CommTarget(ip.kernel).close)
 
