@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
 
+from monarch_kernel.widgets import bundle
 from monarch_kernel.widgets.comm_sender import comm_sender
 from monarch_kernel.widgets.connection import Closable, ViewConnection
-
-#: The code of the view, which npm builds (`make lab`) and the wheel carries.
-BUNDLE = Path(__file__).parent / "static" / "mesh.js"
 
 Streams = Callable[[Mapping[str, Any], Callable[[dict[str, Any]], object]], Closable]
 """Begins the stream for a `plot` message; its `points` are pushed."""
@@ -26,7 +23,7 @@ class MeshWidget(anywidget.AnyWidget):  # type: ignore[misc,unused-ignore]
         plots: gives the points of the view's plot; by default, each view reads the expression itself.
     """
 
-    _esm = BUNDLE
+    _esm = bundle.BUNDLE  # read here, so this module cannot be imported without it
 
     view = traitlets.Unicode("mesh").tag(sync=True)
     mesh = traitlets.Unicode("").tag(sync=True)

@@ -8,6 +8,8 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+from monarch_kernel.widgets import bundle
+
 if TYPE_CHECKING:
     from monarch_kernel.widgets.mesh_widget import MeshWidget, Streams
 
@@ -30,12 +32,10 @@ def live_view(plots: Streams | None = None, **traits: Any) -> MeshWidget | None:
         None where the front end cannot show one: there is no kernel, no anywidget, or no code of the view.
     """
     kernel = _kernel()
-    if kernel is None or importlib.util.find_spec("anywidget") is None:
+    if kernel is None or not bundle.BUNDLE.exists() or importlib.util.find_spec("anywidget") is None:
         return None
-    from monarch_kernel.widgets.mesh_widget import BUNDLE, MeshWidget
+    from monarch_kernel.widgets.mesh_widget import MeshWidget
 
-    if not BUNDLE.exists():
-        return None
     parent = kernel.get_parent()
     metadata: dict[str, Any] = parent.get("metadata") or {}
     run = str((parent.get("header") or {}).get("msg_id", ""))

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from monarch_kernel.widgets.mesh_widget import BUNDLE
+from monarch_kernel.widgets.bundle import BUNDLE
 from tests.browser.lab import Lab
 
 pytestmark = pytest.mark.skipif(not BUNDLE.exists(), reason="the widget's code is not built: make lab")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,18 +12,15 @@ from monarch_kernel.widgets.mesh_display import VIEW_MIME
 from tests.kernel.harness import Kernel
 from tests.kernel.views.page import Page
 
-BUNDLE = Path(__file__).parents[3] / "monarch_kernel" / "widgets" / "static" / "mesh.js"
-
 
 @pytest.fixture(scope="module")
 def mesh(kernel: Kernel) -> Kernel:
     """The file's kernel, with a mesh `m` of 4 ranks in use; live views have a bundle, though it may be none of use."""
     kernel.ok(
-        "import monarch_kernel.widgets.mesh_widget as mesh_widget, tempfile, pathlib\n"
-        "if not mesh_widget.BUNDLE.exists():\n"
-        "    bundle = pathlib.Path(tempfile.mkdtemp(), 'mesh.js')\n"
-        "    bundle.write_text('export default { render() {} }')\n"
-        "    mesh_widget.BUNDLE = mesh_widget.MeshWidget._esm = bundle"
+        "import monarch_kernel.widgets.bundle as bundle, tempfile, pathlib\n"
+        "if not bundle.BUNDLE.exists():\n"
+        "    bundle.BUNDLE = pathlib.Path(tempfile.mkdtemp(), 'mesh.js')\n"
+        "    bundle.BUNDLE.write_text('export default { render() {} }')"
     )
     kernel.ok("%mesh up --procs 4\nfrom monarch_kernel import get_mesh\nm = get_mesh('m')")
     return kernel

@@ -1,0 +1,24 @@
+"""A checkout that was made without a node has no code of live views: meshes show themselves as HTML."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel.harness import Kernel
+
+
+@pytest.fixture(scope="module")
+def mesh(kernel: Kernel) -> Kernel:
+    """The file's kernel, without the code of views, and with a mesh `m` of 2 ranks."""
+    kernel.ok("import monarch_kernel.widgets.bundle as bundle, pathlib\nbundle.BUNDLE = pathlib.Path('/no/mesh.js')")
+    kernel.ok("%mesh up --procs 2\nfrom monarch_kernel import get_mesh\nm = get_mesh('m')")
+    return kernel
+
+
+@pytest.mark.parametrize("shown", ["m", "m.show()", "%mesh status"])
+def test_html_without_a_word(mesh: Kernel, shown: str) -> None:
+    out = mesh.ok(shown)
+    assert out.result is not None
+    assert set(out.result) == {"text/plain", "text/html"}
+    assert "2 idle" in out.result["text/html"]
+    assert not out.stderr
