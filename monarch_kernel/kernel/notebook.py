@@ -75,6 +75,7 @@ class Notebook:
         self._end_record: Callable[[int], None] = lambda _mark: None
         self.audit = AuditLog.of_environment()
         self._end_entry: Callable[[str], None] = lambda _outcome: None
+        self.is_busy = False  # a cell runs
         self._foreign: list[str] = []  # cells of an earlier kernel, whose output goes to the running cell
 
     @property
@@ -86,6 +87,7 @@ class Notebook:
 
     def before_cell(self, info: Any) -> None:
         """The callback for IPython's `pre_run_cell`."""
+        self.is_busy = True
         self._raw_cell = info.raw_cell or ""
         self._key = f"{RUN}-{next(_count)}"
         set_origin(self._key)
@@ -104,6 +106,7 @@ class Notebook:
 
     def after_cell(self, result: Any) -> None:
         """The callback for IPython's `post_run_cell`: show what actors printed during an ordinary cell."""
+        self.is_busy = False
         self._end_record(int(not getattr(result, "success", True)))
         error = getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
         self._end_entry("ok" if error is None else outcome_of(error))

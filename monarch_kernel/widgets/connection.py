@@ -19,6 +19,8 @@ from monarch_kernel.widgets.plotting import Sampler
 
 log = logging.getLogger(__name__)
 
+#: How often the lease of a front end is renewed for it that cannot while a cell runs (seconds).
+RENEW = 3.0
 #: How many requests of one front end may be in progress; a further one is refused.
 MOST_REQUESTS = 16
 #: How many logs and expressions one front end may follow at a time; a further one is refused.
@@ -40,6 +42,11 @@ class Closable(Protocol):
 
 class Services(Protocol):
     """What a notebook adds to the feed: answers, actions and logs."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a cell runs."""
+        ...
 
     def ask(self, request: Mapping[str, Any]) -> Any:
         """The value of the answer to an `ask`."""
@@ -100,6 +107,7 @@ class ViewConnection:
         self._news = False
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._behind_cells = False  # its messages come on the thread that runs cells, so none comes during one
         self._requests: set[str] = set()
         self._streams: dict[str, Closable] = {}
 
@@ -110,6 +118,7 @@ class ViewConnection:
             with self._changed:
                 if self._closed:
                     return
+                self._behind_cells = threading.current_thread() is threading.main_thread()
                 self._inbox.append(message)
                 self._changed.notify()
                 if self._thread is None:
@@ -158,6 +167,8 @@ class ViewConnection:
             with self._changed:
                 inbox, self._inbox = self._inbox, []
                 self._news = False
+            if self._behind_cells and _services is not None and _services.is_busy:
+                feed.receive({"kind": "lease"}, time.monotonic())
             for message in inbox:
                 feed.receive(message, time.monotonic())
             seen.period = feed.period
@@ -167,8 +178,10 @@ class ViewConnection:
             with self._changed:
                 if early:  # changes wait until they may be sent; messages of the front end do not
                     self._changed.wait_for(lambda: bool(self._inbox) or self._closed, early)
+                left = feed.lease_left(time.monotonic()) + 0.01
                 self._changed.wait_for(
-                    lambda: self._news or bool(self._inbox) or self._closed, feed.lease_left(time.monotonic()) + 0.01
+                    lambda: self._news or bool(self._inbox) or self._closed,
+                    min(left, RENEW) if self._behind_cells else left,
                 )
 
     def _wake(self) -> None:

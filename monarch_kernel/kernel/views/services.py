@@ -49,6 +49,11 @@ class NotebookServices:
             "code": self._code,
         }
 
+    @property
+    def is_busy(self) -> bool:
+        """See `Services`."""
+        return self._notebook.is_busy
+
     def ask(self, request: Mapping[str, Any]) -> Any:
         """See `Services`."""
         what = str(request.get("what"))

@@ -17,20 +17,20 @@ Message = dict[str, Any]
 
 
 class Page:
-    """A client of its own, whose comm has a subshell of its own, as in JupyterLab.
+    """A client of its own, whose comm has a subshell of its own, as in JupyterLab, or none, as in VS Code.
 
     Attributes:
         messages: all that the kernel has sent over the comm.
         statuses: the kernel's states (busy, idle) as all clients see them.
     """
 
-    def __init__(self, kernel: Kernel, period: float = 0.2) -> None:
+    def __init__(self, kernel: Kernel, period: float = 0.2, subshell: bool = True) -> None:
         # Not the manager's client, which would share the identity of the test's own.
         self._client = BlockingKernelClient(connection_file=kernel.manager.connection_file)
         self._client.load_connection_file()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=PATIENCE)
-        self._subshell = kernel.control("create_subshell_request")["subshell_id"]
+        self._subshell = kernel.control("create_subshell_request")["subshell_id"] if subshell else None
         self._comm = uuid.uuid4().hex
         self._is_widget = False
         self._count = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +92,30 @@ def test_a_page_that_is_gone_costs_nothing(start_kernel: Callable[..., Kernel], 
     getattr(page, how)()
     wait_until(lambda: kernel.ok(threads).text == "[]", "the feed ends")
     assert kernel.ok("import threading\n'monarch-log' in [t.name for t in threading.enumerate()]").text == "False"
+
+
+def test_a_cell_does_not_end_the_feed_of_a_page_whose_messages_wait_for_it(
+    start_kernel: Callable[..., Kernel], tmp_path: Path
+) -> None:
+    kernel = start_kernel()
+    kernel.ok(
+        "%mesh up --procs 2\nimport os, time\nfrom monarch_kernel.watch import feed\n"
+        "from monarch_kernel.widgets import connection\n"
+        "feed.LEASE, connection.RENEW = 1.0, 0.1"
+    )
+    page = Page(kernel, subshell=False)
+    page.lease()
+    key = page.key("m")
+    end = tmp_path / "end"
+    cell = kernel.send(f"while not os.path.exists({str(end)!r}): time.sleep(0.01)")
+    begin = len(page.messages)
+    page.until(lambda: len(page.of_kind("alive", begin)) > 15)  # for longer than the lease
+    assert not page.of_kind("snapshot", begin), "the feed has not ended meanwhile"
+    end.touch()
+    assert cell.wait().status == "ok"
+    page.rank("m", 1, state="idle")
+    assert page.key("m") == key
+    page.close()
 
 
 def test_a_plain_kernel_with_the_extension_has_the_same(start_kernel: Callable[..., Kernel]) -> None:
