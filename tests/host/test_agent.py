@@ -15,6 +15,7 @@ import pytest
 from monarch_kernel.protocol.messages import Launch, OutputChunk
 from monarch_kernel.protocol.refs import DeathKind
 from monarch_kernel.runtime.node.node import CAUSE_GRACE
+from tests.conftest import alive, wait_until
 
 from .conftest import DEADLINE, Host
 
@@ -155,8 +156,7 @@ def test_a_grandchild_that_holds_the_pipes_delays_nothing_and_goes_with_its_rank
     host.wait(lambda: name in host.ended)
     same_group, other_session = map(int, host.text(name).split())
     # Its own group dies with the rank; what went to another session, with the agent (checked by the fixture).
-    psutil.wait_procs([psutil.Process(p) for p in (same_group,) if psutil.pid_exists(p)], timeout=30)
-    assert not psutil.pid_exists(same_group)
+    wait_until(lambda: not alive(same_group), "the one in the rank's group has gone")
     assert psutil.Process(other_session).ppid() == host.agent.pid
 
 
