@@ -1,3 +1,4 @@
+import { outputsPlugin } from './jupyter/outputs';
 import { panelPlugin } from './jupyter/plugin';
 
-export default [panelPlugin];
+export default [panelPlugin, outputsPlugin];

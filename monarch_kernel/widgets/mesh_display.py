@@ -14,11 +14,10 @@ from monarch_kernel.watch import RankState, Snapshot, watch
 from monarch_kernel.watch.status_table import status_tables
 from monarch_kernel.widgets.lookup import key_of
 from monarch_kernel.widgets.mesh_html import meshes_html
-from monarch_kernel.widgets.open_views import live_view
+from monarch_kernel.widgets.open_views import live_view, view_bundle
 
 #: How long the state is waited for that hosts report (seconds).
 REPORT_WAIT = 0.6
-VIEW_MIME = "application/vnd.jupyter.widget-view+json"
 
 
 class MeshDisplay:
@@ -64,7 +63,7 @@ class MeshDisplay:
         mesh = self.keys[0] if len(self.keys) == 1 else ""
         live = live_view(mesh=mesh, ranks=list(self.ranks)) if self.keys else None
         if live is not None:
-            bundle[VIEW_MIME] = {"version_major": 2, "version_minor": 0, "model_id": live.model_id}
+            bundle |= view_bundle(live)
         return bundle
 
 

@@ -13,6 +13,10 @@ from monarch_kernel.widgets import bundle
 if TYPE_CHECKING:
     from monarch_kernel.widgets.mesh_widget import MeshWidget, Streams
 
+#: A view for the manager of Jupyter's widgets.
+VIEW_MIME = "application/vnd.jupyter.widget-view+json"
+#: The same for the extension of JupyterLab, which shows the HTML of that output where the view is no more.
+OUTPUT_MIME = "application/vnd.monarch-kernel.view+json"
 #: So many views are kept that no page shows now: of a page that is reloaded they show the state again.
 MOST_UNSEEN = 24
 
@@ -49,6 +53,12 @@ def live_view(plots: Streams | None = None, **traits: Any) -> MeshWidget | None:
     for view in ended:
         view.close()
     return made
+
+
+def view_bundle(view: MeshWidget) -> dict[str, Any]:
+    """What the output of a cell has of a live view, beside HTML and text that tell the same."""
+    model = view.model_id
+    return {VIEW_MIME: {"version_major": 2, "version_minor": 0, "model_id": model}, OUTPUT_MIME: {"model_id": model}}
 
 
 def is_view(model: object) -> bool:

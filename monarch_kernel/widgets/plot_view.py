@@ -20,8 +20,7 @@ from monarch_kernel.display.charts import figure, over_time
 from monarch_kernel.meshes import format_ranks
 from monarch_kernel.subscriptions import Subscribers
 from monarch_kernel.widgets.lookup import key_of
-from monarch_kernel.widgets.mesh_display import VIEW_MIME
-from monarch_kernel.widgets.open_views import live_view
+from monarch_kernel.widgets.open_views import live_view, view_bundle
 from monarch_kernel.widgets.plotting import PlotHistory, Points, Sampler, chosen
 
 #: How often the chart of a front end without live views is drawn again (seconds).
@@ -154,7 +153,7 @@ class Plot:
     def _publish(self, *, update: bool) -> None:
         bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": self._repr_html_()}
         if self._live is not None:
-            bundle[VIEW_MIME] = {"version_major": 2, "version_minor": 0, "model_id": self._live.model_id}
+            bundle |= view_bundle(self._live)
         transient = {"display_id": self._display}
         if self._shell is not None:
             self._shell.display_pub.publish(data=bundle, metadata={}, transient=transient, update=update)

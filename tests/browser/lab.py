@@ -141,6 +141,29 @@ class Lab:
         self.page.goto(f"{base}{'notebooks/book.ipynb?' if in_notebook_7 else 'lab/tree/book.ipynb?reset&'}{token}")
         self.page.wait_for_function(_READY)
 
+    def save(self) -> None:
+        """Save the notebook."""
+        self.page.evaluate(f"() => {_BOOK}.context.save()")
+
+    def end_kernel(self) -> None:
+        """Shut the kernel down; the notebook then has none."""
+        self.page.evaluate(f"() => {_BOOK}.sessionContext.shutdown()")
+
+    def reload(self, with_kernel: bool = True) -> None:
+        """Load the page again: the notebook as it was saved, with its kernel, a new one, or, if asked so, none."""
+        if with_kernel:
+            self.page.reload()
+            self.page.wait_for_function(_READY)
+            return
+        self.end_kernel()
+        asks = self._folder / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
+        asks.parent.mkdir(parents=True, exist_ok=True)
+        asks.write_text('{"autoStartDefault": false}')
+        self.page.reload()
+        dialog = self.page.locator(".jp-Dialog")
+        dialog.get_by_role("button", name="No Kernel").click()
+        dialog.wait_for(state="detached")
+
     def second_notebook(self) -> str:
         """Open another notebook, with a kernel of its own; its path."""
         return str(

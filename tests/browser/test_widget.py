@@ -39,3 +39,28 @@ def test_a_mesh_in_a_cell_lives(lab: Lab) -> None:
     view.filter(has_text=re.compile(r"idle\s*4")).wait_for()
     lab.run(4)
     view.filter(has_text=re.compile(r"dead\s*1")).wait_for()
+
+
+def test_a_saved_view_is_html_where_its_kernel_has_gone(lab: Lab) -> None:
+    lab.open(CELLS[0], CELLS[1])
+    lab.run(0)
+    lab.run(1)
+    view = lab.cell(1).locator(".mk-View")
+    view.filter(has_text=re.compile(r"idle\s*4")).wait_for()
+    lab.save()
+    lab.reload()
+    view.filter(has_text=re.compile(r"idle\s*4")).wait_for()  # the kernel has it still
+    lab.end_kernel()
+    tells_its_state(lab)
+    for with_kernel in (True, False):
+        lab.reload(with_kernel)
+        tells_its_state(lab)
+
+
+def tells_its_state(lab: Lab) -> None:
+    """The output is the HTML, with a shape for each rank, and nothing else."""
+    html = lab.cell(1).locator(".jp-RenderedHTML")
+    html.filter(has_text=re.compile(r"mesh m.*4 idle", re.DOTALL)).wait_for()
+    assert html.locator("[aria-label^='rank ']").count() == 4
+    assert lab.cell(1).locator(".mk-View").count() == 0
+    assert "rror" not in lab.output(1)

@@ -11,7 +11,7 @@ import { ViewsComm } from './comm';
 export type LinkState = 'waiting' | 'foreign' | 'absent' | 'live' | 'gone';
 
 /** The states of a kernel in which there is nothing to talk to. */
-const DOWN: readonly Kernel.Status[] = ['dead', 'terminating', 'restarting', 'autorestarting'];
+export const DOWN: readonly Kernel.Status[] = ['dead', 'terminating', 'restarting', 'autorestarting'];
 /** A silent kernel is called anew at most so often (ms). */
 const CALL_AGAIN = 30_000;
 

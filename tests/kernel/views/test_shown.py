@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_kernel.widgets.mesh_display import VIEW_MIME
+from monarch_kernel.widgets.open_views import OUTPUT_MIME, VIEW_MIME
 from tests.kernel.harness import Kernel
 from tests.kernel.views.page import Page
 
@@ -38,7 +38,8 @@ def page(mesh: Kernel) -> Iterator[Page]:
 def test_a_mesh_shows_itself(mesh: Kernel, shown: str) -> None:
     result = mesh.ok(shown).result
     assert result is not None
-    assert set(result) == {"text/plain", "text/html", VIEW_MIME}
+    assert set(result) == {"text/plain", "text/html", VIEW_MIME, OUTPUT_MIME}
+    assert result[OUTPUT_MIME] == {"model_id": result[VIEW_MIME]["model_id"]}
     html = result["text/html"]
     assert "mesh m" in html
     assert "4 idle" in html
@@ -115,7 +116,7 @@ def test_a_live_view_speaks_the_messages_of_the_feed(mesh: Kernel, page: Page) -
 def test_a_plot_of_a_cell(mesh: Kernel) -> None:
     shown = mesh.ok("%mesh plot loss --period 0.2")
     assert "no numbers yet" in shown.displays[0]["text/plain"]
-    assert VIEW_MIME in shown.displays[0]
+    assert {VIEW_MIME, OUTPUT_MIME} < set(shown.displays[0])
     outcome = mesh.ok(
         "%%mesh\nimport time\nfor step in range(60):\n    loss = (step + 1) * (100 if rank == 2 else 1 + rank / 100)\n"
         "    time.sleep(0.01)"

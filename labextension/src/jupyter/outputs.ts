@@ -1,0 +1,38 @@
+import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import type { Widget } from '@lumino/widgets';
+import type { KernelDocument } from './documents';
+import type { OutputRenderer, OutputRenderers } from './outputview';
+import { KernelModels, OUTPUT_MIME, OutputView } from './outputview';
+
+/** Before the manager of widgets, whose rank is -10. */
+const RANK = -20;
+
+/** The registry of a notebook, as far as it is of use here. */
+interface Registry extends OutputRenderers {
+  addFactory(
+    factory: { safe: boolean; mimeTypes: readonly string[]; createRenderer: () => OutputRenderer },
+    rank: number
+  ): void;
+}
+
+/** Views in the outputs of cells, in notebooks; all other documents show them as Jupyter's widgets. */
+export const outputsPlugin: JupyterFrontEndPlugin<void> = {
+  id: 'monarch-kernel-lab:outputs',
+  description: 'Shows meshes in outputs of cells live, and as HTML where there is no kernel.',
+  autoStart: true,
+  activate: (app: JupyterFrontEnd) => {
+    app.docRegistry.addWidgetExtension('Notebook', {
+      createNew: (
+        panel: Widget & Partial<KernelDocument> & { readonly content?: { readonly rendermime?: Registry } }
+      ) => {
+        const registry = panel.content?.rendermime;
+        if (registry && panel.sessionContext) {
+          const models = new KernelModels(panel.sessionContext);
+          // As safe as its HTML: of a notebook that is not trusted it shows only that.
+          const createRenderer = () => new OutputView(registry, models);
+          registry.addFactory({ safe: true, mimeTypes: [OUTPUT_MIME], createRenderer }, RANK);
+        }
+      }
+    });
+  }
+};
