@@ -149,20 +149,26 @@ class Lab:
         """Shut the kernel down; the notebook then has none."""
         self.page.evaluate(f"() => {_BOOK}.sessionContext.shutdown()")
 
-    def reload(self, with_kernel: bool = True) -> None:
-        """Load the page again: the notebook as it was saved, with its kernel, a new one, or, if asked so, none."""
-        if with_kernel:
-            self.page.reload()
-            self.page.wait_for_function(_READY)
-            return
-        self.end_kernel()
-        asks = self._folder / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
-        asks.parent.mkdir(parents=True, exist_ok=True)
-        asks.write_text('{"autoStartDefault": false}')
+    def reload(self) -> None:
+        """Load the page again: the notebook as it was saved, with its kernel, or a new one if that has ended."""
+        self.page.reload()
+        self.page.wait_for_function(_READY)
+
+    def reload_without_kernel(self) -> None:
+        """Load the page again as where the notebook's kernel is not installed, and choose none instead."""
+        spec = {"name": "elsewhere", "display_name": "Elsewhere", "language": "elsewhere"}
+        self.page.evaluate(f"spec => {_BOOK}.context.model.setMetadata('kernelspec', spec)", spec)
+        self.page.evaluate(f"() => {_BOOK}.context.model.deleteMetadata('language_info')")
+        self.save()
         self.page.reload()
         dialog = self.page.locator(".jp-Dialog")
-        dialog.get_by_role("button", name="No Kernel").click()
+        dialog.locator("select").select_option(label="No Kernel")
+        dialog.get_by_role("button", name="Select Kernel").click()
         dialog.wait_for(state="detached")
+
+    def trusts(self, at: int) -> bool:
+        """Whether JupyterLab shows all of a cell's output, as the user's own."""
+        return bool(self.page.evaluate(f"at => {_BOOK}.content.widgets[at].model.trusted", at))
 
     def second_notebook(self) -> str:
         """Open another notebook, with a kernel of its own; its path."""

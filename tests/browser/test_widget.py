@@ -42,25 +42,30 @@ def test_a_mesh_in_a_cell_lives(lab: Lab) -> None:
 
 
 def test_a_saved_view_is_html_where_its_kernel_has_gone(lab: Lab) -> None:
-    lab.open(CELLS[0], CELLS[1])
+    kill = "import time\nm.slice(gpus=3).kill().get()\nwhile not m.dead():\n    time.sleep(0.01)\nm.show()"
+    lab.open(CELLS[0], kill)
     lab.run(0)
     lab.run(1)
     view = lab.cell(1).locator(".mk-View")
-    view.filter(has_text=re.compile(r"idle\s*4")).wait_for()
+    view.filter(has_text=re.compile(r"dead\s*1")).wait_for()
     lab.save()
     lab.reload()
-    view.filter(has_text=re.compile(r"idle\s*4")).wait_for()  # the kernel has it still
+    view.filter(has_text=re.compile(r"dead\s*1")).wait_for()  # the kernel has it still
     lab.end_kernel()
     tells_its_state(lab)
-    for with_kernel in (True, False):
-        lab.reload(with_kernel)
-        tells_its_state(lab)
+    lab.reload()
+    tells_its_state(lab)
+    lab.end_kernel()
+    lab.reload_without_kernel()
+    tells_its_state(lab)
 
 
 def tells_its_state(lab: Lab) -> None:
     """The output is the HTML, with a shape for each rank, and nothing else."""
     html = lab.cell(1).locator(".jp-RenderedHTML")
-    html.filter(has_text=re.compile(r"mesh m.*4 idle", re.DOTALL)).wait_for()
+    html.filter(has_text=re.compile(r"mesh m.*1 dead", re.DOTALL)).wait_for()
     assert html.locator("[aria-label^='rank ']").count() == 4
+    assert html.locator("[aria-label='rank 3 dead']").count() == 1
     assert lab.cell(1).locator(".mk-View").count() == 0
     assert "rror" not in lab.output(1)
+    assert lab.trusts(1)
