@@ -220,7 +220,7 @@ class _PlotStream:
             "time": when,
             "values": [[rank, _json(number)] for rank, number in numbers.items()],
         }
-        if self._plot._error and self._plot._error != self._told:
+        if self._plot._error != self._told:
             self._told = message["error"] = self._plot._error
         if self._plot.ended:
             message["ended"] = True

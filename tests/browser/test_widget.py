@@ -34,6 +34,7 @@ def test_a_mesh_in_a_cell_lives(lab: Lab) -> None:
     assert status == "busy"
     chart = lab.cell(2).locator(".mk-View")
     chart.filter(has_text=re.compile(r"rank\s*2")).wait_for()
+    assert "NameError" not in chart.inner_text()  # as long as no rank had a loss
     lab.done()
     chart.filter(has_text=re.compile(r"ended")).wait_for()
     view.filter(has_text=re.compile(r"idle\s*4")).wait_for()

@@ -64,7 +64,7 @@ export interface PointsMessage {
   id: string;
   time: number;
   values: Point[];
-  /** A sentence about ranks that have no number. */
+  /** A sentence about ranks that have no number; empty once all have. */
   error?: string;
   /** The plot has ended by itself: nothing follows. */
   ended?: boolean;

@@ -37,6 +37,65 @@ describe('LineChart', () => {
   });
 });
 
+describe('the axis of times of a LineChart', () => {
+  /** The texts that are drawn below the axis, the last values' first. */
+  let labels: string[] = [];
+
+  beforeEach(() => {
+    const fillText = (text: string, _x: number, y: number) => void (y > 380 && labels.push(text));
+    const context = new Proxy(
+      {},
+      { get: (_, name) => (name === 'fillText' ? fillText : () => undefined), set: () => true }
+    );
+    HTMLCanvasElement.prototype.getContext = (() => context) as never;
+  });
+
+  async function draw(seconds: number): Promise<string[]> {
+    const actions = new AnsweredActions();
+    const chart = new LineChart(document.body, 'loss', actions, { mesh: 'u1', expression: 'loss', period: 1 });
+    labels = [];
+    const told = (message: object) =>
+      actions.plotted[0]?.({ kind: 'points', id: '', time: 1e9, values: [], ...message });
+    for (let at = 0; at <= 4; at++) {
+      told({ time: 1e9 + (seconds * at) / 4, values: [[0, at]] });
+    }
+    await settled();
+    const live = labels;
+    labels = [];
+    told({ error: 'rank 0: no number' });
+    told({ error: '' });
+    expect(find(chart.node, '.mk-Chart-said').textContent).toBe('');
+    told({ ended: true });
+    await settled();
+    expect(labels).toEqual(['end', ...live.slice(1)]);
+    find(chart.node, '[role=img]').dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowLeft' }));
+    await settled();
+    expect(find(chart.node, '.mk-Chart-readout').textContent).toMatch(/^at the end/);
+    chart.dispose();
+    return live;
+  }
+
+  it('counts back from the last values, each label once, and says when these are the end', async () => {
+    expect(await draw(3)).toEqual(['now', '−2 s', '−4 s', '−6 s', '−8 s', '−10 s']);
+    expect(await draw(17)).toEqual(['now', '−5 s', '−10 s', '−15 s']);
+    expect(await draw(100)).toEqual(['now', '−30 s', '−1 min', '−1 min 30 s']);
+    expect(await draw(700)).toEqual(['now', '−5 min', '−10 min']);
+  });
+
+  it('has the last values of a plot that has just begun at its right', async () => {
+    const lines: number[] = [];
+    const draws: Record<string, unknown> = { lineTo: (x: number) => lines.push(x) };
+    const context = new Proxy({}, { get: (_, name) => draws[String(name)] ?? (() => undefined), set: () => true });
+    HTMLCanvasElement.prototype.getContext = (() => context) as never;
+    const chart = new LineChart(document.body, 'loss');
+    chart.push(1e9, [[0, 1]]);
+    chart.push(1e9 + 1, [[0, 2]]);
+    await settled();
+    expect(lines.at(-1)).toBe(600 - 34);
+    chart.dispose();
+  });
+});
+
 describe('HostsTable', () => {
   it('has a row for each host, with the worst state of its ranks, and figures that change in place', async () => {
     const store = new MeshStore();

@@ -43,6 +43,8 @@ export class LineChart {
   /** Where the crosshair is, as the index of a time (-1: nowhere), and the height of the pointer. */
   private _cross = -1;
   private _pointer = -1;
+  /** Whether nothing follows, so that the last values are not those of now. */
+  private _isOver = false;
 
   /**
    * @param actions - with `plot`, asks the kernel for the values; without them, `push` brings them.
@@ -75,6 +77,7 @@ export class LineChart {
   /** Dim it: the kernel has gone, and the values are the last ones. */
   setGone(gone: boolean): void {
     setAttribute(this.node, 'data-gone', gone);
+    this._setOver(gone);
     this._say(gone ? t('The kernel has gone. These are the last values.') : '');
   }
 
@@ -110,13 +113,19 @@ export class LineChart {
         if (values.length) {
           this.push(time, values);
         }
-        if (error || ended) {
-          this._say(error || t('The plot has ended.'));
+        if (error !== undefined || ended) {
+          this._say(error || (ended ? t('The plot has ended.') : ''));
         }
+        this._setOver(ended ?? false);
       },
       error => this._say([error.message, error.hint].filter(Boolean).join(' '))
     );
     this._disposables.add(end);
+  }
+
+  private _setOver(isOver: boolean): void {
+    this._isOver = isOver;
+    this._frame.request();
   }
 
   /** What there is to say beside the values. */
@@ -170,12 +179,13 @@ export class LineChart {
     const around = low === high ? Math.abs(low) * 0.1 || 1 : 0;
     const marks = ticks(low - around, high + around, 4);
     const step = (marks[1] ?? 1) - (marks[0] ?? 0) || 1;
-    const from = times[0] ?? 0;
+    // The last values are at the right, where the axis says so; a young plot grows from there.
+    const to = times.at(-1) ?? 0;
     return {
       width: this._width,
       height: this._height,
-      from,
-      to: Math.max(times.at(-1) ?? 1, from + 10),
+      from: Math.min(times[0] ?? 0, to - 10),
+      to,
       low: Math.floor((low - around) / step + 1e-9) * step,
       high: Math.ceil((high + around) / step - 1e-9) * step
     };
@@ -239,7 +249,7 @@ export class LineChart {
       const at = x(scale.to - back);
       context.textAlign = back === 0 ? 'right' : at < LEFT + 24 ? 'left' : 'center';
       context.fillText(
-        back === 0 ? t('now') : `−${timeSpan(back)}`,
+        back > 0 ? `−${timeSpan(back)}` : this._isOver ? t('end') : t('now'),
         back === 0 ? at + RIGHT - 4 : at,
         scale.height - 6
       );
@@ -360,9 +370,17 @@ export class LineChart {
     const rank = this._pointer >= 0 ? this._nearest(y) : -1;
     const value = this.series.values.get(rank)?.[this._cross];
     const back = (this.series.times.at(-1) ?? time) - time;
+    const ago = back < 1 ? duration(back) : wholeDuration(back);
+    const when = this._isOver
+      ? back > 0
+        ? t('%1 before the end', ago)
+        : t('at the end')
+      : back > 0
+        ? t('%1 ago', ago)
+        : t('now');
     const parts = [
       rank >= 0 && value !== undefined ? t('rank %1: %2', rank, figure(value)) : '',
-      back > 0 ? t('%1 ago', back < 1 ? duration(back) : wholeDuration(back)) : t('now'),
+      when,
       Number.isFinite(spread.low)
         ? t('min %1 · median %2 · max %3', figure(spread.low), figure(spread.middle), figure(spread.high))
         : t('no numbers')
