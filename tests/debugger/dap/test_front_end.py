@@ -441,7 +441,7 @@ def test_a_step_out_of_the_users_code_ends_quietly(lab: FrontEnd) -> None:
     lab.ask("stepOut", threadId=thread)
     lab.ask("stepOut", threadId=stopped(cell, 2)[1])
     outcome = cell.wait()
-    assert (outcome.status, outcome.stderr) == ("ok", "")
+    assert (outcome.status, outcome.stderr) == ("ok", ""), outcome
 
 
 def test_the_focus_needs_the_debugger(start_kernel: Callable[..., Kernel]) -> None:
