@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
 from monarch_kernel.private_files import PrivateFolder
@@ -79,31 +79,11 @@ class WorkspaceLock:
 
     def is_awaited(self) -> bool:
         """Whether another process, or thread, waits for the lock."""
-        try:
-            fd = self._open(_WAITING)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
+        return _is_held(lambda: self._open(_WAITING))
 
     def is_free(self) -> bool:
         """Whether nobody holds the lock now."""
-        try:
-            fd = self._folder.open_file(_LOCK, os.O_RDONLY)
-        except OSError:
-            return True
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(fd)
-        return True
+        return not _is_held(lambda: self._folder.open_file(_LOCK, os.O_RDONLY))
 
     def remove(self) -> None:
         """Remove the files of the lock, which is held: who waits for it finds that the workspace is forgotten."""
@@ -161,3 +141,18 @@ class WorkspaceLock:
 
     def _forgotten(self) -> WorkspaceBusyError:
         return WorkspaceBusyError(f"{self._folder.path} is being forgotten by another client: sync again")
+
+
+def _is_held(opened: Callable[[], int]) -> bool:
+    """Whether anyone has a lock on a file; not, if it cannot be opened."""
+    try:
+        fd = opened()
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
