@@ -27,6 +27,7 @@ from monarch_kernel.watch.facts import (
     StopFact,
 )
 from monarch_kernel.watch.model import (
+    STATE_ORDER,
     ActorView,
     Delta,
     FailureView,
@@ -54,7 +55,6 @@ _BIT: Final = {name: 1 << k for k, name in enumerate(_FIELDS)}
 _DERIVED: Final = frozenset(
     {"mesh", "rank", "host", "proc", "state", "since", "cause", "doing", "doing_since", "stop", "actors", "waiting"}
 )
-_ORDER: Final = {state: k for k, state in enumerate(RankState)}
 #: The states of ranks of a mesh that may hang.
 _BUSY: Final = frozenset({RankState.RUNNING, RankState.STOPPED, RankState.UNRESPONSIVE})
 #: What a process that is gone has no more.
@@ -399,7 +399,7 @@ class Board:
             since, why = conditions[RankState.HEALING]
             return RankState.HEALING, since, conditions[RankState.DEAD][1] or why
         if conditions:
-            worst = min(conditions, key=_ORDER.__getitem__)
+            worst = min(conditions, key=STATE_ORDER.__getitem__)
             return worst, *conditions[worst]
         if doing:
             return RankState.RUNNING, doing_since or time, ""

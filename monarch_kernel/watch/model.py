@@ -6,7 +6,7 @@ Times are seconds since 1970, on the controller's clock; sizes are bytes.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -22,6 +22,10 @@ class RankState(StrEnum):
     RUNNING = "running"
     IDLE = "idle"
     ENDED = "ended"
+
+
+#: The place of each state in that order.
+STATE_ORDER: Final = {state: place for place, state in enumerate(RankState)}
 
 
 class GpuView(msgspec.Struct, frozen=True, omit_defaults=True):

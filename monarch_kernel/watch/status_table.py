@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from monarch_kernel.display.quantities import duration, memory
 from monarch_kernel.display.tables import TableView
 from monarch_kernel.meshes import format_ranks
-from monarch_kernel.watch.model import FailureView, MeshView, RankState, RankView, Snapshot
+from monarch_kernel.watch.model import STATE_ORDER, FailureView, MeshView, RankState, RankView, Snapshot
 
 #: Meshes with more ranks are shown in groups of ranks that are in the same state, and do the same.
 MOST_ROWS = 64
@@ -29,7 +29,6 @@ SIGNS = {
     RankState.IDLE: "○",
     RankState.ENDED: "◌",
 }
-_ORDER = {state: place for place, state in enumerate(RankState)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,9 @@ def status_tables(snapshot: Snapshot, now: float, key: str = "", ranks: Collecti
     """
     chosen = [mesh for mesh in snapshot.meshes.values() if key in ("", mesh.key)]
     tables = [_table(mesh, _chosen(snapshot.ranks[mesh.key], ranks), snapshot, now) for mesh in chosen]
-    return sorted(tables, key=lambda table: min((_ORDER[state] for state in table.states), default=len(_ORDER)))
+    return sorted(
+        tables, key=lambda table: min((STATE_ORDER[state] for state in table.states), default=len(STATE_ORDER))
+    )
 
 
 def _chosen(views: Sequence[RankView], ranks: Collection[int]) -> list[RankView]:
@@ -65,7 +66,7 @@ def _chosen(views: Sequence[RankView], ranks: Collection[int]) -> list[RankView]
 def _table(mesh: MeshView, views: list[RankView], snapshot: Snapshot, now: float) -> StatusTable:
     grouped = len(views) > MOST_ROWS
     groups = _groups(views) if grouped else [[view] for view in views]
-    groups.sort(key=lambda group: (_ORDER[group[0].state], group[0].rank))
+    groups.sort(key=lambda group: (STATE_ORDER[group[0].state], group[0].rank))
     names = {key: host.name for key, host in snapshot.hosts.items()}
     rows = [_row(group, names, now) for group in (groups[:MOST_GROUPS] if grouped else groups)]
     headings = ["", "ranks" if grouped else "rank", "state", "for", "doing", "waiting", "memory", "cpu", "host", "why"]

@@ -15,7 +15,7 @@ from monarch_kernel.display import styles
 from monarch_kernel.display.quantities import duration, memory
 from monarch_kernel.display.tables import table_html
 from monarch_kernel.meshes import format_ranks
-from monarch_kernel.watch.model import HostView, MeshView, RankState, RankView, Snapshot
+from monarch_kernel.watch.model import STATE_ORDER, HostView, MeshView, RankState, RankView, Snapshot
 from monarch_kernel.watch.status_table import status_tables
 
 #: Up to so many ranks have a cell each; of more, each host has a bar.
@@ -123,8 +123,7 @@ def _news(mesh: MeshView, views: Sequence[RankView], hosts: Mapping[str, HostVie
     for view in views:
         if view.state in _BAD:
             causes.setdefault((view.state, _cause(view)), []).append(view.rank)
-    order = {state: place for place, state in enumerate(RankState)}
-    for (state, why), ranks in sorted(causes.items(), key=lambda each: (order[each[0][0]], each[1])):
+    for (state, why), ranks in sorted(causes.items(), key=lambda each: (STATE_ORDER[each[0][0]], each[1])):
         who = f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks, limit=8)}"
         told.append(f"<b>{escape(who)}</b> {state.value}{f': {escape(why)}' if why else ''}")
     lines = [f'<div style="{styles.NEWS}">{text}</div>' for text in told[:MOST_NEWS]]
@@ -226,8 +225,7 @@ def _bars(by_host: Mapping[str, Sequence[RankView]], hosts: Mapping[str, HostVie
         host = hosts.get(key)
         name = host.name if host is not None else key
         bars += [(name, views[at : at + _PER_BAR]) for at in range(0, len(views), _PER_BAR)]
-    order = {state: place for place, state in enumerate(RankState)}
-    worst = sorted(bars, key=lambda bar: (min(order[view.state] for view in bar[1]), bar[1][0].rank))
+    worst = sorted(bars, key=lambda bar: (min(STATE_ORDER[view.state] for view in bar[1]), bar[1][0].rank))
     shown = sorted(worst[:MOST_HOSTS], key=lambda bar: bar[1][0].rank)
     most = max(len(views) for _, views in bars)
     rows = "".join(_bar(name, views, most) for name, views in shown)
