@@ -2,7 +2,7 @@
 
 Meshes that outlive it: ``keep`` starts a host for them, ``kept`` lists them, ``kept_ranks`` and ``kept_logs`` show what
 runs there, ``attach`` takes them over, ``end_kept`` ends them. ``respawn_actors`` creates the actors of live processes
-again. The notation of rank sets: ``format_ranks``, ``format_points``, ``parse_ranks``.
+again. The notation of rank sets: ``format_ranks``, ``name_ranks``, ``format_points``, ``parse_ranks``.
 
 This module holds names only; ``monarch_kernel.runtime`` has the code. ``listens``, ``start_daemon``,
 ``make_job_folder`` and ``remove_job_folder`` now belong to ``monarch_kernel.private_files`` and
@@ -23,7 +23,7 @@ from monarch_kernel.runtime.actor.kept.kept_host import (
 )
 from monarch_kernel.runtime.actor.kept.looking import KeptError, kept, kept_logs, kept_place, kept_ranks
 from monarch_kernel.runtime.actor.meshes.mesh_registry import get_mesh, list_proc_meshes, on_change
-from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks, parse_ranks
+from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks, name_ranks, parse_ranks
 from monarch_kernel.workers import make_job_folder, remove_job_folder, start_daemon
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "list_proc_meshes",
     "listens",
     "make_job_folder",
+    "name_ranks",
     "on_change",
     "parse_ranks",
     "remove_job_folder",

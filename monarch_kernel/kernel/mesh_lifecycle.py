@@ -16,7 +16,7 @@ from monarch_kernel.kernel.kept_meshes import attach, end_elsewhere, is_kept, ke
 from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOptions, remember
 from monarch_kernel.kernel.mesh_parts import parts
 from monarch_kernel.kernel.session import MeshSession
-from monarch_kernel.meshes import KeptError, format_ranks, keep, kept_host_of
+from monarch_kernel.meshes import KeptError, format_ranks, keep, kept_host_of, name_ranks
 
 #: How long ranks may take to report what an interrupt stopped (seconds).
 INTERRUPT_TIMEOUT = 2.0
@@ -274,4 +274,4 @@ def _join_debugger(procs: ProcMesh) -> None:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks, limit=6)}"
+    return name_ranks(ranks, limit=6)

@@ -18,7 +18,7 @@ from monarch_kernel.kernel.output.mesh_tables import HostTree
 from monarch_kernel.kernel.progress import QUIET
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.usage_errors import nearest, usage_error
-from monarch_kernel.meshes import format_ranks, parse_ranks
+from monarch_kernel.meshes import name_ranks, parse_ranks
 from monarch_kernel.workers import placement_of
 from workspace_sync.receipt import forgotten_table, kept_text, names, progress_line
 
@@ -287,11 +287,6 @@ def sync_errors(command: str, say: Say = print) -> Generator[None]:
         raise usage_error(command, error.headline if shown else str(error)) from None
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 3`, or `ranks 0-3,7`."""
-    return f"rank{'s' * (len(ranks) != 1)} {format_ranks(ranks, limit=6)}"
-
-
 def show_receipt(live: LiveReport, say: Say = print) -> SyncReport:
     """Say what ranks do not follow. Returns the receipt, for the cell to show."""
     for each in live.refreshed:
@@ -299,9 +294,9 @@ def show_receipt(live: LiveReport, say: Say = print) -> SyncReport:
             restored = f", from their checkpoints: {names(each.restored)}" if each.restored else ""
             say(f"mesh {each.mesh}: created again: {names(each.respawned)}{restored}")
         if each.how == "restart" and (restarted := [rank.rank for rank in each.ranks if not rank.error]):
-            say(f"mesh {each.mesh}: restarted: {ranks_text(restarted)}")
+            say(f"mesh {each.mesh}: restarted: {name_ranks(restarted, limit=6)}")
         for why, ranks in each.errors.items():
-            say(f"mesh {each.mesh}: {ranks_text(ranks)} left alone: {why}")
+            say(f"mesh {each.mesh}: {name_ranks(ranks, limit=6)} left alone: {why}")
     return live.sync
 
 

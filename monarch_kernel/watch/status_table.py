@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from monarch_kernel.display.quantities import duration, memory
 from monarch_kernel.display.tables import TableView
-from monarch_kernel.meshes import format_ranks
+from monarch_kernel.meshes import format_ranks, name_ranks
 from monarch_kernel.watch.model import STATE_ORDER, FailureView, MeshView, RankState, RankView, Snapshot
 
 #: Meshes with more ranks are shown in groups of ranks that are in the same state, and do the same.
@@ -127,7 +127,7 @@ def _news(mesh: MeshView, snapshot: Snapshot) -> list[FailureView]:
 
 
 def _concerned(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) != 1)} {format_ranks(ranks, limit=4)}: " if ranks else ""
+    return f"{name_ranks(ranks, limit=4)}: " if ranks else ""
 
 
 def _age(seconds: float) -> str:

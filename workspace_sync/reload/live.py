@@ -9,7 +9,7 @@ import msgspec
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.introspection import each_host
-from monarch_kernel.meshes import format_ranks, list_proc_meshes
+from monarch_kernel.meshes import format_ranks, list_proc_meshes, name_ranks
 from workspace_sync.model.errors import SyncError
 from workspace_sync.model.report import StaleModule, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
@@ -50,7 +50,7 @@ class LiveReport(msgspec.Struct):
         lines: list[str] = []
         for each in self.refreshed:
             lines += [reason for _, _, reason in each.modules(FAILED, KEPT)]
-            lines += [f"mesh {each.mesh}, {_ranks(ranks)}: {why}" for why, ranks in each.errors.items()]
+            lines += [f"mesh {each.mesh}, {name_ranks(ranks)}: {why}" for why, ranks in each.errors.items()]
         return list(dict.fromkeys(lines))
 
     @property
@@ -184,7 +184,7 @@ def _follow(
         if how is None:
             stale += stale_in(done)
             live.sync.notes += [
-                f"{_ranks(ranks)} of mesh {done.mesh} cannot be told: {why}"
+                f"{name_ranks(ranks)} of mesh {done.mesh} cannot be told: {why}"
                 for why, ranks in done.errors.items()
                 if not why.startswith("it is dead")
             ]
@@ -209,14 +209,10 @@ def _outside(met: Refreshed) -> list[str]:
         if rank.outside:
             ranks.setdefault(rank.outside, []).append(rank.rank)
     return [
-        f"{_ranks(there)} of mesh {met.mesh} started before the first sync and run in {folder} of their host itself: "
-        f"once restarted (%mesh sync --restart), they run in the tree"
+        f"{name_ranks(there)} of mesh {met.mesh} started before the first sync and run in {folder} of their host "
+        f"itself: once restarted (%mesh sync --restart), they run in the tree"
         for folder, there in ranks.items()
     ]
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) != 1)} {format_ranks(ranks)}"
 
 
 def meshes_on(hosts: Any) -> list[ProcMesh]:

@@ -20,7 +20,7 @@ from monarch_kernel.kernel.output.fault_text import (
     fault_lines,
     is_installed,
 )
-from monarch_kernel.meshes import format_points, format_ranks
+from monarch_kernel.meshes import format_points, format_ranks, name_ranks
 
 _MOST_GROUPS = 6
 # The limit on messages of one group, and on ranks of the groups that are not shown.
@@ -209,7 +209,7 @@ def _own_and_released(failures: Iterable[CellFailure]) -> tuple[list[CellFailure
 
 
 def _counted(failures: Sequence[CellFailure]) -> str:
-    return f"rank{'s' * (len(failures) != 1)} {format_ranks([failure.rank for failure in failures], limit=6)}"
+    return name_ranks([failure.rank for failure in failures], limit=6)
 
 
 def grouped(failures: Iterable[CellFailure]) -> list[list[CellFailure]]:

@@ -31,6 +31,11 @@ def format_ranks(ranks: Iterable[int], *, limit: int | None = None) -> str:
     return ",".join(shown)
 
 
+def name_ranks(ranks: Sequence[int], *, limit: int | None = None) -> str:
+    """`rank 3`, or `ranks 0-3,7`; `limit` is as for `format_ranks`."""
+    return f"rank{'s' * (len(ranks) != 1)} {format_ranks(ranks, limit=limit)}"
+
+
 def format_points(ranks: Iterable[int], extent: Extent, *, limit: int | None = None) -> str:
     """The coordinates of `ranks` in a mesh, e.g. `hosts=1,gpus=[0-3,7]`; several boxes are separated by `; `.
 
