@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from monarch_kernel.protocol.worker_addresses import AddressError
     from monarch_kernel.runtime.actor.healing.report import HealError
     from monarch_kernel.runtime.actor.kept.kept_host import KeptError
+    from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, MixedTensorsError, RemoteException
     from monarch_kernel.runtime.transfer.backend_settings import RDMATcpFallbackWarning
     from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError
     from monarch_kernel.watch.history.query import HistoryQueryError
@@ -51,6 +52,7 @@ __all__ = [
     "CellSyntaxError",
     "Death",
     "DeathKind",
+    "DeviceMeshError",
     "DriverError",
     "Fault",
     "HealError",
@@ -64,6 +66,7 @@ __all__ = [
     "MeshCellError",
     "MeshCellInterrupt",
     "MeshFailure",
+    "MixedTensorsError",
     "MountError",
     "NotOursError",
     "NotPrivateError",
@@ -72,6 +75,7 @@ __all__ = [
     "RDMATcpFallbackWarning",
     "RDMATimeoutError",
     "RankFailure",
+    "RemoteException",
     "ScanError",
     "StoreError",
     "SupervisionError",
@@ -88,6 +92,7 @@ __all__ = [
 _LOADED_AT_FIRST_USE = {
     "AddressError": "monarch_kernel.protocol.worker_addresses",
     "CellSyntaxError": "monarch_kernel.kernel.output.cell_errors",
+    "DeviceMeshError": "monarch_kernel.runtime.tensor.controller.errors",
     "DriverError": "monarch_kernel.debugger.controller.viewers",
     "HealError": "monarch_kernel.runtime.actor.healing.report",
     "HistoryQueryError": "monarch_kernel.watch.history.query",
@@ -98,6 +103,7 @@ _LOADED_AT_FIRST_USE = {
     "KeyFileExistsError": "monarch_kernel.protocol.keys.guarded_files",
     "MeshCellError": "monarch_kernel.kernel.output.cell_errors",
     "MeshCellInterrupt": "monarch_kernel.kernel.output.cell_errors",
+    "MixedTensorsError": "monarch_kernel.runtime.tensor.controller.errors",
     "MountError": "workspace_sync.model.errors",
     "NotOursError": "monarch_kernel.protocol.private_files",
     "NotPrivateError": "monarch_kernel.protocol.private_files",
@@ -105,6 +111,7 @@ _LOADED_AT_FIRST_USE = {
     "RDMAError": "monarch_kernel.runtime.transfer.errors",
     "RDMATcpFallbackWarning": "monarch_kernel.runtime.transfer.backend_settings",
     "RDMATimeoutError": "monarch_kernel.runtime.transfer.errors",
+    "RemoteException": "monarch_kernel.runtime.tensor.controller.errors",
     "ScanError": "workspace_sync.model.errors",
     "StoreError": "workspace_sync.model.errors",
     "SyncError": "workspace_sync.model.errors",

@@ -59,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
         LAUNCH,
     },
     f"{RUNTIME}.transfer": {PROTOCOL, MESH, f"{RUNTIME}.node"},
-    f"{RUNTIME}.tensor": {PROTOCOL, MESH, f"{RUNTIME}.node", f"{RUNTIME}.actor", f"{RUNTIME}.transfer"},
+    f"{RUNTIME}.tensor": {PROTOCOL, MESH, *(f"{RUNTIME}.{part}" for part in ("node", "actor", "transfer", "spmd"))},
     f"{RUNTIME}.spmd": {PROTOCOL, MESH, f"{RUNTIME}.node", f"{RUNTIME}.actor"},
     f"{RUNTIME}.rank": {
         PROTOCOL,
@@ -110,7 +110,7 @@ EXCEPTIONS = {
     # Code of the kernel that runs in ranks reaches their streams through this one module.
     f"{KERNEL}.rank.cell_streams": {f"{RUNTIME}.rank.output_capture"},
     # The names of tools that the runtime loads, with what each must offer.
-    f"{RUNTIME}.actor.extensions": {DEBUG, DEBUGGER, POOL, SYNC, WIDGETS},
+    f"{RUNTIME}.actor.extensions": {DEBUG, DEBUGGER, POOL, SYNC, WIDGETS, "monarch_kernel.tensor"},
     # The fork server starts ranks, and gets their entry point by name.
     f"{RUNTIME}.host.fork_requests": {f"{RUNTIME}.rank"},
     # Names only, of modules that are not loaded by them: a process that is started, the module that tracebacks show,

@@ -22,6 +22,7 @@ INTERNAL = {
     "ViewRequestError": "front ends show its text",
     "Aborted": "ends an actor's thread",
     "BaseGoneError": "the client sends a whole manifest to that host",
+    "OperationFailed": "the tensor engine turns it into RemoteException or DeviceMeshError",
     "CommandError": "the debugger's console shows its text",
     "CompiledError": "the rewriter of environments turns it into IncompatibleError",
     "FetchError": "a read in a mount turns it into EIO",

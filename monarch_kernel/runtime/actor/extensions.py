@@ -88,6 +88,16 @@ class ViewFunctions(Protocol):
     def plot(self, mesh: Any, expression: str, **options: Any) -> Any: ...
 
 
+class TensorFunctions(Protocol):
+    """Tensors over a mesh."""
+
+    def activate(self, procs: Any) -> Any: ...
+
+    def rank_tensor(self, procs: Any, dim: str) -> Any: ...
+
+    def rank_tensors(self, procs: Any) -> Any: ...
+
+
 #: The module that provides the functions of each Protocol.
 MODULES: dict[type[Any], str] = {
     DebuggerFunctions: "monarch_kernel.debug",
@@ -97,6 +107,7 @@ MODULES: dict[type[Any], str] = {
     PoolFunctions: "monarch_kernel.pool",
     WorkspaceFunctions: "workspace_sync.mesh_functions",
     ViewFunctions: "monarch_kernel.widgets",
+    TensorFunctions: "monarch_kernel.tensor",
 }
 
 
@@ -133,3 +144,8 @@ def workspace_functions() -> WorkspaceFunctions:
 def view_functions() -> ViewFunctions:
     """Views, for ``show`` and ``plot`` of meshes."""
     return cast("ViewFunctions", import_module(MODULES[ViewFunctions]))
+
+
+def tensor_functions() -> TensorFunctions:
+    """The tensor engine, for ``activate``, ``rank_tensor`` and ``rank_tensors`` of a proc mesh."""
+    return cast("TensorFunctions", import_module(MODULES[TensorFunctions]))

@@ -56,7 +56,7 @@ Buffer = bytes | bytearray | memoryview
 Pieces = list[Buffer]
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """The part of a socket that a link uses; a ``TlsChannel`` has it, too."""
 
     def fileno(self) -> int: ...
@@ -123,7 +123,7 @@ class Link:
         self.closed = False
         self.ended = ""
         self.queued = 0  # bytes not yet accepted by the kernel
-        self._sock: Stream | None = None
+        self._sock: ByteStream | None = None
         self._out: deque[memoryview] = deque()
         self._lock = threading.RLock()
         self._moved: Link | None = None
@@ -133,7 +133,7 @@ class Link:
         self._big_at = 0
         self._big_header = 0
 
-    def attach(self, sock: Stream) -> None:
+    def attach(self, sock: ByteStream) -> None:
         """Take the socket (or an object used like one), send the queued messages, and begin to receive."""
         sock.setblocking(False)
         with self._lock:
@@ -337,7 +337,7 @@ class Link:
         self._big[: len(have)] = have
         self._big_at, self._big_header = len(have), header_size
 
-    def _receive_big(self, sock: Stream) -> bool:
+    def _receive_big(self, sock: ByteStream) -> bool:
         big = self._big
         assert big is not None
         began = self._big_at

@@ -27,6 +27,7 @@ from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT, Healable, 
 from monarch_kernel.runtime.actor.meshes.actor_mesh import RESERVED, ActorMesh, T, settled
 from monarch_kernel.runtime.actor.meshes.debugger_methods import DebuggerMethods
 from monarch_kernel.runtime.actor.meshes.pool_methods import PoolMethods
+from monarch_kernel.runtime.actor.meshes.tensor_methods import TensorMethods
 from monarch_kernel.runtime.actor.meshes.view_methods import PlotMethods
 from monarch_kernel.runtime.actor.meshes.workspace_methods import WorkspaceMethods
 from monarch_kernel.runtime.actor.names import unique
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 STOP_GRACE = 5.0
 
 
-class ProcMesh(Healable, DebuggerMethods, PoolMethods, PlotMethods, WorkspaceMethods, MeshTrait):
+class ProcMesh(Healable, DebuggerMethods, PoolMethods, PlotMethods, TensorMethods, WorkspaceMethods, MeshTrait):
     """A mesh of processes, on which actors are spawned. Made by ``HostMesh.spawn_procs``.
 
     Picklable: any process that receives it can spawn actors on it, too.

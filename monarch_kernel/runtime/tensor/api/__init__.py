@@ -1,0 +1,1 @@
+"""What programs call: activation of meshes, fetches, remote functions, reductions, by Monarch's names."""

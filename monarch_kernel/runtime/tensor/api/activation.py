@@ -1,0 +1,168 @@
+"""Which mesh and stream torch operations go to: ``with mesh.activate():``, ``with no_mesh.activate():``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.autograd.profiler  # pyright: ignore[reportUnusedImport]  # registers torch.ops.profiler
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
+)
+
+from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
+from monarch_kernel.runtime.tensor.controller.handle import mesh_among
+from monarch_kernel.runtime.tensor.controller.stream import MAIN, Stream
+from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
+
+#: Operations of torch's own book-keeping, which stay here.
+_LOCAL: frozenset[Any] = frozenset({torch.ops.profiler._record_function_exit._RecordFunction})
+#: What `torch.tensor(...)` ends with: a local tensor becomes one on the mesh.
+_LIFT = torch.ops.aten.lift_fresh.default
+#: The key of the engine in what a mesh shares with its slices.
+_ENGINE = "tensors"
+
+
+class _Active(threading.local):
+    """What is active on this thread."""
+
+    mesh: ProcMesh | None = None
+    stream: Stream = MAIN
+
+
+_active = _Active()
+
+
+class _Mode(TorchDispatchMode):
+    """Sends operations to a mesh: those that make tensors, too."""
+
+    def __init__(self, mesh: TensorMesh) -> None:
+        super().__init__()
+        self._mesh = mesh
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _LOCAL:
+            return func(*args, **(kwargs or {}))
+        mesh = mesh_among(args)
+        if mesh is not None:
+            return mesh.dispatch(func, args, kwargs)
+        if func is not _LIFT and args and _is_local(args):
+            return func(*args, **(kwargs or {}))
+        return self._mesh.dispatch(func, args, kwargs)
+
+
+def engine_of(procs: ProcMesh) -> TensorEngine:
+    """The tensor engine of a proc mesh and its slices; made on first use.
+
+    Raises:
+        RuntimeError: the mesh was stopped.
+    """
+    if procs._stopped:
+        raise RuntimeError(f"proc mesh {procs.name} was stopped: there are no ranks for tensors")
+    engine: TensorEngine | None = procs._shared.get(_ENGINE)
+    if engine is None:
+        engine = procs._shared[_ENGINE] = TensorEngine(procs)
+    return engine
+
+
+def tensor_mesh(procs: ProcMesh | None = None, stream: Stream | None = None) -> TensorMesh:
+    """The target for operations on `procs` (default: the active mesh) and `stream` (default: the active one).
+
+    Raises:
+        ValueError: no mesh is given or active.
+    """
+    if procs is None:
+        procs = _active.mesh
+        if procs is None:
+            raise ValueError("no device mesh is active: write `with mesh.activate():`, or name a mesh")
+    return engine_of(procs).mesh_of(procs, _active.stream if stream is None else stream)
+
+
+@contextmanager
+def activate(procs: ProcMesh) -> Generator[ProcMesh]:
+    """Torch operations in this block run on every rank of the mesh, and their results are handles."""
+    mesh = tensor_mesh(procs)
+    before = _active.mesh
+    _active.mesh = procs
+    try:
+        with _without_modes(), _Mode(mesh):
+            yield procs
+    finally:
+        _active.mesh = before
+
+
+@contextmanager
+def activate_stream(stream: Stream) -> Generator[Stream]:
+    """Operations in this block, of meshes that are activated in it or already active, run in this stream."""
+    before = _active.stream
+    _active.stream = stream
+    try:
+        if _active.mesh is None:
+            yield stream
+        else:
+            with _without_modes(), _Mode(tensor_mesh(_active.mesh)):
+                yield stream
+    finally:
+        _active.stream = before
+
+
+class NoMesh:
+    """Stands for no mesh: ``with no_mesh.activate():`` makes operations in the block local ones."""
+
+    @contextmanager
+    def activate(self) -> Generator[NoMesh]:
+        """Torch operations in this block run here, on local tensors."""
+        before = _active.mesh
+        _active.mesh = None
+        try:
+            with _without_modes():
+                yield self
+        finally:
+            _active.mesh = before
+
+    def __repr__(self) -> str:
+        return "no_mesh"
+
+
+no_mesh = NoMesh()
+
+
+def get_active_mesh() -> ProcMesh:
+    """The mesh that is active on this thread.
+
+    Raises:
+        ValueError: none is.
+    """
+    if _active.mesh is None:
+        raise ValueError("no device mesh is active: write `with mesh.activate():`")
+    return _active.mesh
+
+
+def get_active_stream() -> Stream:
+    """The stream that is active on this thread: the main one, if no other was activated."""
+    return _active.stream
+
+
+def _is_local(args: Any) -> bool:
+    """Whether an operation is one on local tensors: values that were fetched, say."""
+    first = args[0]
+    if isinstance(first, (list, tuple)):
+        return bool(first) and isinstance(first[0], torch.Tensor)
+    return isinstance(first, torch.Tensor)
+
+
+@contextmanager
+def _without_modes() -> Generator[None]:
+    with _disable_current_modes():
+        yield

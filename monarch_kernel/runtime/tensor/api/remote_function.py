@@ -1,0 +1,77 @@
+"""``remote``: functions of a program's own, which ranks run like operations."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, overload
+
+from monarch_kernel.runtime.tensor.api.fetching import mesh_of_all
+
+#: How the shapes of results are found: a function of fake tensors, or one of the words below.
+Propagate = Callable[..., Any] | str | None
+
+
+class RemoteFunction:
+    """A function that every rank of the mesh of its arguments (or of the active mesh) calls with its own values."""
+
+    def __init__(self, function: Callable[..., Any] | str, propagate: Propagate) -> None:
+        if isinstance(function, str):
+            module, _, name = function.rpartition(".")
+            if not module:
+                raise ValueError(f"remote({function!r}): name it as module.function")
+            self._name, self.function = function, _Named(module, name)
+        else:
+            if not callable(function):
+                raise TypeError(f"remote(function): {function!r} cannot be called")
+            self._name, self.function = getattr(function, "__qualname__", repr(function)), function
+            functools.update_wrapper(self, function)
+        if propagate == "inspect":
+            raise ValueError('propagate="inspect" is not supported: give a function of the shapes')
+        if isinstance(propagate, str) and propagate not in ("mocked", "cached"):
+            raise ValueError(f"propagate={propagate!r}: give a function, or None for one that returns nothing")
+        self._propagate = propagate
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        mesh = mesh_of_all((args, kwargs))
+        propagate = self._propagate
+        if propagate is None:
+            return mesh.call(self.function, _nothing, *args, **kwargs)
+        if isinstance(propagate, str):
+            propagate = self.function
+        return mesh.call(self.function, propagate, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<remote {self._name}>"
+
+
+class _Named:
+    """A function by name, looked up where it is called: the controller need not have it."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module, self.name = module, name
+        self.__name__ = f"{module}.{name}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(importlib.import_module(self.module), self.name)(*args, **kwargs)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+@overload
+def remote(function: Callable[..., Any] | str, *, propagate: Propagate = None) -> RemoteFunction: ...
+@overload
+def remote(*, propagate: Propagate = None) -> Callable[[Callable[..., Any]], RemoteFunction]: ...
+def remote(function: Any = None, *, propagate: Propagate = None) -> Any:
+    """Make a function one that ranks run, in order with their operations.
+
+    Args:
+        function: a function (pickled once), or the name ``"module.function"`` of one that ranks can import.
+        propagate: a function of fake tensors that returns what the results look like; None if it returns nothing.
+    """
+    if function is None:
+        return lambda f: RemoteFunction(f, propagate)
+    return RemoteFunction(function, propagate)

@@ -1,0 +1,390 @@
+"""`TensorEngine`: the stream of records to the ranks of one world, and answers from them.
+
+It owns what is about to be sent, values' and definitions' numbers, and the workers of each stream. Records of one
+target (region and stream) are sent together; another target's begin a new message, so the order of the program is kept
+wherever targets share a rank. What each side owes the other:
+
+* The controller sends a definition to all ranks of the world ahead of the first record that names it.
+* It runs ahead of the ranks by at most `WINDOW` records: then it waits for the slowest.
+* A rank that dies makes every later operation and fetch a `DeviceMeshError`. Deaths are seen before each message.
+* Ranks hold failures as values. Nobody is told before somebody asks (or `strict` does).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from array import array
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
+)
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
+from monarch_kernel.runtime.mesh.shape import Extent, Region
+from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.runtime.tensor.controller import frames
+from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, RemoteException
+from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
+from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, make_handle
+from monarch_kernel.runtime.tensor.controller.plan import Plan
+from monarch_kernel.runtime.tensor.controller.spec import spec_of
+from monarch_kernel.runtime.tensor.controller.stream import MAIN, Stream
+from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh, operation_name
+from monarch_kernel.runtime.tensor.wire.definition import Definition
+from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
+from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION
+from monarch_kernel.runtime.tensor.wire.template import TensorSlot
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
+
+#: Records in one message.
+BATCH = 64
+#: How many records the controller may be ahead of the ranks.
+WINDOW = 20_000
+#: Records that wait so long without company are sent (seconds).
+IDLE = 0.001
+#: Values to delete that wait for the next message at most.
+DEAD = 256
+#: How long a rank may take for a message about the engine itself, such as the shape of a value (seconds).
+#: Operations ahead of it count: None waits as long as the rank lives.
+ANSWER = None
+
+
+class TensorEngine:
+    """The tensor engine of one world: all processes that were spawned together. Made on the first use of a mesh of it.
+
+    Attributes:
+        strict: operations that fail raise at once, at the price of a round trip each.
+        plan: what lines of the program cost.
+        recording: what takes records down for a replay, if somebody does.
+    """
+
+    def __init__(self, procs: ProcMesh) -> None:
+        world = procs._procs
+        self.world = procs._new_with_region(Region.from_extent(Extent(("ranks",), (len(world),))))
+        self.name = procs.name
+        self._key = procs._uid
+        self.lock = threading.RLock()
+        self.fake = FakeTensorMode()
+        self.batch = BATCH
+        self.strict = False
+        self.plan = Plan()
+        self.recording: Any = None
+        self.meshes: dict[Any, TensorMesh] = {}
+        self.definitions: list[Definition] = []
+        self._unsent: list[Definition] = []
+        self._defined: dict[Stream, int] = {}
+        # what is about to be sent
+        self.target: TensorMesh | None = None
+        self.ints: list[int] = []
+        self.floats: list[float] = []
+        self.pending = 0
+        self.next_value = 1
+        self.record = 0
+        self.places: dict[int, frames.Frames] = {}
+        self._forgotten = 0
+        self._acknowledged = 0
+        self._waits: list[tuple[int, Future[Any]]] = []
+        self.sent = 0
+        self._wake = threading.Event()
+        self._closed = False
+        system = procs._system
+        system.node.on_close.append(_closer(self))
+        threading.Thread(
+            target=_send_what_waits, args=(weakref.ref(self), self._wake), name="monarch-tensor", daemon=True
+        ).start()
+
+    # -- the world ----------------------------------------------------------------------------------
+
+    def mesh_of(self, procs: ProcMesh, stream: Stream = MAIN, sharded: bool = False) -> TensorMesh:
+        """The target for operations on a mesh of this world."""
+        key = (procs._region, stream, sharded)
+        mesh = self.meshes.get(key)
+        if mesh is None:
+            mesh = self.meshes[key] = TensorMesh(self, procs, stream, sharded)
+        return mesh
+
+    def spawn_workers(self, stream: Stream, cls: Any) -> Any:
+        """The actors that run a stream in all processes of the world."""
+        return self.world.spawn(f"tensors-{stream.name}", cls, self._key, stream.name)
+
+    # -- records ------------------------------------------------------------------------------------
+
+    def turn_to(self, mesh: TensorMesh) -> None:
+        """Records from now on are for this target."""
+        if self.pending:
+            self.flush()
+        self.target = mesh
+
+    def append(self, record: list[int], place: frames.Frames) -> None:
+        """Add a record for the current target; the caller holds the lock."""
+        self.places[self.record] = place
+        self.ints += record
+        self.record += 1
+        if not self.pending:
+            self._wake.set()
+        self.pending += 1
+
+    def define(self, definition: Definition) -> int:
+        """Number a definition; all ranks get it before they need it."""
+        with self.lock:
+            number = FIRST_DEFINITION + len(self.definitions)
+            self.definitions.append(replace(definition, number=number))
+            return number
+
+    def flush(self) -> None:
+        """Send what there is.
+
+        Raises:
+            DeviceMeshError: a rank of the target has died.
+        """
+        with self.lock:
+            mesh = self.target
+            if mesh is None or not (self.pending or mesh.dead):
+                return
+            self._send_definitions(mesh)
+            body = self._take(mesh)
+            if mesh.error is not None:
+                raise mesh.error
+            try:
+                mesh.workers.run.broadcast(*body)
+            except SupervisionError as e:
+                raise mesh.lost(e) from e
+            if self.record - self._acknowledged >= WINDOW // 2:
+                self._keep_window(mesh)
+
+    def _take(self, mesh: TensorMesh) -> tuple[bytes, bytes, int]:
+        dead = mesh.dead
+        if dead and self.recording is None:
+            gone = dead[: len(dead)]
+            del dead[: len(gone)]  # what is appended meanwhile stays
+            self.ints += [DELETE, len(gone), *gone]
+        body = (
+            array("q", self.ints).tobytes(),
+            array("d", self.floats).tobytes(),
+            self.record - self.pending,
+        )
+        self.ints, self.floats, self.pending = [], [], 0
+        self.sent += 1
+        return body
+
+    def _send_definitions(self, mesh: TensorMesh) -> None:
+        stream = mesh.stream
+        known = self._defined.get(stream, 0)
+        if known < len(self.definitions):
+            stream.workers_of(self).define.broadcast(self.definitions[known:])
+            self._defined[stream] = len(self.definitions)
+
+    def _keep_window(self, mesh: TensorMesh) -> None:
+        self._acknowledged = self.record
+        self._waits.append((self.record, mesh.workers.done.call()))
+        if len(self._waits) > 2:
+            record, wait = self._waits.pop(0)
+            try:
+                wait.get()
+            except SupervisionError as e:
+                raise mesh.lost(e) from e
+            for number in range(self._forgotten, record):
+                self.places.pop(number, None)
+            self._forgotten = record
+
+    def send_idle(self) -> None:
+        """Send records and deletions that wait for company."""
+        with self.lock:
+            if self.recording is not None or self._closed:
+                return
+            for mesh in [self.target, *self.meshes.values()]:
+                if mesh is not None and ((mesh is self.target and self.pending) or len(mesh.dead) > DEAD):
+                    self.turn_to(mesh)
+                    self.flush()
+
+    def close(self) -> None:
+        """Nothing is sent any more."""
+        self._closed = True
+        self._wake.set()
+
+    # -- data ---------------------------------------------------------------------------------------
+
+    def put(self, mesh: TensorMesh, tensor: torch.Tensor) -> int:
+        """Send a tensor to all ranks; returns the number of the value. The caller holds the lock."""
+        self.turn_to(mesh)
+        self.flush()
+        number = self.next_value
+        self.next_value = number + 1
+        self.plan.line().sent += tensor.numel() * tensor.element_size()
+        mesh.workers.put.broadcast(number, tensor, mesh.sharded)
+        return number
+
+    # -- answers ------------------------------------------------------------------------------------
+
+    def fetch(self, mesh: TensorMesh, obj: Any, rank: int) -> FetchedValues:
+        """The values of all handles in `obj` on one rank of their mesh; a future."""
+        flat, tree = tree_flatten(obj)
+        positions = [i for i, x in enumerate(flat) if type(x) is Tensor]
+        with self.lock, _disable_current_modes():
+            mesh.check_alive()
+            self.turn_to(mesh)
+            self._send_definitions(mesh)
+            body = self._take(mesh)
+            try:
+                call = mesh.workers.fetch.call(*body, [flat[i]._owner.id for i in positions], mesh.ranks[rank])
+            except SupervisionError as e:
+                raise mesh.lost(e) from e
+        return FetchedValues(self, mesh, call, flat, tree, positions, rank)
+
+    def ask(self, mesh: TensorMesh, function: Any, *values: Any) -> list[Any]:
+        """Call a function of the ranks with values of theirs, in order with the stream; answers in rank order."""
+        with self.lock, _disable_current_modes():
+            mesh.check_alive()
+            self.turn_to(mesh)
+            self._send_definitions(mesh)
+            call = mesh.workers.ask.call(
+                *self._take(mesh),
+                cloudpickle.dumps(function),
+                [v._owner.id if type(v) is Tensor else v for v in values],
+            )
+        return list(self.answer(mesh, call).values())
+
+    def call_and_fetch(
+        self, mesh: TensorMesh, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int
+    ) -> FetchedValues:
+        """Call a function on the ranks in order with the stream; a future of what it returned on one of them."""
+        flat, tree = tree_flatten((list(args), kwargs))
+        values = [x._owner.id for x in flat if type(x) is Tensor]
+        positions = iter(range(len(values)))
+        template = tree_unflatten([TensorSlot(next(positions)) if type(x) is Tensor else x for x in flat], tree)
+        with self.lock, _disable_current_modes():
+            mesh.check_alive()
+            self.turn_to(mesh)
+            self._send_definitions(mesh)
+            body = self._take(mesh)
+            self.places[self.record] = frames.take(1, 16)
+            self.record += 1
+            call = mesh.workers.call_and_fetch.call(
+                *body, cloudpickle.dumps((function, template)), values, mesh.ranks[rank]
+            )
+        return FetchedValues(self, mesh, call, [None], tree_flatten(0)[1], [0], rank)
+
+    def answer(self, mesh: TensorMesh, call: Any, timeout: float | None = None) -> Any:
+        """The result of a call of workers, with their failures as errors of the program."""
+        with _disable_current_modes():
+            try:
+                return call.get(timeout)
+            except SupervisionError as e:
+                raise mesh.lost(e) from e
+            except ActorError as e:
+                if not isinstance(e.exception, OperationFailed):
+                    raise
+                raise self.error_of(mesh, e.exception.failed) from None
+
+    def check(self, mesh: TensorMesh) -> None:
+        """Raise if an operation of the target has failed that has not raised yet."""
+        with self.lock:
+            self.flush()
+            call = mesh.workers.check.call()
+        self.answer(mesh, call)
+
+    def error_of(self, mesh: TensorMesh, failed: FailedValue) -> Exception:
+        """What a failure on a rank is for the program."""
+        if failed.lost:
+            return DeviceMeshError(
+                f"mesh {mesh.name}: {failed.text}. Go back to a snapshot or a checkpoint, or compute the value anew."
+            )
+        rank = mesh.ranks.index(failed.rank) if failed.rank in mesh.ranks else failed.rank
+        return RemoteException(rank, frames.text(self.places.get(failed.record)), failed.text, mesh.name)
+
+    def run_and_describe(self, mesh: TensorMesh, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation whose results' shapes only the ranks can know; returns handles.
+
+        Raises:
+            ValueError: the shapes differ from rank to rank, so that no handle can stand for them all.
+        """
+        name = operation_name(func)
+        flat, tree = tree_flatten((list(args), kwargs or {}))
+        ins: list[Tensor] = [x for x in flat if type(x) is Tensor]
+        numbers = iter(range(len(ins)))
+        template = tree_unflatten([TensorSlot(next(numbers)) if type(x) is Tensor else x for x in flat], tree)
+        count = len(func._schema.returns)
+        with self.lock, _disable_current_modes():
+            first = self.next_value
+            self.next_value += count
+            self.turn_to(mesh)
+            self._send_definitions(mesh)
+            body = self._take(mesh)
+            place = self.record
+            self.places[place] = frames.take(1, 16)
+            self.record += 1
+            call = mesh.workers.run_and_describe.call(
+                *body, name, cloudpickle.dumps(template), [a._owner.id for a in ins], first, count, mesh.sharded
+            )
+        described = list(self.answer(mesh, call).values())
+        if any(d != described[0] for d in described):
+            differing = next(i for i, d in enumerate(described) if d != described[0])
+            raise ValueError(
+                f"{name}: its result has another shape on rank {differing} ({described[differing][0][0]}) than on "
+                f"rank 0 ({described[0][0][0]}) of mesh {mesh.name}, so that no tensor can stand for it: use "
+                "call_on_shard_and_fetch(), or a function of the ranks (remote)"
+            )
+        results = [
+            make_handle(
+                spec_of(mesh, torch.empty_strided(size, stride, dtype=dtype, device="meta")),
+                ValueOwner(first + i, mesh.dead),
+            )
+            for i, (size, stride, dtype) in enumerate(described[0])
+        ]
+        return results[0] if count == 1 else tuple(results)
+
+
+def handles_in(obj: Any) -> list[Tensor]:
+    """All handles in nested lists, tuples and dicts."""
+    return [x for x in tree_flatten(obj)[0] if type(x) is Tensor]
+
+
+def without_handles(obj: Any) -> Any:
+    """`obj` with the numbers of values in place of handles."""
+    return tree_map(lambda x: x._owner.id if type(x) is Tensor else x, obj)
+
+
+def _closer(engine: TensorEngine) -> Any:
+    weak = weakref.ref(engine)
+
+    def close() -> None:
+        living = weak()
+        if living is not None:
+            living.close()
+
+    return close
+
+
+def _send_what_waits(weak: weakref.ref[TensorEngine], wake: threading.Event) -> None:
+    """The thread that sends records without company; it sleeps while there are none, and ends with the engine."""
+    while True:
+        if not wake.wait(10.0):
+            if weak() is None:
+                return
+            continue
+        engine = weak()
+        sent = engine.sent if engine is not None else 0
+        del engine
+        time.sleep(IDLE)
+        engine = weak()
+        if engine is None or engine._closed:
+            return
+        wake.clear()
+        if engine.recording is not None or (engine.pending and engine.sent != sent):
+            wake.set()  # the program goes on issuing operations: they are company
+        elif engine.pending:
+            try:
+                engine.send_idle()
+            except Exception:  # the program's next operation or fetch raises it
+                pass
+        del engine

@@ -1,0 +1,36 @@
+"""Errors of operations on meshes."""
+
+from __future__ import annotations
+
+from monarch_kernel.runtime.actor.errors import SupervisionError
+
+
+class RemoteException(Exception):  # Monarch's name
+    """An operation failed on a rank, and a value that was asked for depends on it. The mesh lives.
+
+    Attributes:
+        rank: where it failed, in the mesh that ran it.
+        controller_frames: where it was issued (most recent call last).
+        worker_error_string: the traceback on the rank.
+    """
+
+    def __init__(self, rank: int, controller_frames: str, worker_error_string: str, mesh: str = "") -> None:
+        self.rank = rank
+        self.controller_frames = controller_frames
+        self.worker_error_string = worker_error_string
+        where = f" of mesh {mesh}" if mesh else ""
+        super().__init__(
+            f"an operation failed on rank {rank}{where}, and what was asked for depends on it.\n"
+            f"Issued at (most recent call last):\n{controller_frames}On the rank:\n{worker_error_string}"
+        )
+
+
+class MixedTensorsError(RuntimeError):
+    """Tensors that are not in one place: of several meshes, of several streams, or local ones among those of a mesh.
+
+    Not a TypeError: torch turns those into "unsupported operand type(s)" in operators, and the reason would be lost.
+    """
+
+
+class DeviceMeshError(SupervisionError):
+    """A rank of the mesh has died, or a value was lost with one: `heal_mesh` replaces the rank."""

@@ -1,0 +1,70 @@
+"""`FetchedValues`: the future of values that a program has asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from torch.utils._pytree import tree_unflatten
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
+    from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
+
+
+class FetchedValues:
+    """Values of one rank, now or later: ``get()`` (or ``result()``) waits, ``await`` does not block."""
+
+    def __init__(
+        self,
+        engine: TensorEngine,
+        mesh: TensorMesh,
+        call: Any,
+        flat: list[Any],
+        tree: Any,
+        positions: list[int],
+        rank: int,
+    ) -> None:
+        self._engine = engine
+        self._mesh = mesh
+        self._call = call
+        self._flat = flat
+        self._tree = tree
+        self._positions = positions
+        self._rank = rank
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait for the values.
+
+        Args:
+            timeout: seconds; None waits until there are values, a failure or a death.
+
+        Raises:
+            RemoteException: an operation that they depend on has failed.
+            DeviceMeshError: a rank of the mesh has died.
+            TimeoutError: they are not there yet; ``get`` can be called again.
+        """
+        __tracebackhide__ = True
+        answers = list(self._engine.answer(self._mesh, self._call, timeout).values())
+        flat = list(self._flat)
+        for position, value in zip(self._positions, answers[self._rank]):
+            flat[position] = value
+        return tree_unflatten(flat, self._tree)
+
+    result = get
+
+    def done(self) -> bool:
+        """Whether ``get`` would return (or raise) at once."""
+        return self._call.done()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        future = self._call
+
+        async def wait() -> Any:
+            try:
+                await future
+            except Exception:
+                pass
+            return self.get()
+
+        return wait().__await__()

@@ -1,0 +1,76 @@
+"""Where operations are issued: frames are taken cheaply, and turned into text when an error needs them."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+Frames = list[tuple[CodeType, int]]
+
+_INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+#: How many frames of the user's are shown.
+SHOWN = 6
+
+
+def take(depth: int, limit: int) -> Frames:
+    """The innermost `limit` frames of the caller that is `depth` calls above."""
+    frame: FrameType | None = sys._getframe(depth + 1)
+    taken: Frames = []
+    while frame is not None and limit:
+        taken.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+        limit -= 1
+    return taken
+
+
+def is_inside(filename: str) -> bool:
+    """Whether this is torch's code, or the engine's."""
+    return filename.startswith(_INSIDE)
+
+
+def line_of(code: CodeType, instruction: int) -> int:
+    """The line of an instruction."""
+    for begin, end, line in code.co_lines():
+        if begin <= instruction < end and line is not None:
+            return line
+    return code.co_firstlineno
+
+
+def innermost(frames: Frames | None) -> tuple[str, int, str]:
+    """File, line and function of the user's innermost frame."""
+    for code, instruction in frames or ():
+        if not is_inside(code.co_filename):
+            return code.co_filename, line_of(code, instruction), code.co_name
+    return "?", 0, "?"
+
+
+def text(frames: Frames | None) -> str:
+    """As in a traceback, with the user's frames only."""
+    if frames is None:
+        return "  (too long ago: the place is no longer kept)\n"
+    lines: list[str] = []
+    for code, instruction in frames:
+        if is_inside(code.co_filename):
+            continue
+        line = line_of(code, instruction)
+        source = linecache.getline(code.co_filename, line).strip()
+        shown = f"    {source}\n" if source else ""
+        lines.append(f'  File "{code.co_filename}", line {line}, in {code.co_name}\n{shown}')
+        if len(lines) == SHOWN:
+            break
+    return "".join(reversed(lines)) or "  (inside torch)\n"
+
+
+def here() -> tuple[str, int, str]:
+    """The user's line that runs now."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if not is_inside(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+        frame = frame.f_back
+    return "?", 0, "?"

@@ -1,0 +1,537 @@
+"""`TensorMesh`: a region of ranks and a stream, where operations on its tensors go. Its `dispatch` is the hot path.
+
+Per operation: a key from the function, the specs of its inputs and its literals; one lookup gives the signature; the
+record is appended to what the engine is about to send. FakeTensor finds out what comes out of an operation, the first
+time that it is used so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
+)
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from monarch_kernel.runtime.actor.errors import SupervisionError
+from monarch_kernel.runtime.tensor.controller import constants, frames
+from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, MixedTensorsError
+from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, _make, make_handle
+from monarch_kernel.runtime.tensor.controller.signature import ANSWERED, COMPOSED, Signature
+from monarch_kernel.runtime.tensor.controller.spec import Spec, spec_of
+from monarch_kernel.runtime.tensor.wire.definition import Definition
+from monarch_kernel.runtime.tensor.wire.template import RANK_DEVICE, FloatSlot, TensorSlot
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
+    from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
+    from monarch_kernel.runtime.tensor.controller.stream import Stream
+
+aten: Any = torch.ops.aten
+_fake_log = logging.getLogger("torch._subclasses.fake_tensor")
+#: Another handle of the same value: nothing is sent.
+SHARED = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
+#: How many frames are kept of each operation, torch's own included.
+FRAMES = 10
+
+
+class TensorMesh:
+    """A region of a proc mesh and a stream, as operations on tensors see them.
+
+    Attributes:
+        procs: the proc mesh (or slice).
+        labels, sizes: its dimensions.
+        ranks: its ranks in the engine's world.
+        workers: the stream's workers of these ranks.
+        sharded: whether values are DTensors, and specs those of whole tensors.
+        specs, signatures: see `Spec`, `Signature`.
+        dead: values whose last handle has gone.
+        error: what every operation and fetch raises, since a rank has died.
+        composed: operations that are made of others on this mesh, since the ranks would get them wrong.
+    """
+
+    def __init__(self, engine: TensorEngine, procs: ProcMesh, stream: Stream, sharded: bool) -> None:
+        self.engine = engine
+        self.procs = procs
+        self.stream = stream
+        self.name = procs.name
+        self.labels: tuple[str, ...] = procs.extent.names
+        self.sizes: tuple[int, ...] = procs.extent.shape
+        self.ranks = procs._region.ranks()
+        self.workers = stream.workers_of(engine, procs._region)
+        self.error: DeviceMeshError | None = None
+        self.sharded = sharded
+        self.specs: dict[tuple[Any, ...], Spec] = {}
+        self.signatures: dict[Any, Signature] = {}
+        self.dead: list[int] = []
+        self.composed: dict[Any, Callable[..., Any]] = {}
+
+    def __repr__(self) -> str:
+        shape = ", ".join(f"{label}={size}" for label, size in zip(self.labels, self.sizes))
+        return f"<TensorMesh {self.name} ({shape}), stream {self.stream.name}{', sharded' if self.sharded else ''}>"
+
+    def check_alive(self) -> None:
+        """Raise if a rank of this mesh is known to have died."""
+        if self.error is not None:
+            raise self.error
+
+    def lost(self, error: SupervisionError) -> DeviceMeshError:
+        """The error of this mesh from now on: a rank has died."""
+        if self.error is None:
+            self.error = DeviceMeshError(f"{error}\nheal_mesh(mesh) replaces dead ranks.")
+        return self.error
+
+    # -- an operation: the hot path -----------------------------------------------------------------
+
+    def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Issue a torch operation; returns handles of its results at once.
+
+        Raises:
+            MixedTensorsError: its tensors are not all of this mesh and stream.
+            TypeError: it cannot run on ranks.
+            Exception: what torch raises for these shapes, dtypes and arguments, as a local operation would.
+        """
+        key: list[Any] = [func]
+        ins: list[Tensor] = []
+        floats: list[float] = []
+        for a in args:
+            t = type(a)
+            if t is Tensor:
+                key.append(a._spec)
+                ins.append(a)
+            elif t is float:
+                key.append(float)
+                floats.append(a)
+            elif t is int or t is bool:
+                key.append(t)
+                key.append(a)
+            elif t is list or t is tuple:
+                if self._key_of_list(a, key, ins, floats):
+                    return self.dispatch(func, *self._lifted(func, args, kwargs))
+            elif isinstance(a, torch.Tensor):
+                return self.dispatch(func, *self._lifted(func, args, kwargs))
+            else:
+                key.append(a)
+        if kwargs:
+            for name, a in kwargs.items():
+                key.append(name)
+                t = type(a)
+                if t is Tensor:
+                    key.append(a._spec)
+                    ins.append(a)
+                elif t is float:
+                    key.append(float)
+                    floats.append(a)
+                elif t is int or t is bool:
+                    key.append(t)
+                    key.append(a)
+                elif t is list or t is tuple:
+                    if self._key_of_list(a, key, ins, floats):
+                        return self.dispatch(func, *self._lifted(func, args, kwargs))
+                elif isinstance(a, torch.Tensor):
+                    return self.dispatch(func, *self._lifted(func, args, kwargs))
+                else:
+                    key.append(a)
+        found = tuple(key)
+        signature = self.signatures.get(found)
+        if signature is None:
+            signature = self._define(found, func, args, kwargs or {}, ins)
+        if signature.number < 0:
+            return signature.answer(*args, **(kwargs or {})) if signature.number == COMPOSED else signature.answer
+        if signature.shared is not None:
+            source = ins[signature.shared]
+            spec: Any = signature.spec
+            result = _make(Tensor, spec.size, spec.stride, dtype=spec.dtype, storage_offset=spec.offset)
+            result._spec, result._owner, result._constant = spec, source._owner, source._constant
+            return result
+        result = self.emit(signature, ins, floats)
+        if signature.follows:
+            constants.follow(func, signature, ins, floats, result)
+        return result
+
+    def emit(self, signature: Signature, ins: list[Tensor], floats: list[float]) -> Any:
+        """Append a record; returns handles of its results."""
+        engine = self.engine
+        record = [signature.number]
+        for a in ins:
+            record.append(a._owner.id)
+        result: Any = None
+        spec = signature.spec
+        with engine.lock:
+            if engine.target is not self:
+                engine.turn_to(self)
+            if floats:
+                first = len(engine.floats)
+                engine.floats.extend(floats)
+                record.extend(range(first, first + len(floats)))
+            if spec is not None:
+                number = engine.next_value
+                engine.next_value = number + 1
+                record.append(number)
+                result = _make(Tensor, spec.size, spec.stride, dtype=spec.dtype, storage_offset=spec.offset)
+                result._spec = spec
+                result._owner = ValueOwner(number, self.dead)
+                result._constant = None
+            elif signature.outs is not None:
+                results = self._results(signature, ins, record)
+                result = results[0] if signature.tree is None else tree_unflatten(results, signature.tree)
+            engine.append(record, frames.take(2, FRAMES))
+            if engine.recording is not None:
+                engine.recording.add(self, signature, ins, floats, record, result)
+            elif engine.pending >= engine.batch or engine.strict:
+                engine.flush()
+        if engine.strict and engine.recording is None:
+            engine.check(self)
+        return result
+
+    def _results(self, signature: Signature, ins: list[Tensor], record: list[int]) -> list[Any]:
+        engine = self.engine
+        results: list[Any] = []
+        for out in signature.outs or ():
+            if isinstance(out, Spec):
+                number = engine.next_value
+                engine.next_value = number + 1
+                record.append(number)
+                results.append(make_handle(out, ValueOwner(number, self.dead)))
+            else:
+                results.append(None if out is None else ins[out])
+        return results
+
+    def _key_of_list(self, items: Any, key: list[Any], ins: list[Tensor], floats: list[float]) -> bool:
+        """Whether one of the items is a local tensor."""
+        key.append(type(items))
+        key.append(len(items))
+        for x in items:
+            t = type(x)
+            if t is Tensor:
+                key.append(x._spec)
+                ins.append(x)
+            elif t is float:
+                key.append(float)
+                floats.append(x)
+            elif t is list or t is tuple:
+                if self._key_of_list(x, key, ins, floats):
+                    return True
+            elif isinstance(x, torch.Tensor):
+                return True
+            else:
+                key.append(t)
+                key.append(x)
+        return False
+
+    # -- its first time -----------------------------------------------------------------------------
+
+    def _define(self, key: Any, func: Any, args: Any, kwargs: Any, ins: list[Tensor]) -> Signature:
+        self._check_meshes(func, ins)
+        composed = self.composed.get(func)
+        if composed is not None:
+            return self._keep(key, _without_record(COMPOSED, composed))
+        if func is aten._local_scalar_dense.default:
+            return self._keep(key, _without_record(COMPOSED, Tensor.item))
+        flat, tree = tree_flatten((args, kwargs))
+        fakes: list[Any] = []
+        template: list[Any] = []
+        tensors, numbers = itertools.count(), itertools.count()
+        with self.engine.fake, torch.no_grad(), _quiet():
+            for x in flat:
+                if type(x) is Tensor:
+                    fakes.append(x._spec.fake())
+                    template.append(TensorSlot(next(tensors)))
+                elif type(x) is float:
+                    fakes.append(x)
+                    template.append(FloatSlot(next(numbers)))
+                elif type(x) is torch.device:
+                    fakes.append(torch.device("cpu") if x.type != "meta" else x)
+                    template.append(RANK_DEVICE)
+                elif isinstance(x, torch.Generator):
+                    raise TypeError(
+                        f"{func}: a generator of this process cannot draw on ranks; seed theirs "
+                        "(torch.manual_seed while the mesh is active)"
+                    )
+                else:
+                    fakes.append(x)
+                    template.append(x)
+            inputs = [f for f in fakes if isinstance(f, torch.Tensor)]
+            fake_args, fake_kwargs = tree_unflatten(fakes, tree)
+            try:
+                out = func(*fake_args, **fake_kwargs)
+            except (DynamicOutputShapeException, DataDependentOutputException):
+                return self._keep(key, _without_record(COMPOSED, lambda *a, **k: self._of_unknown_size(func, a, k)))
+        for fake, a in zip(inputs, ins):
+            if fake.size() != a._spec.size or fake.stride() != a._spec.stride:
+                raise TypeError(
+                    f"{func} changes the shape of a tensor in place ({list(a._spec.size)} to {list(fake.size())}), "
+                    "which its handle cannot follow: use the operation that returns a new tensor (t = t.squeeze(0))"
+                )
+        label = operation_name(func)
+        signature = self.make_signature(
+            label, label, tree_unflatten(template, tree), out, inputs, _mutated(func, args, kwargs, ins)
+        )
+        signature.follows = label in constants.FOLLOWED
+        if func in SHARED and signature.spec is not None:
+            signature.shared = 0
+        return self._keep(key, signature)
+
+    def _keep(self, key: Any, signature: Signature) -> Signature:
+        self.signatures[key] = signature
+        return signature
+
+    def make_signature(
+        self,
+        label: str,
+        operation: Any,
+        template: Any,
+        out: Any,
+        inputs: list[torch.Tensor],
+        mutates: tuple[int, ...] = (),
+        *,
+        meets: bool = False,
+        fresh: bool = False,
+    ) -> Signature:
+        """The signature of an operation whose results are like `out`, defined on the ranks.
+
+        Args:
+            operation: its name, or a function of the ranks.
+            template: ``(args, kwargs)`` with slots.
+            out: fake results; those that are one of `inputs` are that input's handle.
+            inputs: fake inputs.
+            meets: whether ranks wait for each other in it.
+            fresh: whether a result that looks like an input is still a new value.
+        """
+        flat, tree = tree_flatten(out)
+        position = {} if fresh else {id(f): i for i, f in enumerate(inputs)}
+        results = [o for o in flat if isinstance(o, torch.Tensor)]
+        if not results and out is not None and not mutates:  # a fact about shapes: no rank need be asked
+            return _without_record(ANSWERED, out)
+        signature = _without_record(0, None)
+        signature.label, signature.template, signature.mutates = label, template, mutates
+        signature.inputs = len(inputs)
+        slots = tree_flatten(template)[0]
+        signature.floats = sum(type(x) is FloatSlot for x in slots)
+        new: tuple[bool, ...] | None = None
+        if isinstance(out, torch.Tensor) and id(out) not in position:
+            signature.spec = spec_of(self, out)
+        elif results:
+            signature.outs = [
+                None if not isinstance(o, torch.Tensor) else position[id(o)] if id(o) in position else spec_of(self, o)
+                for o in flat
+            ]
+            signature.tree = None if isinstance(out, torch.Tensor) else tree
+            if signature.tree is not None:
+                new = tuple(type(o) is Spec for o in signature.outs)
+        outputs = 1 if signature.spec is not None else sum(type(o) is Spec for o in signature.outs or ())
+        signature.number = self.engine.define(
+            Definition(
+                0,
+                operation if isinstance(operation, str) else cloudpickle.dumps(operation),
+                cloudpickle.dumps(template),
+                signature.inputs,
+                signature.floats,
+                outputs,
+                new,
+                mutates,
+                self.sharded,
+                tuple((tuple(f.shape), f.dtype) for f in inputs) if meets else None,
+                label,
+            )
+        )
+        return signature
+
+    def _check_meshes(self, what: Any, ins: list[Tensor]) -> None:
+        for a in ins:
+            other = a._spec.mesh
+            if other is self:
+                continue
+            if other.stream is not self.stream:
+                raise MixedTensorsError(
+                    f"{what}: tensors of streams {self.stream.name} and {other.stream.name}: borrow the one into the "
+                    "other's stream first (stream.borrow(t))"
+                )
+            raise MixedTensorsError(
+                f"{what}: tensors of different meshes, {self!r} and {other!r}: bring them together first "
+                "(to_mesh copies a tensor to another mesh, slice_mesh looks at it on a part of its own)"
+            )
+
+    def call(
+        self,
+        function: Any,
+        propagate: Callable[..., Any],
+        *args: Any,
+        key: Any = None,
+        meets: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Issue a function of the ranks like an operation.
+
+        Args:
+            function: called on each rank with its values; pickled once per signature.
+            propagate: called here with fake tensors, once per signature: gives the shapes of the results.
+            key: by what signatures are kept, if the function is made anew for each call.
+            meets: whether ranks wait for each other in it.
+        """
+        flat, tree = tree_flatten((args, kwargs))
+        ins = [x for x in flat if type(x) is Tensor]
+        floats = [x for x in flat if type(x) is float]
+        found = (
+            "call",
+            key if key is not None else function,
+            tree,
+            tuple(map(_part_of_key, flat)),
+        )
+        signature = self.signatures.get(found)
+        if signature is None:
+            what = getattr(function, "__name__", str(function))
+            self._check_meshes(what, ins)
+            with _disable_current_modes():
+                fakes: list[Any] = []
+                template: list[Any] = []
+                tensors, numbers = itertools.count(), itertools.count()
+                with self.engine.fake, _quiet():
+                    for x in flat:
+                        if isinstance(x, torch.Tensor) and type(x) is not Tensor:
+                            raise MixedTensorsError(
+                                f"{what}: a local tensor {list(x.shape)} among tensors of mesh {self.name}"
+                            )
+                        fakes.append(x._spec.fake() if type(x) is Tensor else x)
+                        template.append(
+                            TensorSlot(next(tensors))
+                            if type(x) is Tensor
+                            else FloatSlot(next(numbers))
+                            if type(x) is float
+                            else x
+                        )
+                    fake_args, fake_kwargs = tree_unflatten(fakes, tree)
+                    inputs = [f for f in fakes if isinstance(f, torch.Tensor)]
+                    before = [f._version for f in inputs]
+                    out = propagate(*fake_args, **fake_kwargs)
+                mutates = tuple(i for i, (f, version) in enumerate(zip(inputs, before)) if f._version != version)
+                signature = self.make_signature(
+                    what, function, tree_unflatten(template, tree), out, inputs, mutates, meets=meets, fresh=True
+                )
+            self._keep(found, signature)
+        if signature.number < 0:
+            return signature.answer
+        return self.emit(signature, ins, floats)
+
+    # -- local tensors ------------------------------------------------------------------------------
+
+    def _lifted(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Arguments in which local tensors are on the mesh, where that cannot be a mistake."""
+
+        def lift(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor) or type(x) is Tensor:
+                return x
+            if func is aten.lift_fresh.default or x.dim() == 0:
+                return self.put(x)
+            raise MixedTensorsError(
+                f"{func}: a local tensor {list(x.shape)} among tensors of mesh {self.name}. "
+                + (
+                    "Distribute it first (distribute(t, mesh, ...)), or take the other one here (full_tensor())"
+                    if self.sharded
+                    else "Create it while the mesh is active, or work on local tensors under no_mesh.activate()"
+                )
+            )
+
+        return tree_map(lift, (list(args), kwargs or {}))
+
+    def put(self, tensor: torch.Tensor) -> Tensor:
+        """A handle of a copy of a local tensor on every rank (replicated, if the mesh is sharded)."""
+        with _disable_current_modes():
+            local = tensor.detach()
+            with self.engine.lock:
+                number = self.engine.put(self, local)
+            handle = make_handle(spec_of(self, torch.empty_like(local, device="meta")), ValueOwner(number, self.dead))
+            if local.dim() == 0:
+                handle._constant = local.clone()
+            return handle
+
+    # -- values here --------------------------------------------------------------------------------
+
+    def value_of(self, handle: Tensor, why: str) -> torch.Tensor:
+        """The value of the first rank (or, of a sharded mesh, the whole): the controller waits for it."""
+        self.engine.plan.synchronised(why, handle)
+        return self.engine.fetch(self, handle, 0).get()
+
+    def _of_unknown_size(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operation whose shapes depend on values: the ranks run it, and tell the shapes."""
+        self.engine.plan.synchronised(operation_name(func).split("::")[-1], None)
+        return self.engine.run_and_describe(self, func, args, kwargs)
+
+    def describe(self, handle: Tensor) -> str:
+        """What `repr` of a handle says."""
+        shape = ", ".join(f"{label}={size}" for label, size in zip(self.labels, self.sizes))
+        grad = ", requires_grad=True" if handle.requires_grad else ""
+        return (
+            f"Tensor({list(handle.shape)}, {str(handle.dtype).removeprefix('torch.')}, mesh={self.name}({shape}){grad})"
+        )
+
+    def reduce_handle(self, handle: Tensor) -> Any:
+        """How a handle is pickled: refused, but for arguments of endpoints."""
+        raise TypeError(
+            f"{handle!r} cannot be pickled: fetch its value (fetch_shard(t).result()), or pass it to an endpoint of "
+            "actors on its mesh"
+        )
+
+
+def operation_name(func: Any) -> str:
+    """``aten::add.Tensor`` of an operation.
+
+    Raises:
+        TypeError: it is no operation of torch's that ranks could look up.
+    """
+    if not isinstance(func, torch._ops.OpOverload):  # pyright: ignore[reportPrivateUsage]  # no public name
+        raise TypeError(f"{func} is not an operation that can run on ranks: use remote() for a function of your own")
+    return f"{func._schema.name}.{func._overloadname or 'default'}"
+
+
+def _part_of_key(x: Any) -> Any:
+    if type(x) is Tensor:
+        return x._spec
+    if type(x) is float:
+        return float
+    try:
+        hash(x)
+    except TypeError:
+        return type(x), repr(x)
+    return type(x), x
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """FakeTensor logs what it raises: the program gets the error, and that is enough."""
+    before, _fake_log.disabled = _fake_log.disabled, True
+    try:
+        yield
+    finally:
+        _fake_log.disabled = before
+
+
+def _without_record(number: int, answer: Any) -> Signature:
+    signature = Signature()
+    signature.number, signature.answer = number, answer
+    signature.spec = signature.outs = signature.tree = signature.shared = None
+    signature.label, signature.template = "", None
+    signature.inputs = signature.floats = 0
+    signature.mutates, signature.follows = (), False
+    return signature
+
+
+def _mutated(func: Any, args: Any, kwargs: Any, ins: list[Tensor]) -> tuple[int, ...]:
+    """Positions of the inputs that the operation's schema says it writes."""
+    if not func._schema.is_mutable:
+        return ()
+    found: list[int] = []
+    for n, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[n] if n < len(args) else kwargs.get(argument.name)
+            for x in value if isinstance(value, (list, tuple)) else [value]:
+                found += [i for i, a in enumerate(ins) if a is x]
+    return tuple(found)

@@ -1,0 +1,114 @@
+"""`Program`: a definition, compiled to a function of one line that runs a record."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.wire.definition import Definition
+from monarch_kernel.runtime.tensor.wire.template import FloatSlot, RankDevice, TensorSlot
+
+
+class Program:
+    """How a record of a definition is run.
+
+    Attributes:
+        run: ``run(V, L, i, F)`` runs the record that begins at ``L[i]``, on values ``V``, with floats ``F``.
+        size: how many integers a record has.
+        inputs, outputs, mutates, standins, label: as in the definition.
+    """
+
+    __slots__ = ("definition", "inputs", "label", "mutates", "outputs", "run", "size", "standins")
+
+    def __init__(self, run: Callable[..., None], definition: Definition) -> None:
+        self.run = run
+        self.definition = definition
+        self.inputs = definition.inputs
+        self.outputs = definition.outputs
+        self.size = 1 + definition.inputs + definition.floats + definition.outputs
+        self.mutates = definition.mutates
+        self.standins = definition.standins
+        self.label = definition.label
+
+
+def compiled(definition: Definition, wrap: Callable[[Any, Definition], Any] | None = None) -> Program:
+    """The program of a definition.
+
+    Args:
+        wrap: gets the operation and its definition, and returns what to call instead (rules of sharded meshes).
+    """
+    args, kwargs = pickle.loads(definition.template)
+    operation = operation_of(definition.operation)
+    if wrap is not None:
+        operation = wrap(operation, definition)
+    names: dict[str, Any] = {"op": operation}
+    first_float = 1 + definition.inputs
+    first_out = first_float + definition.floats
+
+    def tensor(k: int) -> str:
+        return f"V[L[i + {1 + k}]]"
+
+    def number(k: int) -> str:
+        return f"F[L[i + {first_float + k}]]"
+
+    call = f"op({arguments(args, kwargs, tensor, number, names)})"
+    rebound = definition.sharded and len(definition.mutates) == 1 and definition.outputs == 0
+    if rebound:  # an operation in place on DTensors may have to change the layout, which gives another object
+        body = f"V[L[i + {1 + definition.mutates[0]}]] = {call}"
+    elif definition.outputs == 0:
+        body = call
+    elif definition.new is None:
+        body = f"V[L[i + {first_out}]] = {call}"
+    else:
+        targets: list[str] = []
+        position = first_out
+        for new in definition.new:
+            targets.append(f"V[L[i + {position}]]" if new else "_")
+            position += new
+        body = f"{', '.join(targets)}, = {call}"
+    exec(f"def run(V, L, i, F):\n    {body}\n", names)
+    return Program(names["run"], definition)
+
+
+def operation_of(operation: str | bytes) -> Any:
+    """The torch operation of this name, or the function that was pickled."""
+    if isinstance(operation, bytes):
+        return pickle.loads(operation)
+    space, rest = operation.split("::")
+    packet, overload = rest.split(".")
+    return getattr(getattr(getattr(torch.ops, space), packet), overload)
+
+
+def arguments(
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    tensor: Callable[[int], str],
+    number: Callable[[int], str],
+    names: dict[str, Any],
+) -> str:
+    """The source of a call's arguments; objects that have no literal get a name in `names`."""
+
+    def source(x: Any) -> str:
+        if type(x) is TensorSlot:
+            return tensor(x.index)
+        if type(x) is FloatSlot:
+            return number(x.index)
+        if type(x) is RankDevice:
+            x = device.of_rank()
+        if type(x) is list:
+            return f"[{', '.join(map(source, x))}]"
+        if type(x) is tuple:
+            return f"({', '.join(map(source, x))}{',' if len(x) == 1 else ''})"
+        if type(x) is dict:
+            return "{" + ", ".join(f"{k!r}: {source(v)}" for k, v in x.items()) + "}"
+        if x is None or type(x) in (bool, int, str):
+            return repr(x)
+        name = f"c{len(names)}"
+        names[name] = x
+        return name
+
+    return ", ".join([source(a) for a in args] + [f"{k}={source(v)}" for k, v in kwargs.items()])

@@ -1,0 +1,57 @@
+"""`Values`: what a rank holds for the controller, by number. Streams of one engine share them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from monarch_kernel.runtime.tensor.wire.failures import FailedValue
+
+
+class Values(dict[int, Any]):
+    """Values by number. One that is not there was lost: the process that had it has died."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def __missing__(self, key: int) -> FailedValue:
+        return FailedValue(-1, self.rank, f"value {key} was on a process of rank {self.rank} that has died", lost=True)
+
+
+class RankStore:
+    """What the streams of one engine share in a rank.
+
+    Attributes:
+        values: by number.
+        rank: this rank in the engine's world.
+        progress: how many records each stream has run; `changed` is notified when one waits.
+        extras: what parts of the engine keep on this rank (process groups, modules, snapshots), by name.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.values = Values(rank)
+        self.progress: dict[str, int] = {}
+        self.changed = threading.Condition()
+        self.waiting = 0
+        self.extras: dict[str, Any] = {}
+
+
+_stores: dict[str, RankStore] = {}
+_lock = threading.Lock()
+
+
+def store_of(engine: str, rank: int) -> RankStore:
+    """The state of an engine in this process, made on first use."""
+    with _lock:
+        store = _stores.get(engine)
+        if store is None:
+            store = _stores[engine] = RankStore(rank)
+        return store
+
+
+def forget(engine: str) -> None:
+    """Let go of all that an engine has here."""
+    with _lock:
+        _stores.pop(engine, None)

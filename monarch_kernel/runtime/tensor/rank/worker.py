@@ -1,0 +1,270 @@
+"""`TensorWorker`: the actor of one stream on one rank. It runs records in the order in which they were issued."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import traceback
+from array import array
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from monarch_kernel.runtime.actor.context import current_rank
+from monarch_kernel.runtime.actor.definition import Actor, endpoint
+from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank.program import Program, compiled, operation_of
+from monarch_kernel.runtime.tensor.rank.values import RankStore, forget, store_of
+from monarch_kernel.runtime.tensor.wire.definition import Definition
+from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
+from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION, WAIT
+from monarch_kernel.runtime.tensor.wire.template import TensorSlot
+
+#: How many lines of a traceback on a rank are kept.
+LINES = 12
+
+# A stream's worker has a thread of its own.
+_local = threading.local()
+
+
+def here() -> TensorWorker:
+    """The worker that runs the current operation, for functions of the ranks."""
+    worker = getattr(_local, "worker", None)
+    if worker is None:
+        raise RuntimeError("no tensor worker runs on this thread: this function is for the ranks of a mesh")
+    return worker
+
+
+class TensorWorker(Actor):
+    """Runs the records of one stream; values are shared with the other streams of the engine."""
+
+    __tool__ = True
+
+    def __init__(self, engine: str, stream: str) -> None:
+        _local.worker = self
+        self.engine = engine
+        self.stream = stream
+        self.rank = current_rank().rank
+        self.store: RankStore = store_of(engine, self.rank)
+        self.programs: dict[int, Program] = {}
+        self.unseen: FailedValue | None = None
+        self.record = 0
+
+    # -- records --------------------------------------------------------------------------------------
+
+    @endpoint
+    def define(self, definitions: list[Definition]) -> None:
+        """Learn what records will name."""
+        for definition in definitions:
+            try:
+                self.programs[definition.number] = compiled(definition)
+            except Exception as e:
+                self.programs[definition.number] = _broken(definition, e)
+
+    @endpoint
+    def run(self, ints: bytes, floats: bytes, record: int) -> None:
+        """Run records; `record` is the number of the first."""
+        self._run(ints, floats, record)
+
+    def _run(self, ints: bytes, floats: bytes, record: int) -> None:
+        numbers = array("q")
+        numbers.frombytes(ints)
+        L = numbers.tolist()  # noqa: N806  # as in the compiled programs
+        reals = array("d")
+        reals.frombytes(floats)
+        F = reals.tolist()  # noqa: N806
+        V, programs, i, n = self.store.values, self.programs, 0, len(L)  # noqa: N806
+        with torch.no_grad():
+            while i < n:
+                number = L[i]
+                if number < FIRST_DEFINITION:
+                    i = self._control(number, L, i)
+                    continue
+                program = programs[number]
+                try:
+                    program.run(V, L, i, F)
+                except BaseException as e:
+                    self._failed(program, L, i, F, record, e)
+                i += program.size
+                record += 1
+        self.record = record
+        store = self.store
+        store.progress[self.stream] = record
+        if store.waiting:
+            with store.changed:
+                store.changed.notify_all()
+
+    def _control(self, number: int, L: list[int], i: int) -> int:  # noqa: N803
+        """Run a record that is no operation; returns where the next begins."""
+        if number == DELETE:
+            count = L[i + 1]
+            pop = self.store.values.pop
+            for value in L[i + 2 : i + 2 + count]:
+                pop(value, None)
+            return i + 2 + count
+        assert number == WAIT, number
+        raise NotImplementedError("streams wait for each other in TensorWorker._control")
+
+    def _failed(
+        self,
+        program: Program,
+        L: list[int],  # noqa: N803
+        i: int,
+        F: list[float],  # noqa: N803
+        record: int,
+        error: BaseException,
+    ) -> None:
+        """Put a failure in the place of a record's results."""
+        V = self.store.values  # noqa: N806
+        inputs = L[i + 1 : i + 1 + program.inputs]
+        failed = next((v for v in (V[j] for j in inputs) if isinstance(v, FailedValue)), None)
+        if failed is None:
+            failed = FailedValue(record, self.rank, _text(error))
+            if self.unseen is None:
+                self.unseen = failed
+        elif program.standins is not None:
+            self._take_part(program, L, i, F)
+        for j in L[i + program.size - program.outputs : i + program.size]:
+            V[j] = failed
+        for k in program.mutates:  # what would have been written is not what the program believes it to be
+            V[inputs[k]] = failed
+
+    def _take_part(self, program: Program, L: list[int], i: int, F: list[float]) -> None:  # noqa: N803
+        """Meet the other ranks with zeros, so that they do not wait for this one; what comes of it is not used."""
+        assert program.standins is not None
+        zeros = {
+            L[i + 1 + k]: torch.zeros(size, dtype=dtype, device=device.of_rank())
+            for k, (size, dtype) in enumerate(program.standins)
+        }
+        try:
+            program.run(zeros | dict.fromkeys(L[i + program.size - program.outputs : i + program.size]), L, i, F)
+        except Exception:  # the failure that is told is the first one
+            pass
+
+    # -- answers --------------------------------------------------------------------------------------
+
+    @endpoint
+    def fetch(self, ints: bytes, floats: bytes, record: int, values: list[int], rank: int) -> Any:
+        """The values on `rank` (-1: on every rank); from the others, whether one of them has failed."""
+        self._run(ints, floats, record)
+        found = [self.value(number) for number in values]
+        if rank in (self.rank, -1):
+            return [v.detach().cpu() if isinstance(v, torch.Tensor) else v for v in map(self.whole, found)]
+        for v in found:
+            self.whole(v)
+        return None
+
+    @endpoint
+    def ask(self, ints: bytes, floats: bytes, record: int, function: bytes, values: list[Any]) -> Any:
+        """The result of a function of values of this rank."""
+        self._run(ints, floats, record)
+        with torch.no_grad():
+            return pickle.loads(function)(*[self.value(v) if type(v) is int else v for v in values])
+
+    @endpoint
+    def call_and_fetch(self, ints: bytes, floats: bytes, record: int, call: bytes, values: list[int], rank: int) -> Any:
+        """Call a pickled function with values of this rank; its result, if this is the rank that is asked."""
+        self._run(ints, floats, record)
+        try:
+            inputs = [self.value(number) for number in values]
+            function, template = pickle.loads(call)
+            args, kwargs = tree_map(lambda x: inputs[x.index] if type(x) is TensorSlot else x, template)
+            with torch.no_grad():
+                result = function(*args, **kwargs)
+        except OperationFailed:
+            raise
+        except Exception as e:
+            raise OperationFailed(FailedValue(self.record, self.rank, _text(e))) from None
+        finally:
+            self.record += 1
+        if rank != self.rank:
+            return None
+        return [tree_map(lambda x: x.detach().cpu() if isinstance(x, torch.Tensor) else x, result)]
+
+    @endpoint
+    def check(self) -> None:
+        """Raise the first failure that no check has raised yet."""
+        failed, self.unseen = self.unseen, None
+        if failed is not None:
+            raise OperationFailed(failed)
+
+    @endpoint
+    def done(self) -> int:
+        """How many records have run: the answer comes when all ahead of it have."""
+        return self.record
+
+    @endpoint
+    def put(self, number: int, tensor: torch.Tensor, sharded: bool) -> None:
+        """Hold a tensor."""
+        self.store.values[number] = tensor.to(device.of_rank())
+
+    @endpoint
+    def run_and_describe(
+        self,
+        ints: bytes,
+        floats: bytes,
+        record: int,
+        operation: str,
+        template: bytes,
+        ins: list[int],
+        first: int,
+        count: int,
+        sharded: bool,
+    ) -> list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]:
+        """Run an operation, and tell size, stride and dtype of its results, which only their values decide."""
+        self._run(ints, floats, record)
+        inputs = [self.value(number) for number in ins]
+        args, kwargs = tree_map(lambda x: inputs[x.index] if type(x) is TensorSlot else x, pickle.loads(template))
+        try:
+            with torch.no_grad():
+                out = operation_of(operation)(*args, **kwargs)
+        except Exception as e:
+            raise OperationFailed(FailedValue(self.record, self.rank, _text(e))) from None
+        finally:
+            self.record += 1
+        results = [out] if count == 1 else list(out)
+        for i, result in enumerate(results):
+            self.store.values[first + i] = result
+        return [(tuple(r.shape), r.stride(), r.dtype) for r in results]
+
+    @endpoint
+    def held(self) -> int:
+        """How many values there are on this rank."""
+        return len(self.store.values)
+
+    def value(self, number: int) -> Any:
+        """A value of this rank.
+
+        Raises:
+            OperationFailed: there is a failure in its place.
+        """
+        value = self.store.values[number]
+        if isinstance(value, FailedValue):
+            raise OperationFailed(value)
+        return value
+
+    def whole(self, value: Any) -> Any:
+        """A DTensor as one tensor, for which all its ranks meet; anything else as it is."""
+        if type(value) is not torch.Tensor and hasattr(value, "full_tensor"):
+            with torch.no_grad():
+                return value.full_tensor()
+        return value
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        """Let go of the engine's values when its workers stop."""
+        forget(self.engine)
+
+
+def _text(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)[-LINES:])
+
+
+def _broken(definition: Definition, error: Exception) -> Program:
+    """A program that raises what its compilation raised: on the rank it is an operation that failed."""
+    text = f"{definition.label} cannot run on this rank: {type(error).__name__}: {error}"
+
+    def run(V: Any, L: Any, i: int, F: Any) -> None:  # noqa: N803
+        raise RuntimeError(text)
+
+    return Program(run, definition)

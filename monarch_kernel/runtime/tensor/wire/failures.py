@@ -1,0 +1,34 @@
+"""A failed operation: in place of its results on the rank, and as the answer to a question that depends on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class FailedValue:
+    """In place of a value that an operation did not give.
+
+    Attributes:
+        record: the number of the record that failed first; -1 if the value was lost with a process.
+        rank: where.
+        text: the traceback there.
+        lost: whether it was on a process that has died.
+    """
+
+    record: int
+    rank: int
+    text: str
+    lost: bool = False
+
+
+class OperationFailed(Exception):
+    """Raised by endpoints that are asked for a failed value, so that the call ends without waiting for other ranks."""
+
+    def __init__(self, failed: FailedValue) -> None:
+        super().__init__(failed.text)
+        self.failed = failed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OperationFailed, (self.failed,)

@@ -1,0 +1,35 @@
+"""Tensors over a mesh: torch operations of the controller, run by every rank. Names are those of ``monarch``.
+
+This module holds names only; ``monarch_kernel.runtime.tensor`` has the code.
+"""
+
+# This import lets a process that has no actor system create one.
+import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from monarch_kernel.runtime.tensor.api.activation import activate, get_active_mesh, get_active_stream, no_mesh
+from monarch_kernel.runtime.tensor.api.coordinates import rank_tensor, rank_tensors
+from monarch_kernel.runtime.tensor.api.fetching import call_on_shard_and_fetch, fetch_shard, inspect
+from monarch_kernel.runtime.tensor.api.remote_function import RemoteFunction, remote
+from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, MixedTensorsError, RemoteException
+from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
+from monarch_kernel.runtime.tensor.controller.handle import Tensor
+from monarch_kernel.runtime.tensor.controller.stream import Stream
+
+__all__ = [
+    "DeviceMeshError",
+    "FetchedValues",
+    "MixedTensorsError",
+    "RemoteException",
+    "RemoteFunction",
+    "Stream",
+    "Tensor",
+    "activate",
+    "call_on_shard_and_fetch",
+    "fetch_shard",
+    "get_active_mesh",
+    "get_active_stream",
+    "inspect",
+    "no_mesh",
+    "rank_tensor",
+    "rank_tensors",
+    "remote",
+]
